@@ -216,7 +216,8 @@ at::Tensor TransformerStage::forward(int microbatch, const data::Microbatch& dat
     const at::Tensor normed = norm_->forward(residual.stream, std::move(residual.delta), saved);
     at::Tensor dh = at::empty_like(normed);
     with(head_groups_, nn::Use::backward,
-         [&] { add_loss(head_->forward_backward(normed, data.labels, dh)); });
+         [&] { microbatch_losses_[microbatch] = head_->forward_backward(normed, data.labels, dh); });
+    add_loss(microbatch_losses_[microbatch]);
     record.dy = norm_->backward(saved, dh, {});
   });
   return {};
@@ -235,7 +236,10 @@ at::Tensor TransformerStage::forward_only(const data::Microbatch& data, at::Tens
   Residual residual = run_blocks(data, std::move(input));
   if (!head_) return sum(std::move(residual));
   const at::Tensor normed = final_norm(std::move(residual));
-  with(head_groups_, nn::Use::forward, [&] { add_loss(head_->forward(normed, data.labels)); });
+  at::Tensor losses;
+  with(head_groups_, nn::Use::forward, [&] { losses = head_->losses(normed, data.labels); });
+  add_loss(losses.sum(at::kDouble));
+  if (loss_listener_) loss_listener_(data, losses);
   return {};
 }
 
@@ -343,6 +347,13 @@ double TransformerStage::take_loss() {
   const double loss = loss_.defined() ? loss_.item<double>() : 0;
   loss_.reset();
   return loss;
+}
+
+std::vector<double> TransformerStage::microbatch_losses(int64_t count) const {
+  std::vector<double> losses(static_cast<size_t>(count));
+  for (size_t i = 0; i < losses.size(); ++i)
+    losses[i] = microbatch_losses_.at(static_cast<int>(i)).item<double>();
+  return losses;
 }
 
 std::vector<TransformerStage::ExpertLoads> TransformerStage::take_loads() {

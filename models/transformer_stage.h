@@ -10,6 +10,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -81,6 +82,15 @@ class TransformerStage final : public pipeline::Stage {
   // Chunks of logits as a device wants them; materialise() sets those of its own.
   void size_chunks_for(at::DeviceType device);
 
+  // Of the training loss, as nn::LinearCrossEntropy takes it.
+  void smooth_labels(double fraction) {
+    if (head_) head_->smooth_labels(fraction);
+  }
+
+  // Hears the loss of each token of this rank's list, float32 [tokens], on the last stage's forward_only().
+  using LossListener = std::function<void(const data::Microbatch& data, const at::Tensor& losses)>;
+  void hear_losses(LossListener listener) { loss_listener_ = std::move(listener); }
+
   int index() const override { return slice_.index; }
   bool is_first() const override { return slice_.embedding; }
   bool is_last() const override { return slice_.head; }
@@ -96,6 +106,8 @@ class TransformerStage final : public pipeline::Stage {
   void backward_weight(int microbatch) override;
 
   double take_loss() override;
+  // The part of it that each microbatch of the last step of forward() added, of `count` of them.
+  std::vector<double> microbatch_losses(int64_t count) const;
   void discard() override;
   nn::ParameterStore& parameters() override { return store_; }
 
@@ -180,6 +192,8 @@ class TransformerStage final : public pipeline::Stage {
   std::map<int, Record> records_;
   std::map<int, PendingWeights> pending_;
   at::Tensor loss_;  // float64 scalar on the device, undefined when nothing was added
+  std::map<int, at::Tensor> microbatch_losses_;  // last stage: float64 scalars
+  LossListener loss_listener_;
 };
 
 }  // namespace pptrain::models

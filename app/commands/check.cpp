@@ -24,6 +24,7 @@
 #include "app/resolve/load_plan.h"
 #include "core/base/host_memory.h"
 #include "core/base/printable.h"
+#include "core/base/process.h"
 #include "core/config/loader.h"
 #include "core/config/validate.h"
 #include "core/kernels/device_name.h"
@@ -52,12 +53,12 @@ void print_resolved(const Plan& plan) {
   fmt::print(
       "# stage  layers      parameters     weights    gathered   gradients   optimizer  activations of one "
       "microbatch\n");
-  const CostModel costs(plan.model, workload_of(plan), default_device(job));
+  const CostModel costs(plan, {.device = default_device(job)});
   for (size_t i = 0; i < plan.layers.size(); ++i) {
     const models::StageSlice slice = models::stage_slice(plan.layers, static_cast<int>(i));
     const StageFootprint& own = costs.footprint(slice);
     const bool copy = plan.model.tied && slice.head;
-    const HeldBytes held = held_bytes(own, costs.workload().sharding);
+    const HeldBytes& held = costs.of(slice).held;
     fmt::print("# {:5}  {:>6}  {:>14}  {:>10}  {:>10}  {:>10}  {:>10}  {:>10}{}\n", i,
                fmt::format("{}..{}", slice.first_layer, slice.end_layer - 1), own.parameters,
                in_units(held.weights), in_units(held.gathered), in_units(held.gradients + held.reducing),
@@ -104,19 +105,20 @@ bool say_device(const config::JobConfig& job) {
              fmt::format("cuda, {} GPU{} here", count, count == 1 ? "" : "s"));
 }
 
-// As if all ranks were to run on this host.
-bool say_memory(const Plan& plan) {
+// As if all ranks were to run on this host, as threads of one process, which takes `program` bytes itself.
+bool say_memory(const Plan& plan, int64_t program) {
   const std::vector<int64_t> bytes = host_bytes(plan);
   const int ranks = plan.mesh.world_size();
   const int64_t needed = std::accumulate(bytes.begin(), bytes.end(), int64_t{0}) * (ranks / plan.mesh.pp);
+  const std::string needs =
+      fmt::format("needs {}, and {} in each process for the program", in_units(needed), in_units(program));
   if (plan.job.run.device == config::Device::cuda)
     return say("memory", "", "pptrain plan predicts the bytes of each GPU");
   const std::optional<int64_t> available = available_memory();
   if (!available)
-    return say("memory", "",
-               fmt::format("needs {}; the system does not tell what is available", in_units(needed)));
-  return say("memory", plan.job.run.force_memory ? "" : shortage(needed, *available, ranks),
-             fmt::format("needs {}, {} are available here", in_units(needed), in_units(*available)));
+    return say("memory", "", fmt::format("{}; the system does not tell what is available", needs));
+  return say("memory", plan.job.run.force_memory ? "" : shortage(needed + program, *available, ranks),
+             fmt::format("{}; {} are available here", needs, in_units(*available)));
 }
 
 bool say_data(const config::JobConfig& job) {
@@ -135,7 +137,7 @@ bool say_data(const config::JobConfig& job) {
 
 CLI::App* declare_check(CLI::App& cli, CheckArguments& arguments) {
   CLI::App* check = cli.add_subcommand(
-      "check", "Validate a job, and say whether it would start here; 0 where the job is valid");
+      "check", "Validate a job, and say whether it would start here: 0 yes, 4 no, 2 the job is wrong");
   add_job_options(*check, arguments);
   check->add_flag("--resolved", arguments.resolved,
                   "Also print the resolved job, and the bytes of each stage");
@@ -143,19 +145,20 @@ CLI::App* declare_check(CLI::App& cli, CheckArguments& arguments) {
 }
 
 int check(const CheckArguments& arguments) {
+  const int64_t program = program_bytes();
   const Plan plan =
       load_plan(arguments.config, arguments.set, {.world = arguments.world, .inspect = inspect_all});
   const config::JobConfig& job = plan.job;
   // Each line is printed, whatever those before say.
   const std::array answers{say_job(plan), say_world(plan, std::thread::hardware_concurrency()),
-                           say_device(job), say_memory(plan), say_data(job)};
+                           say_device(job), say_memory(plan, program), say_data(job)};
   for (const auto& warnings : {config::warnings(job), data_warnings(job)}) {
     for (const std::string& warning : warnings) fmt::print("warning: {}\n", printable(warning));
   }
-  fmt::print("{}\n", std::ranges::all_of(answers, std::identity()) ? "It would start here."
-                                                                   : "It would not start here.");
+  const bool starts = std::ranges::all_of(answers, std::identity());
+  fmt::print("{}\n", starts ? "It would start here." : "It would not start here.");
   if (arguments.resolved) print_resolved(plan);
-  return 0;
+  return starts ? exit_done : exit_not_here;
 }
 
 }  // namespace

@@ -20,7 +20,7 @@ struct CompletionArguments {
   std::string shell;            // bash | zsh | fish
 };
 
-using Script = std::string (*)(const CommandTree& program, std::span<const JobKey> keys);
+using Script = std::string (*)(const CommandTree& program, std::span<const Argument> keys);
 
 const std::map<std::string, Script> scripts = {
     {"bash", bash_completion}, {"fish", fish_completion}, {"zsh", zsh_completion}};
@@ -48,7 +48,7 @@ void add_completion(CommandLine& line) {
 }
 
 std::string completion_script(CLI::App& program, const std::string& shell) {
-  const std::vector<JobKey> keys = read_job_keys();
+  const std::vector<Argument> keys = read_job_keys();
   return scripts.at(shell)(read_command_tree(program), keys);
 }
 

@@ -20,7 +20,6 @@
 #include "app/data/inspection.h"
 #include "app/forecast/costs.h"
 #include "app/forecast/plan_report.h"
-#include "app/forecast/prediction.h"
 #include "app/launch/memory_check.h"
 #include "app/launch/run_ranks.h"
 #include "app/plan/run_context.h"
@@ -28,6 +27,7 @@
 #include "core/base/printable.h"
 #include "core/base/process.h"
 #include "core/base/seconds_since.h"
+#include "models/transformer_stage.h"
 #include "parallel/comm/bootstrap.h"
 #include "parallel/comm/mpi/mpi_communicator.h"
 
@@ -168,9 +168,9 @@ void Examination::links() {
   const int pp = context_.plan.mesh.pp;
   if (pp == 1) return say("links", "", "one pipeline rank sends to nobody");
   if (!context_.device.is_cpu()) return say("links", "", "not measured between GPUs");
-  const config::TrainSection& train = context_.job.train;
-  const int64_t activation = train.micro_batch_size * train.seq_len * context_.model.hidden /
-                             context_.plan.mesh.cp * (train.dtype == config::Dtype::bf16 ? 2 : 4);
+  const CostModel costs(context_.plan, make_cost_source(context_.plan, ""));
+  const StageForecast first = costs.of(models::stage_slice(context_.plan.layers, 0));
+  const int64_t activation = first.bytes.message;
   const int place = context_.mesh.along(mesh::Axis::pp).rank();
   double own[2] = {0, 0};  // s of a short message, and of an activation
   for (int from = 0; from + 1 < pp; ++from) {
@@ -183,8 +183,7 @@ void Examination::links() {
   const auto all = comm::gather(world_, own, 0);
   if (!context_.root()) return;
   const auto slowest = std::ranges::max_element(all, {}, [](const auto& times) { return times[1]; });
-  const Prediction p = predict(context_.plan, make_cost_source(context_.plan, ""));
-  const double forward = schedule::duration(p.costs.stages.front(), schedule::ActionKind::forward);
+  const double forward = first.cost.forward;
   const std::string figures = fmt::format(
       "the slowest, at rank {}: {:.0f} us, {:.2f} GB/s; an activation of {:.2f} MB takes {:.2f} ms, a "
       "forward pass {:.2f} ms",

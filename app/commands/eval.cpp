@@ -5,8 +5,11 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <fstream>
+#include <iterator>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <utility>
@@ -18,6 +21,8 @@
 #include "app/data/datasets.h"
 #include "app/data/inspection.h"
 #include "app/data/token_files.h"
+#include "app/generate/generator.h"
+#include "app/generate/score.h"
 #include "app/launch/run_ranks.h"
 #include "app/plan/run_context.h"
 #include "app/rank/evaluator.h"
@@ -25,6 +30,8 @@
 #include "app/rank/weights_source.h"
 #include "app/resolve/load_plan.h"
 #include "core/base/printable.h"
+#include "core/io/atomic_file.h"
+#include "core/io/paths.h"
 #include "parallel/checkpoint/checkpoint.h"
 
 namespace pptrain::app {
@@ -32,8 +39,10 @@ namespace pptrain::app {
 namespace {
 
 struct EvalArguments : JobArguments {
-  std::string checkpoint;  // a checkpoint, a run's folder or a Hugging Face directory; "": see load_weights
-  int64_t batches = -1;    // over eval.batches; -1: that
+  std::string checkpoint;   // a checkpoint, a run's folder or a Hugging Face directory; "": see load_weights
+  int64_t batches = -1;     // over eval.batches; -1: that
+  std::string documents;    // a file for the loss of each document
+  std::string logits, ids;  // a file for the logits of ids, and these: "1,2,3", or a file with them
   bool json = false;
 };
 
@@ -105,10 +114,61 @@ void print_text(const Result& result) {
   }
 }
 
+// A line of JSON for each document of each source.
+void write_documents(const std::string& path, const Result& result,
+                     const std::vector<std::vector<DocumentLoss>>& documents) {
+  std::string text;
+  for (size_t i = 0; i < documents.size(); ++i) {
+    const auto& [place, loss] = result.sources[i];
+    for (const DocumentLoss& document : documents[i]) {
+      const nlohmann::ordered_json line = {{"source", loss.name.empty() ? place : loss.name},
+                                           {"document", document.document},
+                                           {"loss", document.sum / static_cast<double>(document.targets)},
+                                           {"targets", document.targets}};
+      text += line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
+    }
+  }
+  io::write_file_atomically(path, text);
+}
+
+// NumPy's format, version 1.0. values: float32 [rows, columns].
+void write_npy(const std::string& path, const at::Tensor& values) {
+  std::string header = fmt::format("{{'descr': '<f4', 'fortran_order': False, 'shape': ({}, {}), }}",
+                                   values.size(0), values.size(1));
+  constexpr size_t before = 10, alignment = 64;  // bytes
+  header.resize((before + header.size()) / alignment * alignment + alignment - before - 1, ' ');
+  header += '\n';
+  std::string text("\x93NUMPY\x01\x00", 8);
+  text += static_cast<char>(header.size() & 0xff);
+  text += static_cast<char>(header.size() >> 8);
+  text += header;
+  text.append(static_cast<const char*>(values.const_data_ptr()), values.nbytes());
+  io::write_file_atomically(path, text);
+}
+
 // On a terminal: a line that is written over, and gone in the end.
 void show_progress(int64_t done, int64_t all) {
   fmt::print(stderr, "\r{}", done < all ? fmt::format("{} of {} batches", done, all) : "\x1b[K");
   std::fflush(stderr);
+}
+
+std::vector<int64_t> wanted_ids(const EvalArguments& arguments) {
+  if (!io::is_there(arguments.ids)) return parse_ids(arguments.ids, "--ids");
+  std::ifstream file(arguments.ids);
+  std::string text(std::istreambuf_iterator<char>(file), {});
+  std::ranges::replace_if(
+      text, [](char c) { return c == '\n' || c == ' '; }, ',');
+  while (text.ends_with(',')) text.pop_back();
+  return parse_ids(text, "--ids");
+}
+
+int logits_rank(RunContext& context, const EvalArguments& arguments, const std::vector<int64_t>& ids) {
+  RankModel model(context, Purpose::generate);
+  const std::string weights = load_weights(context, model, arguments.checkpoint);
+  if (context.root()) spdlog::info("{}; {}", weights, context.mesh.shape().describe());
+  const at::Tensor logits = logits_of(context, model, ids);
+  if (context.root()) write_npy(arguments.logits, logits);
+  return 0;
 }
 
 int eval_rank(RunContext& context, const EvalArguments& arguments) {
@@ -117,7 +177,7 @@ int eval_rank(RunContext& context, const EvalArguments& arguments) {
   const auto sources = open_data(context.job, context.model.vocab, files, Wanted::validation);
   RankModel model(context, Purpose::evaluate);
   Result result{.weights = load_weights(context, model, arguments.checkpoint), .all = {}, .sources = {}};
-  Evaluator evaluator(context, model, sources);
+  Evaluator evaluator(context, model, sources, !arguments.documents.empty());
   const auto begin = Clock::now();
   if (context.root()) spdlog::info("{}; {}", result.weights, context.mesh.shape().describe());
   const Evaluator::Result found =
@@ -131,6 +191,7 @@ int eval_rank(RunContext& context, const EvalArguments& arguments) {
   const std::vector<std::string> places = places_of(context.job);
   for (size_t i = 0; i < places.size(); ++i) result.sources.emplace_back(places[i], found.sources[i]);
   if (!context.root()) return 0;
+  if (!arguments.documents.empty()) write_documents(arguments.documents, result, found.documents);
   if (arguments.json) {
     print_json(result);
   } else {
@@ -144,9 +205,26 @@ CLI::App* declare_eval(CLI::App& cli, EvalArguments& arguments) {
   add_run_options(*eval, arguments);
   add_checkpoint(*eval, arguments.checkpoint);
   eval->add_option("--batches", arguments.batches,
-                   "Batches, each of as many samples as a training step, over eval.batches; 0: all")
+                   "Batches, each of as many samples as a training step, over eval.batches; 0: all, as "
+                   "--documents does without it")
       ->option_text("N")
       ->check(CLI::NonNegativeNumber);
+  CLI::Option* const documents =
+      eval->add_option(
+              "--documents", arguments.documents,
+              "Also writes a line of JSON for each document to this file: source, number from 0, loss "
+              "per target, and how many targets; of those that have one")
+          ->option_text("FILE");
+  CLI::Option* const ids =
+      eval->add_option("--ids", arguments.ids, "Token ids of --logits: 1,2,3, or a file with them")
+          ->option_text("IDS");
+  ids->needs(
+      eval->add_option("--logits", arguments.logits,
+                       "Writes the logits of --ids to this file instead, float32 [tokens, vocab_size] in "
+                       "NumPy's format; reads no data")
+          ->option_text("FILE")
+          ->needs(ids)
+          ->excludes(documents));
   eval->add_flag("--json", arguments.json, "One object of JSON");
   return eval;
 }
@@ -154,16 +232,26 @@ CLI::App* declare_eval(CLI::App& cli, EvalArguments& arguments) {
 // The job is one that validates, whatever its own eval.interval.
 int eval(const EvalArguments& given) {
   EvalArguments arguments = given;
+  std::vector<int64_t> ids;
   const auto load = [&] {
     log_to_stderr();
     take_run(arguments, arguments.checkpoint);
     std::vector<std::string> overrides = arguments.set;
-    overrides.emplace_back("eval.interval=1");
+    if (arguments.logits.empty()) overrides.emplace_back("eval.interval=1");
+    if (!arguments.documents.empty() && arguments.batches < 0) arguments.batches = 0;
     if (arguments.batches >= 0) overrides.push_back(fmt::format("eval.batches={}", arguments.batches));
     for (std::string& text : hf_overrides(arguments.checkpoint)) overrides.push_back(std::move(text));
-    return load_plan(arguments.config, overrides, {.world = world_of(arguments), .inspect = inspect_data});
+    if (arguments.logits.empty())
+      return load_plan(arguments.config, overrides, {.world = world_of(arguments), .inspect = inspect_data});
+    Plan plan = load_plan(arguments.config, overrides,
+                          {.world = world_of(arguments), .needs_files = false, .reads_data = false});
+    ids = wanted_ids(arguments);
+    Generator::check(with_all_positions(plan.model, plan.job), ids, 0, 1);
+    return plan;
   };
-  return run_ranks(load, [&](RunContext& context) { return eval_rank(context, arguments); });
+  return run_ranks(load, [&](RunContext& context) {
+    return arguments.logits.empty() ? eval_rank(context, arguments) : logits_rank(context, arguments, ids);
+  });
 }
 
 }  // namespace

@@ -6,10 +6,10 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <charconv>
 #include <chrono>
 #include <cstdio>
 #include <fstream>
+#include <functional>
 #include <iostream>
 #include <iterator>
 #include <memory>
@@ -26,6 +26,7 @@
 #include "app/commands/job_options.h"
 #include "app/data/text_codec.h"
 #include "app/generate/generator.h"
+#include "app/generate/score.h"
 #include "app/launch/run_ranks.h"
 #include "app/plan/plan.h"
 #include "app/plan/run_context.h"
@@ -53,6 +54,7 @@ struct GenerateArguments : JobArguments {
   std::vector<std::string> stop;  // texts
   std::vector<int64_t> stop_ids;
   int64_t in_flight = 32;
+  std::string score;  // a file of prompts and completions; "-": standard input; "": generates
   bool json = false;
 };
 
@@ -71,24 +73,6 @@ const TextCodec& needed(const TextCodec* codec, const char* argument, const conf
                   argument, config::data_sources(job).front().format.text));
 }
 
-std::vector<int64_t> parse_ids(const std::string& text) {
-  std::vector<int64_t> ids;
-  std::string_view rest = text;
-  if (rest.starts_with('[') && rest.ends_with(']'))
-    rest = rest.substr(1, rest.size() - 2);  // as --json prints
-  while (true) {
-    const std::string_view word = rest.substr(0, rest.find(','));
-    int64_t id = 0;
-    const auto read = std::from_chars(word.data(), word.data() + word.size(), id);
-    if (read.ec != std::errc() || read.ptr != word.data() + word.size())
-      throw UsageError(
-          fmt::format("--prompt-ids \"{}\": expected numbers with commas between, like 1,2,3", text));
-    ids.push_back(id);
-    if (word.size() == rest.size()) return ids;
-    rest.remove_prefix(word.size() + 1);
-  }
-}
-
 std::vector<std::string> lines_of(std::istream& text) {
   std::vector<std::string> lines;
   for (std::string line; std::getline(text, line);) {
@@ -98,11 +82,11 @@ std::vector<std::string> lines_of(std::istream& text) {
   return lines;
 }
 
-std::vector<std::string> read_lines(const std::string& path) {
+std::vector<std::string> read_lines(const std::string& path, const char* option) {
   std::ifstream file(path);
-  if (!file) throw UsageError(fmt::format("--prompts: cannot read \"{}\"", path));
+  if (!file) throw UsageError(fmt::format("{}: cannot read \"{}\"", option, path));
   std::vector<std::string> lines = lines_of(file);
-  if (lines.empty()) throw UsageError(fmt::format("--prompts: \"{}\" has no lines", path));
+  if (lines.empty()) throw UsageError(fmt::format("{}: \"{}\" has no lines", option, path));
   return lines;
 }
 
@@ -120,10 +104,10 @@ std::vector<Prompt> read_prompts(const GenerateArguments& arguments, const TextC
   for (const std::string& text : arguments.prompts)
     prompts.push_back({text, needed(codec, "--prompt", job).encode(text)});
   if (!arguments.prompts_file.empty() && arguments.prompts_file != standard_input) {
-    for (const std::string& text : read_lines(arguments.prompts_file))
+    for (const std::string& text : read_lines(arguments.prompts_file, "--prompts"))
       prompts.push_back({text, needed(codec, "--prompts", job).encode(text)});
   }
-  for (const std::string& ids : arguments.prompt_ids) prompts.push_back({"", parse_ids(ids)});
+  for (const std::string& ids : arguments.prompt_ids) prompts.push_back({"", parse_ids(ids, "--prompt-ids")});
   if (reads_standard_input(arguments)) needed(codec, "a prompt from standard input", job);
   return prompts;
 }
@@ -198,8 +182,46 @@ void print_json(const std::vector<Prompt>& prompts, const std::vector<Sequence>&
   }
 }
 
+// A text, or ids in its place.
+std::vector<int64_t> side_of(const nlohmann::json& line, const std::string& key,
+                             const std::function<std::vector<int64_t>(const std::string&)>& encode) {
+  if (const auto text = line.find(key); text != line.end()) return encode(text->get<std::string>());
+  return line.at(key + "_ids").get<std::vector<int64_t>>();
+}
+
+// {"prompt": TEXT, "completion": TEXT}, or ids under prompt_ids and completion_ids, a line.
+std::vector<Continuation> read_continuations(const std::vector<std::string>& lines, const TextCodec* codec,
+                                             const config::JobConfig& job) {
+  std::vector<Continuation> all;
+  for (const std::string& line : lines) {
+    const auto codec_of = [&]() -> const TextCodec& { return needed(codec, "--score", job); };
+    try {
+      const nlohmann::json json = nlohmann::json::parse(line);
+      all.push_back({.prompt = side_of(json, "prompt", [&](auto& text) { return codec_of().encode(text); }),
+                     .completion = side_of(json, "completion",
+                                           [&](auto& text) { return codec_of().encode_completion(text); })});
+    } catch (const nlohmann::json::exception& error) {
+      throw UsageError(
+          fmt::format("--score: line {} is no {{\"prompt\": TEXT, \"completion\": TEXT}}, nor one with lists "
+                      "of ids under prompt_ids and completion_ids: {}",
+                      all.size() + 1, error.what()));
+    }
+  }
+  return all;
+}
+
+void print_scores(const std::vector<Continuation>& continuations, const std::vector<Score>& scores) {
+  for (size_t i = 0; i < scores.size(); ++i) {
+    const nlohmann::ordered_json line = {{"log_probability", scores[i].log_probability},
+                                         {"tokens", continuations[i].completion.size()},
+                                         {"greedy", scores[i].greedy}};
+    fmt::print("{}\n", line.dump());
+  }
+}
+
 struct GenerateRequest {
   std::shared_ptr<const TextCodec> codec;
+  std::vector<Continuation> continuations;  // with --score
   std::vector<Prompt> prompts;
   GenerateOptions options;
 };
@@ -221,8 +243,17 @@ void set_length(GenerateRequest& request, const GenerateArguments& arguments, co
 }
 
 GenerateRequest read_generate_request(const GenerateArguments& arguments, const Plan& plan) {
-  GenerateRequest request{
-      .codec = make_text_codec(plan.job), .prompts = {}, .options = options_of(arguments, plan.job)};
+  GenerateRequest request{.codec = make_text_codec(plan.job),
+                          .continuations = {},
+                          .prompts = {},
+                          .options = options_of(arguments, plan.job)};
+  if (!arguments.score.empty()) {
+    if (arguments.score != standard_input)
+      request.continuations =
+          read_continuations(read_lines(arguments.score, "--score"), request.codec.get(), plan.job);
+    check_continuations(with_all_positions(plan.model, plan.job), request.continuations);
+    return request;
+  }
   if (request.codec) {
     for (const int64_t id : request.codec->stop_ids()) request.options.stop.ids.push_back(id);
   }
@@ -292,7 +323,24 @@ void talk(RunContext& context, RankModel& model, const GenerateArguments& argume
   if (context.root()) fmt::print("\n");
 }
 
+void score_all(RunContext& context, const GenerateArguments& arguments, GenerateRequest request) {
+  if (arguments.score == standard_input) {
+    std::istringstream text(from_standard_input(context, /*talks=*/false).value_or(""));
+    request.continuations = read_continuations(lines_of(text), request.codec.get(), context.job);
+    if (request.continuations.empty()) throw CommonFault("generate: --score -: standard input has no lines");
+  }
+  RankModel model(context, Purpose::generate);
+  const std::string weights = load_weights(context, model, arguments.checkpoint);
+  if (context.root()) spdlog::info("{}; {}", weights, context.mesh.shape().describe());
+  const std::vector<Score> scores = score(context, model, request.continuations, arguments.in_flight);
+  if (context.root()) print_scores(request.continuations, scores);
+}
+
 int generate_rank(RunContext& context, const GenerateArguments& arguments, GenerateRequest request) {
+  if (!arguments.score.empty()) {
+    score_all(context, arguments, std::move(request));
+    return 0;
+  }
   const bool asks = reads_standard_input(arguments);
   const bool talks =
       comm::any(context.mesh.world().host(), context.root() && asks && !arguments.json &&
@@ -364,15 +412,19 @@ CLI::App* declare_generate(CLI::App& cli, GenerateArguments& a) {
   CLI::App* generate = cli.add_subcommand("generate", "Text that goes on from prompts, through the pipeline");
   add_run_options(*generate, a);
   add_checkpoint(*generate, a.checkpoint);
-  repeatable(generate->add_option("--prompt", a.prompts, "A text to go on from (repeatable)"))
-      ->option_text("TEXT");
-  generate
-      ->add_option(
-          "--prompts", a.prompts_file,
-          "A file of prompts, one a line; -: standard input, which is also read where no prompt is given")
-      ->option_text("FILE");
-  repeatable(generate->add_option("--prompt-ids", a.prompt_ids, "A prompt as token ids: 1,2,3 (repeatable)"))
-      ->option_text("IDS");
+  CLI::Option* const prompt =
+      repeatable(generate->add_option("--prompt", a.prompts, "A text to go on from (repeatable)"))
+          ->option_text("TEXT");
+  CLI::Option* const prompts =
+      generate
+          ->add_option(
+              "--prompts", a.prompts_file,
+              "A file of prompts, one a line; -: standard input, which is also read where no prompt is given")
+          ->option_text("FILE");
+  CLI::Option* const prompt_ids =
+      repeatable(
+          generate->add_option("--prompt-ids", a.prompt_ids, "A prompt as token ids: 1,2,3 (repeatable)"))
+          ->option_text("IDS");
   add_sampling(*generate, a);
   repeatable(generate->add_option("--stop", a.stop,
                                   "A text that ends the output, and is no part of it (repeatable)"))
@@ -384,6 +436,16 @@ CLI::App* declare_generate(CLI::App& cli, GenerateArguments& a) {
       ->option_text("N")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
+  generate
+      ->add_option(
+          "--score", a.score,
+          "Generates nothing: for each line of this file (-: standard input), {\"prompt\": TEXT, "
+          "\"completion\": TEXT}, prints the completion's log-probability, how many tokens it has, and "
+          "whether greedy generation would give it. prompt_ids and completion_ids take ids")
+      ->option_text("FILE")
+      ->excludes(prompt)
+      ->excludes(prompts)
+      ->excludes(prompt_ids);
   generate->add_flag("--json", a.json, "An object of JSON a prompt, when all are done");
   return generate;
 }

@@ -6,11 +6,14 @@
 #include <spdlog/spdlog.h>
 
 #include <CLI/CLI.hpp>
+#include <charconv>
 #include <cstdint>
 #include <cstdio>
 #include <filesystem>
 #include <memory>
 #include <mutex>
+#include <string_view>
+#include <system_error>
 
 #include "core/base/error.h"
 #include "core/base/printable.h"
@@ -118,6 +121,23 @@ void log_to_stderr() {
   const bool speaks = launch.kind == comm::LaunchKind::threads || launch.rank == 0;
   logger->set_level(speaks ? spdlog::level::info : spdlog::level::warn);
   spdlog::set_default_logger(std::move(logger));
+}
+
+std::vector<int64_t> parse_ids(const std::string& text, const std::string& option) {
+  std::vector<int64_t> ids;
+  std::string_view rest = text;
+  if (rest.starts_with('[') && rest.ends_with(']')) rest = rest.substr(1, rest.size() - 2);
+  while (true) {
+    const std::string_view word = rest.substr(0, rest.find(','));
+    int64_t id = 0;
+    const auto read = std::from_chars(word.data(), word.data() + word.size(), id);
+    if (read.ec != std::errc() || read.ptr != word.data() + word.size())
+      throw UsageError(
+          fmt::format("{} \"{}\": expected numbers with commas between, like 1,2,3", option, text));
+    ids.push_back(id);
+    if (word.size() == rest.size()) return ids;
+    rest.remove_prefix(word.size() + 1);
+  }
 }
 
 }  // namespace pptrain::app

@@ -35,6 +35,9 @@ CLI::Validator such_as(const std::vector<std::string>& words);
 
 void add_checkpoint(CLI::App& command, std::string& checkpoint);
 
+// "1,2,3", or as --json prints it, "[1,2,3]". Throws UsageError that names the option.
+std::vector<int64_t> parse_ids(const std::string& text, const std::string& option);
+
 // --- How many ranks a command runs.
 
 // The ranks that the launcher has started, or that --world says; 0 where neither does. Throws UsageError

@@ -24,13 +24,13 @@
 #include "app/forecast/prediction.h"
 #include "app/forecast/search.h"
 #include "app/forecast/search_report.h"
+#include "app/launch/memory_check.h"
 #include "app/resolve/load_plan.h"
 #include "app/trace/trace_file.h"
 #include "core/base/error.h"
 #include "core/config/loader.h"
 #include "core/config/word.h"
 #include "core/io/atomic_file.h"
-#include "core/metrics/memory.h"
 #include "parallel/schedule/passes/passes.h"
 #include "parallel/schedule/render/csv.h"
 #include "parallel/schedule/render/render.h"
@@ -60,7 +60,7 @@ struct PlanArguments : JobArguments {
   double margin = 5;     // search: % of a rank's memory that stays free
   std::string write;     // search: file for the job of the row `pick`, from 1
   size_t pick = 1;
-  double price = 0;  // of a rank's hour
+  JobRates rates;
 };
 
 // Columns of the text: those that COLUMNS or the terminal says, within what is readable; elsewhere always the
@@ -79,27 +79,20 @@ TextStyle text_style(const PlanArguments& arguments) {
   return {.colour = on_terminal && std::getenv("NO_COLOR") == nullptr, .width = text_width(on_terminal)};
 }
 
-// Of a process of pptrain on this machine: what this one has before it plans, to 10 MB, so that the answers
-// to a question are alike.
-int64_t program_bytes() {
-  constexpr int64_t step = 10'000'000;
-  return (metrics::resident_memory_bytes() + step / 2) / step * step;
-}
-
 std::string render(const PlanArguments& arguments, const Plan& plan, const CostSource& source,
                    int64_t program) {
-  const CostModel costs = make_cost_model(plan, source);
+  const CostModel costs(plan, source);
   Prediction p = predict(plan, costs);
   if (plan.job.run.device == config::Device::cpu) p.program_bytes = program;
   if (arguments.format == PlanFormat::json) {
-    const nlohmann::ordered_json json = plan_json(plan, p, costs, source, arguments.price);
+    const nlohmann::ordered_json json = plan_json(plan, p, costs, source, arguments.rates);
     return arguments.actions ? schedule::render_json_with_actions(json, plan.schedule, p.pipeline)
                              : schedule::render_json(json);
   }
   if (arguments.format == PlanFormat::svg)
     return schedule::render_svg(plan.schedule, p.pipeline, /*seconds=*/true);
   if (arguments.format == PlanFormat::trace) return schedule::render_trace(plan.schedule, p.pipeline);
-  return render_plan(plan, p, costs, source, text_style(arguments), arguments.price);
+  return render_plan(plan, p, costs, source, text_style(arguments), arguments.rates);
 }
 
 // Bytes a rank, without what is to stay free: predictions are some percent off, and libraries take memory
@@ -149,9 +142,9 @@ std::string search_plan(const PlanArguments& arguments, const PlanBase& base, co
   write_pick(arguments, found);
   if (arguments.format == PlanFormat::json) return ranking_json(found, base.job, budget);
   if (arguments.format == PlanFormat::csv) return ranking_csv(found, base.job);
-  RankingStyle style{.width = text_style(arguments).width};
-  if (arguments.all) style.rows = found.size();
-  return fmt::format("costs: {}\n", source.description) + render_ranking(found, base.job, budget, style);
+  return fmt::format("costs: {}\n", source.description) + render_ranking(found, base.job, budget,
+                                                                         text_style(arguments).width,
+                                                                         arguments.all ? found.size() : 10);
 }
 
 void check_arguments(const PlanArguments& arguments) {
@@ -261,8 +254,12 @@ CLI::App* declare_plan(CLI::App& cli, PlanArguments& arguments) {
       ->option_text("N")
       ->check(CLI::PositiveNumber)
       ->needs(write);
-  plan->add_option("--price", arguments.price, "Price of one rank for an hour: says what the job costs")
+  plan->add_option("--price", arguments.rates.price, "Price of one rank for an hour: says what the job costs")
       ->option_text("X")
+      ->check(CLI::PositiveNumber);
+  plan->add_option("--watts", arguments.rates.watts,
+                   "Watts of one rank, with its part of the host: says what energy the job takes")
+      ->option_text("W")
       ->check(CLI::PositiveNumber);
   plan->add_option("--compare", arguments.compare, "Put the prediction beside the trace of a run")
       ->option_text("TRACE")

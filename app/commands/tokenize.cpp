@@ -1,5 +1,6 @@
 #include "app/commands/command_line.h"
 #include "app/commands/commands.h"
+#include "app/commands/job_options.h"
 
 #include <spdlog/fmt/fmt.h>
 
@@ -18,6 +19,8 @@
 #include "core/base/printable.h"
 #include "core/base/seconds_since.h"
 #include "core/base/source_files.h"
+#include "core/config/loader.h"
+#include "core/corpus/chat.h"
 #include "core/corpus/token_writer.h"
 #include "core/corpus/tokenize_files.h"
 #include "core/metrics/log_sinks.h"
@@ -32,7 +35,9 @@ struct TokenizeArguments {
   std::string tokenizer;  // tokenizer.json, or its folder
   std::string out;        // PREFIX of .bin and .idx
   std::string key;        // JSONL, Parquet
-  std::string prompt_key, completion_key;
+  std::string prompt_key, completion_key, messages_key;
+  std::vector<std::string> chat;  // "template=llama3": keys of [data.chat]
+  int64_t max_document_tokens = 0;
   std::string separator;  // between documents, with \n, \t and \\ for what they are in C
   std::string eos;        // a token, an id or "none"; empty: what the tokenizer's folder says
   config::Word<config::BadLines> bad_lines = config::BadLines::refuse;
@@ -97,7 +102,7 @@ bool is_of(const std::string& name, DataFormat format) {
 // What the files are: of their names, and of the keys given.
 corpus::DocumentFormat format_of(const TokenizeArguments& arguments) {
   const bool prompts = !arguments.prompt_key.empty();
-  const bool keys = prompts || !arguments.key.empty();
+  const bool keys = prompts || !arguments.key.empty() || !arguments.messages_key.empty();
   const auto any = [&](DataFormat format) {
     return std::ranges::find_if(arguments.files,
                                 [&](const std::string& name) { return has_ending(name, format); });
@@ -119,6 +124,8 @@ corpus::DocumentFormat format_of(const TokenizeArguments& arguments) {
           .key = arguments.key,
           .prompt_key = arguments.prompt_key,
           .completion_key = arguments.completion_key,
+          .messages_key = arguments.messages_key,
+          .chat = corpus::template_of(config::parse_chat(arguments.chat)),
           .separator = unescape(arguments.separator),
           .skip_bad_lines = arguments.bad_lines == config::BadLines::skip};
 }
@@ -166,6 +173,9 @@ void print_result(const TokenizeArguments& arguments, const Tokenizer& tokenizer
       seconds > 0 ? bytes / seconds / 1e6 : 0, result.documents == 1 ? "" : "s");
   if (result.empty > 0)
     fmt::print("{} documents without a text were left out\n", metrics::with_commas(result.empty));
+  if (result.truncated > 0)
+    fmt::print("{} documents were truncated to {} tokens\n", metrics::with_commas(result.truncated),
+               arguments.max_document_tokens);
   if (result.bad > 0)
     fmt::print("{} lines without a document were left out, the first: {}\n", metrics::with_commas(result.bad),
                printable(result.first_bad));
@@ -199,18 +209,40 @@ CLI::App* declare_tokenize(CLI::App& cli, TokenizeArguments& arguments) {
           ->option_text("NAME")
           ->needs(prompt);
   prompt->needs(completion);
+  CLI::Option* messages =
+      command
+          ->add_option("--messages-key", arguments.messages_key,
+                       "In place of --key: the key of a conversation, a list of {role, content}; training "
+                       "predicts the assistant's tokens")
+          ->option_text("NAME")
+          ->excludes(key)
+          ->excludes(prompt);
+  CLI::Option* chat =
+      repeatable(command->add_option(
+                     "--chat", arguments.chat,
+                     "A key of [data.chat], such as template=llama3, as a job gives it (repeatable)"))
+          ->option_text("KEY=VALUE")
+          ->needs(messages);
+  messages->needs(chat);
+  command
+      ->add_option("--max-document-tokens", arguments.max_document_tokens,
+                   "Truncates documents to so many tokens; 0: none")
+      ->option_text("N")
+      ->check(CLI::NonNegativeNumber);
   command
       ->add_option(
           "--document-separator", arguments.separator,
           "Text between the documents of a file (\\n and \\t as in C); without it a file is one document")
       ->option_text("TEXT")
       ->excludes(key)
-      ->excludes(prompt);
+      ->excludes(prompt)
+      ->excludes(messages);
   command
       ->add_option("--eos", arguments.eos,
                    "Id of the token behind each document, or the token itself, or none; default: eos_token "
                    "of the tokenizer_config.json beside, if there is one")
-      ->option_text("TOKEN");
+      ->option_text("TOKEN")
+      ->excludes(messages);
   command
       ->add_option(
           "--bad-lines", arguments.bad_lines.text,
@@ -238,9 +270,12 @@ int tokenize(const TokenizeArguments& arguments) {
   options.format = format_of(arguments);
   options.add_special = !arguments.no_special;
   options.end_id = find_end(tokenizer, arguments.eos);
+  options.max_tokens = arguments.max_document_tokens;
   const int64_t cores = std::max(1U, std::thread::hardware_concurrency());
   options.threads = static_cast<int>(arguments.threads > 0 ? arguments.threads : cores);
-  if (const auto end = options.end_id) {
+  if (options.format.has_messages()) {
+    fmt::print("each document ends as its chat template says\n");
+  } else if (const auto end = options.end_id) {
     fmt::print("each document ends with the token {}, {}\n", *end,
                shown(tokenizer.token_of(*end).value_or("")));
   } else if (arguments.eos.empty()) {
@@ -268,7 +303,7 @@ int tokenize(const TokenizeArguments& arguments) {
       return bar_text(progress, seconds, columns);
     });
   };
-  const TokenizeProgress result = corpus::tokenize_files(tokenizer, files, options, writer, report);
+  const TokenizeProgress result = corpus::tokenize_files(&tokenizer, files, options, writer, report);
   console.clear();
   print_result(arguments, tokenizer, result, token_bytes, seconds_since(begin));
   return 0;

@@ -8,6 +8,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "app/commands/command_line.h"
 #include "app/commands/commands.h"
@@ -22,6 +23,7 @@
 #include "app/run/run_log.h"
 #include "app/train/trainer.h"
 #include "core/base/error.h"
+#include "core/base/log.h"
 #include "core/base/process.h"
 #include "core/config/word.h"
 #include "core/fault/shutdown.h"
@@ -40,6 +42,8 @@ namespace {
 
 struct TrainArguments : JobArguments {
   config::Word<metrics::Color> color = metrics::Color::automatic;
+  std::vector<std::string> log;  // "comm=debug"
+  std::string log_dir;
 };
 
 int train_rank(RunContext& context, const fault::Shutdown& shutdown) {
@@ -65,9 +69,22 @@ void add_color(CLI::App& command, TrainArguments& arguments) {
       ->capture_default_str();
 }
 
+void add_logs(CLI::App& command, TrainArguments& arguments) {
+  CLI::Option* log = repeatable(command.add_option(
+      "--log", arguments.log,
+      "Lines for debugging of every rank, on standard error: comm=debug, or debug for all. Subsystems: "
+      "schedule, comm, data, checkpoint, memory; levels: trace, debug, info, warning, error, critical, off "
+      "(repeatable)"));
+  log->option_text("[SUBSYSTEM=]LEVEL");
+  command.add_option("--log-dir", arguments.log_dir, "Writes the lines of --log to DIR/rank_N.log instead")
+      ->option_text("DIR")
+      ->needs(log);
+}
+
 CLI::App* declare_train(CLI::App& cli, TrainArguments& arguments) {
   add_job_options(cli, arguments)->required(false);  // not beside a subcommand
   add_color(cli, arguments);
+  add_logs(cli, arguments);
   return &cli;
 }
 
@@ -76,6 +93,7 @@ CLI::App* declare_resume(CLI::App& cli, TrainArguments& arguments) {
       cli.add_subcommand("resume", "Train on from a run's newest checkpoint, by the job in its folder");
   add_run_options(*resume, arguments);
   add_color(*resume, arguments);
+  add_logs(*resume, arguments);
   return resume;
 }
 
@@ -85,6 +103,8 @@ int train(const TrainArguments& arguments) {
   const auto load = [&] {
     const comm::Launch launch = comm::detect_launch();
     start_log(arguments.color, launch);
+    turn_on_logs(arguments.log, arguments.log_dir,
+                 launch.kind == comm::LaunchKind::threads ? -1 : launch.rank);
     Plan plan =
         load_plan(arguments.config, arguments.set, {.world = world_of(arguments), .inspect = inspect_data});
     // From here on a signal asks for an orderly stop.

@@ -181,7 +181,7 @@ std::string list_values(const CommandTree& command) {
   return out;
 }
 
-std::string functions(const CommandTree& program, std::span<const JobKey> keys) {
+std::string functions(const CommandTree& program, std::span<const Argument> keys) {
   CommandTree root = program;
   root.name.clear();
   std::string commands, options = list_options(root), values = list_values(root), names, key_values;
@@ -190,9 +190,9 @@ std::string functions(const CommandTree& program, std::span<const JobKey> keys) 
     options += list_options(command);
     values += list_values(command);
   }
-  for (const JobKey& key : keys) {
-    names += (names.empty() ? "" : " ") + key.name + "=";
-    key_values += case_line(key.name, "takes", describe(key.value));
+  for (const Argument& key : keys) {
+    names += (names.empty() ? "" : " ") + key.names.front() + "=";
+    key_values += case_line(key.names.front(), "takes", describe(key.value));
   }
   std::string out = fmt::format("_pptrain_commands={}\n_pptrain_keys={}\n\n", single_quoted(commands),
                                 single_quoted(names));
@@ -209,11 +209,11 @@ std::string functions(const CommandTree& program, std::span<const JobKey> keys) 
 
 }  // namespace
 
-std::string bash_completion(const CommandTree& program, std::span<const JobKey> keys) {
+std::string bash_completion(const CommandTree& program, std::span<const Argument> keys) {
   return bash_head + functions(program, keys) + bash_tail;
 }
 
-std::string zsh_completion(const CommandTree& program, std::span<const JobKey> keys) {
+std::string zsh_completion(const CommandTree& program, std::span<const Argument> keys) {
   return zsh_head + functions(program, keys) + zsh_tail;
 }
 

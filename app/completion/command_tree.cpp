@@ -73,6 +73,15 @@ std::vector<std::string> words_of(const config::Option& option) {
   return option.literals.empty() ? option.known_words : option.literals;
 }
 
+Argument job_key(const std::string& name, std::string_view meaning) {
+  return {.names = {name},
+          .label = {},
+          .help = first_sentence(meaning),
+          .takes_value = true,
+          .repeats = false,
+          .value = {}};
+}
+
 }  // namespace
 
 std::string first_sentence(std::string_view text) {
@@ -100,17 +109,17 @@ CommandTree read_command_tree(CLI::App& cli) {
   return tree;
 }
 
-std::vector<JobKey> read_job_keys() {
-  std::vector<JobKey> keys;
+std::vector<Argument> read_job_keys() {
+  std::vector<Argument> keys;
   for (const config::Option& option : config::options()) {
-    JobKey key{.name = option.name(), .help = first_sentence(option.meaning), .value = {}};
+    Argument key = job_key(option.name(), option.meaning);
     key.value.words = words_of(option);
     // Most texts of a job name a file or a folder.
     if (is_text(option) && option.literals.empty()) key.value.kind = Value::Kind::file;
     keys.push_back(std::move(key));
   }
   for (const config::TableList& list : config::table_lists())
-    keys.push_back({.name = list.section, .help = first_sentence(list.meaning), .value = {}});
+    keys.push_back(job_key(list.section, list.meaning));
   return keys;
 }
 

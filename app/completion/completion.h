@@ -42,15 +42,8 @@ struct CommandTree {
 // name) says whether it is a path: FILE, TRACE, PREFIX, WHICH, a word with an ending (JOB.toml), DIR or RUN.
 CommandTree read_command_tree(CLI::App& cli);
 
-// A key of the job, for --set.
-struct JobKey {
-  std::string name;  // "train.steps"
-  std::string help;  // a phrase
-  Value value;
-};
-
-// Every option of core/config, in its order.
-std::vector<JobKey> read_job_keys();
+// The keys of the job, for --set: every option of core/config, in its order, under one name ("train.steps").
+std::vector<Argument> read_job_keys();
 
 // The first sentence, without its point.
 std::string first_sentence(std::string_view text);
@@ -58,12 +51,12 @@ std::string first_sentence(std::string_view text);
 // --- The scripts: each is whole, and asks pptrain for nothing when it runs.
 
 // bash 4 or newer. Words that bash breaks at = and : (COMP_WORDBREAKS) are put together again.
-std::string bash_completion(const CommandTree& program, std::span<const JobKey> keys);
+std::string bash_completion(const CommandTree& program, std::span<const Argument> keys);
 
 // The same, run by zsh's bashcompinit. As a file of $fpath, or sourced after compinit.
-std::string zsh_completion(const CommandTree& program, std::span<const JobKey> keys);
+std::string zsh_completion(const CommandTree& program, std::span<const Argument> keys);
 
-std::string fish_completion(const CommandTree& program, std::span<const JobKey> keys);
+std::string fish_completion(const CommandTree& program, std::span<const Argument> keys);
 
 // `text` as one word of the shell, single quotes included. fish, other than the others, reads backslashes in
 // them.

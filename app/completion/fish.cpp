@@ -92,7 +92,7 @@ std::string command_lines(const CommandTree& command) {
 
 }  // namespace
 
-std::string fish_completion(const CommandTree& program, std::span<const JobKey> keys) {
+std::string fish_completion(const CommandTree& program, std::span<const Argument> keys) {
   CommandTree root = program;
   root.name.clear();
   std::string commands, first, lines = command_lines(root), names, values;
@@ -102,10 +102,10 @@ std::string fish_completion(const CommandTree& program, std::span<const JobKey> 
                          phrase(command.help));
     lines += command_lines(command);
   }
-  for (const JobKey& key : keys) {
-    names += fmt::format("    {} {} \\\n", key.name + "=", phrase(key.help));
+  for (const Argument& key : keys) {
+    names += fmt::format("    {} {} \\\n", key.names.front() + "=", phrase(key.help));
     if (key.value.empty()) continue;
-    values += fmt::format("    case {}\n      __pptrain_key_value $argv {}{}{}\n", key.name,
+    values += fmt::format("    case {}\n      __pptrain_key_value $argv {}{}{}\n", key.names.front(),
                           key.value.kind == Value::Kind::file ? "file" : "text",
                           key.value.words.empty() ? "" : " ", fmt::join(key.value.words, " "));
   }

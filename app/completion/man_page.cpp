@@ -95,6 +95,8 @@ The job or the arguments are wrong; nothing was started.
 .B 3
 A signal stopped the run after it had saved.
 .PP
+.B pptrain check
+exits with 4 where the job is good, but would not start on this machine.
 .B pptrain status
 exits with 0 while the run is under way, 3 when it has finished or stopped, 4 when it has diverged, failed or been killed.
 .SH FILES

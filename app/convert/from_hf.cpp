@@ -15,8 +15,8 @@
 #include <vector>
 
 #include "app/convert/convert.h"
+#include "app/convert/element_types.h"
 #include "app/convert/hf_companions.h"
-#include "app/convert/parameter_source.h"
 #include "core/base/error.h"
 #include "core/config/job_config.h"
 #include "core/config/loader.h"

@@ -1,10 +1,13 @@
 // A checkpoint as a Hugging Face directory.
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
 #include <c10/util/accumulate.h>
 #include <spdlog/fmt/fmt.h>
 
 #include <algorithm>
 #include <cstdint>
 #include <filesystem>
+#include <iterator>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -16,8 +19,8 @@
 #include <vector>
 
 #include "app/convert/convert.h"
+#include "app/convert/element_types.h"
 #include "app/convert/hf_companions.h"
-#include "app/convert/parameter_source.h"
 #include "app/convert/target_folder.h"
 #include "app/data/text_codec.h"
 #include "app/run/start_choice.h"
@@ -32,6 +35,8 @@
 #include "models/hf_loader.h"
 #include "models/model_config.h"
 #include "models/registry.h"
+#include "models/weight_map.h"
+#include "parallel/checkpoint/checkpoint.h"
 #include "parallel/checkpoint/manifest.h"
 
 namespace pptrain::app {
@@ -39,6 +44,104 @@ namespace {
 
 namespace fs = std::filesystem;
 using checkpoint::model_file;
+
+// The parameters of a checkpoint of any layout, as the bytes of Hugging Face's tensors.
+class ParameterSource {
+ public:
+  // Throws Unusable where the checkpoint is.
+  explicit ParameterSource(const std::filesystem::path& step_folder) : reader_(step_folder) {}
+
+  const checkpoint::Reader& reader() const { return reader_; }
+
+  // What fills the tensor `spec` of a file with its parts, ascending and together all of it, rounded to its
+  // type. Asked for in order, it reads each once, and holds one at a time; all of a tensor whose parts
+  // interleave. `what` begins its errors. Throws Error where the checkpoint's sizes do not fit.
+  io::SafetensorsWriter::Fill fill(const io::TensorSpec& spec, std::vector<models::HfWeight> parts,
+                                   std::string what);
+
+ private:
+  // Elements [begin, end) of a tensor, which these parts fill.
+  struct Range {
+    uint64_t begin = 0, end = 0;
+    std::vector<models::HfWeight> parts;
+  };
+  static std::vector<Range> ranges(std::vector<models::HfWeight> parts, uint64_t elements);
+  void read(const models::HfWeight& part);
+  std::span<const float> values(const Range& range);  // until the next one is asked for
+
+  checkpoint::Reader reader_;
+  std::string held_;
+  at::Tensor values_;
+};
+
+std::vector<ParameterSource::Range> ParameterSource::ranges(std::vector<models::HfWeight> parts,
+                                                            uint64_t elements) {
+  if (!std::ranges::all_of(parts, &models::HfWeight::is_contiguous)) return {{0, elements, std::move(parts)}};
+  std::vector<Range> result;
+  for (models::HfWeight& part : parts) {
+    const auto begin = static_cast<uint64_t>(part.first);
+    const auto count = static_cast<uint64_t>(c10::multiply_integers(part.shape));
+    result.push_back({begin, begin + count, {std::move(part)}});
+  }
+  return result;
+}
+
+std::span<const float> ParameterSource::values(const Range& range) {
+  const std::string key = range.parts.front().tensor + ' ' + range.parts.front().parameter;
+  if (held_ != key) {
+    held_.clear();
+    values_.reset();  // before there is memory for the next one
+    values_ = at::empty({static_cast<int64_t>(range.end - range.begin)}, at::kFloat);
+    for (models::HfWeight part : range.parts) {
+      part.first -= static_cast<int64_t>(range.begin);
+      read(part);
+    }
+    held_ = key;
+  }
+  return {values_.const_data_ptr<float>(), static_cast<size_t>(values_.numel())};
+}
+
+// Into its place in values_.
+void ParameterSource::read(const models::HfWeight& part) {
+  const at::Tensor place = part.view_of(values_);
+  if (part.is_contiguous()) {
+    at::Tensor whole = place.view(part.shape);
+    reader_.read(model_file, part.parameter, whole);
+    return;
+  }
+  at::Tensor whole = at::empty(part.shape, at::kFloat);
+  reader_.read(model_file, part.parameter, whole);
+  place.copy_(whole.view(place.sizes()));
+}
+
+io::SafetensorsWriter::Fill ParameterSource::fill(const io::TensorSpec& spec,
+                                                  std::vector<models::HfWeight> parts, std::string what) {
+  const auto elements = static_cast<uint64_t>(c10::multiply_integers(spec.shape));
+  uint64_t there = 0;
+  for (const models::HfWeight& part : parts) {
+    const auto& shape = reader_.global_shape(model_file, part.parameter);
+    there += static_cast<uint64_t>(c10::multiply_integers(shape));
+    if (shape != part.shape) there = 0;
+  }
+  if (there != elements) {
+    throw Error(fmt::format("{} has {} elements, but {} of the checkpoint{} fit it", what, elements,
+                            parts.front().parameter,
+                            parts.size() > 1 ? " and those that it shares it with do not" : " does not"));
+  }
+  return [this, all = ranges(std::move(parts), elements), type = spec.dtype, what = std::move(what)](
+             uint64_t begin, std::span<std::byte> piece) {
+    const uint64_t size = c10::elementSize(type);
+    uint64_t element = begin / size;
+    while (!piece.empty()) {
+      const Range& range = *std::prev(std::ranges::upper_bound(all, element, {}, &Range::begin));
+      const uint64_t within = element - range.begin;
+      const uint64_t count = std::min<uint64_t>(piece.size() / size, range.end - element);
+      to_type(type, values(range).subspan(within, count), piece.first(count * size), what);
+      piece = piece.subspan(count * size);
+      element += count;
+    }
+  };
+}
 
 // The job that saved the checkpoint, its model's sizes filled in.
 config::JobConfig saved_job(const fs::path& step_folder) {

@@ -7,7 +7,9 @@
 
 #include "app/data/text_codec.h"
 #include "core/base/error.h"
+#include "core/base/log.h"
 #include "core/base/source_files.h"
+#include "core/corpus/chat.h"
 #include "core/data/inspect.h"
 #include "core/io/checksum.h"
 #include "models/flops.h"
@@ -25,12 +27,14 @@ std::vector<StreamFiles> streams_of(const config::JobConfig& job, Wanted wanted)
   for (size_t i = 0; i < sources.size(); ++i) {
     const config::DataSource& source = sources[i];
     const auto add = [&](const char* key, const std::vector<std::string>& paths) {
-      if (paths.empty()) return;
+      const bool random = source.format == config::DataFormat::random && key == std::string_view("path");
+      if (paths.empty() && !random) return;
       streams.push_back({.source = i,
                          .validation = key == std::string_view("val_path"),
                          .key = config::source_key(job, i, key),
                          .paths = paths,
-                         .options = source});
+                         .options = source,
+                         .seed = static_cast<uint64_t>(job.run.seed) ^ (0x9e3779b97f4a7c15 * i)});
     };
     if (wanted != Wanted::validation || source.val_fraction > 0) add("path", source.path);
     if (wanted != Wanted::training) add("val_path", source.val_path);
@@ -41,8 +45,11 @@ std::vector<StreamFiles> streams_of(const config::JobConfig& job, Wanted wanted)
 data::Source data_source(const StreamFiles& stream) {
   return {.paths = stream.paths,
           .format = stream.options.format,
-          .token_bytes = stream.options.dtype == config::TokenType::uint16 ? 2 : 4};
+          .token_bytes = stream.options.dtype == config::TokenType::uint16 ? 2 : 4,
+          .seed = stream.seed};
 }
+
+namespace {
 
 corpus::DocumentFormat document_format(const config::JobConfig& job, const config::DataSource& source) {
   return {.kind = source.format == config::DataFormat::jsonl     ? corpus::Kind::jsonl
@@ -51,17 +58,26 @@ corpus::DocumentFormat document_format(const config::JobConfig& job, const confi
           .key = source.text_key,
           .prompt_key = source.prompt_key,
           .completion_key = source.completion_key,
+          .messages_key = source.messages_key,
+          .chat = corpus::template_of(job.data.chat),
+          .tokens_key = source.tokens_key,
+          .labels_key = source.labels_key,
+          .vocab_size = job.model.vocab_size,
           .separator = source.document_separator,
           .skip_bad_lines =
               source.format == config::DataFormat::jsonl && job.data.bad_lines == config::BadLines::skip};
 }
 
+}  // namespace
+
 corpus::CacheRequest cache_request(const config::JobConfig& job, const StreamFiles& stream) {
   corpus::CacheRequest request{.files = stream.files(),
-                               .tokenizer = tokenizer_of(job),
+                               .tokenizer = stream.options.tokens_key.empty() ? tokenizer_of(job) : "",
                                .format = document_format(job, stream.options),
                                .add_special = job.data.add_special,
+                               .max_tokens = job.data.max_document_tokens,
                                .end_id = std::nullopt};
+  if (request.format.has_tokens()) return request;
   if (request.tokenizer.empty())
     throw UsageError(
         "data.tokenizer: texts are made tokens, but model.hf_dir has no tokenizer.json: give one");
@@ -99,6 +115,15 @@ data::TokenDataset open_stream(const config::JobConfig& job, int64_t vocab_size,
   }
 }
 
+void log_source(const OpenSource& source) {
+  for (const auto& [what, tokens] :
+       {std::pair("training", &source.train), {"validation", &source.validation}})
+    if (*tokens && logs(Subsystem::data, spdlog::level::info))
+      log_of(Subsystem::data)
+          .info("source {}: {} of {} tokens in '{}'", source.name.empty() ? "(the only one)" : source.name,
+                what, (*tokens)->size(), (*tokens)->path());
+}
+
 }  // namespace
 
 std::vector<OpenSource> open_data(const config::JobConfig& job, int64_t vocab_size, const TokenFiles& caches,
@@ -118,6 +143,7 @@ std::vector<OpenSource> open_data(const config::JobConfig& job, int64_t vocab_si
     source.train = std::move(split.train);
     if (split.validation) source.validation = std::move(split.validation);
   }
+  for (const OpenSource& source : opened) log_source(source);
   return opened;
 }
 

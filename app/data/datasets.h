@@ -25,12 +25,13 @@ struct StreamFiles {
   std::string key;  // that names it: "data.path"
   std::vector<std::string> paths;
   config::DataSource options;
+  uint64_t seed = 0;  // of random tokens
 
   std::vector<std::filesystem::path> files() const;  // throws Error as source_files() does
 };
 
 // Those wanted, in the order of the sources, path before val_path. For validation that is cut from the
-// training data these are wanted. A path that the job leaves out is no stream.
+// training data these are wanted. A path that the job leaves out is no stream, but for random tokens.
 std::vector<StreamFiles> streams_of(const config::JobConfig& job, Wanted wanted);
 
 // The source as a token file's reader takes it. Not for tokenized ones.
@@ -38,7 +39,6 @@ data::Source data_source(const StreamFiles& stream);
 
 // Of a stream that a tokenizer makes tokens of. Throws UsageError where the job has no tokenizer.
 corpus::CacheRequest cache_request(const config::JobConfig& job, const StreamFiles& stream);
-corpus::DocumentFormat document_format(const config::JobConfig& job, const config::DataSource& source);
 
 // Of the training data: what they hold, wherever they lie. For one source that of its files, if these are of
 // tokens (data::fingerprint), or else of what its tokens are made of (corpus::fingerprint).

@@ -16,9 +16,11 @@
 #include "app/data/text_codec.h"
 #include "core/base/error.h"
 #include "core/config/data_sources.h"
+#include "core/corpus/chat.h"
 #include "core/data/data_loader.h"
 #include "core/data/inspect.h"
 #include "core/io/paths.h"
+#include "core/tokenizer/tokenizer.h"
 #include "models/hf_loader.h"
 #include "parallel/checkpoint/checkpoint.h"
 #include "parallel/checkpoint/manifest.h"
@@ -57,8 +59,8 @@ void check_lengths(const Plan& plan, const OpenSource& source, size_t index,
     if (source.train->size() == 0)
       throw Error(fmt::format("data: '{}' has no tokens for training", source.train->path()));
   });
-  if (job.eval.interval > 0 && source.validation) {
-    sound(report, {fraction, config::source_key(job, index, "val_path"), "eval.interval"},
+  if (source.validation) {
+    sound(report, {fraction, config::source_key(job, index, "val_path")},
           [&] { data::ValidationLoader(*source.validation, options, job.eval.batches); });
   }
 }
@@ -66,6 +68,8 @@ void check_lengths(const Plan& plan, const OpenSource& source, size_t index,
 // The first documents of the first and the last file, as a tokenizer will get them.
 void inspect_texts(const config::JobConfig& job, const StreamFiles& stream) {
   const corpus::CacheRequest request = cache_request(job, stream);
+  if (request.format.has_messages())
+    corpus::require_tokens(request.format.chat, tokenizer::Tokenizer::load(request.tokenizer));
   for (const fs::path& file : {request.files.front(), request.files.back()}) {
     corpus::DocumentSource source({file}, request.format);
     if (const auto chunk = source.next())
@@ -148,7 +152,7 @@ void inspect_resume(const config::JobConfig& job, const config::ReportConflict& 
 void inspect_data(const Plan& plan, const config::ReportConflict& report) {
   const config::JobConfig& job = plan.job;
   check_bytes(job, report);
-  if (!job.data.tokenizer.empty() || config::any_tokenized(job))
+  if (!job.data.tokenizer.empty() || config::any_of_texts(job))
     sound(report, {"data.tokenizer", "model.hf_dir"}, [&] { make_text_codec(job); });
   bool all_sound = true, any_texts = false;
   for (const StreamFiles& stream : streams_of(job, Wanted::all)) {

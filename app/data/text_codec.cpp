@@ -51,6 +51,10 @@ class TokenizerCodec final : public TextCodec {
     const std::vector<int32_t> ids = tokenizer_.encode_prompt(text, add_special_);
     return {ids.begin(), ids.end()};
   }
+  std::vector<int64_t> encode_completion(std::string_view text) const override {
+    const std::vector<int32_t> ids = tokenizer_.encode(text, /*add_special=*/false);
+    return {ids.begin(), ids.end()};
+  }
   std::unique_ptr<Decoder> decoder() const override { return std::make_unique<TokenDecoder>(tokenizer_); }
   std::vector<int64_t> stop_ids() const override {
     return {tokenizer_.stop_ids().begin(), tokenizer_.stop_ids().end()};

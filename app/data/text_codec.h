@@ -30,6 +30,8 @@ class TextCodec {
 
   virtual ~TextCodec() = default;
   virtual std::vector<int64_t> encode(std::string_view text) const = 0;
+  // Of a text that goes on from another: without special tokens around it.
+  virtual std::vector<int64_t> encode_completion(std::string_view text) const { return encode(text); }
   virtual std::unique_ptr<Decoder> decoder() const = 0;
   // At each of which a text ends.
   virtual std::vector<int64_t> stop_ids() const { return {}; }

@@ -104,7 +104,12 @@ class Reporter {
     if (latest_.bad > 0)
       spdlog::warn("{}: {} lines without a document were left out (data.bad_lines = \"skip\"); the first: {}",
                    wish_.key, metrics::with_commas(latest_.bad), latest_.first_bad);
-    if (!latest_.end_id)
+    if (latest_.truncated > 0)
+      spdlog::warn("{}: {} of {} documents were truncated to data.max_document_tokens = {} tokens", wish_.key,
+                   metrics::with_commas(latest_.truncated), metrics::with_commas(latest_.documents),
+                   wish_.request.max_tokens);
+    const corpus::DocumentFormat& format = wish_.request.format;
+    if (!latest_.end_id && !format.has_messages() && !format.has_tokens())
       spdlog::warn(
           "{}: no token ends a document, so that a model does not learn to end one: the tokenizer's "
           "eos_token is not known (no tokenizer_config.json beside it says one); data.document_end gives it",

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "core/base/error.h"
+#include "parallel/comm/collectives.h"
 
 namespace pptrain::app {
 namespace {
@@ -21,10 +22,30 @@ struct Sum {
   double ratio() const { return any() ? measured / modelled : 1; }
 };
 
-BatchShape on_device(BatchShape batch, const DeviceModel& device) {
-  batch.device = device.gpu.is_gpu() ? at::kCUDA : at::kCPU;
-  batch.gpu = device.gpu;
-  return batch;
+// One of the job's microbatches as the passes of a rank on the device see it.
+BatchShape batch_of(const PlanBase& base, const DeviceModel& device) {
+  const config::TrainSection& train = base.job.train;
+  return {.documents = train.micro_batch_size,
+          .length = train.seq_len,
+          .bfloat16 = train.dtype == config::Dtype::bf16,
+          .device = device.gpu.is_gpu() ? at::kCUDA : at::kCPU,
+          .gpu = device.gpu,
+          .deterministic = train.deterministic,
+          .mesh = seen_by_passes(base.mesh),
+          .cp_kind = base.job.distributed.cp_kind,
+          .overlap = train.overlap_weight_gradients && base.job.run.device != config::Device::cpu};
+}
+
+const GroupLink& link_of(const MeshLinks& links, kernels::Wire wire) {
+  switch (wire) {
+    case kernels::Wire::tp:
+      return links.along(mesh::Axis::tp);
+    case kernels::Wire::cp:
+      return links.along(mesh::Axis::cp);
+    case kernels::Wire::ep:
+      return links.of(mesh::Group::ep);
+  }
+  throw Error("unknown wire");
 }
 
 models::StageSlice blocks_of(const models::StageSlice& slice) {
@@ -54,10 +75,10 @@ const PassTime& StagePasses::of(schedule::ActionKind pass) const {
 
 mesh::MeshShape seen_by_passes(const mesh::MeshShape& mesh) {
   // As few data ranks as have room for the experts' group.
-  const int data = mesh.ep / std::gcd(mesh.ep, mesh.cp * mesh.tp);
+  const int inner = mesh.size(mesh::Group::replica) / mesh.dp_shard;
   mesh::MeshShape seen = mesh;
   seen.pp = seen.dp_replicate = 1;
-  seen.dp_shard = data;
+  seen.dp_shard = mesh.ep / std::gcd(mesh.ep, inner);
   return seen;
 }
 
@@ -74,22 +95,22 @@ std::shared_ptr<const FootprintCache::Each> FootprintCache::of(BatchShape batch)
   return known_.emplace_back(std::make_shared<const Each>(std::move(each)));
 }
 
-CostModel::CostModel(const models::ModelConfig& model, const Workload& workload, const DeviceModel& device,
-                     const Calibration& calibration)
-    : CostModel(*std::make_unique<FootprintCache>(model), workload, device, calibration) {}
+CostModel::CostModel(const PlanBase& base, const CostSource& source)
+    : CostModel(*std::make_unique<FootprintCache>(base.model), base, source) {}
 
-CostModel::CostModel(FootprintCache& cache, const Workload& workload, const DeviceModel& device,
-                     const Calibration& calibration, std::shared_ptr<const MeshLinks> links)
-    : workload_(workload),
-      device_(device),
-      calibration_(calibration),
-      links_(links ? std::move(links) : std::make_shared<const MeshLinks>(device, workload.mesh)),
-      footprints_(cache.of(on_device(workload.batch, device))),
-      flops_(workload.batch.bfloat16 ? device.bfloat16_flops : device.float32_flops),
-      bandwidth_(device.memory_bandwidth) {
-  if (device.is_cpu) {
-    flops_ *= static_cast<double>(workload.threads);
-    bandwidth_ *= static_cast<double>(workload.threads);
+CostModel::CostModel(FootprintCache& cache, PlanBase base, const CostSource& source,
+                     std::shared_ptr<const MeshLinks> links)
+    : base_(std::move(base)),
+      shard_(lower_options(base_)),
+      device_(source.device),
+      calibration_(source.calibration),
+      links_(links ? std::move(links) : std::make_shared<const MeshLinks>(device_, base_.mesh)),
+      footprints_(cache.of(batch_of(base_, device_))),
+      flops_(batch().bfloat16 ? device_.bfloat16_flops : device_.float32_flops),
+      bandwidth_(device_.memory_bandwidth) {
+  if (device_.is_cpu) {  // products are taken to scale with a rank's threads
+    flops_ *= static_cast<double>(base_.job.run.threads);
+    bandwidth_ *= static_cast<double>(base_.job.run.threads);
   }
 }
 
@@ -98,12 +119,13 @@ PassTime CostModel::time(const kernels::Cost& cost) const {
   const double attention = cost.attention_flops / (flops_ * device_.attention);
   PassTime time{.compute = products + attention + (cost.bytes - cost.weight_bytes) / bandwidth_ +
                            static_cast<double>(cost.kernels) * device_.launch};
-  for (const kernels::Wire wire : {kernels::Wire::tp, kernels::Wire::cp, kernels::Wire::ep}) {
-    const auto w = static_cast<size_t>(wire);
+  for (size_t w = 0; w < kernels::wire_count; ++w) {
+    const auto wire = static_cast<kernels::Wire>(w);
     const kernels::Traffic& traffic = cost.on(wire);
-    const double seconds = links_->on(wire).seconds(traffic.bytes, static_cast<double>(traffic.messages));
+    const double seconds =
+        link_of(*links_, wire).seconds(traffic.bytes, static_cast<double>(traffic.messages));
     const bool behind_attention =
-        wire == kernels::Wire::cp && workload_.batch.cp_kind == models::ContextKind::ring && !device_.is_cpu;
+        wire == kernels::Wire::cp && batch().cp_kind == models::ContextKind::ring && !device_.is_cpu;
     time.hidden[w] = behind_attention ? std::min(seconds, attention) : 0;
     time.exposed[w] = seconds - time.hidden[w];
   }
@@ -111,17 +133,46 @@ PassTime CostModel::time(const kernels::Cost& cost) const {
 }
 
 models::Recompute CostModel::recompute_of(const models::StageSlice& slice) const {
-  return workload_.recompute.empty() ? workload_.batch.recompute
-                                     : workload_.recompute.at(static_cast<size_t>(slice.index));
+  return stage_recompute(base_.job.train.recompute, slice.index);
 }
 
 schedule::StageBytes CostModel::bytes(const models::StageSlice& slice, models::Recompute recompute) const {
   const StageFootprint& own = footprint(slice, recompute);
-  return pass_bytes(own, held_bytes(own, workload_.sharding));
+  return pass_bytes(own, held_bytes(own, base_.mesh, shard_));
 }
 
-Footprints::Kind CostModel::kind_of(const models::StageSlice& slice) const {
-  return footprints_->at(models::Recompute::none).kind_of(slice);
+const StageForecast& CostModel::of(const models::StageSlice& slice) const {
+  const models::Recompute recompute = recompute_of(slice);
+  const std::pair kind(footprints_->at(recompute).kind_of(slice), recompute);
+  if (const auto known = known_.find(kind); known != known_.end()) return known->second;
+  return known_
+      .emplace(kind, StageForecast{.passes = passes(slice),
+                                   .cost = stage(slice),
+                                   .within = within_passes(slice),
+                                   .beside = beside_passes(slice),
+                                   .held = held_bytes(footprint(slice), base_.mesh, shard_),
+                                   .bytes = bytes(slice, recompute),
+                                   .optimizer = optimizer(slice),
+                                   .sum_scratch = sum_scratch(slice)})
+      .first->second;
+}
+
+// Of the largest buffer of gradients, and of what tensor-parallel ranks add up in passes. The threads of the
+// communicators keep it.
+int64_t CostModel::sum_scratch(const models::StageSlice& slice) const {
+  if (base_.job.run.device != config::Device::cpu) return 0;  // NCCL's own buffers are not counted
+  const StageFootprint& own = footprint(slice);
+  int64_t dense = 0, experts = 0;
+  for (const GroupFootprint& group : own.groups) {
+    int64_t& largest = group.experts ? experts : dense;
+    for (const BufferFootprint& buffer : group.buffers) largest = std::max(largest, 4 * buffer.elements);
+  }
+  const mesh::MeshShape& mesh = base_.mesh;
+  const auto scratch = [](int64_t bytes, int ranks) {
+    return ranks > 1 ? std::min(bytes, comm::most_sum_scratch(ranks)) : 0;
+  };
+  return scratch(dense, mesh.size(mesh::Group::loss)) + scratch(experts, mesh.size(mesh::Group::eloss)) +
+         scratch(own.boundary * mesh.tp, mesh.tp);
 }
 
 // Embedding and head are what a stage with them costs beyond one without.
@@ -195,12 +246,12 @@ schedule::ExchangeCost CostModel::within_passes(const models::StageSlice& slice)
   schedule::ExchangeCost within;
   if (!device_.is_cpu) return within;
   const StageExchange all = exchange(slice);
-  if (workload_.sharding.streamed) within.gather = all.gather;
-  if (!workload_.sharding.every_microbatch) return within;
+  if (shard_.gather == schedule::Gather::streamed) within.gather = all.gather;
+  if (shard_.reduce != schedule::Reduce::microbatch) return within;
   double bytes = 0;
   for (const GroupFootprint& group : footprint(slice).groups) {
     for (const BufferFootprint& buffer : group.buffers)
-      bytes += static_cast<double>(buffer.elements) * (8 + 12.0 / workload_.sharding.parts(group));
+      bytes += static_cast<double>(buffer.elements) * (8 + 12.0 / shards_of(group, base_.mesh));
   }
   within.reduce = all.reduce() + bytes / bandwidth_;
   return within;
@@ -222,15 +273,15 @@ OptimizerCost& OptimizerCost::operator+=(const OptimizerCost& other) {
 }
 
 OptimizerCost CostModel::optimizer(const models::StageSlice& slice) const {
-  const at::ScalarType compute = workload_.batch.bfloat16 ? at::kBFloat16 : at::kFloat;
+  const at::ScalarType compute = batch().bfloat16 ? at::kBFloat16 : at::kFloat;
   double moved = 0, products = 0, exchange = 0;
   OptimizerCost cost;
   for (const GroupFootprint& group : footprint(slice, models::Recompute::none).groups) {
     const GroupLink& link = links_->of(group.experts ? mesh::Group::eloss : mesh::Group::loss);
-    const int shards = workload_.sharding.parts(group);
+    const int shards = shards_of(group, base_.mesh);
     const optim::OptimizerShare share =
-        optim::optimizer_share(workload_.optimizer, group.parameters, compute,
-                               {.shards = shards, .replicas = std::max(1, link.ranks / shards)});
+        optim::optimizer_share(base_.job.optimizer, group.parameters, compute, shards,
+                               /*replicas=*/std::max(1, link.ranks / shards));
     moved += share.moved;
     products += share.flops / flops_;
     if (share.sent > 0) exchange += link.seconds(share.sent + share.received, 2.0 * (link.ranks - 1));
@@ -249,7 +300,7 @@ double CostModel::transfer(int from, int to) const {
 }
 
 StageExchange CostModel::exchange(const models::StageSlice& slice) const {
-  return stage_exchange(footprint(slice), workload_.sharding, *links_);
+  return stage_exchange(footprint(slice), *links_);
 }
 
 // Finds the scales one after the other: the blocks' forward, which what is recomputed takes too, then the
@@ -351,14 +402,13 @@ class Calibrator {
   Calibration result_;
 };
 
-Calibration calibrate(const models::ModelConfig& model, const Workload& workload, const DeviceModel& device,
-                      const Measurement& measured) {
+Calibration calibrate(const PlanBase& run, const DeviceModel& device, const Measurement& measured) {
   if (measured.stages.empty()) throw UsageError("the measurement has no stages");
   for (const MeasuredStage& s : measured.stages) {
     if (s.forward <= 0 || (s.backward <= 0 && s.backward_input <= 0))
       throw UsageError("the measurement has a stage without a forward or a backward");
   }
-  return Calibrator(CostModel(model, workload, device), measured).run();
+  return Calibrator(CostModel(run, {.device = device}), measured).run();
 }
 
 }  // namespace pptrain::app

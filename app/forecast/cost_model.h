@@ -5,6 +5,9 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "app/forecast/device_model.h"
@@ -12,22 +15,12 @@
 #include "app/forecast/mesh_links.h"
 #include "app/forecast/pass_time.h"
 #include "app/forecast/sharding.h"
-#include "core/config/job_config.h"
+#include "app/plan/plan.h"
 #include "models/model_config.h"
 #include "models/transformer_stage.h"
 #include "parallel/schedule/cost/simulate.h"
 
 namespace pptrain::app {
-
-// One microbatch of a job on one rank of the mesh, and its optimizer.
-struct Workload {
-  BatchShape batch;                            // its mesh is seen_by_passes(mesh)
-  std::vector<models::Recompute> recompute{};  // of each stage; none: batch.recompute serves all
-  mesh::MeshShape mesh = {};
-  Sharding sharding = {};
-  int64_t threads = 1;  // CPU threads of a rank; products are taken to scale with them
-  config::OptimizerSection optimizer = {};
-};
 
 // What a stage's passes see of a mesh. The numbers of data ranks change neither bytes nor operations, so
 // meshes that differ in these alone have one shape.
@@ -69,6 +62,14 @@ struct Calibration {
   double overhead = 0;  // s a step
 };
 
+// Where costs come from: a device, by itself or scaled to what a run measured.
+struct CostSource {
+  DeviceModel device;
+  Calibration calibration{};
+  std::string description{};                           // "modelled for h100", "measured in runs/a/trace.json"
+  std::optional<double> product_flops = std::nullopt;  // of a rank: the rate of large products, if measured
+};
+
 // Dry runs that the cost models of several layouts share. For one thread.
 class FootprintCache {
  public:
@@ -82,6 +83,19 @@ class FootprintCache {
   std::vector<std::shared_ptr<const Each>> known_;
 };
 
+// What one stage of a job takes, in seconds and in bytes.
+struct StageForecast {
+  StagePasses passes;
+  schedule::StageCost cost;       // passes with what is exchanged within them
+  schedule::ExchangeCost within;  // of weights and gradients: what a device that copies itself does in passes
+  schedule::ExchangeCost beside;  // and what goes on beside passes
+  HeldBytes held;                 // between steps, and gathered and reduced in passes
+  schedule::StageBytes bytes;     // of passes
+  OptimizerCost optimizer;
+  int64_t sum_scratch = 0;  // bytes of a CPU rank's sums over ranks beside their tensors
+};
+
+// Of a job on one rank of its mesh: one of its microbatches, and its optimizer. For one thread.
 class CostModel {
  public:
   // A pass takes its products' operations or the bytes of their weights, whichever is longer; then the bytes
@@ -89,11 +103,13 @@ class CostModel {
   // pass exchanges: the rank waits for all of it, but for the keys and values that travel around a ring while
   // attention computes, and for what tensor-parallel ranks exchange of one gradient while B computes the
   // other.
-  CostModel(const models::ModelConfig& model, const Workload& workload, const DeviceModel& device,
-            const Calibration& calibration = {});
-  // The same with dry runs of `cache`, and with links of the workload's mesh where they are at hand.
-  CostModel(FootprintCache& cache, const Workload& workload, const DeviceModel& device,
-            const Calibration& calibration = {}, std::shared_ptr<const MeshLinks> links = nullptr);
+  CostModel(const PlanBase& base, const CostSource& source);
+  // The same with dry runs of `cache`, and with links of the job's mesh where they are at hand.
+  CostModel(FootprintCache& cache, PlanBase base, const CostSource& source,
+            std::shared_ptr<const MeshLinks> links = nullptr);
+
+  // All of these of a stage, found once.
+  const StageForecast& of(const models::StageSlice& slice) const;
 
   StagePasses passes(const models::StageSlice& slice) const;
   schedule::StageCost stage(const models::StageSlice& slice) const;  // seconds: passes() and within_passes()
@@ -120,9 +136,8 @@ class CostModel {
   }
   // What its passes hold, gathered weights and gradients on their way included.
   schedule::StageBytes bytes(const models::StageSlice& slice, models::Recompute recompute) const;
-  Footprints::Kind kind_of(const models::StageSlice& slice) const;  // stages of one kind cost the same
-  const Workload& workload() const { return workload_; }
-  const MeshLinks& links() const { return *links_; }
+  const PlanBase& base() const { return base_; }
+  const schedule::ShardOptions& shard() const { return shard_; }
   models::Recompute recompute_of(const models::StageSlice& slice) const;
 
  private:
@@ -141,19 +156,23 @@ class CostModel {
   Parts parts(const models::StageSlice& slice) const;
   PassTime exchange_of_backward(const StageFootprint& stage, const Parts& parts) const;
   PassTime time(const kernels::Cost& cost) const;
+  int64_t sum_scratch(const models::StageSlice& slice) const;
+  const BatchShape& batch() const { return footprints_->at(models::Recompute::none).batch(); }
 
-  Workload workload_;
+  PlanBase base_;
+  schedule::ShardOptions shard_;
   DeviceModel device_;
   Calibration calibration_;
   std::shared_ptr<const MeshLinks> links_;
   std::shared_ptr<const FootprintCache::Each> footprints_;
   double flops_;  // rates of this rank
   double bandwidth_;
+  mutable std::map<std::pair<Footprints::Kind, models::Recompute>, StageForecast> known_;
 };
 
 // Blocks are scaled to the measured stages without the head, and the head to what is left of the last
-// stage's forward. Throws UsageError where the measurement has no stage, or one without forward or backward.
-Calibration calibrate(const models::ModelConfig& model, const Workload& workload, const DeviceModel& device,
-                      const Measurement& measured);
+// stage's forward. `run`: the job that was measured. Throws UsageError where the measurement has no stage, or
+// one without forward or backward.
+Calibration calibrate(const PlanBase& run, const DeviceModel& device, const Measurement& measured);
 
 }  // namespace pptrain::app

@@ -28,22 +28,6 @@ const DeviceModel& default_device(const config::JobConfig& job) {
   return find_device(job.run.device == config::Device::cpu ? "cpu" : "h100");
 }
 
-CostSource make_cost_source(const PlanBase& base, const std::string& costs) {
-  CostSource source = [&]() -> CostSource {
-    if (costs.ends_with(".json")) return measured_costs(base, costs);
-    const std::string name = costs.empty() ? std::string(default_device(base.job).name) : costs;
-    return {.device = find_device(name), .description = fmt::format("modelled for {}", name)};
-  }();
-  if (source.device.gpu.is_gpu()) {
-    const std::string why = why_no_attention(base.job, base.model);
-    if (!why.empty()) throw UsageError(fmt::format("{}: {}", source.device.name, why));
-  }
-  const config::DistributedSection& d = base.job.distributed;
-  if (d.ranks_per_host > 0) source.device.ranks_per_host = static_cast<int>(d.ranks_per_host);
-  if (d.host_link_gbps > 0) source.device.between_hosts.bandwidth = d.host_link_gbps * 1e9 / 8;
-  return source;
-}
-
 double peak_flops(const config::JobConfig& job, const CostSource& source) {
   if (job.metrics.peak_tflops > 0) return job.metrics.peak_tflops * 1e12;
   if (source.product_flops) return *source.product_flops;
@@ -57,55 +41,16 @@ double peak_flops(const config::JobConfig& job, const CostSource& source) {
   return metrics::known_peak_flops(name);
 }
 
-models::ContextKind context_kind(const config::DistributedSection& distributed) {
-  return distributed.cp_kind;
-}
-
-Sharding sharding_of(const PlanBase& base) {
-  const schedule::ShardOptions exchanged = lower_options(base);
-  return {.dense = base.mesh.size(mesh::Group::fsdp),
-          .experts = base.mesh.size(mesh::Group::efsdp),
-          .streamed = exchanged.gather == schedule::Gather::streamed,
-          .every_microbatch = exchanged.reduce == schedule::Reduce::microbatch};
-}
-
-Workload workload_of(const PlanBase& base) {
-  const config::JobConfig& job = base.job;
-  return {.batch = {.documents = job.train.micro_batch_size,
-                    .length = job.train.seq_len,
-                    .bfloat16 = job.train.dtype == config::Dtype::bf16,
-                    .recompute = stage_recompute(job.train.recompute, 0),
-                    .device = job.run.device == config::Device::cpu ? at::kCPU : at::kCUDA,
-                    .deterministic = job.train.deterministic,
-                    .mesh = seen_by_passes(base.mesh),
-                    .cp_kind = context_kind(job.distributed),
-                    .overlap = job.train.overlap_weight_gradients && job.run.device != config::Device::cpu},
-          .recompute = recompute_of_stages(job.train.recompute),
-          .mesh = base.mesh,
-          .sharding = sharding_of(base),
-          .threads = job.run.threads,
-          .optimizer = job.optimizer};
-}
-
-CostModel make_cost_model(const PlanBase& base, const CostSource& source) {
-  return {base.model, workload_of(base), source.device, source.calibration};
-}
-
-CostModel make_cost_model(const PlanBase& base, const CostSource& source, FootprintCache& cache) {
-  return {cache, workload_of(base), source.device, source.calibration};
-}
-
 schedule::Costs simulation_costs(const CostModel& model, const pipeline::LayerAssignment& layers,
                                  const schedule::Schedule& schedule) {
   schedule::Costs costs;
-  costs.streamed = model.workload().sharding.streamed;
+  costs.streamed = model.shard().gather == schedule::Gather::streamed;
   for (int stage = 0; stage < static_cast<int>(layers.size()); ++stage) {
-    const models::StageSlice slice = models::stage_slice(layers, stage);
-    costs.stages.push_back(model.stage(slice));
-    costs.exchange.push_back(model.beside_passes(slice));
-    if (stage > 0) {
+    const StageForecast& own = model.of(models::stage_slice(layers, stage));
+    costs.stages.push_back(own.cost);
+    costs.exchange.push_back(own.beside);
+    if (stage > 0)
       costs.latency.push_back(model.transfer(schedule.rank_of(stage - 1), schedule.rank_of(stage)));
-    }
   }
   if (costs.latency.empty()) costs.latency = {0};
   const auto nothing = [](const schedule::ExchangeCost& cost) { return cost.gather + cost.reduce == 0; };
@@ -177,8 +122,8 @@ void check_full_microbatches(const PlanBase& run, const std::string& path) {
                   path, lengths.text));
 }
 
-}  // namespace
-
+// Throws UsageError where the path is no trace, or one of another model, sequence length, type or number of
+// threads.
 CostSource measured_costs(const PlanBase& base, const std::string& trace_path) {
   const TraceSummary trace = read_trace(trace_path);
   check_same_costs(base, trace.run, trace_path);
@@ -189,8 +134,26 @@ CostSource measured_costs(const PlanBase& base, const std::string& trace_path) {
       .optimizer = value_or_zero(trace.phases, name(Phase::optimizer)) * trace.run.mesh.pp,
       .overhead = overhead_of(trace)};
   return {.device = device,
-          .calibration = calibrate(trace.run.model, workload_of(trace.run), device, measured),
+          .calibration = calibrate(trace.run, device, measured),
           .description = fmt::format("measured in {}", trace_path)};
+}
+
+}  // namespace
+
+CostSource make_cost_source(const PlanBase& base, const std::string& costs) {
+  CostSource source = [&]() -> CostSource {
+    if (costs.ends_with(".json")) return measured_costs(base, costs);
+    const std::string name = costs.empty() ? std::string(default_device(base.job).name) : costs;
+    return {.device = find_device(name), .description = fmt::format("modelled for {}", name)};
+  }();
+  if (source.device.gpu.is_gpu()) {
+    const std::string why = why_no_attention(base.job, base.model);
+    if (!why.empty()) throw UsageError(fmt::format("{}: {}", source.device.name, why));
+  }
+  const config::DistributedSection& d = base.job.distributed;
+  if (d.ranks_per_host > 0) source.device.ranks_per_host = static_cast<int>(d.ranks_per_host);
+  if (d.host_link_gbps > 0) source.device.between_hosts.bandwidth = d.host_link_gbps * 1e9 / 8;
+  return source;
 }
 
 }  // namespace pptrain::app

@@ -1,7 +1,6 @@
 // What a job's passes cost in time.
 #pragma once
 
-#include <optional>
 #include <string>
 
 #include "app/forecast/cost_model.h"
@@ -11,16 +10,6 @@
 #include "parallel/schedule/schedule.h"
 
 namespace pptrain::app {
-
-struct PlanBase;
-
-// Where costs come from: a device, by itself or scaled to what a run measured.
-struct CostSource {
-  DeviceModel device;
-  Calibration calibration{};
-  std::string description;                             // "modelled for h100", "measured in runs/a/trace.json"
-  std::optional<double> product_flops = std::nullopt;  // of a rank: the rate of large products, if measured
-};
 
 // `costs` is a device's name, or the trace of a run of the same model (profile.trace). Empty: the device that
 // the job runs on (run.device; for cuda, h100). Throws UsageError, also for a GPU that cannot run the model.
@@ -36,28 +25,10 @@ std::string why_no_attention(const config::JobConfig& job, const models::ModelCo
 // The device that run.device means where nothing names one.
 const DeviceModel& default_device(const config::JobConfig& job);
 
-models::ContextKind context_kind(const config::DistributedSection& distributed);
-
-// How ranks hold what they share of the stages' parameters.
-Sharding sharding_of(const PlanBase& base);
-
-// One of the job's microbatches on one rank of its mesh.
-Workload workload_of(const PlanBase& base);
-
-CostModel make_cost_model(const PlanBase& base, const CostSource& source);
-// The same with dry runs of `cache`, for layouts of one model.
-CostModel make_cost_model(const PlanBase& base, const CostSource& source, FootprintCache& cache);
-
 // Costs of each stage, transfers and exchanges included, for schedule::simulate; seconds. `schedule` says
 // where stages are, no more.
 schedule::Costs simulation_costs(const CostModel& model, const pipeline::LayerAssignment& layers,
                                  const schedule::Schedule& schedule);
-
-// --- Costs of a job's passes from the trace of a run of the same model.
-
-// `trace_path`: run.dir/trace.json. Throws UsageError where it is no trace, or one of another model, sequence
-// length, type or number of threads.
-CostSource measured_costs(const PlanBase& base, const std::string& trace_path);
 
 // --- Costs of a job's passes as the CPU of this machine takes for them now (machine_costs.cpp).
 

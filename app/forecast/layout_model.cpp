@@ -10,21 +10,6 @@ namespace pptrain::app {
 
 namespace {
 
-Workload on_layout(Workload workload, const Layout& layout, const PlanBase& base) {
-  const mesh::MeshShape& mesh = layout.mesh;
-  workload.batch.documents = layout.micro_batch_size;
-  workload.batch.recompute = models::make_recompute(layout.recompute.front());
-  workload.recompute.clear();
-  workload.batch.mesh = seen_by_passes(mesh);
-  workload.batch.cp_kind = context_kind(base.job.distributed);
-  workload.mesh = mesh;
-  workload.sharding = {.dense = mesh.size(mesh::Group::fsdp),
-                       .experts = mesh.size(mesh::Group::efsdp),
-                       .streamed = layout.reshard,
-                       .every_microbatch = layout.every_microbatch};
-  return workload;
-}
-
 template <typename Each>
 RankBytes combined(const RankBytes& a, const RankBytes& b, const Each& each) {
   const auto of = [&](int64_t x, int64_t y) {
@@ -41,7 +26,7 @@ RankBytes combined(const RankBytes& a, const RankBytes& b, const Each& each) {
 }  // namespace
 
 const WholeModelCosts::Passes& WholeModelCosts::passes(const Layout& layout, const CostModel& costs) {
-  const std::pair key(layout.micro_batch_size, costs.workload().batch.recompute);
+  const std::pair key(layout.micro_batch_size, layout.recompute.front());
   if (const auto known = passes_.find(key); known != passes_.end()) return known->second;
   return passes_
       .emplace(key, Passes{.time = costs.passes(whole_), .activation = costs.footprint(whole_).activation})
@@ -51,11 +36,10 @@ const WholeModelCosts::Passes& WholeModelCosts::passes(const Layout& layout, con
 const WholeModelCosts::Shards& WholeModelCosts::shards(const Layout& layout, const CostModel& costs) {
   const std::pair key(layout.reshard, layout.every_microbatch);
   if (const auto known = shards_.find(key); known != shards_.end()) return known->second;
-  const StageFootprint& own = costs.footprint(whole_);
   return shards_
       .emplace(key, Shards{.exchange = costs.exchange(whole_),
-                           .held = held_bytes(own, costs.workload().sharding),
-                           .groups = static_cast<double>(own.groups.size())})
+                           .held = held_bytes(costs.footprint(whole_), costs.base().mesh, costs.shard()),
+                           .groups = static_cast<double>(costs.footprint(whole_).groups.size())})
       .first->second;
 }
 
@@ -64,28 +48,9 @@ const OptimizerCost& WholeModelCosts::optimizer(const CostModel& costs) {
   return *optimizer_;
 }
 
-LayoutModel::LayoutModel(const Layout& layout, Workload workload, const PlanBase& base,
-                         const CostSource& source, FootprintCache& dry_runs,
-                         std::shared_ptr<const MeshLinks> links)
-    : layout_(layout),
-      base_(base),
-      costs_(dry_runs, on_layout(std::move(workload), layout, base), source.device, source.calibration,
-             std::move(links)) {}
-
-const LayoutModel::Stage& LayoutModel::stage(const models::StageSlice& slice) {
-  const Footprints::Kind kind = costs_.kind_of(slice);
-  if (const auto known = stages_.find(kind); known != stages_.end()) return known->second;
-  const StageFootprint& own = costs_.footprint(slice);
-  const Stage stage{.passes = costs_.passes(slice),
-                    .cost = costs_.stage(slice),
-                    .exchange = costs_.beside_passes(slice),
-                    .within = costs_.within_passes(slice),
-                    .bytes = costs_.bytes(slice, costs_.recompute_of(slice)),
-                    .held = held_bytes(own, costs_.workload().sharding),
-                    .optimizer = costs_.optimizer(slice),
-                    .sum_scratch = sum_scratch(costs_, slice)};
-  return stages_.emplace(kind, stage).first->second;
-}
+LayoutModel::LayoutModel(const Layout& layout, const PlanBase& base, const CostSource& source,
+                         FootprintCache& dry_runs, std::shared_ptr<const MeshLinks> links)
+    : layout_(layout), costs_(dry_runs, on_layout(base, layout), source, std::move(links)) {}
 
 // The mean rank's passes, one after the other; before them the last rank waits for the first microbatch,
 // behind them are the optimizer and the norm. Streamed weights bound each pass, but for a group that is there
@@ -126,12 +91,11 @@ RankBytes LayoutModel::least_bytes(WholeModelCosts& whole) const {
 const pipeline::LayerAssignment& LayoutModel::layers(int stages) {
   if (const auto known = layers_.find(stages); known != layers_.end()) return known->second;
   const auto seconds = [&](bool embedding, bool head) {
-    const Stage& one =
-        stage({.index = 0, .first_layer = 0, .end_layer = 1, .embedding = embedding, .head = head});
-    return one.passes.forward.total() + one.passes.backward.total();
+    const StagePasses& one = costs_.of({.end_layer = 1, .embedding = embedding, .head = head}).passes;
+    return one.forward.total() + one.backward.total();
   };
   const double layer = seconds(false, false);
-  const int count = static_cast<int>(base_.model.layers);
+  const int count = static_cast<int>(costs_.base().model.layers);
   pipeline::LayerAssignment result;
   try {
     result = pipeline::compute_layer_assignment(count, stages, seconds(true, false) / layer - 1,
@@ -143,13 +107,11 @@ const pipeline::LayerAssignment& LayoutModel::layers(int stages) {
 }
 
 std::optional<LayoutModel::Shapes> LayoutModel::shapes_of(ScheduleShapes& shapes, const std::string& schedule,
-                                                          int stages_per_rank) const {
-  schedule::ScheduleSpec spec{.name = schedule, .ranks = layout_.mesh.pp, .stages_per_rank = stages_per_rank};
-  const schedule::ShardOptions shard{
-      .gather = !costs_.workload().sharding.divided() ? schedule::Gather::never
-                : layout_.reshard                     ? schedule::Gather::streamed
-                                                      : schedule::Gather::kept,
-      .reduce = layout_.every_microbatch ? schedule::Reduce::microbatch : schedule::Reduce::step};
+                                                          int64_t stages_per_rank) const {
+  schedule::ScheduleSpec spec = schedule_spec(costs_.base().job);
+  spec.name = schedule;
+  spec.stages_per_rank = static_cast<int>(stages_per_rank);
+  const schedule::ShardOptions& shard = costs_.shard();
   Shapes result{.stretch = Stretch(layout_.mesh.pp, static_cast<int>(layout_.grad_accum_steps)),
                 .few = nullptr,
                 .more = nullptr};
@@ -163,19 +125,6 @@ std::optional<LayoutModel::Shapes> LayoutModel::shapes_of(ScheduleShapes& shapes
   return result;
 }
 
-schedule::Costs LayoutModel::costs_of(const schedule::Schedule& schedule) {
-  schedule::Costs costs;
-  costs.streamed = layout_.reshard;
-  const pipeline::LayerAssignment& split = layers(schedule.stages());
-  for (int i = 0; i < schedule.stages(); ++i) {
-    const Stage& own = stage(models::stage_slice(split, i));
-    costs.stages.push_back(own.cost);
-    costs.exchange.push_back(own.exchange);
-    if (i > 0) costs.latency.push_back(costs_.transfer(schedule.rank_of(i - 1), schedule.rank_of(i)));
-  }
-  return costs;
-}
-
 double LayoutModel::pipeline_time(const Shapes& shapes, const schedule::Costs& costs) {
   const auto simulate = [&](const schedule::Schedule& schedule) {
     for (const auto& list : schedule.actions) actions_ += std::ssize(list);
@@ -185,54 +134,30 @@ double LayoutModel::pipeline_time(const Shapes& shapes, const schedule::Costs& c
   return shapes.stretch.is_whole() ? more : shapes.stretch.at_all(simulate(*shapes.few), more);
 }
 
+// Without sends and receives: as one microbatch arrives, another leaves, both ways.
 std::vector<RankBytes> LayoutModel::bytes_of(const schedule::Schedule& schedule) {
-  std::vector<RankBytes> ranks(static_cast<size_t>(schedule.ranks));
-  std::vector<schedule::StageBytes> stages;
   const pipeline::LayerAssignment& split = layers(schedule.stages());
-  for (int i = 0; i < schedule.stages(); ++i) {
-    const Stage& own = stage(models::stage_slice(split, i));
-    stages.push_back(own.bytes);
-    RankBytes& rank = ranks[static_cast<size_t>(schedule.rank_of(i))];
-    rank.weights += own.held.weights;
-    rank.gradients += own.held.gradients;
-    rank.buffers = std::max(rank.buffers, own.sum_scratch);
-  }
-  const std::vector<OptimizerCost> optimizers = this->optimizers(schedule);
-  const auto peaks = schedule::peak_bytes(schedule, stages);
-  for (size_t rank = 0; rank < ranks.size(); ++rank) {
-    const schedule::MemorySplit& peak = peaks[rank].peak;
-    ranks[rank].gathered = peak.gathered;
-    ranks[rank].gradients += peak.reducing;
-    ranks[rank].activations =
-        std::max(peak.activations + peak.weight_operands + peak.workspace, optimizers[rank].workspace);
-    ranks[rank].optimizer = optimizers[rank].held;
-    // Without sends and receives: as one microbatch arrives, another leaves, both ways.
-    ranks[rank].buffers += peak.buffers + (schedule.ranks > 1 ? 4 * stages.front().message : 0);
-  }
-  return ranks;
-}
-
-std::vector<OptimizerCost> LayoutModel::optimizers(const schedule::Schedule& schedule) {
-  std::vector<OptimizerCost> ranks(static_cast<size_t>(schedule.ranks));
-  const pipeline::LayerAssignment& split = layers(schedule.stages());
-  for (int i = 0; i < schedule.stages(); ++i)
-    ranks[static_cast<size_t>(schedule.rank_of(i))] += stage(models::stage_slice(split, i)).optimizer;
+  std::vector<RankBytes> ranks = rank_bytes(costs_, split, schedule);
+  if (schedule.ranks == 1) return ranks;
+  for (RankBytes& rank : ranks) rank.buffers += 4 * costs_.of(models::stage_slice(split, 0)).bytes.message;
   return ranks;
 }
 
 double LayoutModel::slowest_optimizer(const schedule::Schedule& schedule) {
-  return std::ranges::max(optimizers(schedule), {}, &OptimizerCost::seconds).seconds;
+  const auto ranks = optimizer_costs(costs_, layers(schedule.stages()), schedule);
+  return std::ranges::max(ranks, {}, &OptimizerCost::seconds).seconds;
 }
 
-std::optional<Estimate> LayoutModel::estimate(ScheduleShapes& shapes, const std::string& schedule,
-                                              int stages_per_rank) {
-  if (layout_.mesh.pp * stages_per_rank > base_.model.layers) return std::nullopt;
+std::optional<Candidate> LayoutModel::estimate(ScheduleShapes& shapes, const std::string& schedule,
+                                               int stages_per_rank) {
+  if (layout_.mesh.pp * stages_per_rank > costs_.base().model.layers) return std::nullopt;
   const auto known = shapes_of(shapes, schedule, stages_per_rank);
   if (!known) return std::nullopt;
-  Estimate result{.schedule = schedule, .stages_per_rank = stages_per_rank, .bytes = {}};
-  result.pipeline = pipeline_time(*known, costs_of(*known->more));
-  result.step_time =
-      result.pipeline + slowest_optimizer(*known->more) + costs_.norm_exchange() + costs_.overhead();
+  Candidate result{.layout = layout_, .bytes = {}};
+  result.layout.schedule = schedule;
+  result.layout.stages_per_rank = stages_per_rank;
+  result.step_time = pipeline_time(*known, costs_of(*known->more)) + slowest_optimizer(*known->more) +
+                     costs_.norm_exchange() + costs_.overhead();
   const std::vector<RankBytes> more = bytes_of(*known->more);
   const std::vector<RankBytes> few = known->stretch.is_whole() ? more : bytes_of(*known->few);
   for (size_t rank = 0; rank < more.size(); ++rank) {
@@ -243,15 +168,15 @@ std::optional<Estimate> LayoutModel::estimate(ScheduleShapes& shapes, const std:
   return result;
 }
 
-TimeSplit LayoutModel::split(ScheduleShapes& shapes, const Estimate& estimate) {
-  const Shapes known = *shapes_of(shapes, estimate.schedule, estimate.stages_per_rank);
+TimeSplit LayoutModel::split(ScheduleShapes& shapes, const Candidate& estimate) {
+  const Shapes known = *shapes_of(shapes, estimate.layout.schedule, estimate.layout.stages_per_rank);
   const schedule::Schedule& schedule = *known.more;
   const pipeline::LayerAssignment& split = layers(schedule.stages());
   PassTime passes;
   schedule::ExchangeCost within;
   for (const auto& list : schedule.actions) {
     for (const schedule::Action& action : list) {
-      const Stage& own = stage(models::stage_slice(split, action.stage));
+      const StageForecast& own = costs_.of(models::stage_slice(split, action.stage));
       if (schedule::is_compute(action.kind)) passes += own.passes.of(action.kind);
       if (schedule::needs_weights(action.kind)) within.gather += own.within.gather;
       if (schedule::is_weight_gradient(action.kind)) within.reduce += own.within.reduce;
@@ -259,21 +184,20 @@ TimeSplit LayoutModel::split(ScheduleShapes& shapes, const Estimate& estimate) {
   }
   const double scale = static_cast<double>(known.stretch.all) / known.stretch.more / schedule.ranks;
   const schedule::Costs costs = costs_of(schedule);
+  const double pipeline = pipeline_time(known, costs);
   const auto longer_by = [&](double schedule::ExchangeCost::*part) {
     schedule::Costs without = costs;
     for (schedule::ExchangeCost& cost : without.exchange) cost.*part = 0;
-    return std::max(0.0, estimate.pipeline - pipeline_time(known, without));
+    return std::max(0.0, pipeline - pipeline_time(known, without));
   };
-  const auto waiting = [&](kernels::Wire wire) { return passes.exposed[static_cast<size_t>(wire)] * scale; };
   TimeSplit time{.compute = passes.compute * scale,
-                 .tp = waiting(kernels::Wire::tp),
-                 .cp = waiting(kernels::Wire::cp),
-                 .ep = waiting(kernels::Wire::ep),
+                 .waiting = passes.exposed,
                  .weights = within.gather * scale + longer_by(&schedule::ExchangeCost::gather),
                  .gradients = within.reduce * scale + longer_by(&schedule::ExchangeCost::reduce),
                  .bubble = 0,
                  .optimizer = slowest_optimizer(schedule),
                  .others = costs_.norm_exchange() + costs_.overhead()};
+  for (double& seconds : time.waiting) seconds *= scale;
   for (const auto& [name, seconds] : time.parts()) time.bubble -= seconds;
   time.bubble += estimate.step_time;
   return time;

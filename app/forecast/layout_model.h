@@ -16,14 +16,6 @@
 
 namespace pptrain::app {
 
-struct Estimate {
-  std::string schedule;
-  int stages_per_rank = 1;
-  double pipeline = 0;   // s until the last rank has done its list
-  double step_time = 0;  // s
-  RankBytes bytes;       // of the fullest rank
-};
-
 // Costs of the whole model as one stage, which the bounds of a mesh's layouts share: each is found once.
 class WholeModelCosts {
  public:
@@ -50,8 +42,8 @@ class WholeModelCosts {
 
  private:
   models::StageSlice whole_;
-  std::map<std::pair<int64_t, models::Recompute>, Passes> passes_;  // by samples of a microbatch
-  std::map<std::pair<bool, bool>, Shards> shards_;                  // by reshard, every_microbatch
+  std::map<std::pair<int64_t, std::string>, Passes> passes_;  // by micro_batch_size, recompute
+  std::map<std::pair<bool, bool>, Shards> shards_;            // by reshard, every_microbatch
   std::optional<OptimizerCost> optimizer_;
 };
 
@@ -59,52 +51,40 @@ class LayoutModel {
  public:
   static constexpr int most_stages_per_rank = 4;  // that the search tries
 
-  // `layout`: one word of recompute; its schedule is not looked at. `workload`: of the job, on any mesh. All
-  // but the workload must outlive this.
-  LayoutModel(const Layout& layout, Workload workload, const PlanBase& base, const CostSource& source,
-              FootprintCache& dry_runs, std::shared_ptr<const MeshLinks> links);
+  // `layout`: one word of recompute; its schedule and layers are not looked at. `dry_runs` must outlive this.
+  LayoutModel(const Layout& layout, const PlanBase& base, const CostSource& source, FootprintCache& dry_runs,
+              std::shared_ptr<const MeshLinks> links);
 
   // No schedule and split takes less: seconds of a step, and bytes of the fullest rank. `whole` serves all
   // layouts of the mesh.
   double least_time(WholeModelCosts& whole) const;
   RankBytes least_bytes(WholeModelCosts& whole) const;
 
-  // Nothing where the schedule does not exist or is another one's twin, or the model has too few layers.
-  std::optional<Estimate> estimate(ScheduleShapes& shapes, const std::string& schedule, int stages_per_rank);
-  TimeSplit split(ScheduleShapes& shapes, const Estimate& estimate);
+  // The layout with this schedule, without layers. Nothing where the schedule does not exist or is another
+  // one's twin, or the model has too few layers.
+  std::optional<Candidate> estimate(ScheduleShapes& shapes, const std::string& schedule, int stages_per_rank);
+  TimeSplit split(ScheduleShapes& shapes, const Candidate& estimate);
 
   const pipeline::LayerAssignment& layers(int stages);  // balanced by cost, embedding and head included
   int64_t actions() const { return actions_; }          // simulated so far
 
  private:
-  struct Stage {
-    StagePasses passes;
-    schedule::StageCost cost;
-    schedule::ExchangeCost exchange;  // beside passes
-    schedule::ExchangeCost within;    // and within them
-    schedule::StageBytes bytes;
-    HeldBytes held;
-    OptimizerCost optimizer;
-    int64_t sum_scratch = 0;
-  };
   struct Shapes {  // of a short step, and of a shorter one
     Stretch stretch;
     std::shared_ptr<const schedule::Schedule> few, more;
   };
 
-  const Stage& stage(const models::StageSlice& slice);
   std::optional<Shapes> shapes_of(ScheduleShapes& shapes, const std::string& schedule,
-                                  int stages_per_rank) const;
-  schedule::Costs costs_of(const schedule::Schedule& schedule);
+                                  int64_t stages_per_rank) const;
+  schedule::Costs costs_of(const schedule::Schedule& schedule) {
+    return simulation_costs(costs_, layers(schedule.stages()), schedule);
+  }
   double pipeline_time(const Shapes& shapes, const schedule::Costs& costs);
   std::vector<RankBytes> bytes_of(const schedule::Schedule& schedule);
-  std::vector<OptimizerCost> optimizers(const schedule::Schedule& schedule);  // [rank]
   double slowest_optimizer(const schedule::Schedule& schedule);
 
   Layout layout_;
-  const PlanBase& base_;
   CostModel costs_;
-  std::map<Footprints::Kind, Stage> stages_;
   std::map<int, pipeline::LayerAssignment> layers_;  // by stages
   int64_t actions_ = 0;
 };

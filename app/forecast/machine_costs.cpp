@@ -48,18 +48,13 @@ double median(std::vector<double>& values) {
 }
 
 // What is timed: the job's microbatch, or a part of it, on a rank that has whole layers.
-Workload timed_workload(const PlanBase& base) {
-  Workload workload = workload_of(base);
-  workload.batch.mesh = {};
-  workload.batch.recompute = models::Recompute::none;
-  workload.batch.device = at::kCPU;
-  workload.recompute.clear();
-  workload.mesh = {};
-  workload.sharding = {};
-  workload.batch.length = std::min(workload.batch.length, most_tokens);
-  workload.batch.documents =
-      std::clamp(most_tokens / workload.batch.length, int64_t{1}, workload.batch.documents);
-  return workload;
+PlanBase timed_base(const PlanBase& base) {
+  PlanBase timed = on_mesh(base, {});
+  config::TrainSection& train = timed.job.train;
+  train.recompute = {std::string(models::to_string(models::Recompute::none))};
+  train.seq_len = std::min(train.seq_len, most_tokens);
+  train.micro_batch_size = std::clamp(most_tokens / train.seq_len, int64_t{1}, train.micro_batch_size);
+  return timed;
 }
 
 // A layer of each kind, and one with the head.
@@ -83,12 +78,13 @@ std::vector<models::StageSlice> timed_slices(const models::ModelConfig& model) {
   return slices;
 }
 
-data::Microbatch random_microbatch(const models::ModelConfig& model, const BatchShape& batch) {
-  const int64_t tokens = batch.documents * batch.length;
-  return {.tokens = at::randint(model.vocab, {tokens}, at::kLong),
-          .labels = at::randint(model.vocab, {tokens}, at::kLong),
-          .positions = at::arange(batch.length, at::kInt).repeat({batch.documents}),
-          .segments = tokens::equal_segments(batch.documents, batch.length, at::kCPU),
+data::Microbatch random_microbatch(const PlanBase& base) {
+  const int64_t vocab = base.model.vocab, documents = base.job.train.micro_batch_size;
+  const int64_t length = base.job.train.seq_len, tokens = documents * length;
+  return {.tokens = at::randint(vocab, {tokens}, at::kLong),
+          .labels = at::randint(vocab, {tokens}, at::kLong),
+          .positions = at::arange(length, at::kInt).repeat({documents}),
+          .segments = tokens::equal_segments(documents, length, at::kCPU),
           .targets = tokens,
           .global_tokens = tokens,
           .global_targets = tokens};
@@ -97,13 +93,12 @@ data::Microbatch random_microbatch(const models::ModelConfig& model, const Batch
 // One rank's stages, and its times.
 class RankTimer {
  public:
-  RankTimer(const PlanBase& base, const models::ModelConfig& model, const Workload& workload,
-            std::span<const models::StageSlice> slices)
-      : data_(random_microbatch(model, workload.batch)) {
+  RankTimer(const PlanBase& base, std::span<const models::StageSlice> slices)
+      : data_(random_microbatch(base)) {
     std::vector<nn::Buffer*> buffers;
     for (const models::StageSlice& slice : slices) {
-      auto& stage = *stages_.emplace_back(std::make_unique<models::TransformerStage>(model, slice));
-      stage.materialise(at::kCPU, workload.batch.bfloat16 ? at::kBFloat16 : at::kFloat);
+      auto& stage = *stages_.emplace_back(std::make_unique<models::TransformerStage>(base.model, slice));
+      stage.materialise(at::kCPU, base.job.train.dtype == config::Dtype::bf16 ? at::kBFloat16 : at::kFloat);
       stage.parameters().initialise(0);
       for (nn::Buffer* buffer : stage.parameters().buffers()) buffers.push_back(buffer);
     }
@@ -183,18 +178,17 @@ struct Measured {
 };
 
 // The mean over `ranks` that run at the same time; of the GEMMs the fastest.
-Measured measure(const PlanBase& base, const models::ModelConfig& model, const Workload& workload,
-                 std::span<const models::StageSlice> slices, unsigned ranks) {
+Measured measure(const PlanBase& base, std::span<const models::StageSlice> slices, unsigned ranks) {
   std::vector<Measured> results(ranks);
   std::barrier together(static_cast<std::ptrdiff_t>(ranks));
   std::mutex mutex;
   std::exception_ptr failure;
   const auto body = [&](unsigned rank) {
     const c10::InferenceMode inference;
-    at::set_num_threads(static_cast<int>(workload.threads));
+    at::set_num_threads(static_cast<int>(base.job.run.threads));
     std::unique_ptr<RankTimer> timer;
     try {
-      timer = std::make_unique<RankTimer>(base, model, workload, slices);
+      timer = std::make_unique<RankTimer>(base, slices);
     } catch (...) {
       const std::lock_guard lock(mutex);
       failure = std::current_exception();
@@ -202,7 +196,8 @@ Measured measure(const PlanBase& base, const models::ModelConfig& model, const W
     together.arrive_and_wait();
     if (failure) return;  // set before all arrived
     try {
-      results[rank].product_flops = metrics::peak_flops(at::kCPU, workload.batch.bfloat16);
+      results[rank].product_flops =
+          metrics::peak_flops(at::kCPU, base.job.train.dtype == config::Dtype::bf16);
       results[rank].passes = timer->run(together);
     } catch (...) {
       const std::lock_guard lock(mutex);
@@ -252,18 +247,17 @@ CostSource measure_machine(const PlanBase& base) {
         "run's trace");
   const auto start = Clock::now();
   CostSource source = make_cost_source(base, "cpu");
-  Workload workload = timed_workload(base);
-  models::ModelConfig model = base.model;
-  model.max_seq = std::max(model.max_seq, workload.batch.length);
-  const std::vector<models::StageSlice> slices = timed_slices(model);
-  std::string reason = too_long({model, workload, source.device}, slices);
-  while (!reason.empty() && workload.batch.documents * workload.batch.length > 256) {
-    if (workload.batch.documents > 1) {
-      workload.batch.documents = (workload.batch.documents + 1) / 2;
+  PlanBase timed = timed_base(base);
+  const std::vector<models::StageSlice> slices = timed_slices(base.model);
+  std::string reason = too_long({timed, source}, slices);
+  for (config::TrainSection& train = timed.job.train;
+       !reason.empty() && train.micro_batch_size * train.seq_len > 256;) {
+    if (train.micro_batch_size > 1) {
+      train.micro_batch_size = (train.micro_batch_size + 1) / 2;
     } else {
-      workload.batch.length /= 2;
+      train.seq_len /= 2;
     }
-    reason = too_long({model, workload, source.device}, slices);
+    reason = too_long({timed, source}, slices);
   }
   if (!reason.empty()) {
     source.description += " (" + reason + ")";
@@ -272,8 +266,8 @@ CostSource measure_machine(const PlanBase& base) {
   const unsigned cores = std::max(1U, std::thread::hardware_concurrency());
   const auto ranks = static_cast<unsigned>(std::clamp<int64_t>(
       base.mesh.world_size(), 1, std::clamp<int64_t>(cores / base.job.run.threads, 1, most_ranks)));
-  const Measured measured = measure(base, model, workload, slices, ranks);
-  source.calibration = calibrate(model, workload, source.device, measured.passes);
+  const Measured measured = measure(timed, slices, ranks);
+  source.calibration = calibrate(timed, source.device, measured.passes);
   source.product_flops = measured.product_flops;
   source.description = fmt::format("measured on this machine in {:.1f} s, {} rank{} at once",
                                    seconds_since(start), ranks, ranks == 1 ? "" : "s");

@@ -4,8 +4,6 @@
 #include <cmath>
 #include <vector>
 
-#include "core/base/error.h"
-
 namespace pptrain::app {
 namespace {
 
@@ -61,18 +59,6 @@ GroupLink MeshLinks::link_of(const Which& which) const {
       .bandwidth = std::min(device_.within_host.bandwidth, together * device_.between_hosts.bandwidth),
       .latency = device_.between_hosts.latency};
   return result;
-}
-
-const GroupLink& MeshLinks::on(kernels::Wire wire) const {
-  switch (wire) {
-    case kernels::Wire::tp:
-      return along(mesh::Axis::tp);
-    case kernels::Wire::cp:
-      return along(mesh::Axis::cp);
-    case kernels::Wire::ep:
-      return of(mesh::Group::ep);
-  }
-  throw Error("unknown wire");
 }
 
 double MeshLinks::transfer(int from, int to, double bytes) const {

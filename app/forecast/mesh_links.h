@@ -4,7 +4,6 @@
 #include <array>
 
 #include "app/forecast/device_model.h"
-#include "core/kernels/cost.h"
 #include "parallel/mesh/device_mesh.h"
 
 namespace pptrain::app {
@@ -36,7 +35,6 @@ class MeshLinks {
 
   const GroupLink& along(mesh::Axis axis) const { return axes_[static_cast<size_t>(axis)]; }
   const GroupLink& of(mesh::Group group) const { return groups_[static_cast<size_t>(group)]; }
-  const GroupLink& on(kernels::Wire wire) const;
   const GroupLink& world() const { return world_; }
 
   // Seconds of a message of `bytes` from a rank of pipeline rank `from` to the same of `to`, the slowest of

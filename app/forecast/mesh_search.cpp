@@ -45,9 +45,8 @@ struct Bounded {
 };
 
 struct Found {
-  size_t layout = 0;
-  Estimate estimate;
-  bool fits = true;
+  size_t layout = 0;  // among the bounded ones
+  Candidate candidate;
 };
 
 std::string axes_of(const mesh::MeshShape& mesh) {
@@ -86,7 +85,6 @@ class MeshSearcher {
       : base_(base),
         source_(source),
         options_(options),
-        workload_(workload_of(base)),
         dry_runs_(base.model),
         meshes_(legal_meshes(base, options.world, samples_of_step(base))) {
     links_.resize(meshes_.size());
@@ -101,8 +99,8 @@ class MeshSearcher {
     std::ranges::stable_sort(layouts_, {}, &Bounded::time);
     find_best();
     cover_families();
-    std::optional<Prediction> whole;
-    const std::vector<size_t> ranking = rank_what_fits(whole);
+    std::optional<Prediction> exact;
+    const std::vector<size_t> ranking = rank_what_fits(exact);
     MeshSearchResult result{.samples = samples_of_step(base_),
                             .meshes = std::ssize(meshes_),
                             .layouts = std::ssize(layouts_),
@@ -110,11 +108,11 @@ class MeshSearcher {
                             .time = {},
                             .losers = {}};
     if (!ranking.empty()) {
-      for (const size_t found : ranking) result.ranking.push_back(candidate(found_[found]));
+      for (const size_t found : ranking) result.ranking.push_back(with_layers(found_[found]));
       try_neighbours(found_[ranking.front()].layout);
       result.time = split(found_[ranking.front()]);
       add_losers(ranking.front(), result.losers);
-      if (whole) put_first(*whole, result);
+      if (exact) put_first(*exact, result);
     } else {
       add_losers(std::nullopt, result.losers);
     }
@@ -130,7 +128,7 @@ class MeshSearcher {
   void list_layouts_of(size_t mesh);
   void add_layout(size_t mesh, const Layout& layout, WholeModelCosts& whole);
   LayoutModel model_of(const Bounded& bounded) {
-    return {bounded.layout, workload_, base_, source_, dry_runs_, links_[bounded.mesh]};
+    return {bounded.layout, base_, source_, dry_runs_, links_[bounded.mesh]};
   }
   bool fits(const RankBytes& bytes) const {
     return options_.budget <= 0 || static_cast<double>(bytes.total()) <= options_.budget;
@@ -147,24 +145,23 @@ class MeshSearcher {
 
   // --- what comes of it
   std::vector<size_t> rank_meshes() const;
-  bool exists(const Found& found) const;
-  Candidate candidate(const Found& found);
+  bool exists(const Layout& layout) const;
+  Candidate with_layers(const Found& found);
   TimeSplit split(const Found& found) {
-    return model_of(layouts_[found.layout]).split(shapes_, found.estimate);
+    return model_of(layouts_[found.layout]).split(shapes_, found.candidate);
   }
-  std::vector<size_t> rank_what_fits(std::optional<Prediction>& whole);
-  std::optional<Prediction> predict_whole(const Candidate& first) const;
+  std::vector<size_t> rank_what_fits(std::optional<Prediction>& exact);
+  std::optional<Prediction> predict_whole(const Layout& layout) const;
   void refuse(Found& found, const RankBytes& bytes);
-  static void put_first(const Prediction& whole, MeshSearchResult& result);
+  static void put_first(const Prediction& exact, MeshSearchResult& result);
   void add_losers(std::optional<size_t> best, std::vector<Loser>& losers);
   std::optional<std::string> difference(const Found& other, const Found* best) const;
-  static bool better(const Found& a, const Found& b);
-  std::string why(const Found& loser, const std::optional<Found>& best);
+  static bool better(const Found& one, const Found& other);
+  std::string why(const Found& loser, const Found* best);
 
   const PlanBase& base_;
   const CostSource& source_;
   const MeshSearchOptions& options_;
-  Workload workload_;
   FootprintCache dry_runs_;
   ScheduleShapes shapes_;
   std::vector<mesh::MeshShape> meshes_;
@@ -271,11 +268,11 @@ void MeshSearcher::simulate(size_t layout) {
       alone ? std::vector<std::string>{"1f1b"} : schedule::training_schedule_names();
   for (const std::string& name : names) {
     for (int stages = 1; stages <= (alone ? 1 : LayoutModel::most_stages_per_rank); ++stages) {
-      const auto estimate = model.estimate(shapes_, name, stages);
+      auto estimate = model.estimate(shapes_, name, stages);
       if (!estimate) continue;
-      const bool has_room = fits(estimate->bytes);
-      found_.push_back({.layout = layout, .estimate = *estimate, .fits = has_room});
-      if (has_room) add_to_mesh(layouts_[layout].mesh, estimate->step_time);
+      estimate->fits = fits(estimate->bytes);
+      if (estimate->fits) add_to_mesh(layouts_[layout].mesh, estimate->step_time);
+      found_.push_back({layout, *std::move(estimate)});
     }
   }
   actions_ += model.actions();
@@ -316,7 +313,7 @@ void MeshSearcher::cover_families() {
   }
   std::set<std::string> fit;
   for (const Found& found : found_) {
-    if (found.fits) fit.insert(axes_of(layouts_[found.layout].layout.mesh));
+    if (found.candidate.fits) fit.insert(axes_of(found.candidate.layout.mesh));
   }
   for (auto& [family, layouts] : families) {
     if (fit.contains(family) || simulate_until_one_fits(layouts)) continue;
@@ -330,7 +327,7 @@ bool MeshSearcher::simulate_until_one_fits(std::span<const size_t> layouts) {
     const size_t before = found_.size();
     simulate(layout);
     if (std::any_of(found_.begin() + static_cast<std::ptrdiff_t>(before), found_.end(),
-                    [](const Found& found) { return found.fits; }))
+                    [](const Found& found) { return found.candidate.fits; }))
       return true;
   }
   return false;
@@ -353,109 +350,95 @@ void MeshSearcher::try_neighbours(size_t best) {
 std::vector<size_t> MeshSearcher::rank_meshes() const {
   std::vector<size_t> order;
   for (size_t i = 0; i < found_.size(); ++i) {
-    if (found_[i].fits) order.push_back(i);
+    if (found_[i].candidate.fits) order.push_back(i);
   }
   std::ranges::stable_sort(order, {}, [&](size_t i) {
-    return std::tuple(found_[i].estimate.step_time, found_[i].estimate.bytes.total());
+    return std::tuple(found_[i].candidate.step_time, found_[i].candidate.bytes.total());
   });
   std::vector<size_t> best;
   std::set<size_t> seen;
   for (const size_t i : order) {
     if (best.size() == options_.rows) break;
-    if (seen.contains(layouts_[found_[i].layout].mesh) || !exists(found_[i])) continue;
+    if (seen.contains(layouts_[found_[i].layout].mesh) || !exists(found_[i].candidate.layout)) continue;
     seen.insert(layouts_[found_[i].layout].mesh);
     best.push_back(i);
   }
   return best;
 }
 
-bool MeshSearcher::exists(const Found& found) const {
-  const Layout& layout = layouts_[found.layout].layout;
+bool MeshSearcher::exists(const Layout& layout) const {
   if (Stretch(layout.mesh.pp, static_cast<int>(layout.grad_accum_steps)).is_whole()) return true;
   try {
-    schedule::make_schedule({.name = found.estimate.schedule,
-                             .ranks = layout.mesh.pp,
-                             .microbatches = static_cast<int>(layout.grad_accum_steps),
-                             .stages_per_rank = found.estimate.stages_per_rank});
+    given_schedule(on_layout(base_, layout).job);
     return true;
   } catch (const UsageError&) {
     return false;
   }
 }
 
-Candidate MeshSearcher::candidate(const Found& found) {
-  const Bounded& bounded = layouts_[found.layout];
-  const Layout& layout = bounded.layout;
-  const Estimate& estimate = found.estimate;
+Candidate MeshSearcher::with_layers(const Found& found) {
+  Candidate candidate = found.candidate;
+  Layout& layout = candidate.layout;
   const auto tokens = static_cast<double>(samples_of_step(base_) * base_.job.train.seq_len);
-  Candidate candidate{.layout = layout,
-                      .step_time = estimate.step_time,
-                      .tokens_per_s = tokens / estimate.step_time,
-                      .bytes = estimate.bytes,
-                      .fits = found.fits};
-  candidate.layout.schedule = estimate.schedule;
-  candidate.layout.stages_per_rank = estimate.stages_per_rank;
-  candidate.layout.layers = model_of(bounded).layers(layout.mesh.pp * estimate.stages_per_rank);
+  candidate.tokens_per_s = tokens / candidate.step_time;
+  const auto stages = static_cast<int>(layout.mesh.pp * layout.stages_per_rank);
+  layout.layers = model_of(layouts_[found.layout]).layers(stages);
   return candidate;
 }
 
 // The ranking whose first, predicted whole, fits. Estimates may be too low: a first that exceeds the budget
-// is refused, and the search goes on without it. `whole`: of the first; none where its step has too many
+// is refused, and the search goes on without it. `exact`: of the first; none where its step has too many
 // actions.
-std::vector<size_t> MeshSearcher::rank_what_fits(std::optional<Prediction>& whole) {
+std::vector<size_t> MeshSearcher::rank_what_fits(std::optional<Prediction>& exact) {
   while (true) {
     std::vector<size_t> ranking = rank_meshes();
     if (ranking.empty()) return ranking;
     Found& first = found_[ranking.front()];
-    whole = predict_whole(candidate(first));
-    if (!whole || fits(whole->fullest())) return ranking;
-    refuse(first, whole->fullest());
+    exact = predict_whole(with_layers(first).layout);
+    if (!exact || fits(exact->fullest())) return ranking;
+    refuse(first, exact->fullest());
     find_best();
   }
 }
 
 // What was found takes more than there is: its mesh has what else was found on it.
 void MeshSearcher::refuse(Found& found, const RankBytes& bytes) {
-  found.fits = false;
-  found.estimate.bytes = bytes;
+  found.candidate.fits = false;
+  found.candidate.bytes = bytes;
   const size_t mesh = layouts_[found.layout].mesh;
   best_of_mesh_.erase(mesh);
   for (const Found& other : found_) {
-    if (other.fits && layouts_[other.layout].mesh == mesh) add_to_mesh(mesh, other.estimate.step_time);
+    if (other.candidate.fits && layouts_[other.layout].mesh == mesh)
+      add_to_mesh(mesh, other.candidate.step_time);
   }
 }
 
 // Lowered, proven and predicted, unless its step has too many actions.
-std::optional<Prediction> MeshSearcher::predict_whole(const Candidate& first) const {
-  const Layout& layout = first.layout;
+std::optional<Prediction> MeshSearcher::predict_whole(const Layout& layout) const {
   const int64_t actions = layout.grad_accum_steps * layout.mesh.pp * layout.stages_per_rank * 6;
   if (actions > most_exact_actions) return std::nullopt;
   PlanBase base = on_layout(base_, layout);
-  schedule::Schedule lists =
-      schedule::make_schedule({.name = layout.schedule,
-                               .ranks = layout.mesh.pp,
-                               .microbatches = static_cast<int>(layout.grad_accum_steps),
-                               .stages_per_rank = static_cast<int>(layout.stages_per_rank)});
-  schedule::Schedule lowered = schedule::lower(std::move(lists), lower_options(base));
+  schedule::Schedule lowered = schedule::lower(given_schedule(base.job), lower_options(base));
   return predict(make_plan(std::move(base), layout, std::move(lowered)), source_);
 }
 
-void MeshSearcher::put_first(const Prediction& whole, MeshSearchResult& result) {
+void MeshSearcher::put_first(const Prediction& exact, MeshSearchResult& result) {
   Candidate& first = result.ranking.front();
-  result.time.bubble += whole.step_time - first.step_time;
-  first.step_time = whole.step_time;
-  first.tokens_per_s = whole.tokens_per_s;
-  first.bytes = whole.fullest();
+  result.time.bubble += exact.step_time - first.step_time;
+  first.step_time = exact.step_time;
+  first.tokens_per_s = exact.tokens_per_s;
+  first.bytes = exact.fullest();
 }
 
-std::string MeshSearcher::why(const Found& loser, const std::optional<Found>& best) {
-  if (!loser.fits) {
-    auto kinds = loser.estimate.bytes.kinds();
+std::string MeshSearcher::why(const Found& loser, const Found* best) {
+  const RankBytes& bytes = loser.candidate.bytes;
+  if (!loser.candidate.fits) {
+    auto kinds = bytes.kinds();
     std::ranges::sort(kinds, std::greater(), &std::pair<std::string, int64_t>::second);
-    const auto gb = [](int64_t bytes) { return static_cast<double>(bytes) / 1e9; };
+    const auto gb = [](int64_t count) { return static_cast<double>(count) / 1e9; };
     return fmt::format("memory: {}{:.1f} GB a rank, of these {} {:.1f} and {} {:.1f}",
-                       layouts_[loser.layout].simulated ? "" : "at least ", gb(loser.estimate.bytes.total()),
-                       kinds[0].first, gb(kinds[0].second), kinds[1].first, gb(kinds[1].second));
+                       layouts_[loser.layout].simulated ? "" : "at least ", gb(bytes.total()), kinds[0].first,
+                       gb(kinds[0].second), kinds[1].first, gb(kinds[1].second));
   }
   std::map<std::string, double> more;
   for (const auto& [name, seconds] : split(loser).parts()) more[name] += seconds;
@@ -475,9 +458,9 @@ std::string MeshSearcher::why(const Found& loser, const std::optional<Found>& be
 // What a layout differs in from the best: the axes in use; on the best's mesh one setting, or the schedule
 // with no other setting. Nothing where it is several, or none.
 std::optional<std::string> MeshSearcher::difference(const Found& other, const Found* best) const {
-  const Layout& a = layouts_[other.layout].layout;
+  const Layout& a = other.candidate.layout;
   if (!best) return axes_of(a.mesh);
-  const Layout& b = layouts_[best->layout].layout;
+  const Layout& b = best->candidate.layout;
   if (axes_of(a.mesh) != axes_of(b.mesh)) return axes_of(a.mesh);
   if (a.mesh != b.mesh) return std::nullopt;
   std::vector<std::string> settings;
@@ -487,24 +470,23 @@ std::optional<std::string> MeshSearcher::difference(const Found& other, const Fo
   if (a.reshard != b.reshard) settings.push_back(fmt::format("reshard_after_forward {}", a.reshard));
   if (a.every_microbatch != b.every_microbatch)
     settings.push_back(fmt::format("reduce_gradients {}", a.every_microbatch ? "microbatch" : "step"));
-  if (settings.empty() && other.estimate.schedule != best->estimate.schedule)
-    settings.push_back("schedule " + other.estimate.schedule);
+  if (settings.empty() && a.schedule != b.schedule) settings.push_back("schedule " + a.schedule);
   return settings.size() == 1 ? std::optional(settings.front()) : std::nullopt;
 }
 
 // What fits before what does not, the faster before the slower, the smaller before the larger.
-bool MeshSearcher::better(const Found& a, const Found& b) {
+bool MeshSearcher::better(const Found& one, const Found& other) {
+  const Candidate &a = one.candidate, &b = other.candidate;
   if (a.fits != b.fits) return a.fits;
-  return a.fits ? a.estimate.step_time < b.estimate.step_time
-                : a.estimate.bytes.total() < b.estimate.bytes.total();
+  return a.fits ? a.step_time < b.step_time : a.bytes.total() < b.bytes.total();
 }
 
 // The best of everything that differs from the best of all in one respect.
 void MeshSearcher::add_losers(std::optional<size_t> best, std::vector<Loser>& losers) {
-  const std::optional<Found> winner = best ? std::optional(found_[*best]) : std::nullopt;
+  const Found* const winner = best ? &found_[*best] : nullptr;
   std::map<std::string, Found> best_of;
   const auto offer = [&](const Found& found) {
-    const auto what = difference(found, winner ? &*winner : nullptr);
+    const auto what = difference(found, winner);
     if (!what) return;
     const auto [known, first] = best_of.try_emplace(*what, found);
     if (!first && better(found, known->second)) known->second = found;
@@ -515,14 +497,14 @@ void MeshSearcher::add_losers(std::optional<size_t> best, std::vector<Loser>& lo
   for (const auto& [what, found] : best_of) simulated.insert(what);
   for (size_t i = 0; i < layouts_.size(); ++i) {
     if (layouts_[i].has_room) continue;
-    const Found found{
-        .layout = i, .estimate = {.schedule = "any", .bytes = layouts_[i].bytes}, .fits = false};
-    const auto what = difference(found, winner ? &*winner : nullptr);
+    Found found{i, {.layout = layouts_[i].layout, .bytes = layouts_[i].bytes, .fits = false}};
+    found.candidate.layout.schedule = "any";
+    const auto what = difference(found, winner);
     if (what && !simulated.contains(*what)) offer(found);
   }
   std::vector<std::pair<std::string, Found>> order(best_of.begin(), best_of.end());
   std::ranges::stable_sort(order, better, &std::pair<std::string, Found>::second);
-  for (const auto& [what, found] : order) losers.push_back({what, candidate(found), why(found, winner)});
+  for (const auto& [what, found] : order) losers.push_back({what, with_layers(found), why(found, winner)});
   for (const auto& [what, refusal] : refusals_) {
     if (best_of.contains(what)) continue;
     Loser& loser = losers.emplace_back();
@@ -536,15 +518,14 @@ void MeshSearcher::add_losers(std::optional<size_t> best, std::vector<Loser>& lo
 }  // namespace
 
 std::vector<std::pair<std::string, double>> TimeSplit::parts() const {
-  std::vector<std::pair<std::string, double>> all{{"computing", compute},
-                                                  {"tp", tp},
-                                                  {"cp", cp},
-                                                  {"ep", ep},
-                                                  {"weights", weights},
-                                                  {"gradients", gradients},
-                                                  {"bubble", bubble},
-                                                  {"optimizer", optimizer},
-                                                  {"others", others}};
+  std::vector<std::pair<std::string, double>> all{{"computing", compute}};
+  for (size_t wire = 0; wire < waiting.size(); ++wire)
+    all.emplace_back(kernels::wire_names[wire], waiting[wire]);
+  all.insert(all.end(), {{"weights", weights},
+                         {"gradients", gradients},
+                         {"bubble", bubble},
+                         {"optimizer", optimizer},
+                         {"others", others}});
   std::erase_if(all, [](const auto& part) { return part.second == 0; });
   return all;
 }

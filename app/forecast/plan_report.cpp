@@ -27,6 +27,21 @@ std::string one_digit(double value) {
   return fmt::format("{:.1f}", value);
 }
 
+// Layers of each stage: "6+2"; many in runs of equal ones, "3 x 16, 17 x 15".
+std::string describe_layers(const pipeline::LayerAssignment& layers) {
+  constexpr size_t few = 16;  // stages that are listed one by one
+  const std::vector<int64_t> counts = pipeline::layers_per_stage(layers);
+  if (counts.size() <= few) return fmt::format("{}", fmt::join(counts, "+"));
+  std::string text;
+  for (size_t begin = 0; begin < counts.size();) {
+    size_t end = begin + 1;
+    while (end < counts.size() && counts[end] == counts[begin]) ++end;
+    text += fmt::format("{}{} x {}", text.empty() ? "" : ", ", end - begin, counts[begin]);
+    begin = end;
+  }
+  return text;
+}
+
 std::string heading(const Plan& plan, const CostSource& source) {
   const config::JobConfig& job = plan.job;
   const schedule::Schedule& compute = plan.compute;
@@ -120,12 +135,13 @@ std::string exchanges(const std::vector<ExchangeTime>& all, const Prediction& p)
 }
 
 double model_flops_utilization(const Plan& plan, const Prediction& p, const CostSource& source) {
-  metrics::PeakRate peak(peak_flops(plan.job, source) * plan.mesh.world_size());
-  return peak.utilization(models::flops_per_token(plan.model, plan.job.train.seq_len) * p.tokens_per_s);
+  double peak = peak_flops(plan.job, source) * plan.mesh.world_size();
+  return metrics::utilization(models::flops_per_token(plan.model, plan.job.train.seq_len) * p.tokens_per_s,
+                              peak);
 }
 
-double price_of(const Plan& plan, double seconds, double price) {
-  return seconds / 3600 * plan.mesh.world_size() * price;
+double rank_hours(const Plan& plan, double seconds) {
+  return seconds / 3600 * plan.mesh.world_size();
 }
 
 std::string summary(const Plan& plan, const Prediction& p, const CostSource& source) {
@@ -138,15 +154,18 @@ std::string summary(const Plan& plan, const Prediction& p, const CostSource& sou
 }
 
 // What train.steps of these steps take together; evaluations and saves come on top.
-std::string whole_job(const Plan& plan, const Prediction& p, double price) {
+std::string whole_job(const Plan& plan, const Prediction& p, const JobRates& rates) {
   const double seconds = static_cast<double>(plan.job.train.steps) * p.step_time;
   const double tokens = seconds * p.tokens_per_s, bytes = static_cast<double>(checkpoint_bytes(plan));
   std::string text = fmt::format(
       "the job: {} step{}, {} tokens in {}; each checkpoint {}", metrics::with_commas(plan.job.train.steps),
       plan.job.train.steps == 1 ? "" : "s", schedule::with_commas(tokens), metrics::duration_text(seconds),
       bytes >= 1e9 ? fmt::format("{:.2f} GB", bytes / 1e9) : fmt::format("{:.1f} MB", bytes / 1e6));
-  if (price > 0)
-    text += fmt::format("; at {:g} for a rank's hour: {:.2f}", price, price_of(plan, seconds, price));
+  const double hours = rank_hours(plan, seconds);
+  if (rates.price > 0)
+    text += fmt::format("; at {:g} for a rank's hour: {:.2f}", rates.price, hours * rates.price);
+  if (rates.watts > 0)
+    text += fmt::format("; at {:g} W a rank: {:.4g} kWh", rates.watts, hours * rates.watts / 1000);
   return text + '\n';
 }
 
@@ -182,34 +201,20 @@ int64_t checkpoint_bytes(const Plan& plan) {
          static_cast<int64_t>(optim::optimizer_share(stored, kinds, at::kFloat).held);
 }
 
-std::string describe_layers(const pipeline::LayerAssignment& layers) {
-  constexpr size_t few = 16;  // stages that are listed one by one
-  const std::vector<int64_t> counts = pipeline::layers_per_stage(layers);
-  if (counts.size() <= few) return fmt::format("{}", fmt::join(counts, "+"));
-  std::string text;
-  for (size_t begin = 0; begin < counts.size();) {
-    size_t end = begin + 1;
-    while (end < counts.size() && counts[end] == counts[begin]) ++end;
-    text += fmt::format("{}{} x {}", text.empty() ? "" : ", ", end - begin, counts[begin]);
-    begin = end;
-  }
-  return text;
-}
-
 std::string render_plan(const Plan& plan, const Prediction& p, const CostModel& costs,
-                        const CostSource& source, const TextStyle& style, double price) {
+                        const CostSource& source, const TextStyle& style, const JobRates& rates) {
   const auto width = static_cast<size_t>(style.width);
   return schedule::wrapped(heading(plan, source), width, 4) + '\n' +
          schedule::render_text(plan.compute, p.costs,
                                {.colour = style.colour, .width = style.width, .seconds = true}) +
-         '\n' + schedule::wrapped(summary(plan, p, source) + whole_job(plan, p, price), width, 4) + '\n' +
+         '\n' + schedule::wrapped(summary(plan, p, source) + whole_job(plan, p, rates), width, 4) + '\n' +
          schedule::wrapped(times(p) + '\n' + exchanges(exchange_times(plan, costs, p), p) + bytes(p) + '\n' +
                                in_flight(plan),
                            width, 6);
 }
 
 nlohmann::ordered_json plan_json(const Plan& plan, const Prediction& p, const CostModel& costs,
-                                 const CostSource& source, double price) {
+                                 const CostSource& source, const JobRates& rates) {
   nlohmann::ordered_json json = schedule::summary_json(plan.schedule, p.pipeline);
   json["uniform_bubble"] = schedule::simulate(plan.compute).bubble();
   json["costs"] = source.description;
@@ -224,7 +229,8 @@ nlohmann::ordered_json plan_json(const Plan& plan, const Prediction& p, const Co
                  {"tokens", seconds * p.tokens_per_s},
                  {"seconds", seconds},
                  {"checkpoint_bytes", checkpoint_bytes(plan)}};
-  if (price > 0) json["job"]["price"] = price_of(plan, seconds, price);
+  if (rates.price > 0) json["job"]["price"] = rank_hours(plan, seconds) * rates.price;
+  if (rates.watts > 0) json["job"]["kwh"] = rank_hours(plan, seconds) * rates.watts / 1000;
   for (size_t r = 0; r < p.bytes.size(); ++r) {
     auto& rank = json["per_rank"][r];
     rank["barrier"] = p.pipeline.ranks[r].barrier + p.barrier[r];

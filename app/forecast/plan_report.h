@@ -15,19 +15,21 @@ struct TextStyle {
   int width = 100;  // columns that no line exceeds
 };
 
-// The step as a grid, its time, what the whole job takes, and where time and memory of each rank go. `price`:
-// of a rank's hour; 0: not given.
+// What a rank costs while it trains; 0: not given.
+struct JobRates {
+  double price = 0;  // of an hour
+  double watts = 0;
+};
+
+// The step as a grid, its time, what the whole job takes, and where time and memory of each rank go.
 std::string render_plan(const Plan& plan, const Prediction& prediction, const CostModel& costs,
-                        const CostSource& source, const TextStyle& style, double price = 0);
+                        const CostSource& source, const TextStyle& style, const JobRates& rates = {});
 
 // Seconds, bytes and layers; each rank's busy, fill, steady, drain, barrier and optimizer_time make the step.
 nlohmann::ordered_json plan_json(const Plan& plan, const Prediction& prediction, const CostModel& costs,
-                                 const CostSource& source, double price = 0);
+                                 const CostSource& source, const JobRates& rates = {});
 
 // Bytes of one checkpoint's tensors, all stages together: fp32 weights and the optimizer's state.
 int64_t checkpoint_bytes(const Plan& plan);
-
-// Layers of each stage: "6+2"; many in runs of equal ones, "3 x 16, 17 x 15".
-std::string describe_layers(const pipeline::LayerAssignment& layers);
 
 }  // namespace pptrain::app

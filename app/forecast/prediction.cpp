@@ -2,64 +2,24 @@
 
 #include <algorithm>
 
-#include "app/forecast/sharding.h"
-#include "parallel/comm/collectives.h"
 #include "parallel/schedule/cost/memory.h"
 
 namespace pptrain::app {
 
 namespace {
 
-struct Held {
-  std::vector<RankBytes> ranks;           // between steps
-  std::vector<OptimizerCost> optimizers;  // [rank]
-  std::vector<schedule::StageBytes> stages;
-};
-
-Held held_by(const Plan& plan, const CostModel& costs) {
-  const auto ranks = static_cast<size_t>(plan.schedule.ranks);
-  Held held{
-      .ranks = std::vector<RankBytes>(ranks), .optimizers = std::vector<OptimizerCost>(ranks), .stages = {}};
-  for (int stage = 0; stage < plan.schedule.stages(); ++stage) {
-    const models::StageSlice slice = models::stage_slice(plan.layers, stage);
-    const HeldBytes bytes = held_bytes(costs.footprint(slice), costs.workload().sharding);
-    const auto rank = static_cast<size_t>(plan.schedule.rank_of(stage));
-    held.ranks[rank].weights += bytes.weights;
-    held.ranks[rank].gradients += bytes.gradients;
-    held.optimizers[rank] += costs.optimizer(slice);
-    held.ranks[rank].optimizer = held.optimizers[rank].held;
-    held.ranks[rank].buffers = std::max(held.ranks[rank].buffers, sum_scratch(costs, slice));
-    held.stages.push_back(costs.bytes(slice, costs.recompute_of(slice)));
-  }
-  return held;
-}
-
-std::vector<RankBytes> at_worst(const Plan& plan, const Held& held) {
-  const auto peaks = schedule::peak_bytes(plan.schedule, held.stages);
-  std::vector<RankBytes> ranks = held.ranks;
-  for (size_t rank = 0; rank < ranks.size(); ++rank) {
-    const schedule::MemorySplit& peak = peaks[rank].peak;
-    ranks[rank].gathered = peak.gathered;
-    ranks[rank].gradients += peak.reducing;
-    // The optimizer steps when no activations are left.
-    ranks[rank].activations =
-        std::max(peak.activations + peak.weight_operands + peak.workspace, held.optimizers[rank].workspace);
-    ranks[rank].buffers += peak.buffers;
-  }
-  return ranks;
-}
-
 int64_t tokens_of_step(const Plan& plan) {
   const config::TrainSection& train = plan.job.train;
   return train.micro_batch_size * train.seq_len * train.grad_accum_steps * plan.mesh.size(mesh::Group::batch);
 }
 
-// What the passes of a step exchange along tp, cp and ep.
+// What the passes of a step exchange, [wire].
 std::vector<ExchangeTime> times_on_wires(const Plan& plan, const CostModel& costs) {
-  std::vector<ExchangeTime> times{{"tp"}, {"cp"}, {"ep"}};
+  std::vector<ExchangeTime> times;
+  for (const char* wire : kernels::wire_names) times.push_back({wire});
   std::vector<StagePasses> stages;
   for (int stage = 0; stage < plan.compute.stages(); ++stage)
-    stages.push_back(costs.passes(models::stage_slice(plan.layers, stage)));
+    stages.push_back(costs.of(models::stage_slice(plan.layers, stage)).passes);
   const double ranks = plan.compute.ranks;
   for (const auto& list : plan.compute.actions) {
     for (const schedule::Action& action : list) {
@@ -86,7 +46,7 @@ double exposed(const Plan& plan, const Prediction& p, double schedule::ExchangeC
 std::vector<schedule::ExchangeCost> within_passes(const Plan& plan, const CostModel& costs) {
   std::vector<schedule::ExchangeCost> stages;
   for (int stage = 0; stage < plan.schedule.stages(); ++stage)
-    stages.push_back(costs.within_passes(models::stage_slice(plan.layers, stage)));
+    stages.push_back(costs.of(models::stage_slice(plan.layers, stage)).within);
   return stages;
 }
 
@@ -157,34 +117,53 @@ std::vector<std::pair<std::string, int64_t>> RankBytes::kinds() const {
           {"optimizer", optimizer}, {"activations", activations}, {"buffers", buffers}};
 }
 
-int64_t sum_scratch(const CostModel& costs, const models::StageSlice& stage) {
-  const Workload& workload = costs.workload();
-  if (workload.batch.device != at::kCPU) return 0;  // NCCL's own buffers are not counted
-  const StageFootprint& own = costs.footprint(stage);
-  int64_t dense = 0, experts = 0;  // of the largest buffer of gradients
-  for (const GroupFootprint& group : own.groups) {
-    int64_t& largest = group.experts ? experts : dense;
-    for (const BufferFootprint& buffer : group.buffers) largest = std::max(largest, 4 * buffer.elements);
+std::vector<OptimizerCost> optimizer_costs(const CostModel& costs, const pipeline::LayerAssignment& layers,
+                                           const schedule::Schedule& schedule) {
+  std::vector<OptimizerCost> ranks(static_cast<size_t>(schedule.ranks));
+  for (int stage = 0; stage < schedule.stages(); ++stage)
+    ranks[static_cast<size_t>(schedule.rank_of(stage))] +=
+        costs.of(models::stage_slice(layers, stage)).optimizer;
+  return ranks;
+}
+
+std::vector<RankBytes> rank_bytes(const CostModel& costs, const pipeline::LayerAssignment& layers,
+                                  const schedule::Schedule& schedule) {
+  std::vector<RankBytes> ranks(static_cast<size_t>(schedule.ranks));
+  std::vector<schedule::StageBytes> stages;
+  for (int stage = 0; stage < schedule.stages(); ++stage) {
+    const StageForecast& own = costs.of(models::stage_slice(layers, stage));
+    RankBytes& rank = ranks[static_cast<size_t>(schedule.rank_of(stage))];
+    rank.weights += own.held.weights;
+    rank.gradients += own.held.gradients;
+    rank.buffers = std::max(rank.buffers, own.sum_scratch);
+    stages.push_back(own.bytes);
   }
-  const mesh::MeshShape& mesh = workload.mesh;
-  const auto scratch = [](int64_t bytes, int ranks) {
-    return ranks > 1 ? std::min(bytes, comm::most_sum_scratch(ranks)) : 0;
-  };
-  return scratch(dense, mesh.size(mesh::Group::loss)) + scratch(experts, mesh.size(mesh::Group::eloss)) +
-         scratch(own.boundary * mesh.tp, mesh.tp);
+  const std::vector<OptimizerCost> optimizers = optimizer_costs(costs, layers, schedule);
+  const auto peaks = schedule::peak_bytes(schedule, stages);
+  for (size_t rank = 0; rank < ranks.size(); ++rank) {
+    const schedule::MemorySplit& peak = peaks[rank].peak;
+    ranks[rank].gathered = peak.gathered;
+    ranks[rank].gradients += peak.reducing;
+    ranks[rank].optimizer = optimizers[rank].held;
+    // The optimizer steps when no activations are left.
+    ranks[rank].activations =
+        std::max(peak.activations + peak.weight_operands + peak.workspace, optimizers[rank].workspace);
+    ranks[rank].buffers += peak.buffers;
+  }
+  return ranks;
 }
 
 Prediction predict(const Plan& plan, const CostSource& source) {
-  return predict(plan, make_cost_model(plan, source));
+  return predict(plan, CostModel(plan, source));
 }
 
 Prediction predict(const Plan& plan, const CostModel& costs) {
   Prediction p;
   p.costs = simulation_costs(costs, plan.layers, plan.schedule);
   p.pipeline = schedule::simulate(plan.schedule, p.costs);
-  const Held held = held_by(plan, costs);
-  p.bytes = at_worst(plan, held);
-  for (const OptimizerCost& own : held.optimizers) p.optimizer_time.push_back(own.seconds);
+  p.bytes = rank_bytes(costs, plan.layers, plan.schedule);
+  for (const OptimizerCost& own : optimizer_costs(costs, plan.layers, plan.schedule))
+    p.optimizer_time.push_back(own.seconds);
   const double slowest = std::ranges::max(p.optimizer_time);
   if (plan.job.optimizer.post_validation) {
     p.step_time =

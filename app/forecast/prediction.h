@@ -27,7 +27,7 @@ struct RankBytes {
 
 // What ranks exchange, seconds of a step, the mean of the pipeline's ranks.
 struct ExchangeTime {
-  // tp, cp, ep: in passes, along the axis. weights, gradients: gathered and summed over data and context
+  // A wire's name: in passes, along the axis. weights, gradients: gathered and summed over data and context
   // ranks. pp: between stages.
   std::string what;
   double total = 0;
@@ -52,12 +52,14 @@ struct Prediction {
   const RankBytes& fullest() const;
 };
 
-// Bytes that a CPU rank's sums over ranks take beside their tensors: of the stage's gradients, and of what
-// tensor-parallel ranks add up in its passes. The threads of the communicators keep them.
-int64_t sum_scratch(const CostModel& costs, const models::StageSlice& stage);
+// [rank] of a step with this schedule.
+std::vector<OptimizerCost> optimizer_costs(const CostModel& costs, const pipeline::LayerAssignment& layers,
+                                           const schedule::Schedule& schedule);
+std::vector<RankBytes> rank_bytes(const CostModel& costs, const pipeline::LayerAssignment& layers,
+                                  const schedule::Schedule& schedule);
 
 Prediction predict(const Plan& plan, const CostSource& source);
-// The same with a cost model at hand, of the plan's own workload.
+// The same with the plan's cost model at hand.
 Prediction predict(const Plan& plan, const CostModel& costs);
 
 // Those that take any time.

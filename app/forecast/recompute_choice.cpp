@@ -22,7 +22,7 @@ class RecomputeChooser {
         source_(source),
         budget_(budget),
         dry_runs_(dry_runs),
-        costs_(make_cost_model(plan_, source, dry_runs)) {
+        costs_(dry_runs, plan_, source) {
     for (int stage = 0; stage < plan_.schedule.stages(); ++stage) {
       stages_.push_back(stage_recompute(plan_.job.train.recompute, stage));
       bytes_.push_back(bytes_of(stage, stages_.back()));
@@ -32,7 +32,7 @@ class RecomputeChooser {
   RecomputeChoice run() {
     while (relieve()) {
       plan_.job.train.recompute = recompute_words(stages_);
-      predicted_ = predict(plan_, make_cost_model(plan_, source_, dry_runs_));
+      predicted_ = predict(plan_, CostModel(dry_runs_, plan_, source_));
     }
     return {.recompute = plan_.job.train.recompute, .prediction = std::move(predicted_)};
   }
@@ -95,11 +95,6 @@ class RecomputeChooser {
 };
 
 }  // namespace
-
-RecomputeChoice choose_recompute(Plan plan, Prediction predicted, const CostSource& source, double budget) {
-  FootprintCache dry_runs(plan.model);
-  return choose_recompute(std::move(plan), std::move(predicted), source, budget, dry_runs);
-}
 
 RecomputeChoice choose_recompute(Plan plan, Prediction predicted, const CostSource& source, double budget,
                                  FootprintCache& dry_runs) {

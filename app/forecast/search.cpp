@@ -43,12 +43,6 @@ class Searcher {
   }
 
  private:
-  // A layout without its layers, and its schedule.
-  struct Tried {
-    Layout layout;
-    std::shared_ptr<const schedule::Schedule> lowered;
-  };
-
   void find_schedules() {
     const config::DistributedSection& d = base_.job.distributed;
     for (const auto& [size, count] : batchings(base_.job.train, options_.microbatches)) {
@@ -56,38 +50,35 @@ class Searcher {
         for (int64_t stages = 1; stages <= 4; ++stages) {
           if (d.pp_stages_per_rank > 0 && d.pp_stages_per_rank != stages) continue;
           if (d.pp * stages > base_.model.layers) continue;
-          Layout layout = layout_of(base_);
-          layout.micro_batch_size = size;
-          layout.grad_accum_steps = count;
-          layout.schedule = name;
-          layout.stages_per_rank = stages;
-          add_schedule(layout);
+          Candidate candidate{.layout = layout_of(base_), .bytes = {}};
+          candidate.layout.micro_batch_size = size;
+          candidate.layout.grad_accum_steps = count;
+          candidate.layout.schedule = name;
+          candidate.layout.stages_per_rank = stages;
+          add_schedule(std::move(candidate));
         }
       }
     }
   }
 
-  void add_schedule(const Layout& layout) {
+  void add_schedule(Candidate candidate) {
     std::optional<schedule::Schedule> compute;
     try {
-      compute = schedule::make_schedule({.name = layout.schedule,
-                                         .ranks = base_.mesh.pp,
-                                         .microbatches = static_cast<int>(layout.grad_accum_steps),
-                                         .stages_per_rank = static_cast<int>(layout.stages_per_rank)});
+      compute = given_schedule(on_layout(base_, candidate.layout).job);
     } catch (const UsageError&) {
       return;  // the schedule does not exist for these numbers
     }
-    const size_t words = layout.recompute.size();
+    const size_t words = candidate.layout.recompute.size();
     if (words > 1 && words != static_cast<size_t>(compute->stages())) return;  // the job gives it to others
-    auto lowered = std::make_shared<const schedule::Schedule>(
+    candidate.lowered = std::make_shared<const schedule::Schedule>(
         schedule::lower(*std::move(compute), lower_options(base_)));
-    if (!has_twin(layout, *lowered)) tried_.push_back({layout, std::move(lowered)});
+    if (!has_twin(candidate.layout, *candidate.lowered)) tried_.push_back(std::move(candidate));
   }
 
   // Is the same list of actions there under another name, or one that does the same?
   bool has_twin(const Layout& layout, const schedule::Schedule& lowered) const {
     return (layout.stages_per_rank == 1 && schedule::repeats_with_one_stage(layout.schedule)) ||
-           std::ranges::any_of(tried_, [&](const Tried& other) {
+           std::ranges::any_of(tried_, [&](const Candidate& other) {
              return other.layout.stages_per_rank == layout.stages_per_rank &&
                     other.layout.grad_accum_steps == layout.grad_accum_steps &&
                     (layout.stages_per_rank == 1 || other.lowered->placement == lowered.placement) &&
@@ -96,7 +87,7 @@ class Searcher {
   }
 
   void try_all() {
-    for (Tried& tried : tried_) {
+    for (Candidate& tried : tried_) {
       for (const pipeline::LayerAssignment& layers : splits(tried)) {
         tried.layout.layers = layers;
         add(tried);
@@ -105,7 +96,7 @@ class Searcher {
   }
 
   // A split that the job gives is kept where it fits; else even and by cost.
-  std::vector<pipeline::LayerAssignment> splits(const Tried& tried) {
+  std::vector<pipeline::LayerAssignment> splits(const Candidate& tried) {
     std::vector<pipeline::LayerAssignment> result;
     const config::PipelineSplit& given = base_.job.distributed.pp_split;
     if (given.text != "cost") {
@@ -116,46 +107,42 @@ class Searcher {
     }
     if (given.text == "cost" || given == config::PipelineSplit()) {
       const pipeline::LayerAssignment by_cost =
-          cost_split(cost_model(tried.layout), base_.model, schedule::compute_only(*tried.lowered));
+          cost_split(cost_model(tried), base_.model, schedule::compute_only(*tried.lowered));
       if (result.empty() || result.front() != by_cost) result.push_back(by_cost);
     }
     return result;
   }
 
-  CostModel cost_model(const Layout& layout) {
-    Workload workload = workload_of(base_);
-    workload.batch.documents = layout.micro_batch_size;
-    return {dry_runs_, workload, source_.device, source_.calibration};
+  CostModel cost_model(const Candidate& tried) {
+    return {dry_runs_, on_layout(base_, tried.layout), source_};
   }
 
   // And the same with stages that recompute more than the job says, where it does not fit.
-  void add(Tried tried) {
+  void add(Candidate tried) {
     Plan plan = make_plan(base_, tried.layout, *tried.lowered);
-    Prediction p = predict(plan, cost_model(tried.layout));
+    Prediction p = predict(plan, cost_model(tried));
     add(tried, p);
-    const bool may_recompute = options_.recompute && base_.chooses_recompute;
-    if (found_.back().fits || !may_recompute) return;
+    if (found_.back().fits || !base_.chooses_recompute) return;
     RecomputeChoice choice =
         choose_recompute(std::move(plan), std::move(p), source_, options_.budget, dry_runs_);
     tried.layout.recompute = std::move(choice.recompute);
     add(tried, choice.prediction);
   }
 
-  void add(const Tried& tried, const Prediction& p) {
-    found_.push_back({.layout = tried.layout,
-                      .step_time = p.step_time,
-                      .tokens_per_s = p.tokens_per_s,
-                      .bytes = p.fullest(),
-                      .fits = options_.budget <= 0 || static_cast<double>(p.peak_bytes()) <= options_.budget,
-                      .lowered = tried.lowered,
-                      .bubble = p.bubble()});
+  void add(const Candidate& tried, const Prediction& p) {
+    Candidate& found = found_.emplace_back(tried);
+    found.step_time = p.step_time;
+    found.tokens_per_s = p.tokens_per_s;
+    found.bytes = p.fullest();
+    found.fits = options_.budget <= 0 || static_cast<double>(p.peak_bytes()) <= options_.budget;
+    found.bubble = p.bubble();
   }
 
   const PlanBase& base_;
   const CostSource& source_;
   const SearchOptions& options_;
   FootprintCache dry_runs_;
-  std::vector<Tried> tried_;
+  std::vector<Candidate> tried_;  // without layers and figures
   std::vector<Candidate> found_;
 };
 

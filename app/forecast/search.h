@@ -2,6 +2,7 @@
 // of ranks.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -12,31 +13,32 @@
 #include "app/forecast/costs.h"
 #include "app/forecast/prediction.h"
 #include "app/plan/plan.h"
+#include "core/kernels/cost.h"
 
 namespace pptrain::app {
 
 struct SearchOptions {
   bool microbatches = false;  // also other micro_batch_size x grad_accum_steps of the same product
-  bool recompute = true;      // also stages that recompute, where a layout does not fit without
   double budget = 0;          // bytes a rank; 0: no bound
 };
 
-// A layout with what the predictions say of it.
+// A layout with what predictions or estimates say of it.
 struct Candidate {
   Layout layout;
   double step_time = 0;  // s
   double tokens_per_s = 0;
   RankBytes bytes;  // of the fullest rank
   bool fits = true;
-  // Of search() alone. make_plan(base, layout, *lowered) is the candidate's plan; candidates that differ only
+  // Of search() alone: make_plan(base, layout, *lowered) is the candidate's plan; candidates that differ only
   // in the split share `lowered`.
   std::shared_ptr<const schedule::Schedule> lowered = nullptr;
   double bubble = 0;
 };
 
 // Every training schedule x stages per rank x split (even, cost) that the job allows, fitting ones first, the
-// fastest first; of equally fast ones the one with less memory. Schedules that are the same lists of actions
-// are one, the first of training_schedule_names(). Throws UsageError if there is none.
+// fastest first; of equally fast ones the one with less memory. Where a layout does not fit and the job
+// leaves train.recompute open, stages recompute more. Schedules that are the same lists of actions are one,
+// the first of training_schedule_names(). Throws UsageError if there is none.
 std::vector<Candidate> search(const PlanBase& base, const CostSource& source, const SearchOptions& options);
 
 // Bytes that a rank may use: distributed.pp_memory_gb, else the device's memory, else 0 for no bound.
@@ -52,13 +54,11 @@ struct MeshSearchOptions {
 
 // Where the time of a step goes, s: the mean of the ranks. The parts add up to the step.
 struct TimeSplit {
-  double compute = 0;  // what is computed again included
-  double tp = 0;       // these three: exchanges in passes that ranks wait for
-  double cp = 0;
-  double ep = 0;
-  double weights = 0;    // gathers that the step is longer by
-  double gradients = 0;  // and sums
-  double bubble = 0;     // ranks wait for other stages
+  double compute = 0;                                 // what is computed again included
+  std::array<double, kernels::wire_count> waiting{};  // [wire] for exchanges in passes
+  double weights = 0;                                 // gathers that the step is longer by
+  double gradients = 0;                               // and sums
+  double bubble = 0;                                  // ranks wait for other stages
   double optimizer = 0;
   double others = 0;  // the norm's exchange, and what a run was measured to take besides
 

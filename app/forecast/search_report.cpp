@@ -81,10 +81,10 @@ std::string schedule_csv(const Layout& layout) {
 }  // namespace
 
 std::string render_ranking(const std::vector<Candidate>& candidates, const config::JobConfig& job,
-                           double budget, const RankingStyle& style) {
+                           double budget, int width, size_t most_rows) {
   std::vector<std::vector<std::string>> rows{
       {"schedule", "stages", "m", "mbs", "step", "tokens/s", "bubble", "peak"}};
-  const size_t shown = std::min(style.rows, candidates.size());
+  const size_t shown = std::min(most_rows, candidates.size());
   for (const Candidate& c : std::span(candidates).first(shown)) {
     rows.push_back({c.layout.schedule, fmt::to_string(c.layout.stages_per_rank),
                     fmt::to_string(c.layout.grad_accum_steps), fmt::to_string(c.layout.micro_batch_size),
@@ -94,11 +94,11 @@ std::string render_ranking(const std::vector<Candidate>& candidates, const confi
   }
   if (std::ranges::any_of(rows, [&](const auto& row) { return row.size() > rows[0].size(); }))
     rows[0].emplace_back("");
-  std::string out = numbered(std::move(rows), candidates, &job, style.width);
+  std::string out = numbered(std::move(rows), candidates, &job, width);
   out += schedule::wrapped(
       "stages: of a rank; m: microbatches of a step (grad_accum_steps), each of mbs samples "
       "(micro_batch_size); peak: of the fullest rank\n",
-      static_cast<size_t>(style.width));
+      static_cast<size_t>(width));
   if (candidates.size() > shown) out += fmt::format("{} more: --all\n", candidates.size() - shown);
   if (budget > 0) out += fmt::format("budget {:.2f} GB a rank\n", budget / 1e9);
   return out;
@@ -149,8 +149,10 @@ std::string header(const MeshSearchResult& result, const PlanBase& base, const C
 }
 
 std::string rows_of(std::span<const Candidate> ranking, int width) {
-  std::vector<std::vector<std::string>> rows{
-      {"schedule", "pp", "rep", "shard", "cp", "tp", "ep", "step", "tokens/s", "peak"}};
+  std::vector<std::vector<std::string>> rows{{"schedule"}};
+  for (const auto& [axis, size] : mesh::MeshShape().sizes())
+    rows[0].push_back(axis == "dp_replicate" ? "rep" : axis == "dp_shard" ? "shard" : axis);
+  rows[0].insert(rows[0].end(), {"step", "tokens/s", "peak"});
   for (const Candidate& c : ranking) {
     std::vector<std::string>& row = rows.emplace_back();
     row.push_back(c.layout.schedule);

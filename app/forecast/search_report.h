@@ -9,14 +9,10 @@
 
 namespace pptrain::app {
 
-struct RankingStyle {
-  size_t rows = 10;  // of the text, at most
-  int width = 100;   // columns that no line exceeds, unless a single key is longer
-};
-
-// Each row with the --set line that makes the job so.
+// The first `most_rows`, each with the --set line that makes the job so. No line exceeds `width` columns,
+// unless a single key does.
 std::string render_ranking(const std::vector<Candidate>& candidates, const config::JobConfig& job,
-                           double budget, const RankingStyle& style = {});
+                           double budget, int width = 100, size_t most_rows = 10);
 // All of them; seconds and bytes.
 std::string ranking_json(const std::vector<Candidate>& candidates, const config::JobConfig& job,
                          double budget);

@@ -22,26 +22,29 @@ int64_t largest(std::vector<int64_t> bytes, size_t count) {
 
 // With one reduction a step each rank sums all microbatches in whole buffers, of which its part is a view.
 // With one a microbatch it holds its parts, and whole buffers of the groups on their way beside them.
-HeldBytes held_bytes(const StageFootprint& stage, const Sharding& sharding) {
+HeldBytes held_bytes(const StageFootprint& stage, const mesh::MeshShape& mesh,
+                     const schedule::ShardOptions& shard) {
+  const bool every_microbatch = shard.reduce == schedule::Reduce::microbatch;
   HeldBytes held;
   std::vector<int64_t> gathered, whole;
   for (const GroupFootprint& group : stage.groups) {
-    const int parts = sharding.parts(group);
+    const int parts = shards_of(group, mesh);
     int64_t compute = 0, gradient = 0;
     for (const BufferFootprint& buffer : group.buffers) {
       const int64_t own = piece(buffer.elements, parts);
       held.parameters += own;
       held.weights += own * (buffer.compute_bytes == 4 ? 4 : 4 + buffer.compute_bytes);
-      if (sharding.every_microbatch) held.gradients += 4 * own;
+      if (every_microbatch) held.gradients += 4 * own;
       compute += buffer.elements * buffer.compute_bytes;
       gradient += 4 * buffer.elements;
     }
     if (parts > 1) gathered.push_back(compute);
     whole.push_back(gradient);
   }
-  held.gathered = largest(gathered, sharding.streamed ? groups_under_way : gathered.size());
-  (sharding.every_microbatch ? held.reducing : held.gradients) =
-      largest(whole, sharding.every_microbatch ? groups_under_way : whole.size());
+  held.gathered =
+      largest(gathered, shard.gather == schedule::Gather::streamed ? groups_under_way : gathered.size());
+  (every_microbatch ? held.reducing : held.gradients) =
+      largest(whole, every_microbatch ? groups_under_way : whole.size());
   return held;
 }
 
@@ -52,7 +55,7 @@ schedule::StageBytes pass_bytes(const StageFootprint& stage, const HeldBytes& he
   return bytes;
 }
 
-StageExchange stage_exchange(const StageFootprint& stage, const Sharding& sharding, const MeshLinks& links) {
+StageExchange stage_exchange(const StageFootprint& stage, const MeshLinks& links) {
   StageExchange seconds;
   for (const GroupFootprint& group : stage.groups) {
     const GroupLink& divided = links.of(group.experts ? mesh::Group::efsdp : mesh::Group::fsdp);
@@ -60,10 +63,9 @@ StageExchange stage_exchange(const StageFootprint& stage, const Sharding& shardi
     const GroupLink& replicas = links.along(mesh::Axis::dp_replicate);
     for (const BufferFootprint& buffer : group.buffers) {
       const auto elements = static_cast<double>(buffer.elements);
-      const double parts = sharding.parts(group);
       seconds.gather += divided.gather(elements * buffer.compute_bytes);
       seconds.sum += summed.reduce_scatter(4 * elements);
-      seconds.replicate += replicas.gather(4 * elements / parts);
+      seconds.replicate += replicas.gather(4 * elements / divided.ranks);
       if (buffer.copies != nn::Copies::one)
         seconds.copies += links.along(mesh::Axis::tp).all_reduce(4 * elements);
     }

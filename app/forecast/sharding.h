@@ -9,19 +9,14 @@
 #include "app/forecast/mesh_links.h"
 #include "parallel/mesh/device_mesh.h"
 #include "parallel/schedule/cost/memory.h"
+#include "parallel/schedule/passes/passes.h"
 
 namespace pptrain::app {
 
-// How a rank keeps what it shares with the ranks that its parameter groups are divided over.
-struct Sharding {
-  int dense = 1;                  // ranks over which most groups are divided: the mesh's fsdp
-  int experts = 1;                // and those of experts: efsdp
-  bool streamed = false;          // weights are freed after each pass: distributed.reshard_after_forward
-  bool every_microbatch = false;  // gradients are reduced after each: distributed.reduce_gradients
-
-  int parts(const GroupFootprint& group) const { return group.experts ? experts : dense; }
-  bool divided() const { return dense > 1 || experts > 1; }
-};
+// Ranks over which the parameters of the group are sharded.
+inline int shards_of(const GroupFootprint& group, const mesh::MeshShape& mesh) {
+  return mesh.size(group.experts ? mesh::Group::efsdp : mesh::Group::fsdp);
+}
 
 // Groups that are whole at one time where weights are streamed: the one in use, and the next one, which is
 // gathered meanwhile; and as many gradients that are on their way where they are reduced after each
@@ -38,7 +33,8 @@ struct HeldBytes {
 };
 
 // Of a rank's stage. The gaps between parameters, of less than 64 elements each, are left out.
-HeldBytes held_bytes(const StageFootprint& stage, const Sharding& sharding);
+HeldBytes held_bytes(const StageFootprint& stage, const mesh::MeshShape& mesh,
+                     const schedule::ShardOptions& shard);
 
 // What the stage holds while passes run, as schedule::peak_bytes wants it. `held`: by the same stage.
 schedule::StageBytes pass_bytes(const StageFootprint& stage, const HeldBytes& held);
@@ -52,6 +48,6 @@ struct StageExchange {
 
   double reduce() const { return sum + replicate + copies; }
 };
-StageExchange stage_exchange(const StageFootprint& stage, const Sharding& sharding, const MeshLinks& links);
+StageExchange stage_exchange(const StageFootprint& stage, const MeshLinks& links);
 
 }  // namespace pptrain::app

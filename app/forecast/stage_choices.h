@@ -30,8 +30,6 @@ struct RecomputeChoice {
 // bytes; until every rank fits, or nothing is left to recompute. So the ranks that hold few microbatches (the
 // last ones of 1f1b) go on keeping what they have room for. `plan`: recomputes nothing or a little;
 // `predicted`: its prediction.
-RecomputeChoice choose_recompute(Plan plan, Prediction predicted, const CostSource& source, double budget);
-// The same with dry runs of `dry_runs`.
 RecomputeChoice choose_recompute(Plan plan, Prediction predicted, const CostSource& source, double budget,
                                  FootprintCache& dry_runs);
 

@@ -1,13 +1,16 @@
 #include "app/generate/generator.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
 #include <spdlog/fmt/fmt.h>
 
 #include <algorithm>
 #include <cstring>
 
 #include "app/plan/plan.h"
+#include "core/attention/cache.h"
 #include "core/base/error.h"
+#include "core/data/microbatch.h"
 #include "parallel/comm/liveness/activity.h"
 
 namespace pptrain::app {
@@ -26,11 +29,39 @@ Tensor on_device(const std::vector<T>& values, at::ScalarType type, at::Device d
   return device.is_cpu() ? tensor : tensor.to(device);
 }
 
+// How many of its last tokens' logits are wanted.
+int64_t logits_rows(const Sequence& sequence) {
+  const auto tokens = static_cast<int64_t>(sequence.tokens().size());
+  return sequence.first_logits < 0 ? 1 : tokens - sequence.first_logits;
+}
+
 std::span<const int64_t> ids_of(const Tensor& chosen) {
   return {chosen.const_data_ptr<int64_t>(), static_cast<size_t>(chosen.numel())};
 }
 
 }  // namespace
+
+struct Generator::StageState {
+  models::TransformerStage& stage;
+  pipeline::WeightActions& weights;
+  attention::CachedAttention& attention;
+  std::unique_ptr<attention::KeyValueCache> cache;  // of the wave
+};
+
+struct Generator::Group {
+  std::vector<Sequence*> active;
+  int64_t round = 0;
+  // Of the round, where prepared.
+  bool prepared = false;
+  data::Microbatch data;
+  at::Tensor last_rows;  // int64: where the sequences' last tokens lie; undefined: they are all rows
+  std::vector<attention::CachedDocument> documents;
+  // A choice of the round that is on its way here.
+  at::Tensor chosen;  // int64 [active]
+  std::unique_ptr<comm::Work> choice;
+};
+
+Generator::~Generator() = default;
 
 Generator::Generator(RunContext& context, RankModel& model, GenerateOptions options)
     : context_(context),
@@ -152,7 +183,8 @@ void Generator::prepare(Group& group) const {
   };
   for (const Sequence* sequence : group.active) {
     add(sequence->tokens(), group.round == 0 ? 0 : sequence->tokens().size() - 1, sequence->slot);
-    rows.push_back(static_cast<int64_t>(ids.size()) - 1);
+    for (int64_t row = logits_rows(*sequence); row > 0; --row)
+      rows.push_back(static_cast<int64_t>(ids.size()) - row);
   }
   const attention::KeyValueCache& cache = *stages_.front().cache;
   const auto tp = static_cast<size_t>(context_.mesh.size(mesh::Axis::tp));
@@ -217,7 +249,15 @@ void Generator::send_on(Tensor output, int group_index, int stage) {
 Tensor Generator::choose_tokens(const Group& group, const Tensor& logits) const {
   const Tensor host = logits.to(at::kCPU, at::kFloat).contiguous();
   const auto vocab = static_cast<size_t>(host.size(1));
-  const Tensor chosen = at::empty({static_cast<int64_t>(group.active.size())}, host_ids);
+  const Tensor chosen = at::zeros({static_cast<int64_t>(group.active.size())}, host_ids);
+  if (options_.read) {
+    int64_t first = 0;
+    for (const Sequence* sequence : group.active) {
+      options_.read(*sequence, host.narrow(0, first, logits_rows(*sequence)));
+      first += logits_rows(*sequence);
+    }
+    return chosen;
+  }
   auto* const ids = chosen.mutable_data_ptr<int64_t>();
   for (size_t i = 0; i < group.active.size(); ++i) {
     const Sequence& sequence = *group.active[i];

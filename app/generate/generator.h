@@ -13,8 +13,6 @@
 #include "app/generate/sequence.h"
 #include "app/plan/run_context.h"
 #include "app/rank/rank_model.h"
-#include "core/attention/cache.h"
-#include "core/data/microbatch.h"
 #include "parallel/pipeline/token_order.h"
 
 namespace pptrain::app {
@@ -24,6 +22,11 @@ struct GenerateOptions {
   StopRules stop;
   // Prompts whose keys are held at a time; more of them go in waves.
   int64_t in_flight = 32;
+  // Where set, nothing is generated: ranks of the last stage hear the logits of each sequence, float32
+  // [tokens from Sequence::first_logits on, vocab], on the host. Then stop.max_tokens is 1, and the token
+  // that ends a sequence means nothing.
+  using Reader = std::function<void(const Sequence&, const at::Tensor& logits)>;
+  Reader read = {};
 };
 
 // Every rank of the mesh runs the same Generator on the same prompts. The ranks of a pipeline share the work.
@@ -33,6 +36,7 @@ class Generator {
  public:
   // `model`: built to generate, with its values. Both must outlive it.
   Generator(RunContext& context, RankModel& model, GenerateOptions options);
+  ~Generator();
 
   // Called on every rank for each token, when the token arrives there.
   using Listener = std::function<void(const Sequence&)>;
@@ -48,24 +52,8 @@ class Generator {
                     int64_t max_tokens);
 
  private:
-  struct StageState {
-    models::TransformerStage& stage;
-    pipeline::WeightActions& weights;
-    attention::CachedAttention& attention;
-    std::unique_ptr<attention::KeyValueCache> cache;  // of the wave
-  };
-  struct Group {
-    std::vector<Sequence*> active;
-    int64_t round = 0;
-    // Of the round, where prepared.
-    bool prepared = false;
-    data::Microbatch data;
-    at::Tensor last_rows;  // int64: where the sequences' last tokens lie; undefined: they are all rows
-    std::vector<attention::CachedDocument> documents;
-    // A choice of the round that is on its way here.
-    at::Tensor chosen;  // int64 [active]
-    std::unique_ptr<comm::Work> choice;
-  };
+  struct StageState;
+  struct Group;
   void run_wave(std::span<Sequence> sequences, const Listener& listener);
   void take_cache(std::span<Sequence> sequences);
   std::vector<Group> make_groups(std::span<Sequence> sequences) const;

@@ -42,6 +42,8 @@ class Sequence {
 
   // Its place in the cache, while its wave is under way.
   int64_t slot = 0;
+  // The first of the prompt's tokens whose logits a reader wants (GenerateOptions); -1: the last one.
+  int64_t first_logits = -1;
 
  private:
   // Adds bytes to the text. True: a stop text has finished the sequence; neither it nor what follows is part

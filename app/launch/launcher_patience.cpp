@@ -3,6 +3,8 @@
 #include <spdlog/fmt/fmt.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
 #include <charconv>
 #include <cmath>
 #include <csignal>
@@ -44,7 +46,8 @@ milliseconds to_milliseconds(double seconds) {
 std::string usr1_to_mpirun() {
   std::string name;
   std::getline(std::ifstream(fmt::format("/proc/{}/comm", getppid())), name);
-  const bool is_mpirun = name == "mpirun" || name == "orterun" || name == "mpiexec";
+  constexpr std::array<std::string_view, 3> mpirun_names{"mpirun", "orterun", "mpiexec"};
+  const bool is_mpirun = std::ranges::find(mpirun_names, name) != mpirun_names.end();
   return is_mpirun ? fmt::format("kill -USR1 {}", getppid()) : "kill -USR1 on mpirun";
 }
 

@@ -11,6 +11,7 @@
 #include "app/forecast/prediction.h"
 #include "core/base/host_memory.h"
 #include "core/base/process.h"
+#include "core/metrics/memory.h"
 
 namespace pptrain::app {
 namespace {
@@ -43,6 +44,11 @@ std::vector<int64_t> host_bytes(const Plan& plan) {
   if (plan.job.run.device == config::Device::cpu)
     std::ranges::transform(predict(plan, make_cost_source(plan, "")).bytes, bytes.begin(), &RankBytes::total);
   return bytes;
+}
+
+int64_t program_bytes() {
+  constexpr int64_t step = 10'000'000;
+  return (metrics::resident_memory_bytes() + step / 2) / step * step;
 }
 
 std::string shortage(int64_t needed, int64_t available, int ranks) {

@@ -15,6 +15,10 @@ namespace pptrain::app {
 // where ranks compute on GPUs.
 std::vector<int64_t> host_bytes(const Plan& plan);
 
+// Of a process of pptrain on this machine, for the program and its libraries: what this one has taken so far,
+// to 10 MB, so that the answers to a question are alike.
+int64_t program_bytes();
+
 // What is wrong where `ranks` ranks of one host need `needed` bytes together and `available` are left; ""
 // where they fit.
 std::string shortage(int64_t needed, int64_t available, int ranks);

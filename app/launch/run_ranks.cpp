@@ -25,6 +25,7 @@
 #include "app/forecast/prediction.h"
 #include "app/launch/same_job.h"
 #include "core/base/error.h"
+#include "core/base/log.h"
 #include "core/base/printable.h"
 #include "core/base/process.h"
 #include "core/kernels/device_name.h"
@@ -65,12 +66,6 @@ std::chrono::milliseconds milliseconds_of(double seconds) {
 
 std::chrono::milliseconds timeout_of(const config::JobConfig& job) {
   return milliseconds_of(job.distributed.timeout_s);
-}
-
-comm::NcclOptions nccl_options(const config::JobConfig& job, comm::Activity* activity) {
-  comm::NcclOptions options{.timeout = timeout_of(job), .device_place = {}};
-  if (activity != nullptr) options.device_place = [activity] { return activity->look_at_device(); };
-  return options;
 }
 
 double in_gb(int64_t bytes) {
@@ -144,6 +139,7 @@ class RankStart {
 
   // `world` carries tensors of `device`.
   int operator()(comm::Communicator& world, at::Device device, const comm::RankReport& report) const {
+    const LogRank naming(world.rank());
     at::set_num_threads(static_cast<int>(plan_.job.run.threads));
     const c10::InferenceMode inference;
     const c10::OptionalStreamGuard stream(own_stream(device));
@@ -163,6 +159,7 @@ class RankStart {
 
 int run_threads(const Plan& plan, const std::function<int(RunContext&)>& body) {
   set_numerics(plan);
+  log_of(Subsystem::comm).info("no launcher: {} ranks are threads of this process", plan.mesh.world_size());
   const RankStart start(plan, body, plan.mesh.world_size());
   std::atomic<int> code = 0;
   std::deque<comm::Activity> activities(static_cast<size_t>(plan.mesh.world_size()));
@@ -329,9 +326,8 @@ int run_in_world(comm::Communicator& world, int local_rank, const Plan& plan,
     report.roll_call = [heartbeat] { return heartbeat->roll_call(); };
     report.take_leave = [heartbeat] { heartbeat->leave(); };
     report.on_verdict = [heartbeat](auto heard) { heartbeat->on_verdict(std::move(heard)); };
-    report.summons = {
-        .send = [heartbeat] { heartbeat->summon(); },
-        .hear = [heartbeat](std::function<void()> heard) { heartbeat->on_summons(std::move(heard)); }};
+    report.summon = [heartbeat] { heartbeat->summon(); };
+    report.on_summons = [heartbeat](auto heard) { heartbeat->on_summons(std::move(heard)); };
   }
   const auto fail = [&](const std::exception& error, int code) {
     const std::string text = kernels::plain_message(error);
@@ -352,11 +348,14 @@ int run_in_world(comm::Communicator& world, int local_rank, const Plan& plan,
     std::unique_ptr<comm::Communicator> nccl;
     std::string common_fault;
     named(plan, world.rank(), /*ranks_here=*/1, device, report, [&] {
-      common_fault =
-          comm::fault_of([&] { nccl = comm::make_nccl(world, device, nccl_options(plan.job, activity)); });
+      std::function<std::string()> device_place;
+      if (activity != nullptr) device_place = [activity] { return activity->look_at_device(); };
+      common_fault = comm::fault_of(
+          [&] { nccl = comm::make_nccl(world, device, timeout_of(plan.job), std::move(device_place)); });
       return 0;
     });
     if (!comm::agree(world, common_fault)) return exit_usage;
+    log_of(Subsystem::comm).info("NCCL between the GPUs; this rank's is {}", device.str());
     return start(*nccl, device, report);
   } catch (const PeerFailure&) {
     if (heartbeat != nullptr) heartbeat->end_with_others(until_verdict);

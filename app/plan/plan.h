@@ -89,8 +89,6 @@ ScheduleChoice schedule_choice(const std::string& pp_schedule);
 
 // What lowering puts into the job's lists, for ranks that share the stages' parameters.
 schedule::ShardOptions lower_options(const PlanBase& base);
-// distributed.reshard_after_forward, or what it is where it is not set.
-bool reshards_after_forward(const config::DistributedSection& distributed);
 
 // What the job's generated schedule is to be.
 schedule::ScheduleSpec schedule_spec(const config::JobConfig& job);
@@ -113,11 +111,6 @@ std::string fingerprint(const Identity& identity);
 
 // --- train.recompute as stages see it: one word for all of them, or one for each.
 
-// What "auto" means on a device; other words as they are. GPUs are short of memory, not of
-// time for what takes no product: of Llama 3 8B a third of the activations for some 1 % of the operations'
-// bytes.
-std::vector<std::string> resolved_recompute(std::vector<std::string> words, config::Device device);
-
 // Throws UsageError if the words are several with an "auto", whatever the number of stages.
 void check_recompute_words(std::span<const std::string> words);
 
@@ -125,9 +118,6 @@ void check_recompute_words(std::span<const std::string> words);
 void check_recompute(std::span<const std::string> words, int stages);
 
 models::Recompute stage_recompute(std::span<const std::string> words, int stage);
-
-// Of each stage; empty where one word serves all, as Workload wants it.
-std::vector<models::Recompute> recompute_of_stages(std::span<const std::string> words);
 
 // The words for these stages: a single one where all are alike.
 std::vector<std::string> recompute_words(std::span<const models::Recompute> stages);

@@ -3,12 +3,30 @@
 #include <algorithm>
 
 #include "core/base/error.h"
+#include "core/data/documents.h"
 #include "parallel/schedule/passes/passes.h"
 
 namespace pptrain::app {
 
+namespace {
+
+// Where nothing says where documents end, a row is one, whose last target is the first token of the next row.
+std::vector<int64_t> starts_of(const RunContext& context, const data::TokenDataset& stream) {
+  const data::LoaderOptions options = loader_options(context);
+  if (stream.has_index() || options.document_end) return data::document_starts(stream, options.document_end);
+  std::vector<int64_t> starts{0};
+  for (int64_t row = options.seq_len; row + 1 < stream.size(); row += options.seq_len)
+    starts.push_back(row + 1);
+  starts.push_back(stream.size());
+  return starts;
+}
+
+}  // namespace
+
 std::vector<Evaluator::Validation> Evaluator::open(const RunContext& context,
-                                                   const std::vector<OpenSource>& sources) {
+                                                   const std::vector<OpenSource>& sources, bool documents) {
+  data::LoaderOptions options = loader_options(context);
+  options.need_places = documents && options.need_labels;
   const bool all_of_bytes = std::ranges::all_of(sources, &OpenSource::bytes);
   const std::optional<TokenBytes> texts = all_of_bytes ? std::nullopt : read_token_bytes(context.job);
   std::vector<Validation> validations;
@@ -17,16 +35,19 @@ std::vector<Evaluator::Validation> Evaluator::open(const RunContext& context,
     validations.push_back(
         {.name = source.name,
          .bytes = source.bytes ? std::optional(TokenBytes()) : texts,
-         .loader = {*source.validation, loader_options(context), context.job.eval.batches}});
+         .loader = {*source.validation, options, context.job.eval.batches},
+         .starts = documents ? starts_of(context, *source.validation) : std::vector<int64_t>()});
   }
   if (validations.empty())
     throw UsageError("the job has no validation data: give data.val_fraction or data.val_path");
   return validations;
 }
 
-Evaluator::Evaluator(RunContext& context, RankModel& model, const std::vector<OpenSource>& sources)
+Evaluator::Evaluator(RunContext& context, RankModel& model, const std::vector<OpenSource>& sources,
+                     bool documents)
     : model_(model),
-      validations_(open(context, sources)),
+      documents_(documents),
+      validations_(open(context, sources, documents)),
       executor_(model.pipeline_stages(), context.mesh.along(mesh::Axis::pp),
                 schedule::lower(schedule::forward_only(context.plan.schedule), lower_options(context.plan)),
                 pipeline::Executor::Mode::evaluate) {
@@ -59,7 +80,10 @@ Evaluator::Result Evaluator::run(const Progress& progress) {
     if (progress) progress(done, all);
   };
   for (const Validation& validation : validations_) {
+    std::optional<DocumentLosses> documents;
+    if (documents_) documents.emplace(model_, validation.starts);
     const metrics::SourceLoss& loss = result.sources.emplace_back(run(validation, batch_done));
+    if (documents) result.documents.push_back(documents->total());
     result.all.sum += loss.sum;
     result.all.tokens += loss.tokens;
     result.all.bytes =

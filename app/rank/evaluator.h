@@ -9,6 +9,7 @@
 #include "app/data/datasets.h"
 #include "app/data/text_codec.h"
 #include "app/plan/run_context.h"
+#include "app/rank/document_losses.h"
 #include "app/rank/rank_model.h"
 #include "core/data/data_loader.h"
 #include "core/metrics/step_record.h"
@@ -20,12 +21,14 @@ class Evaluator {
  public:
   // Validates on each of the sources that has something to validate on. The stages lie as they do in
   // training. Throws UsageError where no source has validation data. Context and model must outlive the
-  // evaluator.
-  Evaluator(RunContext& context, RankModel& model, const std::vector<OpenSource>& sources);
+  // evaluator. `documents`: run() also finds the loss of each document.
+  Evaluator(RunContext& context, RankModel& model, const std::vector<OpenSource>& sources,
+            bool documents = false);
 
   struct Result {
     metrics::SourceLoss all;
-    std::vector<metrics::SourceLoss> sources;  // in the order of the job, those that are validated on
+    std::vector<metrics::SourceLoss> sources;          // in the order of the job, those that are validated on
+    std::vector<std::vector<DocumentLoss>> documents;  // by source, where asked for
   };
   // Losses of eval.batches batches of each source, the same on every rank. `progress`, if given, is called
   // after each batch with the number of batches done and that of all. Collective.
@@ -37,11 +40,14 @@ class Evaluator {
     std::string name;
     std::optional<TokenBytes> bytes;  // where tokens stand for text
     data::ValidationLoader loader;
+    std::vector<int64_t> starts;  // of documents, where their losses are asked for
   };
-  static std::vector<Validation> open(const RunContext& context, const std::vector<OpenSource>& sources);
+  static std::vector<Validation> open(const RunContext& context, const std::vector<OpenSource>& sources,
+                                      bool documents);
   metrics::SourceLoss run(const Validation& validation, const std::function<void()>& batch_done);
 
   RankModel& model_;
+  bool documents_;
   std::vector<Validation> validations_;
   pipeline::Executor executor_;
 };

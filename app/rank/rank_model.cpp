@@ -34,7 +34,7 @@ models::Seams seams_of(RunContext& context) {
 optim::MakeMatrixExchange matrix_exchange(RunContext& context) {
   if (context.mesh.size(mesh::Group::stage) <= 1) return {};
   return [&mesh = context.mesh](std::vector<optim::MatrixPart> parts) {
-    return std::make_unique<shard::MatrixExchange>(mesh.of(mesh::Group::stage), std::move(parts));
+    return shard::make_matrix_exchange(mesh.of(mesh::Group::stage), std::move(parts));
   };
 }
 
@@ -85,6 +85,7 @@ void RankModel::add_stage(int index, models::Seams seams) {
                                                       ranks_of(/*experts=*/true), lower_options(plan), sums_,
                                                       fmt::format("stage {}", index));
   own.stage->use_weights(*own.weights);
+  own.stage->smooth_labels(context_.job.train.label_smoothing);
   if (side_) own.stage->overlap_weight_gradients(*side_);
   if (purpose_ == Purpose::train) add_optimizer(own);
 }
@@ -233,10 +234,19 @@ double RankModel::last_stage_loss() {
 }
 
 double RankModel::sum_of_last_stage(double own) {
-  std::vector<double> sum{own};
-  if (has_last_stage()) sum = comm::all_reduce_sum(context_.mesh.of(mesh::Group::loss), sum);
-  comm::broadcast(context_.mesh.along(mesh::Axis::pp), sum, last_stage_rank());
-  return sum[0];
+  return sum_of_last_stage(std::vector<double>{own})[0];
+}
+
+std::vector<double> RankModel::sum_of_last_stage(std::vector<double> own) {
+  if (has_last_stage()) own = comm::all_reduce_sum(context_.mesh.of(mesh::Group::loss), own);
+  comm::broadcast(context_.mesh.along(mesh::Axis::pp), own, last_stage_rank());
+  return own;
+}
+
+std::vector<double> RankModel::microbatch_losses() {
+  const int64_t count = context_.job.train.grad_accum_steps;
+  return sum_of_last_stage(has_last_stage() ? stages_.back().stage->microbatch_losses(count)
+                                            : std::vector<double>(static_cast<size_t>(count)));
 }
 
 double RankModel::global_loss() {

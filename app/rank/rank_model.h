@@ -71,6 +71,10 @@ class RankModel {
   // A value of the ranks of the last stage, each of its own share of the tokens, summed; the same on every
   // rank. Others' `own` does not count. Collective.
   double sum_of_last_stage(double own);
+  std::vector<double> sum_of_last_stage(std::vector<double> own);  // the same of several
+  // What each microbatch of the last step added to the loss, summed likewise, of all ranks' microbatches of
+  // this number; the same on every rank. Collective.
+  std::vector<double> microbatch_losses();
   bool has_last_stage() const { return context_.mesh.coordinate(mesh::Axis::pp) == last_stage_rank(); }
 
   // Of the backward passes since the last call, from this rank.

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core/base/error.h"
+#include "core/config/data_sources.h"
 #include "core/config/job_config.h"
 #include "core/data/microbatch.h"
 
@@ -111,7 +112,7 @@ class StageWarmUp {
 void warm_up(const RunContext& context, RankModel& model, std::span<const data::Microbatch> microbatches) {
   const auto rank = static_cast<size_t>(context.mesh.coordinate(mesh::Axis::pp));
   const Backward backward = backward_of(context.plan.schedule.actions.at(rank));
-  const bool evaluates = context.job.eval.interval > 0;
+  const bool evaluates = config::has_validation(context.job);
   const std::vector<pipeline::StageWithWeights> stages = model.pipeline_stages();
   model.zero_grad();
   for (const data::Microbatch* data : lengths(microbatches, context.job)) {

@@ -21,6 +21,7 @@ const share = {format: percentTick, precise: percent};
 const specs = [
   {key: "loss", title: "Loss", unit: "nats per token", ...number},
   {key: "eval_loss", title: "Validation loss", unit: "nats per token", ...number, dots: true, exact: true},
+  {key: "bits_per_byte", title: "Validation loss", unit: "bits per byte", ...number, dots: true, exact: true},
   {key: "grad_norm", title: "Gradient norm", unit: "before clipping", ...number},
   {key: "lr", title: "Learning rate", unit: "", ...number, exact: true},
   {key: "tokens_per_s", title: "Speed", unit: "tokens/s", format: plain, precise: digits},
@@ -39,6 +40,10 @@ const specs = [
 const runs = data.runs.map((run, index) => ({...run, index}));
 function points(run, key, axis) {
   if (key === "eval_loss") return {x: run.evaluations[axis], y: run.evaluations.value};
+  if (key === "bits_per_byte") {  // beside the loss only where tokens of the runs are not the same
+    const {bits_per_byte} = run.evaluations, known = data.other_tokens ? bits_per_byte.map((_, i) => i).filter(i => bits_per_byte[i] !== null) : [];
+    return {x: known.map(i => run.evaluations[axis][i]), y: known.map(i => bits_per_byte[i])};
+  }
   const series = run.curves.series[key];
   if (!series) return null;
   const xs = run.curves[axis];
@@ -228,9 +233,9 @@ function showDifferences() {
   } else if (data.differences.length) {
     const rows = data.differences.map(row => row.map((text, i) => i === 0 ? text : text || missing));
     host.append(element("table", {}, ...table(["key", ...runs.map(run => run.name)], rows)));
-    if (data.differences.some(([key]) => ["model.vocab_size", "data.tokenizer"].includes(key)))
+    if (data.other_tokens)
       host.append(element("p", {id: "vocabularies"}, "The vocabularies differ, so a token of one run is not a token of another: nats per token cannot be " +
-        "compared. Compare bits per byte, which pptrain eval prints for each run."));
+        "compared. Compare bits per byte: the curve of the validation loss, and what pptrain eval prints for each run."));
   } else if (problems.length < runs.length - 1) {
     host.append(element("p", {class: "quiet"}, "Every key is the same."));
   }
@@ -251,6 +256,7 @@ function showEvents() {
     const list = steps => steps.length ? steps.slice(-60).map(grouped).join(", ") : "none";
     const details = element("details", {}, element("summary", {}, run.name), element("div", {class: "scroll"}, starts),
       element("p", {}, `Checkpoints that are there: ${list(run.kept_checkpoints)}.` + (gone.length ? ` Removed since: ${list(gone)}.` : "")),
+      ...run.pace.map(line => element("p", {}, `Pace: ${line}.`)),
       ...(shown.length ? [element("div", {class: "scroll"}, evals)] : []));
     details.open = runs.length === 1;
     byId("events").append(details);

@@ -102,14 +102,16 @@ double tokens_at(const StepColumns& steps, int64_t step) {
 
 Json evaluations(const RunData& run) {
   Json step = Json::array(), time = Json::array(), tokens = Json::array(), value = Json::array();
+  Json bits = Json::array();
   for (const EvaluationPoint& e : run.evaluations) {
     if (!std::isfinite(e.loss)) continue;
     step.push_back(e.step);
     time.push_back(milliseconds(e.time - origin_of(run)));
     tokens.push_back(static_cast<int64_t>(tokens_at(run.steps, e.step)));
     value.push_back(shortened(e.loss));
+    bits.push_back(std::isfinite(e.bits_per_byte) ? Json(shortened(e.bits_per_byte)) : Json());
   }
-  return {{"step", step}, {"time", time}, {"tokens", tokens}, {"value", value}};
+  return {{"step", step}, {"time", time}, {"tokens", tokens}, {"value", value}, {"bits_per_byte", bits}};
 }
 
 // Of the headers, what a page shows; the rest may be of any size.
@@ -124,6 +126,16 @@ Json starts(const RunData& run) {
     result.push_back(std::move(start));
   }
   return result;
+}
+
+// Lines for people: how the run goes now, and when it was slow before.
+Json pace(const RunData& run) {
+  Json lines = Json::array();
+  if (!run.pace) return lines;
+  lines.push_back(describe_pace(*run.pace));
+  for (const Slowness& slow : run.pace->slow)
+    if (slow.last) lines.push_back(describe(slow, *run.pace));
+  return lines;
 }
 
 Json describe(const RunData& run) {
@@ -148,6 +160,7 @@ Json describe(const RunData& run) {
           {"skipped_count", run.skipped.size()},
           {"checkpoints", newest(run.checkpoints)},
           {"kept_checkpoints", newest(run.kept)},
+          {"pace", pace(run)},
           {"curves", curves(run)},
           {"evaluations", evaluations(run)}};
 }
@@ -212,11 +225,12 @@ nlohmann::ordered_json report_data(std::span<const RunData> runs) {
   for (const RunData& run : runs) all.push_back(describe(run));
   Json problems = Json::array();
   for (const RunData& run : runs) problems.push_back(run.job_problem);
-  return {{"format", "pptrain report 1"},
-          {"most_points", most_points},
-          {"runs", std::move(all)},
-          {"descent", descent(runs)},
-          {"differences", job_differences(runs)},
+  const auto differences = job_differences(runs);
+  const bool other_tokens = std::ranges::any_of(differences, [](const std::vector<std::string>& row) {
+    return row.front() == "model.vocab_size" || row.front() == "data.tokenizer";
+  });
+  return {{"format", "pptrain report 1"},       {"most_points", most_points}, {"runs", std::move(all)},
+          {"descent", descent(runs)},           {"differences", differences}, {"other_tokens", other_tokens},
           {"job_problems", std::move(problems)}};
 }
 

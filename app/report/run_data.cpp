@@ -86,7 +86,8 @@ class Reader {
 
   bool take_eval(const nlohmann::json& json, int64_t step) {
     std::erase_if(run_.evaluations, [&](const EvaluationPoint& e) { return e.step >= step; });
-    run_.evaluations.push_back({step, advance(time_of(json), 0), number(json, "eval_loss")});
+    run_.evaluations.push_back(
+        {step, advance(time_of(json), 0), number(json, "eval_loss"), number(json, "eval_bits_per_byte")});
     return true;
   }
 
@@ -198,6 +199,7 @@ RunData read_run(const std::string& run) {
   result.folder = file.has_parent_path() ? file.parent_path() : fs::path(".");
   read_metrics(file, result);
   read_job(result);
+  result.pace = read_pace(result.folder);
   read_checkpoints(result);
   return result;
 }

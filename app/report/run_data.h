@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "app/run/pace.h"
 #include "core/config/job_config.h"
 
 namespace pptrain::app {
@@ -27,7 +28,8 @@ struct StepColumns {
 struct EvaluationPoint {
   int64_t step = 0;
   double time = 0;
-  double loss = 0;
+  double loss = 0;           // nats per token
+  double bits_per_byte = 0;  // NaN: not known
 };
 
 struct RunData {
@@ -44,6 +46,7 @@ struct RunData {
   int64_t first_damaged = 0;           // number of the first of them, from 1
   std::optional<config::JobConfig> job;
   std::string job_problem;  // why there is none
+  std::optional<PaceRecord> pace;
 };
 
 // The keys of a step's record that are read as series.

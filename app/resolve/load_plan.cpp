@@ -227,7 +227,7 @@ std::optional<Plan> Resolver::best_plan(const PlanBase& base, const CostSource& 
 
 Plan Resolver::plan_by_cost(const PlanBase& base, const CostSource& costs) {
   Layout layout = layout_of(base);
-  layout.layers = cost_split(make_cost_model(base, costs), base.model, *compute_);
+  layout.layers = cost_split(CostModel(base, costs), base.model, *compute_);
   return make_plan(base, layout, schedule::lower(*compute_, lower_options(base)));
 }
 

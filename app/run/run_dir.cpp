@@ -14,6 +14,7 @@
 
 #include "app/data/datasets.h"
 #include "app/run/fork.h"
+#include "app/run/pace.h"
 #include "core/base/error.h"
 #include "core/base/process.h"
 #include "core/config/loader.h"
@@ -173,6 +174,7 @@ void RunDir::begin(int64_t step) {
   if (!goes_on) {
     make_room_for_file(folder_ / "tensorboard", inform);
     make_room_for_file(folder_ / fork_name, inform);  // a new model comes from no run
+    make_room_for_file(folder_ / pace_name, inform);
   }
   if (!goes_on || context_.job.profile.trace) make_room_for_file(folder_ / "trace.json", inform);
   keep_job(folder_ / "job.toml", config::to_toml(context_.job));

@@ -146,6 +146,7 @@ RunStatus read_status(const fs::path& run_dir) {
   }
   status.steps = planned_steps(run_dir);
   status.fork = read_fork(run_dir);
+  status.pace = read_pace(run_dir);
   if (!tail.steps.empty()) status.step = tail.steps.back();
   status.evaluation = tail.evaluation;
   add_speed(tail, status);
@@ -190,7 +191,14 @@ void add_progress(std::string& text, const RunStatus& status) {
         fmt::format("{} tokens/s, {:.3g} s a step", metrics::with_commas(std::llround(status.tokens_per_s)),
                     status.step_time_s));
   }
+  if (status.pace) add(text, "pace", describe_pace(*status.pace));
   if (status.seconds_left) add(text, "time left", metrics::duration_text(*status.seconds_left));
+}
+
+OrderedJson pace_json(const PaceRecord& pace) {
+  OrderedJson json{{"text", describe_pace(pace)}, {"reference_s", pace.reference}, {"slow", is_slow(pace)}};
+  if (pace.planned > 0) json["planned_s"] = pace.planned;
+  return json;
 }
 
 OrderedJson number(double value) {
@@ -254,6 +262,7 @@ std::string status_json(const std::filesystem::path& run_dir, const RunStatus& s
     json["tokens_per_s"] = number(status.tokens_per_s);
     json["step_time_s"] = number(status.step_time_s);
   }
+  if (status.pace) json["pace"] = pace_json(*status.pace);
   if (status.seconds_left) json["seconds_left"] = *status.seconds_left;
   if (status.evaluation) {
     json["eval_step"] = status.evaluation->step;

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "app/run/fork.h"
+#include "app/run/pace.h"
 #include "app/run/run_lock.h"
 #include "core/metrics/step_record.h"
 
@@ -31,6 +32,7 @@ struct RunStatus {
   std::string checkpoint, best;   // names of folders: the newest, and that of the lowest validation loss
   std::optional<int64_t> saving;  // the step that is being saved
   std::optional<Fork> fork;       // where the run comes from
+  std::optional<PaceRecord> pace;
   // Since the last line of metrics.jsonl, by this host's clock; nothing where there is none.
   std::optional<std::chrono::system_clock::duration> age;
 

@@ -217,7 +217,7 @@ namespace {
 // stays.
 std::string changed_rate(const config::JobConfig& saved, const config::JobConfig& job, int64_t step) {
   const auto rate = [step](const config::JobConfig& of) {
-    return optim::LrSchedule(of.optimizer.lr, of.lr_schedule, of.train.steps).at(step);
+    return optim::learning_rate(of.optimizer.lr, of.lr_schedule, of.train.steps, step);
   };
   const double before = rate(saved), now = rate(job);
   if (std::abs(now - before) <= 1e-6 * std::abs(before)) return "";

@@ -78,6 +78,7 @@ void StepProfile::end_step() {
 }
 
 std::optional<metrics::Bubble> StepProfile::settle() {
+  shares_.clear();
   if (!ended_) return std::nullopt;
   auto [count, trace] = std::move(*ended_);
   ended_.reset();
@@ -113,6 +114,7 @@ metrics::Bubble StepProfile::measure(const StepTrace& trace) {
   std::vector<double> sums(5, 0.0);  // over ranks, of fractions of the step
   if (pipeline.rank() == 0) {
     const std::vector<schedule::RankTime> times = schedule::split_step(context_.plan.schedule, ranks);
+    if (context_.root()) shares_ = rank_shares(context_.plan.schedule, ranks, times);
     for (size_t r = 0; r < times.size(); ++r) {
       const auto& t = times[r];
       const double length = ranks[r].step.end - ranks[r].step.start;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "app/plan/run_context.h"
+#include "app/run/pace.h"
 #include "app/trace/step_trace.h"
 #include "core/kernels/kernel_times.h"
 #include "core/metrics/step_record.h"
@@ -30,6 +31,9 @@ class StepProfile {
   // within the next step. On a GPU only traced steps are measured, and settle() waits for the device; after
   // other steps it returns nothing.
   std::optional<metrics::Bubble> settle();
+  // Rank 0: what the ranks of its pipeline did in the step that was settled last; empty if it was not
+  // measured.
+  const std::vector<RankShares>& shares() const { return shares_; }
   // Writes the trace if the run ended before the trace did, and says where it is.
   void finish();
 
@@ -70,6 +74,7 @@ class StepProfile {
   pipeline::TimeMarks marks_;  // of a step: its begin, two for each phase, its end
   std::vector<Phase> phases_;
   std::optional<std::pair<int64_t, StepTrace>> ended_;  // count_ and times of a step not settled yet
+  std::vector<RankShares> shares_;
   std::vector<StepTrace> traces_;
   std::vector<metrics::Bubble> bubbles_;  // of the traced steps
   kernels::KernelTimes kernel_times_;     // of the traced steps, on a CPU

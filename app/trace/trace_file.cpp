@@ -28,6 +28,39 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
+// The words of trace.json.
+constexpr const char* trace_format = "pptrain trace 2";
+
+// Every key, for the writer and the reader. The first are Chrome's.
+namespace keys {
+constexpr const char* events = "traceEvents";
+constexpr const char* other = "otherData";
+constexpr const char* phase = "ph";
+constexpr const char* name = "name";
+constexpr const char* category = "cat";
+constexpr const char* process = "pid";
+constexpr const char* thread = "tid";
+constexpr const char* time = "ts";
+constexpr const char* duration = "dur";
+constexpr const char* arguments = "args";
+constexpr const char* stage = "stage";
+constexpr const char* microbatch = "microbatch";
+constexpr const char* step = "step";
+constexpr const char* format = "format";
+constexpr const char* job = "job";              // TOML
+constexpr const char* schedule = "schedule";    // its name
+constexpr const char* placement = "placement";  // loop | v
+constexpr const char* layers = "layers_per_stage";
+constexpr const char* device = "device";
+constexpr const char* steps = "steps";
+constexpr const char* step_time = "step_time_s";
+constexpr const char* kernels = "kernels";
+}  // namespace keys
+
+// Categories beside those of actions (schedule::trace_category).
+constexpr const char* phase_category = "phase";
+constexpr const char* wait_category = "wait";
+
 // --- writing
 
 class TraceFile {

@@ -18,39 +18,6 @@
 
 namespace pptrain::app {
 
-// The words of trace.json.
-inline constexpr const char* trace_format = "pptrain trace 2";
-
-// Every key, for the writer and the reader. The first are Chrome's.
-namespace keys {
-inline constexpr const char* events = "traceEvents";
-inline constexpr const char* other = "otherData";
-inline constexpr const char* phase = "ph";
-inline constexpr const char* name = "name";
-inline constexpr const char* category = "cat";
-inline constexpr const char* process = "pid";
-inline constexpr const char* thread = "tid";
-inline constexpr const char* time = "ts";
-inline constexpr const char* duration = "dur";
-inline constexpr const char* arguments = "args";
-inline constexpr const char* stage = "stage";
-inline constexpr const char* microbatch = "microbatch";
-inline constexpr const char* step = "step";
-inline constexpr const char* format = "format";
-inline constexpr const char* job = "job";              // TOML
-inline constexpr const char* schedule = "schedule";    // its name
-inline constexpr const char* placement = "placement";  // loop | v
-inline constexpr const char* layers = "layers_per_stage";
-inline constexpr const char* device = "device";
-inline constexpr const char* steps = "steps";
-inline constexpr const char* step_time = "step_time_s";
-inline constexpr const char* kernels = "kernels";
-}  // namespace keys
-
-// Categories beside those of actions (schedule::trace_category).
-inline constexpr const char* phase_category = "phase";
-inline constexpr const char* wait_category = "wait";
-
 // `device`: cpu, or the GPU's name. `ranks`: [rank of the world][traced step]. `bubbles`: [traced step].
 // `kernels`: kernel_shares_json of each rank of the world; empty on a GPU.
 std::string render_trace_file(const Plan& plan, const std::string& device,

@@ -9,11 +9,17 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "app/data/text_codec.h"
+#include "app/generate/generator.h"
+#include "app/rank/evaluator.h"
+#include "app/run/pace.h"
+#include "core/base/error.h"
 #include "core/base/seconds_since.h"
 #include "core/kernels/device_name.h"
 #include "core/metrics/log_sinks.h"
 #include "core/metrics/memory.h"
 #include "core/metrics/metrics_file.h"
+#include "core/metrics/peak_flops.h"
 #include "core/metrics/prometheus.h"
 #include "core/metrics/tensorboard.h"
 #include "core/metrics/terminal_sinks.h"
@@ -44,18 +50,18 @@ std::vector<std::unique_ptr<metrics::Sink>> open_sinks(const config::JobConfig& 
                                                        std::optional<metrics::Listener> port) {
   const std::filesystem::path folder = job.run.dir;
   std::vector<std::unique_ptr<metrics::Sink>> sinks;
-  sinks.push_back(std::make_unique<metrics::JsonlSink>(folder / "metrics.jsonl", header));
+  sinks.push_back(metrics::make_jsonl_sink(folder / "metrics.jsonl", header));
   if (job.metrics.tensorboard)
-    sinks.push_back(std::make_unique<metrics::TensorboardSink>(folder / "tensorboard", header));
+    sinks.push_back(metrics::make_tensorboard_sink(folder / "tensorboard", header));
   if (port) {
     spdlog::info("figures for Prometheus at {}", port->url);
-    sinks.push_back(std::make_unique<metrics::PrometheusSink>(std::move(*port), job.run.dir, job.train.steps,
-                                                              header, so_far));
+    sinks.push_back(
+        metrics::make_prometheus_sink(std::move(*port), job.run.dir, job.train.steps, header, so_far));
   }
-  sinks.push_back(std::make_unique<metrics::LineSink>(job.metrics.log_interval, job.train.steps));
+  sinks.push_back(metrics::make_line_sink(job.metrics.log_interval, job.train.steps));
   if (auto console = metrics::console_of_log(); console && metrics::terminal_columns()) {
-    sinks.push_back(std::make_unique<metrics::LossCurveSink>());
-    sinks.push_back(std::make_unique<metrics::BarSink>(std::move(console), header.step, job.train.steps));
+    sinks.push_back(metrics::make_loss_curve_sink());
+    sinks.push_back(metrics::make_bar_sink(std::move(console), header.step, job.train.steps));
   }
   return sinks;
 }
@@ -89,7 +95,7 @@ void RunMetrics::open(const metrics::RunHeader& header, const std::vector<OpenSo
   saver_ = &saver;
   resumed_at_ = resumed_at;
   sinks_ = open_sinks(context_.job, header, so_far(), std::move(port_));
-  peak_rate_ = metrics::PeakRate(peak_flops_of_all(context_));
+  peak_flops_ = peak_flops_of_all(context_);
 }
 
 void RunMetrics::close() {
@@ -126,7 +132,7 @@ metrics::StepRecord RunMetrics::record(const StepResult& result) {
   record.padding_tokens = result.padding;
   record.tokens_per_s = tokens / result.seconds;
   record.step_time_s = result.seconds;
-  record.mfu = peak_rate_.utilization(flops_per_token_ * tokens / result.seconds);
+  record.mfu = metrics::utilization(flops_per_token_ * tokens / result.seconds, peak_flops_);
   record.memory_gb = static_cast<double>(metrics::peak_memory_bytes(context_.device)) / 1e9;
   record.skipped = !result.applied;
   record.epoch = static_cast<double>(state_.next_sample) / static_cast<double>(loader_->samples_per_epoch());
@@ -135,6 +141,7 @@ metrics::StepRecord RunMetrics::record(const StepResult& result) {
   record.time = std::chrono::system_clock::now();
   record.bubble = result.bubble;
   record.expert_loads = result.expert_loads;
+  record.microbatch_losses = result.microbatch_losses;
   if (sources_->size() == 1) return record;
   const std::vector<double> epochs = loader_->epochs(state_.next_sample);
   for (size_t i = 0; i < epochs.size(); ++i)
@@ -148,6 +155,33 @@ void RunMetrics::evaluated(const metrics::EvalRecord& record) {
 
 namespace {
 
+class PaceWatch final : public StepListener {
+ public:
+  PaceWatch(const RunContext& context, const StepProfile& profile) : context_(context), profile_(profile) {}
+
+  void settled(const StepResult& result) override;
+
+ private:
+  const RunContext& context_;
+  const StepProfile& profile_;
+  std::optional<Pace> pace_;
+};
+
+void PaceWatch::settled(const StepResult& result) {
+  // Where microbatches have other numbers of tokens each, no step is like another.
+  if (!context_.root() || context_.job.data.lengths != config::Lengths::fixed) return;
+  if (!pace_) pace_.emplace(context_.plan);
+  const std::string line = pace_->take(result.step, {result.seconds, profile_.shares()});
+  if (line.empty()) return;
+  const comm::ActivityScope writing(context_.report.activity, comm::Doing::storage, "writing the pace");
+  spdlog::info("{}", line);
+  try {
+    write_pace(context_.job.run.dir, pace_->record());
+  } catch (const Error& error) {  // such as a full disk, which ends no training
+    spdlog::warn("the pace is not written: {}", error.what());
+  }
+}
+
 void warn_of_no_targets(const std::vector<metrics::SourceLoss>& sources, int64_t step) {
   for (const metrics::SourceLoss& source : sources) {
     if (source.tokens == 0)
@@ -158,7 +192,23 @@ void warn_of_no_targets(const std::vector<metrics::SourceLoss>& sources, int64_t
   }
 }
 
-}  // namespace
+class Evaluation final : public StepListener {
+ public:
+  Evaluation(RunContext& context, RankModel& model, const std::vector<OpenSource>& sources,
+             StepProfile& profile, RunMetrics& metrics, checkpoint::RunState& state);
+
+  bool is_due(int64_t step) const override;
+  void after_step() override;
+
+ private:
+  void evaluate();
+
+  RunContext& context_;
+  Evaluator evaluator_;
+  StepProfile& profile_;
+  RunMetrics& metrics_;
+  checkpoint::RunState& state_;
+};
 
 Evaluation::Evaluation(RunContext& context, RankModel& model, const std::vector<OpenSource>& sources,
                        StepProfile& profile, RunMetrics& metrics, checkpoint::RunState& state)
@@ -169,7 +219,8 @@ Evaluation::Evaluation(RunContext& context, RankModel& model, const std::vector<
       state_(state) {}
 
 bool Evaluation::is_due(int64_t step) const {
-  return step % context_.job.eval.interval == 0 || step == context_.job.train.steps;
+  const int64_t interval = context_.job.eval.interval;
+  return (interval > 0 && step % interval == 0) || step == context_.job.train.steps;
 }
 
 void Evaluation::after_step() {
@@ -189,12 +240,11 @@ void Evaluation::evaluate() {
                       .loss = loss,
                       .tokens = result.all.tokens,
                       .time_s = seconds_since(begin),
+                      .bits_per_byte = result.all.bits_per_byte(),
                       .sources = std::move(result.sources),
                       .time = std::chrono::system_clock::now()});
   if (std::isfinite(loss)) state_.validation_loss = loss;
 }
-
-namespace {
 
 // On one line, with \n for a new one.
 std::string quoted(const std::string& text) {
@@ -207,7 +257,23 @@ StopRules stop_rules(const config::JobConfig& job, const TextCodec& codec) {
   return rules;
 }
 
-}  // namespace
+class Samples final : public StepListener {
+ public:
+  Samples(RunContext& context, RankModel& model, StepProfile& profile, const checkpoint::RunState& state);
+
+  bool is_due(int64_t step) const override { return step % context_.job.eval.generate_interval == 0; }
+  void after_step() override;
+
+ private:
+  void log();
+
+  RunContext& context_;
+  std::shared_ptr<const TextCodec> codec_;
+  StopRules stop_;
+  Generator generator_;
+  StepProfile& profile_;
+  const checkpoint::RunState& state_;
+};
 
 Samples::Samples(RunContext& context, RankModel& model, StepProfile& profile,
                  const checkpoint::RunState& state)
@@ -230,6 +296,23 @@ void Samples::log() {
   generator_.run(sequences);
   if (context_.root())
     spdlog::info("step {}  sample {} -> {}", state_.step, quoted(prompt), quoted(sequences.front().text()));
+}
+
+}  // namespace
+
+std::unique_ptr<StepListener> make_pace_watch(const RunContext& context, const StepProfile& profile) {
+  return std::make_unique<PaceWatch>(context, profile);
+}
+
+std::unique_ptr<StepListener> make_evaluation(RunContext& context, RankModel& model,
+                                              const std::vector<OpenSource>& sources, StepProfile& profile,
+                                              RunMetrics& metrics, checkpoint::RunState& state) {
+  return std::make_unique<Evaluation>(context, model, sources, profile, metrics, state);
+}
+
+std::unique_ptr<StepListener> make_samples(RunContext& context, RankModel& model, StepProfile& profile,
+                                           const checkpoint::RunState& state) {
+  return std::make_unique<Samples>(context, model, profile, state);
 }
 
 Requests::Requests(const RunContext& context, const LockHolder& self)

@@ -11,10 +11,7 @@
 #include <vector>
 
 #include "app/data/datasets.h"
-#include "app/data/text_codec.h"
-#include "app/generate/generator.h"
 #include "app/plan/run_context.h"
-#include "app/rank/evaluator.h"
 #include "app/rank/rank_model.h"
 #include "app/run/requests.h"
 #include "app/run/step_profile.h"
@@ -23,7 +20,6 @@
 #include "core/config/job_config.h"
 #include "core/data/data_loader.h"
 #include "core/fault/loss_watch.h"
-#include "core/metrics/peak_flops.h"
 #include "core/metrics/prometheus.h"
 #include "core/metrics/sinks.h"
 #include "parallel/checkpoint/checkpoint.h"
@@ -63,49 +59,23 @@ class RunMetrics final : public StepListener {
   std::optional<int64_t> resumed_at_;
   std::vector<std::unique_ptr<metrics::Sink>> sinks_;
   double flops_per_token_;
-  metrics::PeakRate peak_rate_;  // of all ranks
-  double stalled_ = 0;           // s that saving took of training's time until the last step ended
+  double peak_flops_ = 0;  // FLOP/s of all ranks
+  double stalled_ = 0;     // s that saving took of training's time until the last step ended
 };
 
-// Validates every eval.interval steps, and after the last one. The loss becomes the state's.
-class Evaluation final : public StepListener {
- public:
-  Evaluation(RunContext& context, RankModel& model, const std::vector<OpenSource>& sources,
-             StepProfile& profile, RunMetrics& metrics, checkpoint::RunState& state);
+// Rank 0 says when steps get slower than planned, and why (pace.json). Every reference must outlive it, here
+// and below.
+std::unique_ptr<StepListener> make_pace_watch(const RunContext& context, const StepProfile& profile);
 
-  bool is_due(int64_t step) const override;
-  void after_step() override;
-
- private:
-  void evaluate();
-
-  RunContext& context_;
-  Evaluator evaluator_;
-  StepProfile& profile_;
-  RunMetrics& metrics_;
-  checkpoint::RunState& state_;
-};
+// Validates every eval.interval steps (0: never), and after the last one. The loss becomes the state's.
+std::unique_ptr<StepListener> make_evaluation(RunContext& context, RankModel& model,
+                                              const std::vector<OpenSource>& sources, StepProfile& profile,
+                                              RunMetrics& metrics, checkpoint::RunState& state);
 
 // Every eval.generate_interval steps it generates eval.generate_tokens tokens behind eval.generate_prompt and
 // rank 0 logs the text. The random numbers are the same in every step. Nothing that training reads changes.
-class Samples final : public StepListener {
- public:
-  // All must outlive this.
-  Samples(RunContext& context, RankModel& model, StepProfile& profile, const checkpoint::RunState& state);
-
-  bool is_due(int64_t step) const override { return step % context_.job.eval.generate_interval == 0; }
-  void after_step() override;
-
- private:
-  void log();
-
-  RunContext& context_;
-  std::shared_ptr<const TextCodec> codec_;
-  StopRules stop_;
-  Generator generator_;
-  StepProfile& profile_;
-  const checkpoint::RunState& state_;
-};
+std::unique_ptr<StepListener> make_samples(RunContext& context, RankModel& model, StepProfile& profile,
+                                           const checkpoint::RunState& state);
 
 // Rank 0 looks for requests in the run's folder (pptrain save, pptrain stop).
 class Requests final : public StepListener {

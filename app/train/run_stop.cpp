@@ -121,12 +121,12 @@ QuickStop::QuickStop(const RunContext& context, const fault::Shutdown& shutdown,
       state_(state),
       begun_(state.step) {
   listener_.emplace(shutdown, [this](const fault::StopRequest& request) { run(request); });
-  const auto& hear = context.report.summons.hear;
-  if (hear) hear([this] { shutdown_.take_launchers_request(SIGTERM); });
+  const auto& on_summons = context.report.on_summons;
+  if (on_summons) on_summons([this] { shutdown_.take_launchers_request(SIGTERM); });
 }
 
 QuickStop::~QuickStop() {
-  if (context_.report.summons.hear) context_.report.summons.hear({});
+  if (context_.report.on_summons) context_.report.on_summons({});
   {
     Lock lock(mutex_);
     leaving_ = true;
@@ -168,7 +168,7 @@ void QuickStop::stopping() {
 void QuickStop::run(const fault::StopRequest& request) {
   if (!request.from_launcher) return;
   const c10::InferenceMode inference;
-  if (!request.notice && context_.report.summons.send) context_.report.summons.send();
+  if (!request.notice && context_.report.summon) context_.report.summon();
   if (!sleep_until(request.time + patience_ / 4)) return;
   try {
     if (!all_are_asked() || !decide()) return;

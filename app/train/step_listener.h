@@ -24,6 +24,7 @@ struct StepResult {
   double data_wait_s = 0;    // of these, waiting for data
   std::optional<metrics::Bubble> bubble = std::nullopt;  // rank 0, if it was measured
   std::vector<metrics::ExpertLoad> expert_loads = {};    // of the sparse layers
+  std::vector<double> microbatch_losses = {};            // as loss; with metrics.microbatch_losses
 };
 
 struct StopOrSave {

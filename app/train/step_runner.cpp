@@ -9,7 +9,10 @@
 #include <utility>
 
 #include "app/rank/not_finite.h"
+#include "core/base/log.h"
 #include "core/base/seconds_since.h"
+#include "core/metrics/memory.h"
+#include "core/optim/lr_schedule.h"
 
 namespace pptrain::app {
 
@@ -27,6 +30,13 @@ double divisor(const StepResult& step) {
   return static_cast<double>(std::max<int64_t>(step.valid_tokens, 1));
 }
 
+void log_memory(int64_t step, at::Device device) {
+  log_of(Subsystem::memory)
+      .debug("before step {}: {} MB resident in this process, at most {} MB {}", step,
+             metrics::resident_memory_bytes() / 1'000'000, metrics::peak_memory_bytes(device) / 1'000'000,
+             device.is_cpu() ? "so far" : "of the GPU so far");
+}
+
 }  // namespace
 
 StepRunner::StepRunner(RunContext& context, RankModel& model, data::DataLoader& loader,
@@ -39,7 +49,6 @@ StepRunner::StepRunner(RunContext& context, RankModel& model, data::DataLoader& 
       executor_(model.pipeline_stages(), context.mesh.along(mesh::Axis::pp), context.plan.schedule,
                 pipeline::Executor::Mode::train),
       profile_(context, executor_),
-      lr_(context.job.optimizer.lr, context.job.lr_schedule, context.job.train.steps),
       anomaly_(context.job.train.max_skipped_steps) {
   executor_.report_to(context.report.activity, context.device);
   if (context.job.optimizer.post_validation) {
@@ -50,6 +59,7 @@ StepRunner::StepRunner(RunContext& context, RankModel& model, data::DataLoader& 
 }
 
 void StepRunner::run(const std::function<bool()>& is_asked) {
+  if (logs(Subsystem::memory, spdlog::level::debug)) log_memory(state_.step + 1, context_.device);
   profile_.begin_step(state_.step + 1);
   const auto begin = Clock::now();
   state_.validation_loss.reset();  // that of the step before
@@ -57,7 +67,8 @@ void StepRunner::run(const std::function<bool()>& is_asked) {
   if (expert_loads_) expert_loads_->start(model_.take_expert_loads());
   profile_.timed(Phase::tied_gradients, [&] { model_.sum_tied_gradients(); });
   step.step = ++state_.step;
-  step.lr = lr_.at(step.step - 1);
+  const config::JobConfig& job = context_.job;
+  step.lr = optim::learning_rate(job.optimizer.lr, job.lr_schedule, job.train.steps, step.step - 1);
   const double unclipped = 1.0 / divisor(step);
   if (post_validation_ && post_validation_->confident() && !result_needed()) {
     profile_.timed(Phase::optimizer, [&] {
@@ -99,8 +110,15 @@ StepResult StepRunner::run_pipeline() {
     executor_.run(step.microbatches);
   }
   state_.next_sample += step.samples;
-  return {
+  StepResult result = {
       .valid_tokens = step.targets, .tokens = step.tokens, .padding = step.padding, .data_wait_s = data_wait};
+  if (context_.job.metrics.microbatch_losses) {
+    result.microbatch_losses = model_.microbatch_losses();
+    for (size_t i = 0; i < step.microbatches.size(); ++i)
+      result.microbatch_losses[i] /=
+          static_cast<double>(std::max<int64_t>(step.microbatches[i].global_targets, 1));
+  }
+  return result;
 }
 
 bool StepRunner::validate() {

@@ -13,7 +13,6 @@
 #include "app/train/step_listener.h"
 #include "core/data/data_loader.h"
 #include "core/fault/loss_watch.h"
-#include "core/optim/lr_schedule.h"
 #include "parallel/checkpoint/checkpoint.h"
 #include "parallel/pipeline/executor.h"
 
@@ -56,7 +55,6 @@ class StepRunner {
   StepProfile profile_;
   std::optional<PostValidation> post_validation_;
   std::optional<LoadSum> expert_loads_;  // of a model with experts
-  optim::LrSchedule lr_;
   fault::AnomalyGuard anomaly_;
   StepResult pending_;
 };

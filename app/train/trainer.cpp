@@ -12,6 +12,7 @@
 #include "core/base/error.h"
 #include "core/base/process.h"
 #include "core/base/seconds_since.h"
+#include "core/config/data_sources.h"
 
 namespace pptrain::app {
 
@@ -23,7 +24,7 @@ namespace {
 // Before weights are made: what a user wants to read where they do not fit, or take long.
 std::vector<OpenSource> open_sources(const RunContext& context, comm::Communicator& patient,
                                      const fault::Shutdown& shutdown) {
-  const Wanted wanted = context.job.eval.interval > 0 ? Wanted::all : Wanted::training;
+  const Wanted wanted = config::has_validation(context.job) ? Wanted::all : Wanted::training;
   const TokenFiles files = make_token_files(context, patient, wanted, [&] { return shutdown.requested(); });
   std::vector<OpenSource> sources = open_data(context.job, context.model.vocab, files, wanted);
   if (context.root()) {
@@ -50,12 +51,12 @@ Trainer::Trainer(RunContext& context, const fault::Shutdown& shutdown)
       model_(context),
       loader_(open_training_data(context, sources_)),
       steps_(context, model_, loader_, state_, listeners_),
-      divergence_(context.job.train, state_) {
-  if (context.job.eval.interval > 0)
-    between_steps_.push_back(
-        std::make_unique<Evaluation>(context, model_, sources_, steps_.profile(), metrics_, state_));
+      divergence_(context.job.train, state_),
+      pace_(make_pace_watch(context, steps_.profile())) {
+  if (config::has_validation(context.job))
+    between_steps_.push_back(make_evaluation(context, model_, sources_, steps_.profile(), metrics_, state_));
   if (context.job.eval.generate_interval > 0)
-    between_steps_.push_back(std::make_unique<Samples>(context, model_, steps_.profile(), state_));
+    between_steps_.push_back(make_samples(context, model_, steps_.profile(), state_));
 }
 
 // Requests that have not been answered are taken back, and threads write what is left.
@@ -183,7 +184,7 @@ void Trainer::open(bool resumed) {
       note_last_words(folder, text);
     });
   stop_.emplace(context_, shutdown_, run_dir_, *saver_, state_);
-  listeners_ = {&divergence_, &metrics_};
+  listeners_ = {&divergence_, &metrics_, pace_.get()};
   for (const auto& listener : between_steps_) listeners_.push_back(listener.get());
   if (requests_) listeners_.push_back(&*requests_);
   listeners_.insert(listeners_.end(), {&*saver_, &*stop_});

@@ -57,6 +57,7 @@ class Trainer {
   std::vector<StepListener*> listeners_;
   StepRunner steps_;
   Divergence divergence_;
+  std::unique_ptr<StepListener> pace_;
   std::vector<std::unique_ptr<StepListener>> between_steps_;  // evaluation and samples
   std::optional<Requests> requests_;                          // of rank 0, where the file system can lock
   std::optional<RunSaver> saver_;                             // whose thread answers requests

@@ -41,7 +41,9 @@ constexpr std::array declarations{
     Declaration{BackEnd::cpu_decode, "the CPU's kernel for cached keys", all_of_a_rank},
     Declaration{BackEnd::cudnn, "cuDNN", {}},
     Declaration{BackEnd::flash, "FlashAttention-2", {.scale = true, .window = true}},
-    Declaration{BackEnd::flash_blocks, "FlashAttention-2 on blocks of keys", {.scale = true, .sinks = true}},
+    Declaration{BackEnd::flash_blocks,
+                "FlashAttention-2 on blocks of keys",
+                {.scale = true, .window = true, .sinks = true}},
     Declaration{BackEnd::efficient, "LibTorch's memory-efficient attention", {.scale = true}},
     Declaration{BackEnd::library_decode, "LibTorch's attention over cached keys", all_of_a_rank},
     Declaration{BackEnd::composed_blocks, "LibTorch's plain operators", all_of_a_rank},
@@ -79,6 +81,11 @@ double product_flops(const AttentionCall& call) {
 kernels::Cost cost_of(double products, const AttentionCall& call, kernels::Cost moved) {
   moved.attention_flops = products * product_flops(call);
   return moved;
+}
+
+// Those of blocks that compute whole documents too.
+bool is_by_blocks(BackEnd back_end) {
+  return back_end == BackEnd::flash_blocks || back_end == BackEnd::composed_blocks;
 }
 
 // Of a GPU that is there, of the one that a dry run stands for, or of the CPU.
@@ -184,7 +191,7 @@ Tensor attend_by(BackEnd back_end, AttentionCall call, Saved& saved) {
   call.sinks = copy_sinks(call);
   saved = {.call = std::move(call), .back_end = back_end};
   const AttentionCall& c = saved.call;
-  if (back_end == BackEnd::composed_blocks) {
+  if (is_by_blocks(back_end)) {
     attend_in_blocks(saved);
     return saved.out;
   }
@@ -209,7 +216,7 @@ namespace {
 // But dsinks.
 Gradients operand_gradients(const Tensor& dout, const Saved& saved) {
   const AttentionCall& c = saved.call;
-  if (saved.back_end == BackEnd::composed_blocks) return attend_in_blocks_backward(dout, saved);
+  if (is_by_blocks(saved.back_end)) return attend_in_blocks_backward(dout, saved);
   if (c.q.is_cuda()) return attend_on_gpu_backward(dout, saved);
   const Gradients grads = empty_gradients(saved.back_end, c);
   const kernels::Cost cost = cost_of(

@@ -41,7 +41,7 @@ enum class BackEnd {
   cpu_decode,       // our kernel, one query a document over cached keys (cache.h)
   cudnn,            // cuDNN's graphs: the fastest on Hopper and later; gradients go straight into one tensor
   flash,            // FlashAttention-2 of LibTorch: every GPU since Ampere
-  flash_blocks,     // the same on blocks of keys
+  flash_blocks,     // the same on blocks of keys, also of whole documents: a call for each
   efficient,        // LibTorch's memory-efficient attention: float32 on a GPU
   library_decode,   // LibTorch's scaled_dot_product_attention over cached keys
   composed_blocks,  // LibTorch's plain operators, also of whole documents: slow, takes every type and device

@@ -148,11 +148,17 @@ Tensor rows_of(const Tensor& x, int64_t first, int64_t count) {
   return x.narrow(0, first, count).unsqueeze(0);
 }
 
+// FlashAttention-2 counts windows from the last key, which is the last query's own in causal blocks alone.
+// Other blocks of a window go through plain operators.
+bool is_by_flash(BackEnd back_end, const AttentionCall& c, const AttentionBlock& b) {
+  return back_end == BackEnd::flash_blocks && (c.window == 0 || b.causal);
+}
+
 void add_flash(const AttentionCall& c, const AttentionBlock& b, PartialAttention& seen) {
   const auto result = at::_flash_attention_forward(
       rows_of(c.q, b.query, b.rows), rows_of(c.k, b.key, b.keys), rows_of(c.v, b.key, b.keys),
       /*cum_seq_q=*/std::nullopt, /*cum_seq_k=*/std::nullopt, b.rows, b.keys, /*dropout_p=*/0, b.causal,
-      /*return_debug_mask=*/false, c.scale);
+      /*return_debug_mask=*/false, c.scale, keys_before(c));
   merge_attention(seen, b.query, std::get<0>(result).squeeze(0), std::get<1>(result).squeeze(0));
 }
 
@@ -164,7 +170,8 @@ void add_flash_backward(const Tensor& dout, const Saved& saved, const AttentionB
       rows_of(dout, b.query, b.rows).contiguous(), rows_of(c.q, b.query, b.rows), rows_of(c.k, b.key, b.keys),
       rows_of(c.v, b.key, b.keys), rows_of(saved.out, b.query, b.rows),
       saved.logsumexp.narrow(1, b.query, b.rows).contiguous().unsqueeze(0), /*cum_seq_q=*/Tensor(),
-      /*cum_seq_k=*/Tensor(), b.rows, b.keys, /*dropout_p=*/0, b.causal, no_seed, unused, c.scale);
+      /*cum_seq_k=*/Tensor(), b.rows, b.keys, /*dropout_p=*/0, b.causal, no_seed, unused, c.scale,
+      keys_before(c));
   grads.dq.narrow(0, b.query, b.rows).add_(dq.squeeze(0));
   grads.dk.narrow(0, b.key, b.keys).add_(dk.squeeze(0));
   grads.dv.narrow(0, b.key, b.keys).add_(dv.squeeze(0));
@@ -222,8 +229,8 @@ void add_attention(const AttentionCall& c, Blocks blocks, PartialAttention& seen
   } else if (seen.back_end == BackEnd::cpu_blocks) {
     kernels::KernelClock::time({"add_attention", {}}, cost, [&] { add_blocks_on_cpu(c, blocks, seen); });
   } else {
-    const auto add = seen.back_end == BackEnd::flash_blocks ? add_flash : add_composed;
-    for (const AttentionBlock& block : blocks) add(c, block, seen);
+    for (const AttentionBlock& block : blocks)
+      (is_by_flash(seen.back_end, c, block) ? add_flash : add_composed)(c, block, seen);
   }
 }
 
@@ -243,10 +250,11 @@ void add_attention_backward(const Tensor& dout, const Saved& saved, Blocks block
     kernels::KernelClock::time({"add_attention_backward", {}}, cost,
                                [&] { add_blocks_on_cpu_backward(dout, saved, blocks, grads); });
   } else {
-    const bool flash = saved.back_end == BackEnd::flash_blocks;
-    if (flash) let_flash_be_deterministic(c.deterministic);
-    const auto add = flash ? add_flash_backward : add_composed_backward;
-    for (const AttentionBlock& block : blocks) add(dout, saved, block, grads);
+    if (saved.back_end == BackEnd::flash_blocks) let_flash_be_deterministic(c.deterministic);
+    for (const AttentionBlock& block : blocks) {
+      const auto add = is_by_flash(saved.back_end, c, block) ? add_flash_backward : add_composed_backward;
+      add(dout, saved, block, grads);
+    }
   }
 }
 
@@ -266,7 +274,7 @@ std::vector<AttentionBlock> document_blocks(const tokens::Segments& documents) {
 
 void attend_in_blocks(Saved& saved) {
   PartialAttention seen = no_attention(saved.call);
-  seen.back_end = BackEnd::composed_blocks;
+  seen.back_end = saved.back_end;
   add_attention(saved.call, document_blocks(saved.call.documents), seen);
   saved.out = seen.out.to(saved.call.q.scalar_type());
   saved.logsumexp = std::move(seen.logsumexp);

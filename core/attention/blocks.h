@@ -35,8 +35,8 @@ void add_attention(const AttentionCall& call, std::span<const tokens::AttentionB
 void add_attention_backward(const at::Tensor& dout, const Saved& saved,
                             std::span<const tokens::AttentionBlock> blocks, Gradients& grads);
 
-// Whole documents by LibTorch's plain operators, a block for each: as attend_by and attend_backward, without
-// dsinks.
+// Whole documents by flash_blocks or composed_blocks (saved.back_end), a block for each: as attend_by and
+// attend_backward, without dsinks.
 void attend_in_blocks(Saved& saved);
 Gradients attend_in_blocks_backward(const at::Tensor& dout, const Saved& saved);
 

@@ -50,11 +50,6 @@ void keep(const Results& results, Saved& saved) {
 
 // --- FlashAttention-2 (Dao, arXiv 2307.08691) ---
 
-// Keys before a query's own that it sees.
-std::optional<int64_t> keys_before(const AttentionCall& c) {
-  return c.window == 0 ? std::nullopt : std::optional(c.window - 1);
-}
-
 void flash(Saved& saved) {
   const AttentionCall& c = saved.call;
   const Documents d{c.documents};
@@ -127,13 +122,14 @@ Gradients efficient_backward(const Tensor& dout, const Saved& saved) {
 
 // --- cuDNN ---
 
-// Softcaps and sinks are in no library here.
+// Softcaps are in no library here.
 void warn_of_operators() {
   static std::once_flag said;
   std::call_once(said, [] {
     spdlog::warn(
-        "attention by LibTorch's plain operators, several times slower: no library at hand takes a softcap, "
-        "sinks or, in fp32, a window");
+        "attention by LibTorch's plain operators, several times slower: no library at hand takes a softcap "
+        "or, in "
+        "fp32, sinks or a window");
   });
 }
 
@@ -145,6 +141,10 @@ void warn_of_refusal(const std::string& why) {
 }
 
 }  // namespace
+
+std::optional<int64_t> keys_before(const AttentionCall& c) {
+  return c.window == 0 ? std::nullopt : std::optional(c.window - 1);
+}
 
 void let_flash_be_deterministic(bool deterministic) {
   at::Context& context = at::globalContext();

@@ -5,6 +5,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "core/attention/attention.h"
@@ -35,6 +36,9 @@ BackEnd choose_on_gpu(const CallShape& shape);
 
 // Of a call whose tensors are on a GPU: the same, or what serves where cuDNN refuses a plan.
 BackEnd choose_on_gpu(const AttentionCall& call);
+
+// The call's window as FlashAttention-2 takes it: keys before a query's own that it sees.
+std::optional<int64_t> keys_before(const AttentionCall& call);
 
 // By saved.back_end. Fills saved.out, saved.logsumexp and the random numbers. Documents of unequal lengths go
 // with their starts, key-value heads without copies (but for float32).

@@ -84,8 +84,10 @@ BackEnd fastest(const CallShape& x) {
 BackEnd choose_on_gpu(const CallShape& x) {
   const BackEnd best = fastest(x);
   if (takes(best, x.asks)) return best;
-  const bool flash = x.type == at::kBFloat16 && takes(BackEnd::flash, x.asks);
-  return flash ? BackEnd::flash : BackEnd::composed_blocks;
+  for (const BackEnd flash : {BackEnd::flash, BackEnd::flash_blocks}) {
+    if (x.type == at::kBFloat16 && takes(flash, x.asks)) return flash;
+  }
+  return BackEnd::composed_blocks;
 }
 
 namespace {

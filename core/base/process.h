@@ -9,9 +9,10 @@
 namespace pptrain {
 
 inline constexpr int exit_done = 0;
-inline constexpr int exit_failed = 1;   // the run failed
-inline constexpr int exit_usage = 2;    // a bad job or bad arguments
-inline constexpr int exit_stopped = 3;  // a signal or a request stopped the run, which can go on
+inline constexpr int exit_failed = 1;    // the run failed
+inline constexpr int exit_usage = 2;     // a bad job or bad arguments
+inline constexpr int exit_stopped = 3;   // a signal or a request stopped the run, which can go on
+inline constexpr int exit_not_here = 4;  // pptrain check: a good job that would not start on this machine
 
 // "unknown" where the system gives none.
 inline std::string host_name() {

@@ -17,6 +17,9 @@ std::vector<DataSource> data_sources(const JobConfig& job) {
            .text_key = data.text_key,
            .prompt_key = data.prompt_key,
            .completion_key = data.completion_key,
+           .messages_key = data.messages_key,
+           .tokens_key = data.tokens_key,
+           .labels_key = data.labels_key,
            .document_separator = data.document_separator,
            .val_fraction = data.val_fraction,
            .val_path = data.val_path}};
@@ -32,12 +35,25 @@ bool is_tokenized(const JobConfig& job, const DataSource& source) {
   return text || source.format == DataFormat::jsonl || source.format == DataFormat::parquet;
 }
 
+bool is_of_texts(const JobConfig& job, const DataSource& source) {
+  return is_tokenized(job, source) && source.tokens_key.empty();
+}
+
 bool is_of_bytes(const JobConfig& job, const DataSource& source) {
   return source.format == DataFormat::text && !is_tokenized(job, source);
 }
 
 bool any_tokenized(const JobConfig& job) {
   return std::ranges::any_of(data_sources(job), [&](const DataSource& s) { return is_tokenized(job, s); });
+}
+
+bool any_of_texts(const JobConfig& job) {
+  return std::ranges::any_of(data_sources(job), [&](const DataSource& s) { return is_of_texts(job, s); });
+}
+
+bool any_random(const JobConfig& job) {
+  return std::ranges::any_of(data_sources(job),
+                             [](const DataSource& s) { return s.format == DataFormat::random; });
 }
 
 bool all_of_bytes(const JobConfig& job) {

@@ -17,12 +17,17 @@ std::vector<DataSource> data_sources(const JobConfig& job);
 // How a key of source number `index` is called in messages: "data.sources[1].path", or "data.path".
 std::string source_key(const JobConfig& job, size_t index, std::string_view key);
 
-// Are the source's texts made tokens by a tokenizer, into a cache of token files?
+// Are the source's documents written into a cache of token files first: texts, which a tokenizer makes
+// tokens, or lists of tokens?
 bool is_tokenized(const JobConfig& job, const DataSource& source);
+// Of these, texts?
+bool is_of_texts(const JobConfig& job, const DataSource& source);
 // Is a token one of the file's bytes?
 bool is_of_bytes(const JobConfig& job, const DataSource& source);
 // The same of any, or of all, of the job's sources.
 bool any_tokenized(const JobConfig& job);
+bool any_of_texts(const JobConfig& job);
+bool any_random(const JobConfig& job);
 bool all_of_bytes(const JobConfig& job);
 // Does something say where the documents of every source end?
 bool has_documents(const JobConfig& job);

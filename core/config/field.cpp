@@ -145,6 +145,11 @@ Option& Option::required_unless(std::string list) {
   return required();
 }
 
+Option& Option::needless(std::string with_key, std::string word) {
+  needless_with = {std::move(with_key), std::move(word)};
+  return *this;
+}
+
 Option& Option::only_with(std::string other_name, std::vector<std::string> values) {
   acts_when = Condition{
       .keys = {std::move(other_name)}, .values = std::move(values), .test = {}, .words = {}, .harmless = {}};

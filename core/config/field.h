@@ -79,7 +79,9 @@ struct Option {
   Effect effect = Effect::course;
   bool ignores_case = false;  // a literal in other case is taken as the one declared
   bool is_required = false;
-  std::string instead;        // a list of tables with which an option that is required may be missing
+  std::string instead;  // a list of tables with which an option that is required may be missing
+  // A key of the same section and the word of it with which an option that is required may be missing.
+  std::pair<std::string, std::string> needless_with;
   bool may_be_empty = false;  // a list
 
   std::string name() const { return section + "." + key; }
@@ -99,6 +101,7 @@ struct Option {
   Option& or_empty();
   Option& required();
   Option& required_unless(std::string list);
+  Option& needless(std::string with_key, std::string word);
   Option& only_with(std::string other_name, std::vector<std::string> values);
   Option& decides(Effect what);
   Option& only_if(std::string words, std::vector<std::string> keys,

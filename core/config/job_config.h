@@ -2,11 +2,14 @@
 // options.cpp (name, range, meaning); its default is the value that it starts with here.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
+#include "core/config/chat_section.h"
 #include "core/config/word.h"
 
 namespace pptrain::config {
@@ -119,6 +122,18 @@ struct DistributedSection {
   bool operator==(const DistributedSection&) const = default;
 };
 
+// The keys of the mesh's axes, outermost first: the number of ranks is the product of these.
+struct AxisKey {
+  std::string_view option;
+  int64_t DistributedSection::*size;
+};
+inline constexpr std::array<AxisKey, 5> axis_keys{
+    {{"distributed.pp", &DistributedSection::pp},
+     {"distributed.dp_replicate", &DistributedSection::dp_replicate},
+     {"distributed.dp_shard", &DistributedSection::dp_shard},
+     {"distributed.cp", &DistributedSection::cp},
+     {"distributed.tp", &DistributedSection::tp}}};
+
 struct TrainSection {
   int64_t steps = 1000;
   int64_t seq_len = 0;
@@ -127,7 +142,8 @@ struct TrainSection {
   Word<Dtype> dtype = Dtype::bf16;
   // auto | none | cheap | selective | full: one word for all stages, or one, not auto, for each
   std::vector<std::string> recompute = {"auto"};
-  double grad_clip = 1.0;  // 0: off
+  double grad_clip = 1.0;      // 0: off
+  double label_smoothing = 0;  // of the training loss
   int64_t max_skipped_steps = 10;
   int64_t divergence_steps = 0;     // in a row with a loss above its band, after which the run stops; 0: off
   int64_t divergence_window = 100;  // losses that the band is computed from
@@ -149,6 +165,9 @@ struct DataSource {
   std::string text_key = "text";              // jsonl, parquet
   std::string prompt_key;                     // jsonl, parquet: with completion_key, in place of text_key
   std::string completion_key;                 //
+  std::string messages_key;                   // jsonl, parquet: of a conversation, in place of text_key
+  std::string tokens_key;                     // jsonl, parquet: of token ids, in place of text_key
+  std::string labels_key;                     // with tokens_key
   std::string document_separator;             // text with a tokenizer; "": a file is a document
   double val_fraction = 0;                    //
   std::vector<std::string> val_path;          // of the same format
@@ -163,11 +182,16 @@ struct DataSection {
   std::string text_key = "text";
   std::string prompt_key;
   std::string completion_key;
+  std::string messages_key;
+  std::string tokens_key;
+  std::string labels_key;
   std::string document_separator;
   std::vector<DataSource> sources = {};
+  ChatSection chat;         // [data.chat]
   std::string cache;        // folder of token files made from texts; "": beside the data, or in run.dir
   bool add_special = true;  // the tokens that the tokenizer puts around a text
   Word<BadLines> bad_lines = BadLines::refuse;  // of JSONL
+  int64_t max_document_tokens = 0;              // of what is tokenized; 0: no limit
   int64_t document_end = -1;  // id of the token that ends a document; -1: none, or the files' index says
   Word<Packing> packing = Packing::sequential;
   Word<Lengths> lengths = Lengths::fixed;
@@ -226,7 +250,7 @@ struct CheckpointSection {
 };
 
 struct EvalSection {
-  int64_t interval = 0;                // steps; 0: off
+  int64_t interval = 0;                // steps; 0: after the last step alone
   int64_t batches = 10;                // steps' worth of validation microbatches; 0: all
   int64_t generate_interval = 0;       // steps; 0: off
   std::string generate_prompt = "\n";  // of data.format's text
@@ -238,6 +262,7 @@ struct EvalSection {
 struct MetricsSection {
   int64_t log_interval = 10;
   double peak_tflops = 0;  // of one rank's device, for mfu; 0: known or measured
+  bool microbatch_losses = false;
   bool tensorboard = false;
   std::string prometheus;  // [HOST:]PORT; empty: off
 

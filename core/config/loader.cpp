@@ -8,6 +8,7 @@
 #include <span>
 #include <string>
 #include <system_error>
+#include <vector>
 
 #include "core/base/error.h"
 #include "core/base/special_file.h"
@@ -52,6 +53,15 @@ JobConfig parse_job(const std::string& text, const std::string& name, std::span<
   if (hooks.finish && fits) hooks.finish(document.job, report, document.problems.empty());
   document.throw_if_bad();
   return document.job;
+}
+
+ChatSection parse_chat(std::span<const std::string> settings) {
+  std::vector<std::string> overrides;
+  for (const std::string& setting : settings) overrides.push_back("data.chat." + setting);
+  Document document = read_document("", "--chat", overrides);
+  std::erase_if(document.problems, [](const Problem& problem) { return !problem.origin.from_override; });
+  document.throw_if_bad();
+  return document.job.data.chat;
 }
 
 }  // namespace pptrain::config

@@ -49,6 +49,10 @@ JobConfig load_job(const std::string& path, std::span<const std::string> overrid
 JobConfig parse_job(const std::string& text, const std::string& name, std::span<const std::string> overrides,
                     const Hooks& hooks = {});
 
+// [data.chat] of these "key=value" alone, which are taken as overrides are. Throws UsageError as load_job
+// does.
+ChatSection parse_chat(std::span<const std::string> settings);
+
 // The whole job as TOML, every key with its resolved value; parse_job reads it back to the same job.
 std::string to_toml(const JobConfig& job);
 

@@ -28,8 +28,10 @@ void add_run(std::vector<Option>& options) {
       .decides(Effect::none);
   run.add("seed", &RunSection::seed, "Seed of the initial weights and of the order of the data.")
       .at_least(0)
-      .only_if("model.init = random or data.shuffle = true", {"model.init", "data.shuffle"},
-               [](const JobConfig& j) { return j.model.init == Init::random || j.data.shuffle; })
+      .only_if(
+          "model.init = random, data.shuffle = true or data.format = random",
+          {"model.init", "data.shuffle", "data.format"},
+          [](const JobConfig& j) { return j.model.init == Init::random || j.data.shuffle || any_random(j); })
       .decides(Effect::data);
   run.add("device", &RunSection::device, "Where the ranks compute.").decides(Effect::layout);
   run.add("threads", &RunSection::threads,
@@ -586,6 +588,11 @@ void add_train(std::vector<Option>& options) {
            "Scales gradients down to this global norm over all stages and ranks. 0: off.")
       .at_least(0);
   train
+      .add("label_smoothing", &TrainSection::label_smoothing,
+           "Fraction of each target that is spread evenly over the vocabulary in the training loss, as "
+           "PyTorch's cross_entropy(label_smoothing) does. The validation loss stays without it.")
+      .from_up_to(0, 1);
+  train
       .add("max_skipped_steps", &TrainSection::max_skipped_steps,
            "Skipped steps in a row, with a non-finite loss or norm, after which one more ends the run. 0: "
            "the first ends it.")
@@ -613,6 +620,10 @@ bool generates(const JobConfig& job) {
   return job.eval.generate_interval > 0;
 }
 
+bool has_messages(const JobConfig& job) {
+  return std::ranges::any_of(data_sources(job), [](const DataSource& s) { return !s.messages_key.empty(); });
+}
+
 bool has_lines(const JobConfig& job) {
   return std::ranges::any_of(data_sources(job),
                              [](const DataSource& s) { return s.format == DataFormat::jsonl; });
@@ -629,7 +640,8 @@ void add_files(SectionFields<Section>& fields,
       "object with a document under text_key; .gz and .zst are unpacked. parquet: each row is a document. "
       "The tokenizer turns texts into token files once (data.cache). bin: tokens of dtype without a header. "
       "llmc: llm.c's format, with a header. megatron: Megatron-LM's PREFIX.bin with PREFIX.idx, which has "
-      "the tokens' type and the documents' ends. npy: NumPy's, a one-dimensional array of integers.");
+      "the tokens' type and the documents' ends. npy: NumPy's, a one-dimensional array of integers. random: "
+      "no files; uniform random tokens from run.seed, for benchmarks.");
   with(fields.add("dtype", &Section::dtype, "Type of a token in a headerless file."), {"bin"});
   with(fields.add("text_key", &Section::text_key, "Key, or column, of a document's text."),
        {"jsonl", "parquet"});
@@ -639,6 +651,20 @@ void add_files(SectionFields<Section>& fields,
        {"jsonl", "parquet"});
   with(fields.add("completion_key", &Section::completion_key,
                   "Key, or column, of the text after the prompt, whose tokens make the loss."),
+       {"jsonl", "parquet"});
+  with(
+      fields.add("messages_key", &Section::messages_key,
+                 "Key, or column, of a conversation in place of text_key: a list of {role, content} with the "
+                 "roles system, user and assistant, which [data.chat] makes a text. Only the assistant's "
+                 "tokens make the loss. Empty: no conversations."),
+      {"jsonl", "parquet"});
+  with(fields.add("tokens_key", &Section::tokens_key,
+                  "Key, or column, of a list of token ids in place of text_key: a document that is tokenized "
+                  "already, and gets no end. Empty: texts."),
+       {"jsonl", "parquet"});
+  with(fields.add("labels_key", &Section::labels_key,
+                  "Key, or column, of a list beside tokens_key: for each token its own id, or -100 where it "
+                  "adds nothing to the loss. Empty: all tokens make the loss."),
        {"jsonl", "parquet"});
   with(fields.add("document_separator", &Section::document_separator,
                   "Text between the documents of a file that a tokenizer reads; it belongs to neither. "
@@ -655,7 +681,8 @@ void add_data(std::vector<Option>& options) {
            "\"data/*.bin\", or a list of these, read as one stream in this order. Where [[data.sources]] are "
            "given, each source has this key and the next ones, to document_separator, with val_fraction and "
            "val_path.")
-      .required_unless("data.sources");
+      .required_unless("data.sources")
+      .needless("format", "random");
   add_files<DataSection>(data, [](Option& option, const std::vector<std::string>& formats) {
     option.only_with("data.format", formats);
   });
@@ -666,18 +693,29 @@ void add_data(std::vector<Option>& options) {
       .decides(Effect::none);
   data.add("add_special", &DataSection::add_special,
            "Adds the special tokens that the tokenizer puts around a text (its post_processor).");
-  data.add("bad_lines", &DataSection::bad_lines,
-           "What to do with a line of JSONL without a document: no JSON, no object, or no text under its "
-           "key. refuse: the run does not start. skip: such lines are left out; the log says how many, and "
-           "where the first is.")
+  data.add(
+          "bad_lines", &DataSection::bad_lines,
+          "What to do with a line of JSONL without a document: no JSON, no object, no text under its key, or "
+          "a conversation that [data.chat] does not take. refuse: the run does not start. skip: such lines "
+          "are left out; the log says how many, and "
+          "where the first is.")
       .only_if("lines of texts: a source of format = jsonl", {"data.format"}, has_lines)
       .decides(Effect::none);
-  data.add("document_end", &DataSection::document_end,
-           "Id of the token that ends a document, such as a tokenizer's end of text. Rows may then hold "
-           "several documents: attention stays inside each, positions restart, and no token is predicted "
-           "across an end. A tokenizer's documents get this token at their end if they lack it. -1: for "
-           "texts the tokenizer's eos_token; for token files none, so each row is a document, except with "
-           "data.format = megatron.")
+  data.add(
+          "max_document_tokens", &DataSection::max_document_tokens,
+          "Texts, conversations and lists of tokens are truncated to so many tokens, their end included; "
+          "the log says how many were. 0: none is, and a document longer than a row becomes several samples.")
+      .between(0, max_size)
+      .only_if("tokenized documents: data.format = jsonl or parquet, or text with data.tokenizer",
+               {"data.format", "data.tokenizer"}, any_tokenized);
+  data.add(
+          "document_end", &DataSection::document_end,
+          "Id of the token that ends a document, such as a tokenizer's end of text. Rows may then hold "
+          "several documents: attention stays inside each, positions restart, and no token is predicted "
+          "across an end. Texts get this token at their end if they lack it, conversations and tokens_key do "
+          "not. -1: for "
+          "texts the tokenizer's eos_token; for token files none, so each row is a document, except with "
+          "data.format = megatron.")
       .between(-1, 1 << 28)
       .only_with("data.format", {"text", "jsonl", "parquet", "bin", "llmc", "npy"});
   const std::vector<std::string> document_keys = {"data.document_end", "data.format"};
@@ -696,7 +734,9 @@ void add_data(std::vector<Option>& options) {
            "pad_to_multiple_of. At most micro_batch_size * seq_len, for which memory and time are predicted.")
       .only_if(documents_known, document_keys, has_documents);
   data.add("pad_to_multiple_of", &DataSection::pad_to_multiple_of,
-           "A padded microbatch has a multiple of this many tokens, unless it is full.")
+           "A padded microbatch has a multiple of this many tokens on each context-parallel rank, unless it "
+           "is "
+           "full.")
       .between(1, max_size)
       .only_with("data.lengths", {"padded"});
   data.add(
@@ -707,7 +747,6 @@ void add_data(std::vector<Option>& options) {
       .from_up_to(0, 1);
   data.add("val_path", &DataSection::val_path,
            "Files, folders or patterns to validate on, in the same format; then val_fraction is 0.")
-      .only_if("eval.interval > 0", {"eval.interval"}, validates)
       .decides(Effect::course);
   data.add("tokenizer", &DataSection::tokenizer,
            "Hugging Face's tokenizer.json, or a folder with one: it turns texts into tokens (or has done so "
@@ -715,6 +754,41 @@ void add_data(std::vector<Option>& options) {
            "model.hf_dir, if there is one; data.format = \"text\" then still means bytes, which model.init = "
            "\"hf\" refuses.")
       .decides(Effect::none);
+}
+
+void add_chat(std::vector<Option>& options) {
+  SectionFields<ChatSection> chat(
+      options, "data.chat", [](JobConfig& j) -> ChatSection& { return j.data.chat; }, Effect::data);
+  const std::vector<std::string> keys = {"data.messages_key", "data.chat.template"};
+  const auto custom = [&](Option& option) {
+    option.only_if("conversations (messages_key) and template = custom", keys, [](const JobConfig& j) {
+      return has_messages(j) && j.data.chat.style == ChatStyle::custom;
+    });
+  };
+  chat.add("template", &ChatSection::style,
+           "Template of conversations, whose tokens are those of transformers' apply_chat_template with the "
+           "published one: chatml, llama3 (Llama 3 Instruct), mistral (Mistral 7B Instruct v0.2), gemma "
+           "(Gemma 2 it) or qwen (Qwen2.5 Instruct, without tools). custom: the keys below.")
+      .only_if("conversations: a source with messages_key", {"data.messages_key"}, has_messages);
+  custom(chat.add("bos", &ChatSection::bos,
+                  "Text before a conversation. Tokens that the tokenizer marks as special are recognised in "
+                  "the texts of a template, but not in the contents of messages."));
+  custom(chat.add("system_prefix", &ChatSection::system_prefix, "Text before a system message."));
+  custom(chat.add("system_suffix", &ChatSection::system_suffix, "Text behind a system message."));
+  custom(chat.add("user_prefix", &ChatSection::user_prefix, "Text before a user's message."));
+  custom(chat.add("user_suffix", &ChatSection::user_suffix, "Text behind a user's message."));
+  custom(chat.add("assistant_prefix", &ChatSection::assistant_prefix, "Text before an assistant's message."));
+  custom(chat.add("assistant_suffix", &ChatSection::assistant_suffix,
+                  "Text behind an assistant's message. Up to its first special token it makes the loss as "
+                  "the message does; all of it if it has none."));
+  custom(chat.add("default_system", &ChatSection::default_system,
+                  "System message of a conversation that begins with no other. Empty: none."));
+  custom(chat.add("system", &ChatSection::system,
+                  "Place of a system message. turn: where it is. user: the first message only, within the "
+                  "first user's turn, before its text. refuse: nowhere."));
+  custom(chat.add("alternate", &ChatSection::alternate,
+                  "Refuses conversations in which user and assistant do not take turns, the user first."));
+  custom(chat.add("trim", &ChatSection::trim, "Removes white space at both ends of each content."));
 }
 
 TableList data_source_tables() {
@@ -732,7 +806,7 @@ TableList data_source_tables() {
       Effect::data);
   source.add("name", &DataSource::name, "Name in messages and metrics: letters, digits, '.', '_' and '-'.")
       .required();
-  source.add("path", &DataSource::path, "As data.path.").required();
+  source.add("path", &DataSource::path, "As data.path.").required().needless("format", "random");
   source
       .add("weight", &DataSource::weight,
            "The source gives weight / sum of weights of all samples. A sample is a row of train.seq_len "
@@ -886,11 +960,15 @@ void add_checkpoint(std::vector<Option>& options) {
 void add_eval_and_metrics(std::vector<Option>& options) {
   SectionFields<EvalSection> eval(
       options, "eval", [](JobConfig& j) -> EvalSection& { return j.eval; }, Effect::none);
-  eval.add("interval", &EvalSection::interval, "Steps between validations. 0: none.").between(0, max_steps);
+  eval.add("interval", &EvalSection::interval,
+           "Steps between validations; one more follows the last step. 0: only that one. Jobs without "
+           "validation data (data.val_fraction, data.val_path) have none.")
+      .between(0, max_steps);
   eval.add("batches", &EvalSection::batches,
            "Validation batches, each of as many samples as a training step. 0: all of the validation data.")
       .between(0, max_steps)
-      .only_if("eval.interval > 0", {"eval.interval"}, validates);
+      .only_if("validation data", {"data.val_fraction", "data.val_path"},
+               [](const JobConfig& job) { return has_validation(job); });
   const auto of_samples = [](auto& option) {
     option.only_if("eval.generate_interval > 0", {"eval.generate_interval"}, generates);
   };
@@ -911,6 +989,9 @@ void add_eval_and_metrics(std::vector<Option>& options) {
            "or the rate of a CPU's fastest GEMM, timed at the start in at most 0.3 s. A faster step raises "
            "the peak, so mfu never exceeds 100 %.")
       .between(0.0, 1e6);
+  metrics.add("microbatch_losses", &MetricsSection::microbatch_losses,
+              "Also writes the loss of each microbatch of a step, over all data-parallel ranks, to "
+              "metrics.jsonl.");
   metrics.add("tensorboard", &MetricsSection::tensorboard,
               "Also writes the metrics of each step and evaluation to run.dir/tensorboard, as TensorBoard's "
               "event files.");
@@ -945,6 +1026,7 @@ std::vector<Option> declare_options() {
   add_distributed(options);
   add_train(options);
   add_data(options);
+  add_chat(options);
   add_optimizer(options);
   add_lr_schedule(options);
   add_checkpoint(options);

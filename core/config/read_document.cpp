@@ -287,6 +287,11 @@ class Reader {
     }
   }
 
+  static bool is_needless(const Option& field, const toml::table& table) {
+    const auto& [key, word] = field.needless_with;
+    return !key.empty() && table[key].value<std::string>() == word;
+  }
+
   void read_element(const TableList& list, const std::string& element, const toml::table& table) {
     JobConfig job = list.fresh();
     for (const auto& [key, node] : table) {
@@ -297,7 +302,8 @@ class Reader {
       }
     }
     for (const Option& field : list.fields) {
-      if (field.is_required && !table.contains(field.key) && !is_misspelt(list, field, table))
+      if (field.is_required && !table.contains(field.key) && !is_needless(field, table) &&
+          !is_misspelt(list, field, table))
         add(at(table.source()), fmt::format("{}.{}", element, field.key),
             fmt::format("is required. {}", field.meaning));
     }
@@ -673,7 +679,11 @@ Document read_document(const std::string& text, const std::string& file,
     read_override(document, override_text);
   }
   for (const Option& option : options()) {
-    if (option.is_required && !document.given(option.name()) && !document.given(option.instead)) {
+    const auto& [key, word] = option.needless_with;
+    const bool needless = !key.empty() && toml_value(*find_option(option.section + "." + key),
+                                                     document.job) == toml_string(word);
+    if (option.is_required && !needless && !document.given(option.name()) &&
+        !document.given(option.instead)) {
       document.report(option.name(), fmt::format("is required. {}", option.meaning));
       document.broken.insert(option.name());
     }

@@ -39,7 +39,8 @@ std::string describe_type(const Option& option, const std::optional<std::string>
   }
   if (!option.instead.empty()) {
     text += fmt::format("; required, unless there are [[{}]]", option.instead);
-    return text;
+    const auto& [key, word] = option.needless_with;
+    return key.empty() ? text : text + fmt::format(" or {} = {}", key, toml_string(word));
   }
   text += option.is_required ? "; required" : value ? "; default " + *value : "; not set by default";
   if (option.acts_when) {

@@ -123,6 +123,11 @@ Json table_schema(const std::string& title) {
       {"title", title}, {"type", "object"}, {"additionalProperties", false}, {"properties", Json::object()}};
 }
 
+// An object whose `key` is `word`.
+Json having(const std::string& key, const std::string& word) {
+  return {{"required", {key}}, {"properties", {{key, {{"const", word}}}}}};
+}
+
 void require(Json& object, const std::string& name) {
   Json& names = object["required"];
   for (const Json& present : names) {
@@ -131,12 +136,19 @@ void require(Json& object, const std::string& name) {
   names.push_back(name);
 }
 
+// Each element must have what is required, but for what another key makes needless.
+void require_field(Json& table, const Option& field) {
+  const auto& [key, word] = field.needless_with;
+  if (key.empty()) return require(table, field.key);
+  table["anyOf"] = {Json{{"required", {field.key}}}, having(key, word)};
+}
+
 Json table_list_schema(const TableList& list) {
   Json table = table_schema(fmt::format("[[{}]]", list.section));
   const JobConfig defaults = list.fresh();
   for (const Option& field : list.fields) {
     table["properties"][field.key] = option_schema(field, defaults);
-    if (field.is_required) require(table, field.key);
+    if (field.is_required) require_field(table, field);
   }
   return {{"title", list.section}, {"description", list.meaning}, {"type", "array"}, {"items", table}};
 }
@@ -176,6 +188,8 @@ std::string json_schema() {
     if (!option.instead.empty()) {
       const std::string list = option.instead.substr(option.instead.rfind('.') + 1);
       section["anyOf"] = {Json{{"required", {option.key}}}, Json{{"required", {list}}}};
+      const auto& [key, word] = option.needless_with;
+      if (!key.empty()) section["anyOf"].push_back(having(key, word));
     } else if (option.is_required) {
       require(section, option.key);
     }

@@ -10,6 +10,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "core/base/checked.h"
@@ -57,19 +58,20 @@ bool check(Document& document, std::vector<Factor> factors, int64_t limit, std::
   return false;
 }
 
+bool is_dp_shard(const AxisKey& axis) {
+  return axis.size == &DistributedSection::dp_shard;
+}
+
 Factor dp_shard(const DistributedSection& d) {
   return {d.dp ? "distributed.dp" : "distributed.dp_shard", d.dp.value_or(d.dp_shard)};
 }
 
 bool check_ranks(Document& document) {
   const DistributedSection& d = document.job.distributed;
-  return check(document,
-               {{"distributed.pp", d.pp},
-                {"distributed.dp_replicate", d.dp_replicate},
-                dp_shard(d),
-                {"distributed.cp", d.cp},
-                {"distributed.tp", d.tp}},
-               max_int, "ranks that a job can have");
+  std::vector<Factor> axes;
+  for (const AxisKey& axis : axis_keys)
+    axes.push_back(is_dp_shard(axis) ? dp_shard(d) : Factor{axis.option, d.*axis.size});
+  return check(document, std::move(axes), max_int, "ranks that a job can have");
 }
 
 bool check_tokens(Document& document) {
@@ -193,7 +195,10 @@ bool check_work(Document& document) {
 }  // namespace
 
 int64_t ranks_beside_dp_shard(const DistributedSection& d) {
-  const Checked ranks = Checked(d.pp) * d.dp_replicate * d.cp * d.tp;
+  Checked ranks = 1;
+  for (const AxisKey& axis : axis_keys) {
+    if (!is_dp_shard(axis)) ranks = ranks * d.*axis.size;
+  }
   return ranks.fits(max_int) ? ranks.value() : 0;
 }
 

@@ -1,6 +1,7 @@
 #include "core/config/validate.h"
 
 #include <spdlog/fmt/fmt.h>
+#include <spdlog/fmt/ranges.h>
 
 #include <algorithm>
 #include <array>
@@ -142,8 +143,9 @@ void check_short_form(Document& document) {
       document.report("data.sources", "is empty: give a source, or data.path");
     return;
   }
-  for (const char* key : {"path", "format", "dtype", "text_key", "prompt_key", "completion_key",
-                          "document_separator", "val_fraction", "val_path"}) {
+  for (const char* key :
+       {"path", "format", "dtype", "text_key", "prompt_key", "completion_key", "messages_key", "tokens_key",
+        "labels_key", "document_separator", "val_fraction", "val_path"}) {
     const std::string name = fmt::format("data.{}", key);
     const Option& option = *find_option(name);
     if (document.given(name) && toml_value(option, document.job) != toml_value(option, JobConfig()))
@@ -167,6 +169,9 @@ void check_source_keys(Document& document, const DataSource& source,
   only_with("text_key", records, source.text_key != defaults.text_key, "jsonl or parquet");
   only_with("prompt_key", records, !source.prompt_key.empty(), "jsonl or parquet");
   only_with("completion_key", records, !source.completion_key.empty(), "jsonl or parquet");
+  only_with("messages_key", records, !source.messages_key.empty(), "jsonl or parquet");
+  only_with("tokens_key", records, !source.tokens_key.empty(), "jsonl or parquet");
+  only_with("labels_key", records, !source.labels_key.empty(), "jsonl or parquet");
   only_with("document_separator", source.format == DataFormat::text, !source.document_separator.empty(),
             "text");
   if (!source.document_separator.empty() && is_of_bytes(document.job, source))
@@ -175,10 +180,31 @@ void check_source_keys(Document& document, const DataSource& source,
   if (source.prompt_key.empty() != source.completion_key.empty())
     report(source.prompt_key.empty() ? "completion_key" : "prompt_key",
            "prompt_key and completion_key go together: give both, or text_key alone");
-  if (!source.prompt_key.empty() && source.text_key != defaults.text_key)
-    report("text_key", "text_key and prompt_key exclude each other: remove one of them");
-  if (records && source.prompt_key.empty() && source.text_key.empty())
+  if (!source.labels_key.empty() && source.tokens_key.empty())
+    report("labels_key", "labels_key goes with tokens_key: give both");
+  std::vector<const char*> given;
+  if (source.text_key != defaults.text_key) given.push_back("text_key");
+  if (!source.prompt_key.empty()) given.push_back("prompt_key");
+  if (!source.messages_key.empty()) given.push_back("messages_key");
+  if (!source.tokens_key.empty()) given.push_back("tokens_key");
+  if (given.size() > 1)
+    report(given[0], fmt::format("{} and {} exclude each other: remove one of them", given[0], given[1]));
+  if (records && source.text_key.empty() && given == std::vector<const char*>{"text_key"})
     report("text_key", "is empty: give the key of a document's text");
+}
+
+// Random tokens have no files, and no ends of documents.
+void check_random(const JobConfig& job, const DataSource& source,
+                  const std::function<void(std::string_view key, const std::string& text)>& report) {
+  if (source.format != DataFormat::random) return;
+  const auto refuse = [&](const char* key) {
+    report(key, fmt::format("format = \"random\" takes no {}: remove it, or give another format", key));
+  };
+  if (!source.path.empty()) refuse("path");
+  if (!source.val_path.empty()) refuse("val_path");
+  if (source.val_fraction > 0) refuse("val_fraction");
+  if (job.data.document_end >= 0)
+    report("format", "random tokens have no documents, which data.document_end = -1 says: remove it");
 }
 
 void check_source(Document& document, size_t index, const DataSource& source) {
@@ -199,6 +225,7 @@ void check_source(Document& document, size_t index, const DataSource& source) {
     }
   }
   check_source_keys(document, source, report);
+  check_random(document.job, source, report);
   const int64_t vocab = document.job.model.vocab_size;
   if (is_of_bytes(document.job, source) && vocab != 0 && vocab < 256) {
     document.report_conflict(
@@ -208,6 +235,18 @@ void check_source(Document& document, size_t index, const DataSource& source) {
   }
   if (source.val_fraction > 0 && !source.val_path.empty())
     report("val_fraction", "val_fraction and val_path both name the validation data: give one of the two");
+}
+
+// A conversation's answers must be marked somehow, or all roles read alike.
+void check_chat(Document& document) {
+  const ChatSection& chat = document.job.data.chat;
+  const bool any = std::ranges::any_of(data_sources(document.job),
+                                       [](const DataSource& s) { return !s.messages_key.empty(); });
+  if (any && chat.style == ChatStyle::custom && chat.assistant_prefix.empty() && chat.user_prefix.empty())
+    document.report_conflict(
+        {"data.chat.template", "data.messages_key", "data.sources"},
+        "conversations need a template: give data.chat.template = \"chatml\", \"llama3\", \"mistral\", "
+        "\"gemma\" or \"qwen\", or the texts around each role's messages (data.chat.user_prefix, ...)");
 }
 
 void check_data(Document& document) {
@@ -221,11 +260,12 @@ void check_data(Document& document) {
         {"data.document_end", "model.vocab_size", "model.hf_dir"},
         fmt::format("document_end = {} is no token of vocab_size = {}", data.document_end, model.vocab_size));
   }
-  if (any_tokenized(document.job) && data.tokenizer.empty() && model.hf_dir.empty()) {
+  if (any_of_texts(document.job) && data.tokenizer.empty() && model.hf_dir.empty()) {
     document.report_conflict({"data.tokenizer", "data.format", "data.sources"},
                              "texts are made tokens, but there is no tokenizer: give data.tokenizer, or "
                              "model.hf_dir that has one");
   }
+  check_chat(document);
   if (!any_tokenized(document.job) && (!data.cache.empty() || !data.add_special)) {
     document.report_conflict({data.cache.empty() ? "data.add_special" : "data.cache"},
                              "acts only where a tokenizer makes tokens of texts: data.format = jsonl or "
@@ -250,6 +290,10 @@ void check_profile(Document& document) {
 }
 
 void check_metrics(Document& document) {
+  if (document.job.metrics.microbatch_losses && document.job.optimizer.post_validation)
+    document.report_conflict(
+        {"metrics.microbatch_losses", "optimizer.post_validation"},
+        "microbatch_losses waits for each step's losses, which post_validation does not: remove one of them");
   const std::string& address = document.job.metrics.prometheus;
   if (address.empty() || net::parse_listen_address(address)) return;
   document.report("metrics.prometheus",
@@ -367,9 +411,14 @@ void fill_world(Document& document, int64_t world) {
                     "-1 is what the other axes leave of the ranks launched, and none were: start the job "
                     "with a launcher, say --world N, or give a number");
   } else if (world % others != 0) {
-    document.report(option, fmt::format("-1 is what the other axes leave of the ranks, but pp {} x "
-                                        "dp_replicate {} x cp {} x tp {} = {} does not divide {}",
-                                        d.pp, d.dp_replicate, d.cp, d.tp, others, world));
+    std::vector<std::string> axes;
+    for (const AxisKey& axis : axis_keys) {
+      if (axis.size != &DistributedSection::dp_shard)
+        axes.push_back(fmt::format("{} {}", axis.option.substr(axis.option.rfind('.') + 1), d.*axis.size));
+    }
+    document.report(
+        option, fmt::format("-1 is what the other axes leave of the ranks, but {} = {} does not divide {}",
+                            fmt::join(axes, " x "), others, world));
   } else {
     left = world / others;
   }

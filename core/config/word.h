@@ -18,8 +18,12 @@ enum class Init { random, hf };
 enum class ContextKind { ring, ulysses };
 enum class ReduceGradients { step, microbatch };
 enum class BadLines { refuse, skip };
-enum class DataFormat { text, jsonl, parquet, bin, llmc, megatron, npy };
+enum class DataFormat { text, jsonl, parquet, bin, llmc, megatron, npy, random };
 enum class TokenType { uint16, uint32 };
+// Whose published chat template a conversation is written in; custom: the texts of [data.chat].
+enum class ChatStyle { custom, chatml, llama3, mistral, gemma, qwen };
+// Where a template puts a system message: in a turn of its own, before the first user's text, or nowhere.
+enum class SystemMessage { turn, user, refuse };
 // Which documents share a row of seq_len tokens. Longer ones come in pieces of seq_len, each a document of
 // its own whose last target is the next piece's first token.
 enum class Packing {
@@ -56,9 +60,15 @@ template <>
 inline constexpr std::array words<BadLines> = std::to_array<std::string_view>({"refuse", "skip"});
 template <>
 inline constexpr std::array words<DataFormat> =
-    std::to_array<std::string_view>({"text", "jsonl", "parquet", "bin", "llmc", "megatron", "npy"});
+    std::to_array<std::string_view>({"text", "jsonl", "parquet", "bin", "llmc", "megatron", "npy", "random"});
 template <>
 inline constexpr std::array words<TokenType> = std::to_array<std::string_view>({"uint16", "uint32"});
+template <>
+inline constexpr std::array words<ChatStyle> = std::to_array<std::string_view>({"custom", "chatml", "llama3",
+                                                                                "mistral", "gemma", "qwen"});
+template <>
+inline constexpr std::array words<SystemMessage> = std::to_array<std::string_view>({"turn", "user",
+                                                                                    "refuse"});
 template <>
 inline constexpr std::array words<Packing> = std::to_array<std::string_view>({"none", "sequential",
                                                                               "best_fit"});

@@ -54,6 +54,13 @@ nlohmann::json end_beside(const fs::path& folder) {
   return ids.size() == 1 ? ids[0] : nlohmann::json();
 }
 
+// All that a template puts into a conversation's tokens.
+std::vector<std::string> texts_of(const config::ChatSection& chat) {
+  return {chat.bos,         chat.system_prefix,     chat.system_suffix,    chat.user_prefix,
+          chat.user_suffix, chat.assistant_prefix,  chat.assistant_suffix, chat.default_system,
+          chat.system.text, chat.trim ? "trim" : ""};
+}
+
 // A folder in the making: gone with this object, unless it was renamed.
 class Part {
  public:
@@ -107,17 +114,23 @@ fs::path first_writable(std::span<const fs::path> folders) {
 std::string fingerprint(const CacheRequest& request) {
   const DocumentFormat& format = request.format;
   const fs::path tokenizer = tokenizer_file(request.tokenizer);
-  const nlohmann::json end =
-      request.end_id ? nlohmann::json(*request.end_id) : end_beside(tokenizer.parent_path());
-  const nlohmann::ordered_json all = {
+  const nlohmann::json end = request.end_id        ? nlohmann::json(*request.end_id)
+                             : format.has_tokens() ? nlohmann::json()
+                                                   : end_beside(tokenizer.parent_path());
+  nlohmann::ordered_json all = {
       {"version", version},
       {"files", data::fingerprint(request.files)},
-      {"tokenizer", io::checksum_hex(io::MappedFile(tokenizer).bytes())},
+      {"tokenizer",
+       format.has_tokens() ? std::string() : io::checksum_hex(io::MappedFile(tokenizer).bytes())},
       {"kind", static_cast<int>(format.kind)},
       {"keys", format.kind == Kind::text ? std::vector<std::string>() : format.keys()},
       {"separator", hex_of(format.separator)},
       {"add_special", request.add_special},
       {"end", end.dump()}};
+  // Only where they act, so that the names of other caches stay.
+  if (format.has_messages()) all["chat"] = texts_of(format.chat);
+  if (format.has_tokens()) all["tokens"] = true;
+  if (request.max_tokens > 0) all["max_tokens"] = request.max_tokens;
   return hex_of(all.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
 }
 
@@ -144,19 +157,26 @@ fs::path make_cache(std::span<const fs::path> folders, const std::string& name, 
                     int threads, const std::function<void(const TokenizeProgress&)>& report) {
   const fs::path folder = first_writable(folders), cache = folder / name;
   remove_dead_parts(folder, name);
-  const tokenizer::Tokenizer tokenizer = tokenizer::Tokenizer::load(request.tokenizer);
+  const auto tokenizer = request.format.has_tokens()
+                             ? std::nullopt
+                             : std::optional(tokenizer::Tokenizer::load(request.tokenizer));
   const Part part(folder / fmt::format("{}{}", part_prefix(name), ::getpid()));
-  const TokenizeOptions options{.format = request.format,
-                                .add_special = request.add_special,
-                                .end_id = request.end_id ? request.end_id : tokenizer.eos_id(),
-                                .threads = threads};
-  const int64_t ids = std::max<int64_t>(tokenizer.vocab_size(), options.end_id.value_or(0) + 1);
+  TokenizeOptions options{.format = request.format,
+                          .add_special = request.add_special,
+                          .end_id = request.end_id,
+                          .max_tokens = request.max_tokens,
+                          .threads = threads};
+  if (tokenizer && !options.end_id) options.end_id = tokenizer->eos_id();
+  const int64_t ids = std::max<int64_t>(tokenizer ? tokenizer->vocab_size() : request.format.vocab_size,
+                                        options.end_id.value_or(0) + 1);
   TokenWriter writer(part.path() / "tokens", ids <= 65536 ? 2 : 4, /*overwrite=*/false);
-  const TokenizeProgress result = tokenize_files(tokenizer, request.files, options, writer, report);
+  const TokenizeProgress result =
+      tokenize_files(tokenizer ? &*tokenizer : nullptr, request.files, options, writer, report);
   nlohmann::ordered_json about = {{"version", version},
                                   {"documents", result.documents},
                                   {"tokens", result.tokens},
                                   {"prompt_tokens", result.prompt_tokens},
+                                  {"truncated_documents", result.truncated},
                                   {"documents_without_text", result.empty},
                                   {"bad_lines", result.bad},
                                   {"first_bad_line", result.first_bad},

@@ -15,9 +15,10 @@ namespace pptrain::corpus {
 // What a cache is made of.
 struct CacheRequest {
   std::vector<std::filesystem::path> files;  // in order
-  std::filesystem::path tokenizer;           // tokenizer.json, or its folder
+  std::filesystem::path tokenizer;           // tokenizer.json, or its folder; "": the format has tokens
   DocumentFormat format;
   bool add_special = true;
+  int64_t max_tokens = 0;         // as TokenizeOptions has it
   std::optional<int32_t> end_id;  // behind each document; none: the tokenizer's own (eos_id), if it has one
 };
 

@@ -14,6 +14,7 @@
 
 #include "core/base/byte_order_mark.h"
 #include "core/base/error.h"
+#include "core/corpus/chat.h"
 #include "core/io/files.h"
 #include "core/io/strict_json.h"
 #include "core/tokenizer/unicode.h"
@@ -21,42 +22,122 @@
 namespace pptrain::corpus {
 namespace {
 
-nlohmann::json parse_line(std::string_view line) {
-  if (tokenizer::valid_utf8_prefix(line) == line.size()) return io::parse_strict_json(line, "line");
+// Throws Error without a place.
+nlohmann::json parse(std::string_view text) {
   std::string repaired;
-  tokenizer::append_repaired(repaired, line);
-  return io::parse_strict_json(repaired, "line");
-}
-
-// Nothing of an empty line. `value` holds the document's texts.
-std::optional<Document> read_line(std::string_view line, const Chunk& chunk, const DocumentFormat& format,
-                                  nlohmann::json& value) {
-  if (line.find_first_not_of(" \t\r") == std::string_view::npos) return std::nullopt;
-  const auto where = [&] {
-    const auto number = std::count(chunk.counted_from, line.data(), '\n') + chunk.line;
-    return fmt::format("{}:{}", chunk.file.string(), number);
-  };
+  if (tokenizer::valid_utf8_prefix(text) < text.size()) {
+    tokenizer::append_repaired(repaired, text);
+    text = repaired;
+  }
   try {
-    value = parse_line(line);
+    return io::parse_strict_json(text, "line");
   } catch (const Error& error) {
     const std::string_view said = error.what();  // "line: not valid ..."
-    throw Error(fmt::format("{}: {}", where(), said.substr(said.find(": ") + 2)));
+    throw Error(std::string(said.substr(said.find(": ") + 2)));
   }
-  if (!value.is_object()) throw Error(fmt::format("{}: not a JSON object", where()));
-  const auto text = [&](const std::string& key) -> std::string_view {
-    const auto found = value.find(key);
-    if (found == value.end()) {
-      std::vector<std::string> keys;
-      for (const auto& item : value.items()) keys.push_back(item.key());
-      throw Error(fmt::format("{}: the object has no key '{}'; it has: {}", where(), key,
-                              keys.empty() ? "none" : fmt::format("{}", fmt::join(keys, ", "))));
-    }
-    if (!found->is_string()) throw Error(fmt::format("{}: '{}' is no text", where(), key));
+}
+
+constexpr int64_t ignored_label = -100;  // as PyTorch's cross_entropy has it
+
+// A value of a record, by its key; null where it has none.
+using Values = std::function<const nlohmann::json&(const std::string& key)>;
+
+std::string_view text_of(const nlohmann::json& value, const std::string& key) {
+  if (!value.is_string()) throw Error(fmt::format("'{}' is no text", key));
+  return value.get_ref<const std::string&>();
+}
+
+Message message_of(const nlohmann::json& value, size_t index) {
+  const auto text = [&](const char* key) -> std::string_view {
+    const auto found = value.is_object() ? value.find(key) : value.end();
+    if (found == value.end() || !found->is_string())
+      throw Error(fmt::format("message {}: it has no text '{}'", index + 1, key));
     return found->get_ref<const std::string&>();
   };
-  if (!format.has_prompts()) return Document{.prompt = {}, .text = text(format.key)};
-  const std::string_view prompt = text(format.prompt_key);
-  return Document{.prompt = prompt, .text = text(format.completion_key)};
+  const Message message{.role = text("role"), .content = text("content")};
+  if (const auto calls = value.find("tool_calls"); calls != value.end() && !calls->empty())
+    throw Error(fmt::format("message {}: tool_calls are not supported", index + 1));
+  return message;
+}
+
+Document conversation_of(const nlohmann::json& list, const DocumentFormat& format) {
+  if (!list.is_array()) throw Error(fmt::format("'{}' is no list of messages", format.messages_key));
+  std::vector<Message> messages;
+  for (const nlohmann::json& value : list) messages.push_back(message_of(value, messages.size()));
+  return {.pieces = render(format.chat, messages)};
+}
+
+std::vector<int64_t> integers_of(const nlohmann::json& list, const std::string& key) {
+  if (!list.is_array()) throw Error(fmt::format("'{}' is no list of integers", key));
+  std::vector<int64_t> values;
+  for (const nlohmann::json& value : list) {
+    if (!value.is_number_integer())
+      throw Error(fmt::format("'{}': element {} is no integer", key, values.size()));
+    values.push_back(value.get<int64_t>());
+  }
+  return values;
+}
+
+// Where targets begin and end. A label is its token, or none.
+std::vector<size_t> borders_of(const std::vector<int64_t>& ids, const std::vector<int64_t>& labels,
+                               const DocumentFormat& format) {
+  const std::string& key = format.labels_key;
+  if (labels.size() != ids.size())
+    throw Error(fmt::format("'{}' has {} elements, but '{}' has {}", key, labels.size(), format.tokens_key,
+                            ids.size()));
+  std::vector<size_t> borders;
+  for (size_t i = 0; i < ids.size(); ++i) {
+    const bool target = labels[i] != ignored_label;
+    if (target && labels[i] != ids[i])
+      throw Error(fmt::format("'{}': element {} is {}, neither {} nor the token, {}", key, i, labels[i],
+                              ignored_label, ids[i]));
+    if (target == (borders.size() % 2 == 0)) borders.push_back(i);
+  }
+  if (borders.size() % 2 == 1) borders.push_back(ids.size());
+  return borders;
+}
+
+Document tokens_of(const Values& values, const DocumentFormat& format) {
+  const std::vector<int64_t> ids = integers_of(values(format.tokens_key), format.tokens_key);
+  Document document;
+  for (const int64_t id : ids) {
+    if (id < 0 || id >= format.vocab_size)
+      throw Error(fmt::format("'{}': element {} is {}, but model.vocab_size is {}", format.tokens_key,
+                              document.ids.size(), id, format.vocab_size));
+    document.ids.push_back(static_cast<int32_t>(id));
+  }
+  document.borders = format.labels_key.empty()
+                         ? std::vector<size_t>{0, ids.size()}
+                         : borders_of(ids, integers_of(values(format.labels_key), format.labels_key), format);
+  return document;
+}
+
+// Views of the values.
+Document document_of(const Values& values, const DocumentFormat& format) {
+  if (format.has_tokens()) return tokens_of(values, format);
+  if (format.has_messages()) return conversation_of(values(format.messages_key), format);
+  if (!format.has_prompts()) return {.text = text_of(values(format.key), format.key)};
+  return {.prompt = text_of(values(format.prompt_key), format.prompt_key),
+          .text = text_of(values(format.completion_key), format.completion_key)};
+}
+
+// `value` holds the document's texts. Throws Error without a place.
+Document read_line(std::string_view line, const DocumentFormat& format, nlohmann::json& value) {
+  value = parse(line);
+  if (!value.is_object()) throw Error("not a JSON object");
+  const auto under = [&](const std::string& key) -> const nlohmann::json& {
+    if (const auto found = value.find(key); found != value.end()) return *found;
+    std::vector<std::string> keys;
+    for (const auto& item : value.items()) keys.push_back(item.key());
+    throw Error(fmt::format("the object has no key '{}'; it has: {}", key,
+                            keys.empty() ? "none" : fmt::format("{}", fmt::join(keys, ", "))));
+  };
+  return document_of(under, format);
+}
+
+std::string place_of(const Chunk& chunk, std::string_view line) {
+  const auto number = std::count(chunk.counted_from, line.data(), '\n') + chunk.line;
+  return fmt::format("{}:{}", chunk.file.string(), number);
 }
 
 void each_line(const Chunk& chunk, const DocumentFormat& format,
@@ -67,14 +148,16 @@ void each_line(const Chunk& chunk, const DocumentFormat& format,
   while (!rest.empty()) {
     const std::string_view line = rest.substr(0, rest.find('\n'));
     rest.remove_prefix(std::min(rest.size(), line.size() + 1));
+    if (line.find_first_not_of(" \t\r") == std::string_view::npos) continue;
     nlohmann::json value;
     std::optional<Document> document;
     try {
-      document = read_line(line, chunk, format, value);
+      document = read_line(line, format, value);
     } catch (const Error& error) {
+      const std::string what = fmt::format("{}: {}", place_of(chunk, line), error.what());
       if (!format.skip_bad_lines)
-        throw Error(fmt::format("{} (bad_lines = \"skip\" leaves such lines out)", error.what()));
-      if (bad) bad(error.what());
+        throw Error(fmt::format("{} (bad_lines = \"skip\" leaves such lines out)", what));
+      if (bad) bad(what);
     }
     if (document) sink(*document);
   }
@@ -82,19 +165,33 @@ void each_line(const Chunk& chunk, const DocumentFormat& format,
 
 void each_row(const Chunk& chunk, const DocumentFormat& format,
               const std::function<void(const Document&)>& sink) {
-  const size_t columns = format.has_prompts() ? 2 : 1;
-  for (size_t i = 0; i + columns <= chunk.rows.size(); i += columns) {
-    if (format.has_prompts()) {
-      sink({.prompt = chunk.rows[i], .text = chunk.rows[i + 1]});
-    } else {
-      sink({.prompt = {}, .text = chunk.rows[i]});
+  const std::vector<std::string> keys = format.keys();
+  std::vector<nlohmann::json> cells(keys.size());
+  const auto under = [&](const std::string& key) -> const nlohmann::json& {
+    return cells[static_cast<size_t>(std::ranges::find(keys, key) - keys.begin())];
+  };
+  const bool lists = format.has_messages() || format.has_tokens();
+  for (size_t row = 0; (row + 1) * keys.size() <= chunk.rows.size(); ++row) {
+    std::optional<Document> document;
+    try {
+      for (size_t i = 0; i < keys.size(); ++i) {
+        const std::string& cell = chunk.rows[row * keys.size() + i];
+        cells[i] = lists ? parse(cell) : nlohmann::json(cell);
+      }
+      document = document_of(under, format);
+    } catch (const Error& error) {
+      throw Error(fmt::format("'{}': row {}: {}", chunk.file.string(),
+                              chunk.first_row + static_cast<int64_t>(row), error.what()));
     }
+    sink(*document);
   }
 }
 
 }  // namespace
 
 std::vector<std::string> DocumentFormat::keys() const {
+  if (has_tokens()) return labels_key.empty() ? std::vector{tokens_key} : std::vector{tokens_key, labels_key};
+  if (has_messages()) return {messages_key};
   return has_prompts() ? std::vector{prompt_key, completion_key} : std::vector{key};
 }
 
@@ -120,12 +217,12 @@ void each_document(const Chunk& chunk, const DocumentFormat& format,
   if (format.kind == Kind::parquet) return each_row(chunk, format, sink);
   if (format.kind == Kind::jsonl) return each_line(chunk, format, sink, bad);
   const std::string_view border = format.separator;
-  if (border.empty()) return sink({.prompt = {}, .text = chunk.text});
+  if (border.empty()) return sink({.text = chunk.text});
   for (std::string_view rest = chunk.text; !rest.empty();) {
     const size_t found = rest.find(border);
     const std::string_view document = rest.substr(0, found);
     rest.remove_prefix(found == std::string_view::npos ? rest.size() : found + border.size());
-    sink({.prompt = {}, .text = document});
+    sink({.text = document});
   }
 }
 

@@ -12,6 +12,9 @@
 #include <string_view>
 #include <vector>
 
+#include "core/config/chat_section.h"
+#include "core/tokenizer/tokenizer.h"
+
 namespace pptrain::corpus {
 
 // text:    a file, or what lies between two separators in it, is a document.
@@ -24,19 +27,31 @@ enum class Kind { text, jsonl, parquet };
 struct DocumentFormat {
   Kind kind = Kind::text;
   std::string key = "text";     // jsonl, parquet: of the text
-  std::string prompt_key;       // jsonl, parquet: of a prompt, with the text behind it under completion_key
-  std::string completion_key;   //
-  std::string separator;        // text: it stands between documents and belongs to none; "": a file is one
+  std::string prompt_key = {};  // jsonl, parquet: of a prompt, with the text behind it under completion_key
+  std::string completion_key = {};  //
+  std::string messages_key = {};    // jsonl, parquet: of a conversation, which `chat` makes a text
+  config::ChatSection chat = {};    // template_of() one
+  std::string tokens_key = {};      // jsonl, parquet: of the ids of a document
+  std::string labels_key = {};      // of its labels; "": all tokens are targets
+  int64_t vocab_size = 0;           // of tokens_key: ids are below it
+  std::string separator = {};   // text: it stands between documents and belongs to none; "": a file is one
   bool skip_bad_lines = false;  // jsonl: a line without a document is passed over, not an error
 
   bool has_prompts() const { return !prompt_key.empty(); }
-  // The keys that a record must have: prompt and completion, or text.
+  bool has_messages() const { return !messages_key.empty(); }
+  bool has_tokens() const { return !tokens_key.empty(); }
+  // Are some tokens no targets?
+  bool has_targets() const { return has_prompts() || has_messages() || !labels_key.empty(); }
+  // The keys that a record must have: prompt and completion, messages, tokens and labels, or text.
   std::vector<std::string> keys() const;
 };
 
 struct Document {
-  std::string_view prompt;  // of a format with prompts
-  std::string_view text;    // all, or what follows the prompt
+  std::string_view prompt = {};               // of a format with prompts
+  std::string_view text = {};                 // all, or what follows the prompt
+  std::vector<tokenizer::Piece> pieces = {};  // of one with messages: marked pieces are targets
+  std::vector<int32_t> ids = {};              // of one with tokens
+  std::vector<size_t> borders = {};           // of ids: targets begin, end, begin, ...
 };
 
 // Whole documents of one file.
@@ -47,7 +62,8 @@ struct Chunk {
   // Line number of the byte at `counted_from`, at or before the text's first.
   const char* counted_from = nullptr;
   int64_t line = 1;
-  std::vector<std::string> rows;  // of parquet: the format's keys of one row after the other
+  std::vector<std::string> rows;  // of parquet: the format's keys of one row after the other; lists as JSON
+  int64_t first_row = 0;          // of parquet
   uint64_t bytes = 0;             // of the file that are done with it
 };
 
@@ -77,7 +93,8 @@ class DocumentSource {
 
 // Calls `sink` with each document. In JSONL, bytes that are no UTF-8 count as U+FFFD, as the tokenizer takes
 // them elsewhere, and a byte order mark at the file's beginning is passed over. A line that is no object with
-// a text under each key is an Error with file and line, or with skip_bad_lines reported to `bad`.
+// what the format wants under each key is an Error with file and line, or with skip_bad_lines reported to
+// `bad`; a row of Parquet an Error with file and row.
 void each_document(const Chunk& chunk, const DocumentFormat& format,
                    const std::function<void(const Document&)>& sink,
                    const std::function<void(const std::string& what)>& bad = {});

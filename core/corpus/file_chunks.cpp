@@ -188,9 +188,9 @@ void append_row(void* context, const char* const* texts, const size_t* sizes) {
 // a large library, which a program that reads none should not wait for.
 class ParquetFile {
  public:
-  // Throws Error with the file and the reason: no Parquet, no such column, one that has no texts; or that
-  // this build has no Parquet.
-  ParquetFile(const std::filesystem::path& path, const std::vector<std::string>& columns);
+  // Throws Error with the file and the reason: no Parquet, no such column, one that has no texts (nor lists,
+  // where these are allowed); or that this build has no Parquet.
+  ParquetFile(const std::filesystem::path& path, const std::vector<std::string>& columns, bool lists);
   ~ParquetFile();
   ParquetFile(const ParquetFile&) = delete;
   ParquetFile& operator=(const ParquetFile&) = delete;
@@ -199,6 +199,7 @@ class ParquetFile {
   // end. Throws Error with the file and the reason, such as a row without a text.
   bool next(std::vector<std::string>& texts, size_t& bytes);
   uint64_t bytes_done() const;  // of the file, as far as its rows are read
+  int64_t rows_read() const { return read_; }
 
  private:
   std::filesystem::path path_;
@@ -209,13 +210,13 @@ class ParquetFile {
   int64_t rows_ = 0, read_ = 0;
 };
 
-ParquetFile::ParquetFile(const fs::path& path, const std::vector<std::string>& columns)
+ParquetFile::ParquetFile(const fs::path& path, const std::vector<std::string>& columns, bool lists)
     : path_(path), api_(module()), columns_(columns.size()), size_(io::RegularFile(path).size()) {
   std::vector<const char*> names;
   for (const std::string& column : columns) names.push_back(column.c_str());
   Message message{};
-  file_ =
-      api_.open(path.c_str(), names.data(), static_cast<int>(names.size()), message.data(), message.size());
+  file_ = api_.open(path.c_str(), names.data(), static_cast<int>(names.size()), lists ? 1 : 0, message.data(),
+                    message.size());
   if (file_ == nullptr) throw Error(fmt::format("'{}': {}", path.string(), message.data()));
   rows_ = api_.rows(file_);
 }
@@ -319,11 +320,11 @@ class PackedChunks {
 
 class ParquetChunks {
  public:
-  ParquetChunks(const std::filesystem::path& path, const std::vector<std::string>& columns)
-      : path_(path), file_(path, columns) {}
+  ParquetChunks(const std::filesystem::path& path, const DocumentFormat& format)
+      : path_(path), file_(path, format.keys(), format.has_messages() || format.has_tokens()) {}
 
   std::optional<Chunk> next() {
-    Chunk chunk{.file = path_, .keep = {}, .text = {}, .rows = {}};
+    Chunk chunk{.file = path_, .keep = {}, .text = {}, .rows = {}, .first_row = file_.rows_read()};
     size_t bytes = 0;
     while (bytes < chunk_bytes && file_.next(chunk.rows, bytes)) {
     }
@@ -347,7 +348,7 @@ NextChunk next_of(const std::filesystem::path& file, const Argument& argument) {
 }  // namespace
 
 NextChunk open_chunks(const std::filesystem::path& file, const DocumentFormat& format) {
-  if (format.kind == Kind::parquet) return next_of<ParquetChunks>(file, format.keys());
+  if (format.kind == Kind::parquet) return next_of<ParquetChunks>(file, format);
   const std::string border = format.kind == Kind::jsonl ? "\n" : format.separator;
   if (is_packed(file)) return next_of<PackedChunks>(file, border);
   return next_of<MappedChunks>(file, border);

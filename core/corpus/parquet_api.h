@@ -12,9 +12,9 @@ using PptrainParquetRow = void (*)(void* context, const char* const* texts, cons
 
 struct PptrainParquetApi {
   int version;
-  // Opens a file for these columns of texts. Null where it cannot be read or lacks one, with the reason in
-  // `message`, ended by a zero.
-  void* (*open)(const char* path, const char* const* columns, int column_count, char* message,
+  // Opens a file for these columns of texts, or where `lists` is not 0 of lists too, which are given as JSON.
+  // Null where it cannot be read or lacks one, with the reason in `message`, ended by a zero.
+  void* (*open)(const char* path, const char* const* columns, int column_count, int lists, char* message,
                 size_t message_bytes);
   int64_t (*rows)(void* file);
   // Calls `row` for each of some of the next rows. Their number; 0: there are no more; -1: see message.
@@ -22,7 +22,7 @@ struct PptrainParquetApi {
   void (*close)(void* file);
 };
 
-constexpr int pptrain_parquet_version = 1;
+constexpr int pptrain_parquet_version = 2;
 
 // The module's one entry point.
 const PptrainParquetApi* pptrain_parquet_api();

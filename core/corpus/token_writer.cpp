@@ -68,8 +68,9 @@ TokenWriter::~TokenWriter() {
 }
 
 void TokenWriter::add(std::span<const int32_t> ids, std::span<const int64_t> lengths,
-                      std::span<const uint32_t> prompts) {
-  prompt_lengths_.insert(prompt_lengths_.end(), prompts.begin(), prompts.end());
+                      std::span<const data::TokenRange> prompts) {
+  for (const data::TokenRange& prompt : prompts)
+    ranges_.push_back({tokens_ + prompt.begin, tokens_ + prompt.end});
   if (token_bytes_ == 2) {
     narrow_.resize(ids.size());
     std::ranges::transform(ids, narrow_.begin(), [](int32_t id) { return static_cast<uint16_t>(id); });
@@ -110,20 +111,18 @@ void TokenWriter::write_index() {
 }
 
 void TokenWriter::write_prompts() {
-  if (prompt_lengths_.size() != document_ends_.size())
-    throw Error(fmt::format("{} prompts of {} documents", prompt_lengths_.size(), document_ends_.size()));
   io::OutputFile file(prompts_part_);
-  constexpr std::string_view magic("PROMPTS\1", 8);
+  constexpr std::string_view magic("PROMPTS\2", 8);
   file.write(std::as_bytes(std::span(magic)));
-  write_value<uint64_t>(file, prompt_lengths_.size());
-  file.write(std::as_bytes(std::span(prompt_lengths_)));
+  write_value<uint64_t>(file, ranges_.size());
+  file.write(std::as_bytes(std::span(ranges_)));
   file.sync_and_close();
 }
 
 void TokenWriter::finish() {
   out_->sync_and_close();
   write_index();
-  const bool prompts = !prompt_lengths_.empty();
+  const bool prompts = !ranges_.empty();
   if (prompts) write_prompts();
   // The index comes last and goes first: where it is, the ids and prompts are its own.
   std::error_code ignored;

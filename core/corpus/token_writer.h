@@ -7,6 +7,7 @@
 #include <span>
 #include <vector>
 
+#include "core/data/document_index.h"
 #include "core/io/files.h"
 
 namespace pptrain::corpus {
@@ -18,8 +19,8 @@ namespace pptrain::corpus {
 // the last. (Megatron-LM, megatron/core/datasets/indexed_dataset.py.) A document is one sequence, unless it
 // has more than 2^31 - 1 tokens.
 //
-// PREFIX.prompts, where documents have prompts: char[8] "PROMPTS\1", uint64 documents, and uint32 tokens of
-// each one's prompt, which come first in it (core/data/document_index.h).
+// PREFIX.prompts, where some tokens are no targets: char[8] "PROMPTS\2" and where they lie
+// (core/data/document_index.h).
 //
 // All are written under other names, synced and renamed by finish(); without it they are removed.
 class TokenWriter {
@@ -32,9 +33,9 @@ class TokenWriter {
   TokenWriter& operator=(const TokenWriter&) = delete;
 
   // Documents one after the other, and how many tokens each has (more than none). Ids fit token_bytes.
-  // `prompts`: how many of each one's tokens are its prompt; empty where no document of all has one.
+  // `prompts`: which of `ids` are no targets, ascending, each range within a document.
   void add(std::span<const int32_t> ids, std::span<const int64_t> lengths,
-           std::span<const uint32_t> prompts = {});
+           std::span<const data::TokenRange> prompts = {});
   void finish();
 
   int64_t documents() const { return static_cast<int64_t>(document_ends_.size()); }
@@ -50,7 +51,7 @@ class TokenWriter {
   int64_t tokens_ = 0;
   std::vector<int32_t> lengths_;
   std::vector<int64_t> document_ends_;    // in sequences
-  std::vector<uint32_t> prompt_lengths_;  // of each document, or of none
+  std::vector<data::TokenRange> ranges_;  // of prompts
   std::vector<uint16_t> narrow_;
   bool finished_ = false;
 };

@@ -2,11 +2,12 @@
 
 #include <spdlog/fmt/fmt.h>
 
-#include <numeric>
+#include <algorithm>
 #include <utility>
 
 #include "core/base/error.h"
 #include "core/base/ordered_work.h"
+#include "core/corpus/chat.h"
 
 namespace pptrain::corpus {
 
@@ -14,38 +15,71 @@ namespace {
 
 struct Encoded {
   std::vector<int32_t> ids;
-  std::vector<int64_t> lengths;   // of the documents
-  std::vector<uint32_t> prompts;  // of these, where the format has prompts
-  uint64_t bytes = 0;             // of the files that are done with it
+  std::vector<int64_t> lengths;           // of the documents
+  std::vector<data::TokenRange> prompts;  // of these
+  uint64_t bytes = 0;                     // of the files that are done with it
   int64_t empty = 0;
+  int64_t truncated = 0;
   int64_t bad = 0;
   std::string first_bad;
 };
 
-// Adds the document's tokens. A prompt begins as a text does, with the tokens that the file puts before one
-// (Tokenizer::encode_prompt), as generation reads it too; the text behind it is encoded by itself, without
-// any.
-void add_document(const tokenizer::Tokenizer& tokenizer, const Document& document,
-                  const TokenizeOptions& options, Encoded& out) {
-  const size_t before = out.ids.size();
+using Borders = std::vector<size_t>;  // of a document's tokens: targets begin, end, begin, ...
+
+// A prompt begins as a text does, with the tokens that the file puts before one (Tokenizer::encode_prompt),
+// as generation reads it too; the text behind it is encoded by itself, without any.
+Borders add_text(const tokenizer::Tokenizer& tokenizer, const Document& document,
+                 const TokenizeOptions& options, std::vector<int32_t>& ids) {
+  if (document.text.empty()) return {};
+  const size_t before = ids.size();
   const bool has_prompt = options.format.has_prompts();
   std::vector<int32_t> prompt;
-  if (!document.text.empty()) {
-    if (has_prompt) prompt = tokenizer.encode_prompt(document.prompt, options.add_special);
-    out.ids.insert(out.ids.end(), prompt.begin(), prompt.end());
-    tokenizer.encode(document.text, options.add_special && !has_prompt, out.ids);
-    const bool ended = out.ids.size() > before && options.end_id == out.ids.back();
-    if (options.end_id && !ended) out.ids.push_back(*options.end_id);
+  if (has_prompt) prompt = tokenizer.encode_prompt(document.prompt, options.add_special);
+  ids.insert(ids.end(), prompt.begin(), prompt.end());
+  tokenizer.encode(document.text, options.add_special && !has_prompt, ids);
+  const bool ended = ids.size() > before && options.end_id == ids.back();
+  if (options.end_id && !ended) ids.push_back(*options.end_id);
+  return {prompt.size(), ids.size() - before};
+}
+
+Borders add_tokens(const tokenizer::Tokenizer* tokenizer, const Document& document,
+                   const TokenizeOptions& options, std::vector<int32_t>& ids) {
+  if (options.format.has_messages()) return tokenizer->encode_pieces(document.pieces, ids);
+  if (!options.format.has_tokens()) return add_text(*tokenizer, document, options, ids);
+  ids.insert(ids.end(), document.ids.begin(), document.ids.end());
+  return document.borders;
+}
+
+// What lies between targets, of a document of the ids [first, last).
+void add_prompts(const Borders& borders, int64_t first, int64_t last,
+                 std::vector<data::TokenRange>& prompts) {
+  int64_t begin = first;
+  for (size_t i = 0; i + 1 < borders.size(); i += 2) {
+    const int64_t end = std::min(last, first + static_cast<int64_t>(borders[i]));
+    if (begin < end) prompts.push_back({begin, end});
+    begin = first + static_cast<int64_t>(borders[i + 1]);
   }
+  if (begin < last) prompts.push_back({begin, last});
+}
+
+void add_document(const tokenizer::Tokenizer* tokenizer, const Document& document,
+                  const TokenizeOptions& options, Encoded& out) {
+  const size_t before = out.ids.size();
+  const Borders borders = add_tokens(tokenizer, document, options, out.ids);
   if (out.ids.size() == before) {
     ++out.empty;
     return;
   }
+  const size_t longest = options.max_tokens > 0 ? static_cast<size_t>(options.max_tokens) : out.ids.size();
+  if (out.ids.size() - before > longest) {
+    out.ids.resize(before + longest);
+    ++out.truncated;
+  }
   out.lengths.push_back(static_cast<int64_t>(out.ids.size() - before));
-  if (has_prompt) out.prompts.push_back(static_cast<uint32_t>(prompt.size()));
+  add_prompts(borders, static_cast<int64_t>(before), static_cast<int64_t>(out.ids.size()), out.prompts);
 }
 
-Encoded encode(const tokenizer::Tokenizer& tokenizer, const Chunk& chunk, const TokenizeOptions& options) {
+Encoded encode(const tokenizer::Tokenizer* tokenizer, const Chunk& chunk, const TokenizeOptions& options) {
   Encoded out;
   out.bytes = chunk.bytes;
   const auto take = [&](const Document& document) { add_document(tokenizer, document, options, out); };
@@ -58,10 +92,11 @@ Encoded encode(const tokenizer::Tokenizer& tokenizer, const Chunk& chunk, const 
 
 }  // namespace
 
-TokenizeProgress tokenize_files(const tokenizer::Tokenizer& tokenizer,
+TokenizeProgress tokenize_files(const tokenizer::Tokenizer* tokenizer,
                                 const std::vector<std::filesystem::path>& files,
                                 const TokenizeOptions& options, TokenWriter& writer,
                                 const std::function<void(const TokenizeProgress&)>& report) {
+  if (options.format.has_messages()) require_tokens(options.format.chat, *tokenizer);
   DocumentSource source(files, options.format);
   TokenizeProgress progress;
   progress.total_bytes = source.bytes();
@@ -74,8 +109,9 @@ TokenizeProgress tokenize_files(const tokenizer::Tokenizer& tokenizer,
     progress.bad += encoded.bad;
     progress.documents = writer.documents();
     progress.tokens = writer.tokens();
-    progress.prompt_tokens =
-        std::accumulate(encoded.prompts.begin(), encoded.prompts.end(), progress.prompt_tokens);
+    progress.truncated += encoded.truncated;
+    for (const data::TokenRange& prompt : encoded.prompts)
+      progress.prompt_tokens += prompt.end - prompt.begin;
     report(progress);
   };
   OrderedWork<Chunk, Encoded>([&] { return source.next(); },

@@ -16,25 +16,29 @@ namespace pptrain::corpus {
 
 struct TokenizeOptions {
   DocumentFormat format;
-  bool add_special = true;             // the tokens that tokenizer.json puts around a text
-  std::optional<int32_t> end_id = {};  // behind each document that does not end with it already
+  bool add_special = true;  // the tokens that tokenizer.json puts around a text
+  // Behind each text that does not end with it already; not behind conversations and tokens.
+  std::optional<int32_t> end_id = {};
+  int64_t max_tokens = 0;  // documents are truncated to so many; 0: none is
   int threads = 1;
 };
 
 struct TokenizeProgress {
   uint64_t bytes = 0, total_bytes = 0;  // of the files
   int64_t documents = 0, tokens = 0;    // written so far
-  int64_t prompt_tokens = 0;            // of these tokens
+  int64_t prompt_tokens = 0;            // of these tokens, those that are no targets
+  int64_t truncated = 0;                // documents
   int64_t empty = 0;                    // documents without a text or a token, which are left out
   int64_t bad = 0;                      // lines without a document (DocumentFormat::skip_bad_lines)
   std::string first_bad = {};           // of these, where the first is and what is wrong there
   std::optional<int32_t> end_id = {};   // the token behind each document
 };
 
-// Writes the documents of all files, in order, and finishes the writer. `report` is called now and then, by
-// one thread at a time; what it throws ends the work. Throws the first Error of any thread. The result does
-// not depend on the number of threads. UsageError where there is no document with a text.
-TokenizeProgress tokenize_files(const tokenizer::Tokenizer& tokenizer,
+// Writes the documents of all files, in order, and finishes the writer. `tokenizer`: null where the format
+// has tokens. `report` is called now and then, by one thread at a time; what it throws ends the work. Throws
+// the first Error of any thread. The result does not depend on the number of threads. UsageError where there
+// is no document with a text.
+TokenizeProgress tokenize_files(const tokenizer::Tokenizer* tokenizer,
                                 const std::vector<std::filesystem::path>& files,
                                 const TokenizeOptions& options, TokenWriter& writer,
                                 const std::function<void(const TokenizeProgress&)>& report);

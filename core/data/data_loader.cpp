@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "core/base/error.h"
+#include "core/base/log.h"
 #include "core/data/step_plan.h"
 
 namespace pptrain::data {
@@ -36,16 +37,31 @@ DataLoader::DataLoader(std::vector<WeightedStream> streams, const LoaderOptions&
     : blend_(weights_of(streams)), source_(make_step_source(tokens_of(std::move(streams)), options)) {
   for (const int64_t samples : source_->checked_samples())
     samplers_.emplace_back(samples, shuffle, seed_of(seed, samplers_.size()));
+  for (size_t i = 0; i < samplers_.size(); ++i)
+    log_of(Subsystem::data)
+        .info("stream {}: {} samples an epoch, {}", i, samplers_[i].samples(),
+              shuffle ? fmt::format("shuffled with seed {}", seed_of(seed, i)) : "in the order of the file");
 }
 
 DataLoader::DataLoader(TokenDataset dataset, const LoaderOptions& options, bool shuffle, uint64_t seed)
     : DataLoader(std::vector<WeightedStream>{{std::move(dataset), 1}}, options, shuffle, seed) {}
 
 Step DataLoader::step(int64_t next_sample) const {
+  if (logs(Subsystem::data, spdlog::level::debug)) log_step(next_sample);
   return source_->step(next_sample, [&](int64_t position) {
     const Sample taken = blend_(position);
     return Sample{.stream = taken.stream, .index = samplers_[taken.stream](taken.index)};
   });
+}
+
+void DataLoader::log_step(int64_t next_sample) const {
+  const std::vector<int64_t> taken = blend_.taken(next_sample);
+  for (size_t i = 0; i < samplers_.size(); ++i)
+    log_of(Subsystem::data)
+        .debug(
+            "the step begins at sample {}; stream {} is in epoch {}, at its sample {} (number {} of the "
+            "files)",
+            next_sample, i, taken[i] / samplers_[i].samples(), taken[i], samplers_[i](taken[i]));
 }
 
 std::vector<double> DataLoader::epochs(int64_t samples) const {
@@ -66,7 +82,7 @@ ValidationLoader::ValidationLoader(TokenDataset dataset, const LoaderOptions& op
   if (dataset.size() < 2) {
     throw Error(
         fmt::format("data: '{}' has {} tokens for validation, but at least 2 are needed; raise "
-                    "data.val_fraction or set eval.interval = 0",
+                    "data.val_fraction or set it to 0",
                     dataset.path(), dataset.size()));
   }
   source_ = make_step_source({std::move(dataset)}, options);

@@ -52,6 +52,8 @@ class DataLoader {
   int64_t samples_per_epoch() const;  // of all streams together
 
  private:
+  void log_step(int64_t next_sample) const;
+
   Blend blend_;
   std::shared_ptr<const StepSource> source_;
   std::vector<Sampler> samplers_;  // of each stream

@@ -155,42 +155,100 @@ std::filesystem::path prompts_of(const std::filesystem::path& token_file) {
   return std::filesystem::path(token_file).replace_extension(".prompts");
 }
 
-std::vector<uint32_t> read_prompt_lengths(const std::filesystem::path& path,
-                                          std::span<const int64_t> starts) {
-  constexpr std::string_view magic("PROMPTS\1", 8);
-  constexpr size_t header_bytes = 16;
-  const io::MappedFile file(path);
-  const std::span<const std::byte> bytes = file.bytes();
-  const auto fail = [&](const std::string& what) {
-    throw Error(fmt::format("'{}': {}; make it again with the token file", path.string(), what));
-  };
-  uint64_t documents = 0;
-  if (bytes.size() < header_bytes || std::memcmp(bytes.data(), magic.data(), magic.size()) != 0)
-    fail("it does not begin as a file of prompts' lengths");
-  std::memcpy(&documents, bytes.data() + magic.size(), sizeof(documents));
-  if (documents != starts.size() - 1 || bytes.size() != header_bytes + 4 * documents) {
-    fail(fmt::format("{} documents in {} bytes, but the index has {} documents", documents, bytes.size(),
-                     starts.size() - 1));
+namespace {
+
+// The numbers of a file of prompts, as they stand there.
+class PromptsFile {
+ public:
+  PromptsFile(const std::filesystem::path& path, std::span<const int64_t> starts)
+      : file_(path), starts_(starts) {}
+
+  std::vector<TokenRange> read() const {
+    constexpr std::string_view magic("PROMPTS");
+    const std::span<const std::byte> bytes = file_.bytes();
+    if (bytes.size() < header_bytes || std::memcmp(bytes.data(), magic.data(), magic.size()) != 0)
+      fail("it does not begin as a file of prompts");
+    const auto version = static_cast<int>(bytes[magic.size()]);
+    if (version == 1) return first_prompts();
+    if (version == 2) return all_prompts();
+    fail(fmt::format("version {}, but only 1 and 2 are known", version));
   }
-  std::vector<uint32_t> lengths(documents);
-  if (documents > 0) std::memcpy(lengths.data(), bytes.data() + header_bytes, 4 * documents);
-  for (size_t i = 0; i < lengths.size(); ++i) {
-    if (lengths[i] > starts[i + 1] - starts[i]) {
-      fail(fmt::format("document {} has a prompt of {} tokens, but {} tokens", i, lengths[i],
-                       starts[i + 1] - starts[i]));
+
+ private:
+  static constexpr size_t header_bytes = 16;
+
+  [[noreturn]] void fail(const std::string& what) const {
+    throw Error(fmt::format("'{}': {}; make it again with the token file", file_.path().string(), what));
+  }
+
+  template <typename T>
+  std::vector<T> numbers(uint64_t count) const {
+    const std::span<const std::byte> body = file_.bytes().subspan(header_bytes);
+    if (count > body.size() || body.size() != count * sizeof(T))
+      fail(fmt::format("the header promises {} numbers of {} bytes, the file has {} bytes", count, sizeof(T),
+                       file_.bytes().size()));
+    std::vector<T> values(count);
+    if (count > 0) std::memcpy(values.data(), body.data(), body.size());
+    return values;
+  }
+
+  uint64_t count() const {
+    uint64_t value = 0;
+    std::memcpy(&value, file_.bytes().data() + 8, sizeof(value));
+    return value;
+  }
+
+  std::vector<TokenRange> first_prompts() const {
+    const std::vector<uint32_t> lengths = numbers<uint32_t>(count());
+    if (lengths.size() != starts_.size() - 1)
+      fail(fmt::format("{} documents, but the index has {}", lengths.size(), starts_.size() - 1));
+    std::vector<TokenRange> prompts;
+    for (size_t i = 0; i < lengths.size(); ++i) {
+      if (lengths[i] > starts_[i + 1] - starts_[i])
+        fail(fmt::format("document {} has a prompt of {} tokens, but {} tokens", i, lengths[i],
+                         starts_[i + 1] - starts_[i]));
+      if (lengths[i] >= 2) prompts.push_back({starts_[i] + 1, starts_[i] + lengths[i]});
     }
+    return prompts;
   }
-  return lengths;
+
+  std::vector<TokenRange> all_prompts() const {
+    if (count() > file_.bytes().size()) fail(fmt::format("the header promises {} prompts", count()));
+    const std::vector<int64_t> places = numbers<int64_t>(2 * count());
+    std::vector<TokenRange> prompts;
+    int64_t last = 0;
+    for (size_t i = 0; i < places.size(); i += 2) {
+      TokenRange prompt{places[i], places[i + 1]};
+      const auto behind = std::ranges::upper_bound(starts_, prompt.begin);
+      if (prompt.begin < last || prompt.end <= prompt.begin || behind == starts_.end() ||
+          prompt.end > *behind)
+        fail(fmt::format(
+            "prompt {} has the tokens [{}, {}), which lie in no document behind the prompt before", i / 2,
+            prompt.begin, prompt.end));
+      last = prompt.end;
+      if (prompt.begin == *(behind - 1)) ++prompt.begin;
+      if (prompt.begin < prompt.end) prompts.push_back(prompt);
+    }
+    return prompts;
+  }
+
+  io::MappedFile file_;
+  std::span<const int64_t> starts_;
+};
+
+}  // namespace
+
+std::vector<TokenRange> read_prompts(const std::filesystem::path& path, std::span<const int64_t> starts) {
+  return PromptsFile(path, starts).read();
 }
 
-Prompts::Prompts(std::span<const int64_t> starts, std::span<const uint32_t> lengths) {
+Prompts::Prompts(std::span<const TokenRange> prompts) {
   int64_t before = 0;
-  for (size_t i = 0; i < lengths.size(); ++i) {
-    if (lengths[i] < 2) continue;
-    begins_.push_back(starts[i] + 1);
-    ends_.push_back(starts[i] + lengths[i]);
+  for (const TokenRange& prompt : prompts) {
+    begins_.push_back(prompt.begin);
+    ends_.push_back(prompt.end);
     before_.push_back(before);
-    before += ends_.back() - begins_.back();
+    before += prompt.end - prompt.begin;
   }
 }
 

@@ -1,5 +1,6 @@
 // What lies beside a token file PREFIX.bin: Megatron-LM's index PREFIX.idx, which says where documents begin,
-// and PREFIX.prompts, which says how many of their first tokens are a prompt. All numbers are little-endian.
+// and PREFIX.prompts, which says which tokens are no targets: prompts, of which a conversation has one before
+// each answer. All numbers are little-endian.
 //
 // PREFIX.idx (megatron/core/datasets/indexed_dataset.py):
 //
@@ -15,13 +16,17 @@
 
 namespace pptrain::data {
 
+// Tokens [begin, end).
+struct TokenRange {
+  int64_t begin = 0, end = 0;
+};
+
 struct DocumentIndex {
   int token_bytes = 0;  // 1 (uint8), 2 (uint16) or 4 (int32) of an id
   // Tokens before each document, ascending from 0; and of all of them together. Documents without tokens are
   // left out.
   std::vector<int64_t> starts;
-  // Of each document's tokens, those of its prompt, where read_prompt_lengths() was called; empty: none.
-  std::vector<uint32_t> prompts = {};
+  std::vector<TokenRange> prompts = {};  // where read_prompts() was called
 };
 
 // PREFIX.bin -> PREFIX.idx.
@@ -32,21 +37,22 @@ std::filesystem::path index_of(const std::filesystem::path& token_file);
 // it, and its documents hold all of them.
 DocumentIndex read_document_index(const std::filesystem::path& path, uint64_t token_file_bytes);
 
-// PREFIX.bin -> PREFIX.prompts, which says of each document of PREFIX.idx how many of its first tokens are a
-// prompt: char[8] "PROMPTS\1", uint64 documents, uint32 of each, little-endian.
+// PREFIX.bin -> PREFIX.prompts: char[8] "PROMPTS\2", uint64 prompts, and of each int64 its first token in
+// PREFIX.bin and int64 the one behind its last, ascending, each within a document of PREFIX.idx. Or as
+// earlier versions wrote it, where documents begin with one prompt: char[8] "PROMPTS\1", uint64 documents,
+// uint32 tokens of each one's prompt.
 std::filesystem::path prompts_of(const std::filesystem::path& token_file);
 
-// Those numbers, for documents that begin at `starts` (ascending, from 0; the last is the end of all). Throws
-// Error that names the file unless it is whole and of as many documents, none of which has fewer tokens than
-// its prompt.
-std::vector<uint32_t> read_prompt_lengths(const std::filesystem::path& path, std::span<const int64_t> starts);
+// The prompts, without the first tokens of documents, which are the targets of none anyway. The documents
+// begin at `starts` (ascending, from 0; the last is the end of all). Throws Error that names the file unless
+// it is whole, and its prompts lie in documents one after the other.
+std::vector<TokenRange> read_prompts(const std::filesystem::path& path, std::span<const int64_t> starts);
 
-// A document's first token is the target of none anyway, and counts as no prompt here.
+// The prompts of a stream.
 class Prompts {
  public:
-  // The documents begin at `starts`, of which the last is the end of all, and lengths[i] tokens of each are a
-  // prompt.
-  Prompts(std::span<const int64_t> starts, std::span<const uint32_t> lengths);
+  // As read_prompts() has them.
+  explicit Prompts(std::span<const TokenRange> prompts);
 
   // Tokens of prompts among the tokens [first, last).
   int64_t count(int64_t first, int64_t last) const { return count_before(last) - count_before(first); }

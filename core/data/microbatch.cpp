@@ -28,13 +28,20 @@ TokenList::TokenList(const LoaderOptions& options, int64_t size)
     : options_(options),
       tokens_(at::zeros({size}, at::kLong)),
       labels_(at::full({size}, ignore_label, at::kLong)),
-      positions_(at::zeros({size}, at::kInt)) {}
+      positions_(at::zeros({size}, at::kInt)),
+      places_(options.need_places ? at::zeros({size}, at::kLong) : at::Tensor()) {}
 
 std::span<int64_t> TokenList::tokens(int64_t first, int64_t count) {
   return part(tokens_, first, count);
 }
 std::span<int64_t> TokenList::labels(int64_t first, int64_t count) {
   return part(labels_, first, count);
+}
+
+void TokenList::set_places(int64_t first, int64_t count, int64_t place) {
+  if (!places_.defined()) return;
+  const std::span<int64_t> places = part(places_, first, count);
+  std::iota(places.begin(), places.end(), place);
 }
 
 void TokenList::add_document(int64_t length, int64_t filling) {
@@ -53,6 +60,7 @@ Microbatch TokenList::finish(std::shared_ptr<const tokens::ContextSplit> split) 
   if (options_.need_labels) list.labels = labels_;
   list.positions = positions_;
   list.filling = filling_;
+  list.places = places_;
   list.segments = tokens::make_segments(std::move(starts_), options_.device);
   if (split) list = part_of(list, std::move(split));
   for (at::Tensor* tensor : {&list.tokens, &list.labels, &list.positions, &list.filling}) {
@@ -82,6 +90,7 @@ Microbatch part_of(const Microbatch& whole, std::shared_ptr<const tokens::Contex
   part.labels = own_ranges(whole.labels, *split);
   part.positions = own_ranges(whole.positions, *split);
   part.filling = own_ranges(whole.filling, *split);
+  part.places = own_ranges(whole.places, *split);
   part.context = std::move(split);
   return part;
 }

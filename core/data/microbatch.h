@@ -39,8 +39,9 @@ struct LoaderOptions {
   // The length at which a document's attention costs as much as all else that its tokens do: microbatches of
   // exact lengths are balanced by it.
   int64_t attention_length = int64_t{1} << 24;
-  bool need_tokens = true;  // this rank holds the first stage
-  bool need_labels = true;  // this rank holds the last stage
+  bool need_tokens = true;   // this rank holds the first stage
+  bool need_labels = true;   // this rank holds the last stage
+  bool need_places = false;  // where labels lie in their stream
   at::Device device = at::kCPU;
 
   // Rows of a step over all data ranks: D * m * b.
@@ -58,10 +59,12 @@ inline constexpr int64_t ignore_label = -100;
 // everywhere without a handshake. tokens are defined on ranks that hold the first stage, labels where the
 // last stage is; the rest everywhere.
 struct Microbatch {
-  at::Tensor tokens;                                         // int64 [T]
-  at::Tensor labels;                                         // int64 [T]
-  at::Tensor positions;                                      // int32 [T]: each token's place in its document
-  at::Tensor filling = {};                                   // bool [T]: of no document; undefined: none is
+  at::Tensor tokens;        // int64 [T]
+  at::Tensor labels;        // int64 [T]
+  at::Tensor positions;     // int32 [T]: each token's place in its document
+  at::Tensor filling = {};  // bool [T]: of no document; undefined: none is
+  // int64 [T], on the host, where need_places: which token of its stream each label that counts is.
+  at::Tensor places = {};
   tokens::Segments segments;                                 // where the documents lie
   std::shared_ptr<const tokens::ContextSplit> context = {};  // null: the whole list is here
   int64_t targets = 0;                                       // labels of this data rank that count
@@ -81,6 +84,8 @@ class TokenList {
 
   std::span<int64_t> tokens(int64_t first, int64_t count);
   std::span<int64_t> labels(int64_t first, int64_t count);
+  // The labels from `first` on are the tokens from `place` on of their stream.
+  void set_places(int64_t first, int64_t count, int64_t place);
 
   // The tokens behind the document before: `length` of them, and then `filling`, whose positions are 0.
   void add_document(int64_t length, int64_t filling = 0);
@@ -92,6 +97,7 @@ class TokenList {
  private:
   const LoaderOptions& options_;
   at::Tensor tokens_, labels_, positions_;
+  at::Tensor places_;   // undefined where they are not needed
   at::Tensor filling_;  // undefined: there is none so far
   std::vector<int32_t> starts_{0};
 };

@@ -11,20 +11,13 @@
 #include <string>
 
 #include "core/base/error.h"
+#include "core/data/split_mix.h"
 
 namespace pptrain::data {
 
 namespace {
 
 constexpr int feistel_rounds = 8;
-
-// The finaliser of SplitMix64 (Steele, Lea, Flood, "Fast splittable pseudorandom number generators", 2014).
-uint64_t mix(uint64_t x) {
-  x += 0x9e3779b97f4a7c15;
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
-  return x ^ (x >> 31);
-}
 
 }  // namespace
 
@@ -39,7 +32,7 @@ uint64_t Permutation::encrypt(uint64_t value) const {
   uint64_t left = value >> half_bits_;
   uint64_t right = value & mask;
   for (uint64_t round = 0; round < feistel_rounds; ++round) {
-    const uint64_t scrambled = mix(mix(key_ + round) ^ right) & mask;
+    const uint64_t scrambled = split_mix(split_mix(key_ + round) ^ right) & mask;
     const uint64_t next = left ^ scrambled;
     left = right;
     right = next;
@@ -69,7 +62,7 @@ int64_t Sampler::operator()(int64_t position) const {
   const int64_t index = position % samples_;
   if (!shuffle_) return index;
   const auto epoch = static_cast<uint64_t>(position / samples_);
-  return Permutation(samples_, mix(seed_) ^ mix(~epoch))(index);
+  return Permutation(samples_, split_mix(seed_) ^ split_mix(~epoch))(index);
 }
 
 namespace {

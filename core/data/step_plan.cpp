@@ -151,13 +151,14 @@ class StepPlanner {
     return list;
   }
 
-  // Of the longest list of all ranks, rounded up, but no longer than full rows.
+  // Of the longest list of all ranks, rounded up so that each context-parallel rank has a multiple, but no
+  // longer than full rows.
   int64_t padded_length(const StepPlan& plan) const {
     int64_t longest = least_tokens(o_);
     for (const auto& ranks : plan.microbatches) {
       for (const ListPlan& list : ranks) longest = std::max(longest, list.tokens());
     }
-    const int64_t multiple = o_.pad_to_multiple_of;
+    const int64_t multiple = o_.pad_to_multiple_of * o_.cp_size;
     const int64_t rounded = (longest + multiple - 1) / multiple * multiple;
     return std::min(rounded, o_.micro_batch_size * o_.seq_len);
   }

@@ -59,6 +59,7 @@ class RowReader {
       list.add_document(end - std::exchange(begin, end));
     }
     dataset_.ignore_prompts(first_ + 1, labels.first(given_));
+    list.set_places(first, given, first_ + 1);
     if (begin < seq_len_) list.add_document(given - begin, seq_len_ - given);
   }
 
@@ -259,6 +260,7 @@ class DocumentSource final : public StepSource {
     const std::span<int64_t> labels = list.labels(first, followed);
     std::copy_n(ids.begin() + 1, followed, labels.begin());
     stream.ignore_prompts(slice.first + 1, labels);
+    list.set_places(first, followed, slice.first + 1);
   }
 
   // Rows are cut as rows, whatever documents they hold.

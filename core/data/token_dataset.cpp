@@ -14,6 +14,7 @@
 #include "core/base/source_files.h"
 #include "core/data/document_index.h"
 #include "core/data/npy_header.h"
+#include "core/data/split_mix.h"
 #include "core/io/paths.h"
 
 namespace pptrain::data {
@@ -100,22 +101,26 @@ bool has_llmc_header(const io::RegularFile& file) {
 
 TokenDataset::TokenDataset(const Source& source, int64_t vocab_size) : vocab_size_(vocab_size) {
   for (const std::string& path : source.paths) path_ += (path_.empty() ? "" : ", ") + path;
+  if (source.format == Format::random) {
+    path_ = "random tokens";
+    random_seed_ = source.seed;
+    end_ = int64_t{1} << 48;
+    return;
+  }
   std::vector<int64_t> starts{0};
-  std::vector<uint32_t> prompts;
+  std::vector<TokenRange> prompts;
   for (const auto& path : token_files(source)) {
     DocumentIndex documents;
     FileSpan span = open_file(path, source, documents);
     if (span.count == 0) continue;
     span.begin = end_;
     for (size_t i = 1; i < documents.starts.size(); ++i) starts.push_back(end_ + documents.starts[i]);
-    const size_t documents_before = prompts.size();
-    prompts.resize(starts.size() - 1, 0);
-    std::ranges::copy(documents.prompts, prompts.begin() + static_cast<std::ptrdiff_t>(documents_before));
+    for (const TokenRange& prompt : documents.prompts)
+      prompts.push_back({end_ + prompt.begin, end_ + prompt.end});
     end_ += span.count;
     spans_.push_back(std::move(span));
   }
-  if (std::ranges::any_of(prompts, [](uint32_t length) { return length > 0; }))
-    prompts_ = std::make_shared<const Prompts>(starts, prompts);
+  if (!prompts.empty()) prompts_ = std::make_shared<const Prompts>(prompts);
   if (source.format == Format::megatron)
     document_starts_ = std::make_shared<const std::vector<int64_t>>(std::move(starts));
   if (end_ == 0) throw Error(fmt::format("data: '{}' has no tokens", path_));
@@ -129,6 +134,7 @@ TokenDataset::FileSpan TokenDataset::open_file(const std::filesystem::path& path
   switch (source.format) {
     case Format::jsonl:
     case Format::parquet:
+    case Format::random:
       throw Error(
           fmt::format("'{}': texts are no tokens: a tokenizer makes them (pptrain tokenize)", path.string()));
     case Format::text:
@@ -150,7 +156,7 @@ TokenDataset::FileSpan TokenDataset::open_file(const std::filesystem::path& path
       documents = read_document_index(index_of(path), span.ids.size());
       span.token_bytes = documents.token_bytes;
       if (io::is_there(prompts_of(path)))
-        documents.prompts = read_prompt_lengths(prompts_of(path), documents.starts);
+        documents.prompts = read_prompts(prompts_of(path), documents.starts);
       break;
     }
     case Format::npy: {
@@ -199,12 +205,20 @@ void TokenDataset::read_span(const FileSpan& span, int64_t first, std::span<int6
   }
 }
 
+void TokenDataset::read_random(int64_t position, std::span<int64_t> out) const {
+  for (int64_t& id : out) {
+    const uint64_t drawn = split_mix(*random_seed_ ^ split_mix(static_cast<uint64_t>(position++)));
+    id = static_cast<int64_t>(drawn % static_cast<uint64_t>(vocab_size_));
+  }
+}
+
 void TokenDataset::read(int64_t first, std::span<int64_t> out) const {
   if (first < 0 || first > size() || static_cast<int64_t>(out.size()) > size() - first) {
     throw Error(fmt::format("data: tokens [{}, {}) are outside the {} tokens of '{}'", first,
                             first + static_cast<int64_t>(out.size()), size(), path_));
   }
   int64_t position = begin_ + first;
+  if (random_seed_) return read_random(position, out);
   auto span = std::ranges::upper_bound(spans_, position, {}, &FileSpan::begin);
   for (--span; !out.empty(); ++span) {
     const int64_t in_span = position - span->begin;

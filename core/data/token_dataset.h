@@ -24,6 +24,7 @@ namespace pptrain::data {
 // megatron: ids without a header, of the type that PREFIX.idx beside PREFIX.bin says (document_index.h), and
 //       where there is a PREFIX.prompts, prompts (document_index.h).
 // npy:  NumPy's array of integers of one dimension.
+// random: 2^48 uniform ids without files: token i is split_mix(seed ^ split_mix(i)) modulo vocab_size.
 // Texts (jsonl, parquet) are refused: a tokenizer makes them tokens first.
 using Format = config::DataFormat;
 
@@ -31,6 +32,7 @@ struct Source {
   std::vector<std::string> paths;  // files, folders and patterns (source_files.h), one stream together
   Format format = Format::text;
   int token_bytes = 2;  // bin: 2 (uint16) or 4 (uint32)
+  uint64_t seed = 0;    // random
 };
 
 // The files that a source stands for, in their order. Throws Error where there are none.
@@ -80,11 +82,13 @@ class TokenDataset {
   // `documents` is set for a file with an index.
   static FileSpan open_file(const std::filesystem::path& path, const Source& source,
                             DocumentIndex& documents);
+  void read_random(int64_t position, std::span<int64_t> out) const;
   void read_span(const FileSpan& span, int64_t first, std::span<int64_t> out) const;
 
   std::string path_;
   int64_t vocab_size_ = 0;
   std::vector<FileSpan> spans_;
+  std::optional<uint64_t> random_seed_;
   std::shared_ptr<const std::vector<int64_t>> document_starts_;  // of the whole stream, and its end
   std::shared_ptr<const Prompts> prompts_;                       // of the whole stream; null: none
   int64_t begin_ = 0;

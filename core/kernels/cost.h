@@ -15,6 +15,7 @@ namespace pptrain::kernels {
 // Which axis carries what a pass exchanges with other ranks.
 enum class Wire { tp, cp, ep };
 inline constexpr size_t wire_count = 3;
+inline constexpr std::array<const char*, wire_count> wire_names{"tp", "cp", "ep"};
 
 // What this rank sends.
 struct Traffic {
@@ -58,8 +59,7 @@ inline double bytes_of(const std::optional<at::Tensor>& tensor) {
   return tensor ? bytes_of(*tensor) : 0;
 }
 template <class T>
-requires(std::is_arithmetic_v<T> || std::is_enum_v<T>)
-double bytes_of(T) {
+requires(std::is_arithmetic_v<T> || std::is_enum_v<T>) double bytes_of(T) {
   return 0;
 }
 

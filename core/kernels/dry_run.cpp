@@ -84,4 +84,15 @@ GpuKind dry_gpu() {
   return innermost_run == nullptr ? GpuKind() : innermost_run->gpu();
 }
 
+void copy(const at::Tensor& from, const at::Tensor& to) {
+  to.copy_(from);
+  record(moving(from, to));
+}
+
+at::Tensor contiguous(const at::Tensor& x) {
+  at::Tensor result = x.contiguous();
+  if (!result.is_same(x)) record(moving(x, result));
+  return result;
+}
+
 }  // namespace pptrain::kernels

@@ -57,6 +57,10 @@ void record(const Cost& cost);
 // the innermost DryRun of this thread; nothing happens without one, or where that is a CPU's.
 void record_scratch(int64_t bytes);
 
+// LibTorch's operators of these names, with their cost recorded.
+void copy(const at::Tensor& from, const at::Tensor& to);
+at::Tensor contiguous(const at::Tensor& x);
+
 // cuBLAS's workspace: 32 MiB on Hopper, and everywhere with train.deterministic (numerics.h), less elsewhere.
 // LibTorch allocates one for each stream of a thread at the first GEMM there, and keeps it.
 inline constexpr int64_t gemm_workspace_bytes = int64_t{32} << 20;

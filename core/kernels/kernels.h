@@ -143,8 +143,8 @@ inline Kernel<void(Tensor& logits, const Tensor& labels, const Tensor& statistic
                    Tensor& loss, bool want_gradient)>
     cross_entropy_part{"cross_entropy_part"};
 
-// logits = cap * tanh(scale * logits / cap), or scale * logits where cap is 0, in place. logits: T [rows, n].
-inline Kernel<void(Tensor& logits, double scale, double cap)> softcap{"softcap"};
+// x = cap * tanh(scale * x / cap), or scale * x where cap is 0, in place, rounded once. x: T [rows, n].
+inline Kernel<void(Tensor& x, double scale, double cap)> softcap{"softcap"};
 
 // Gradient of softcap with a cap, in place: dlogits *= scale * (1 - (capped / cap)^2). capped, dlogits: T
 // [rows, n], capped as softcap left it.

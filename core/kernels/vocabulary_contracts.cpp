@@ -90,12 +90,12 @@ Cost cost_cross_entropy_part(const Tensor& logits, const Tensor& labels, const T
   return cost;
 }
 
-void check_softcap(const Checks& checks, const Tensor& logits, double, double cap) {
-  checks.dense_compute("logits", logits, 2).require(cap >= 0, "cap must not be negative");
+void check_softcap(const Checks& checks, const Tensor& x, double, double cap) {
+  checks.dense_compute("x", x, 2).require(cap >= 0, "cap must not be negative");
 }
 
-Cost cost_softcap(const Tensor& logits, double, double) {
-  return moving(logits, logits);
+Cost cost_softcap(const Tensor& x, double, double) {
+  return moving(x, x);
 }
 
 void check_softcap_backward(const Checks& checks, const Tensor& capped, double, double cap,

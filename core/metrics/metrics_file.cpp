@@ -98,29 +98,39 @@ void PatientFile::report_end() {
   if (note_) add(note_(reason, lost));
 }
 
-JsonlSink::JsonlSink(const std::filesystem::path& file, const RunHeader& header)
-    : step_(header.step),
-      file_(file, [this](const std::string& reason, int64_t lost) { return note(reason, lost); }) {
-  write(to_json(header));
-}
+namespace {
 
-void JsonlSink::step(const StepRecord& record) {
-  step_ = record.step;
-  write(to_json(record));
-}
+class JsonlSink final : public Sink {
+ public:
+  JsonlSink(const std::filesystem::path& file, const RunHeader& header)
+      : step_(header.step),
+        file_(file, [this](const std::string& reason, int64_t lost) { return note(reason, lost); }) {
+    write(to_json(header));
+  }
 
-void JsonlSink::eval(const EvalRecord& record) {
-  write(to_json(record));
-}
+  void step(const StepRecord& record) override {
+    step_ = record.step;
+    write(to_json(record));
+  }
+  void eval(const EvalRecord& record) override { write(to_json(record)); }
 
-void JsonlSink::write(const std::string& line) {
-  file_.add(line + '\n');
-}
+ private:
+  void write(const std::string& line) { file_.add(line + '\n'); }
 
-std::string JsonlSink::note(const std::string& reason, int64_t lost) const {
-  const std::string text = fmt::format("lines before this one were written late: {}{}", reason,
-                                       lost > 0 ? fmt::format("; {} line(s) are lost", lost) : "");
-  return nlohmann::json{{"step", step_}, {"note", text}}.dump() + '\n';
+  std::string note(const std::string& reason, int64_t lost) const {
+    const std::string text = fmt::format("lines before this one were written late: {}{}", reason,
+                                         lost > 0 ? fmt::format("; {} line(s) are lost", lost) : "");
+    return nlohmann::json{{"step", step_}, {"note", text}}.dump() + '\n';
+  }
+
+  int64_t step_ = 0;  // of the newest line
+  PatientFile file_;
+};
+
+}  // namespace
+
+std::unique_ptr<Sink> make_jsonl_sink(const std::filesystem::path& file, const RunHeader& header) {
+  return std::make_unique<JsonlSink>(file, header);
 }
 
 namespace fs = std::filesystem;

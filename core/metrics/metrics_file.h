@@ -7,6 +7,7 @@
 #include <deque>
 #include <filesystem>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -60,20 +61,9 @@ class PatientFile {
 
 // Adds an object a line, each handed to the system whole. Where the disk is full, lines wait in memory, and a
 // line {"step", "note"} tells of it afterwards (PatientFile).
-class JsonlSink : public Sink {
- public:
-  // Adds `header` to what lies in `file`. Throws Error that names the file where it cannot be opened.
-  JsonlSink(const std::filesystem::path& file, const RunHeader& header);
-  void step(const StepRecord& record) override;
-  void eval(const EvalRecord& record) override;
-
- private:
-  void write(const std::string& line);
-  std::string note(const std::string& reason, int64_t lost) const;
-
-  int64_t step_ = 0;  // of the newest line
-  PatientFile file_;
-};
+//
+// Adds `header` to what lies in `file`. Throws Error that names the file where it cannot be opened.
+std::unique_ptr<Sink> make_jsonl_sink(const std::filesystem::path& file, const RunHeader& header);
 
 // Hears of what was moved, and of lines that are no records.
 using Report = std::function<void(const std::string&)>;

@@ -132,10 +132,10 @@ double peak_flops(c10::Device device, bool bf16) {
   return device.is_cpu() ? fastest_gemm_rate(bf16) : known_peak_flops(kernels::device_name(device));
 }
 
-double PeakRate::utilization(double flops) {
-  if (flops_ == 0) return 0;
-  flops_ = std::max(flops_, flops);
-  return flops / flops_;
+double utilization(double flops, double& peak) {
+  if (peak == 0) return 0;
+  peak = std::max(peak, flops);
+  return flops / peak;
 }
 
 }  // namespace pptrain::metrics

@@ -18,18 +18,8 @@ double known_peak_flops(std::string_view device_name);
 // the best of several short calls, so that other work on the same cores hardly lowers it.
 double peak_flops(c10::Device device, bool bf16);
 
-// The peak that MFU is a fraction of. A step that is faster than the peak proves it too low, and becomes the
-// peak.
-class PeakRate {
- public:
-  explicit PeakRate(double flops = 0) : flops_(flops) {}  // FLOP/s; 0: not known
-
-  // MFU, in (0, 1], of a step that did so many useful FLOPs a second; 0 where the peak is not known.
-  double utilization(double flops);
-  double flops() const { return flops_; }
-
- private:
-  double flops_;
-};
+// MFU, in (0, 1], of a step that did `flops` useful FLOP/s where devices could do `peak`; 0 where the peak is
+// not known (0). A step that is faster than the peak proves it too low, and becomes the peak.
+double utilization(double flops, double& peak);
 
 }  // namespace pptrain::metrics

@@ -10,24 +10,32 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <chrono>
 #include <cmath>
-#include <cstdint>
 #include <exception>
+#include <list>
+#include <mutex>
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <span>
 #include <system_error>
+#include <thread>
 #include <utility>
 #include <vector>
 
 #include "core/base/error.h"
+#include "core/base/file_descriptor.h"
 #include "core/base/seconds_since.h"
 #include "core/base/signal_block.h"
-#include "core/net/socket.h"
+#include "core/metrics/figures.h"
 
 namespace pptrain::metrics {
 
 namespace {
 
 constexpr std::string_view plain_text = "text/plain; charset=utf-8";
+// Prometheus' text format, version 0.0.4.
+constexpr std::string_view exposition = "text/plain; version=0.0.4; charset=utf-8";
 
 struct Response {
   std::string_view status;
@@ -68,8 +76,7 @@ bool is_whole_request(std::string_view received) {
          received.find("\n\n") != std::string_view::npos;
 }
 
-std::string http_response(std::string_view received, std::string_view content_type,
-                          const std::function<std::string()>& page) {
+std::string http_response(std::string_view received, const std::function<std::string()>& page) {
   if (received.size() > longest_request)
     return write({"431 Request Header Fields Too Large", plain_text, "The request is too long.\n"});
   const RequestLine line = parse_line(received);
@@ -83,19 +90,11 @@ std::string http_response(std::string_view received, std::string_view content_ty
   if (line.path != "/metrics")
     return write({"404 Not Found", plain_text, "pptrain's figures are at /metrics.\n"}, with_body);
   try {
-    return write({"200 OK", content_type, page()}, with_body);
+    return write({"200 OK", exposition, page()}, with_body);
   } catch (const std::exception&) {
     return write({"500 Internal Server Error", plain_text, "The figures cannot be written.\n"}, with_body);
   }
 }
-
-namespace {
-
-bool would_block() {
-  return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR;
-}
-
-}  // namespace
 
 Listener listen_on(const net::ListenAddress& address) {
   int error = 0;
@@ -111,11 +110,55 @@ Listener listen_on(const net::ListenAddress& address) {
   return {std::move(socket), fmt::format("http://{}/metrics", actual.text())};
 }
 
-PageServer::PageServer(Listener listener, std::string_view content_type, std::function<std::string()> page)
-    : listener_(std::move(listener)),
-      content_type_(content_type),
-      page_(std::move(page)),
-      stop_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+namespace {
+
+bool would_block() {
+  return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR;
+}
+
+// Answers GET /metrics, in a thread of its own that takes no signals, until it is destroyed, which waits for
+// nobody who is connected. At most `most_connections` at a time: another one ends the oldest. A connection
+// lives for `longest_life` at most, whatever it sends or fails to read. Nothing that goes wrong with one is
+// an error of the run.
+class PageServer {
+ public:
+  static constexpr size_t most_connections = 16;
+  static constexpr std::chrono::seconds longest_life{5};
+
+  // `page` is called by the thread.
+  PageServer(Listener listener, std::function<std::string()> page);
+  ~PageServer();
+  PageServer(const PageServer&) = delete;
+  PageServer& operator=(const PageServer&) = delete;
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  struct Connection {
+    net::Socket socket;
+    Clock::time_point deadline;
+    std::string received{};
+    std::string response{};  // "" until the request is there
+    size_t sent = 0;
+    bool closing = false;  // all is sent: what still comes is thrown away until the other side closes
+  };
+
+  void serve();
+  bool wait();  // for something to do; false when it is time to end
+  void accept_some();
+  static bool receive(Connection& connection);  // false: the connection is over
+  bool go_on(Connection& connection);           // the same
+  static bool send_rest(Connection& connection);
+
+  Listener listener_;
+  std::function<std::string()> page_;
+  FileDescriptor stop_;  // an eventfd
+  std::list<Connection> connections_;
+  Clock::time_point deaf_until_{};  // the system has no room for another connection
+  std::thread thread_;              // last: it uses the rest
+};
+
+PageServer::PageServer(Listener listener, std::function<std::string()> page)
+    : listener_(std::move(listener)), page_(std::move(page)), stop_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
   if (!stop_.open()) throw Error("metrics.prometheus: the system has no descriptor left for its thread");
   const SignalBlock block;
   thread_ = std::thread([this] { serve(); });
@@ -185,7 +228,7 @@ bool PageServer::go_on(Connection& c) {
   if (c.closing || c.response.empty()) {
     if (!receive(c)) return false;
     if (c.closing || (!is_whole_request(c.received) && c.received.size() <= longest_request)) return true;
-    c.response = http_response(c.received, content_type_, page_);
+    c.response = http_response(c.received, page_);
     c.received.clear();
   }
   return send_rest(c);
@@ -212,8 +255,6 @@ bool PageServer::send_rest(Connection& c) {
   return true;
 }
 
-namespace {
-
 // The JSON library's judgement of what is UTF-8.
 std::string valid_utf8(std::string_view text) {
   using Json = nlohmann::json;
@@ -221,8 +262,7 @@ std::string valid_utf8(std::string_view text) {
   return Json::parse(quoted).get<std::string>();
 }
 
-}  // namespace
-
+// As a label's value: backslash, quote and newline escaped; what is no UTF-8 becomes U+FFFD.
 std::string label_text(std::string_view value) {
   std::string result;
   for (const char c : valid_utf8(value)) {
@@ -236,11 +276,35 @@ std::string label_text(std::string_view value) {
   return result;
 }
 
+// "NaN", "+Inf", "-Inf", or the shortest digits that read back to the value.
 std::string sample_text(double value) {
   if (std::isnan(value)) return "NaN";
   if (std::isinf(value)) return value > 0 ? "+Inf" : "-Inf";
   return fmt::format("{}", value);
 }
+
+using Labels = std::vector<std::pair<std::string, std::string>>;
+
+// One name with its HELP and TYPE, and a sample a line. "pptrain_" is put before the name; the type is
+// counter where the name ends with "_total", else gauge.
+class Exposition {
+ public:
+  // `labels` are of every sample.
+  explicit Exposition(Labels labels) : labels_(std::move(labels)) {}
+
+  // Figures of one name must follow each other, and come once.
+  void add(std::span<const Figure> figures);
+  void add(std::string_view name, std::string_view help, double value, const Labels& more = {});
+
+  const std::string& text() const { return text_; }
+
+ private:
+  void sample(std::string_view name, double value, const Labels& more);
+  void family(std::string_view name, std::string_view help);
+
+  Labels labels_;
+  std::string text_, last_;  // last_: the family begun last
+};
 
 void Exposition::add(std::span<const Figure> figures) {
   for (const Figure& figure : figures) {
@@ -273,8 +337,6 @@ void Exposition::sample(std::string_view name, double value, const Labels& more)
   text_ += fmt::format("pptrain_{}{{{}}} {}\n", name, labels, sample_text(value));
 }
 
-namespace {
-
 Labels describe(const RunHeader& header) {
   Labels labels = {{"version", header.version},
                    {"host", header.host},
@@ -286,7 +348,32 @@ Labels describe(const RunHeader& header) {
   return labels;
 }
 
-}  // namespace
+// Takes the records; the page is written when somebody asks for it, by the server's thread.
+class PrometheusSink : public Sink {
+ public:
+  // For the run in the folder `dir`, which is to reach `last_step`. so_far: what running_figures needs,
+  // before this start's first step.
+  PrometheusSink(Listener listener, std::string dir, int64_t last_step, RunHeader header, StepRecord so_far);
+
+  void step(const StepRecord& record) override;
+  void eval(const EvalRecord& record) override;
+
+  // What GET /metrics gives.
+  std::string page() const;
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  const std::string dir_;
+  const int64_t last_step_;
+  const RunHeader header_;
+  const StepRecord so_far_;
+  const Clock::time_point begin_ = Clock::now();
+  mutable std::mutex mutex_;  // of the two that follow
+  std::optional<StepRecord> step_;
+  std::optional<EvalRecord> eval_;
+  PageServer server_;  // last: its thread uses the rest
+};
 
 PrometheusSink::PrometheusSink(Listener listener, std::string dir, int64_t last_step, RunHeader header,
                                StepRecord so_far)
@@ -294,7 +381,7 @@ PrometheusSink::PrometheusSink(Listener listener, std::string dir, int64_t last_
       last_step_(last_step),
       header_(std::move(header)),
       so_far_(std::move(so_far)),
-      server_(std::move(listener), exposition_type, [this] { return page(); }) {}
+      server_(std::move(listener), [this] { return page(); }) {}
 
 void PrometheusSink::step(const StepRecord& record) {
   const std::lock_guard lock(mutex_);
@@ -330,6 +417,14 @@ std::string PrometheusSink::page() const {
     text.add(eval_figures(*eval));
   }
   return text.text();
+}
+
+}  // namespace
+
+std::unique_ptr<Sink> make_prometheus_sink(Listener listener, std::string dir, int64_t last_step,
+                                           RunHeader header, StepRecord so_far) {
+  return std::make_unique<PrometheusSink>(std::move(listener), std::move(dir), last_step, std::move(header),
+                                          std::move(so_far));
 }
 
 }  // namespace pptrain::metrics

@@ -166,6 +166,7 @@ std::string to_json(const StepRecord& r) {
   add_time(json, r.time);
   if (r.bubble) json.update(bubble_json(*r.bubble));
   if (!r.expert_loads.empty()) json.update(expert_json(r.expert_loads));
+  if (!r.microbatch_losses.empty()) json["microbatch_losses"] = r.microbatch_losses;
   for (const auto& [name, epochs] : r.source_epochs) json["epochs"][name] = epochs;
   return json.dump();
 }
@@ -173,6 +174,7 @@ std::string to_json(const StepRecord& r) {
 std::string to_json(const EvalRecord& r) {
   OrderedJson json{
       {"step", r.step}, {"eval_loss", r.loss}, {"eval_tokens", r.tokens}, {"eval_time_s", r.time_s}};
+  if (r.bits_per_byte) json["eval_bits_per_byte"] = *r.bits_per_byte;
   for (const SourceLoss& source : r.sources) json["eval_sources"][source.name] = loss_json(source);
   add_time(json, r.time);
   return json.dump();

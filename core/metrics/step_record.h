@@ -80,6 +80,7 @@ struct StepRecord {
   std::chrono::system_clock::time_point time{};      // when the step was done; 1970: unknown
   std::optional<Bubble> bubble = std::nullopt;       // where it was measured
   std::vector<ExpertLoad> expert_loads = {};         // of the sparse layers
+  std::vector<double> microbatch_losses = {};        // as loss, of each microbatch; where asked for
   // Passes over each source by its name, where training data are of several.
   std::vector<std::pair<std::string, double>> source_epochs = {};
 };
@@ -101,8 +102,9 @@ struct EvalRecord {
   double loss = 0;  // nats per valid token
   int64_t tokens = 0;
   double time_s = 0;
-  std::vector<SourceLoss> sources = {};          // where there are several
-  std::chrono::system_clock::time_point time{};  // when it was done; 1970: unknown
+  std::optional<double> bits_per_byte = std::nullopt;  // where the text's bytes are known
+  std::vector<SourceLoss> sources = {};                // where there are several
+  std::chrono::system_clock::time_point time{};        // when it was done; 1970: unknown
 };
 
 // --- Records as lines of metrics.jsonl: what each key means is in README.md.

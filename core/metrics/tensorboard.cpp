@@ -14,6 +14,7 @@
 
 #include "core/io/files.h"
 #include "core/metrics/figures.h"
+#include "core/metrics/metrics_file.h"
 
 namespace pptrain::metrics {
 
@@ -173,37 +174,45 @@ int64_t latest_time(const fs::path& folder) {
   return latest;
 }
 
-}  // namespace
-
-TensorboardSink::TensorboardSink(const fs::path& folder, const RunHeader& header) {
+// A file in `folder` that readers take for the latest.
+fs::path new_file(const fs::path& folder, const RunHeader& header) {
   std::error_code error;
   fs::create_directories(folder, error);
   if (error) throw io::file_error("cannot create", folder, error.value());
-  const double now = wall_time(header.time);
-  const int64_t time = std::max(static_cast<int64_t>(now), latest_time(folder) + 1);
+  const int64_t time = std::max(static_cast<int64_t>(wall_time(header.time)), latest_time(folder) + 1);
   const auto path = [&](int n) {
     return folder / fmt::format("{}{}.{}.{}.{}", prefix, time, plain(header.host), header.pid, n);
   };
   int n = 0;
   while (fs::exists(path(n))) ++n;
-  file_.emplace(path(n));
-  write(version_event(now));
-  if (header.step > 0) write(restart_event(now, header.step + 1));
+  return path(n);
 }
 
-void TensorboardSink::step(const StepRecord& record) {
-  std::vector<Figure> figures = step_figures(record);
-  std::ranges::move(running_figures(record), std::back_inserter(figures));
-  write(scalars_event(wall_time(record.time), record.step, figures));
-}
+class TensorboardSink final : public Sink {
+ public:
+  TensorboardSink(const fs::path& folder, const RunHeader& header) : file_(new_file(folder, header)) {
+    const double now = wall_time(header.time);
+    file_.add(framed(version_event(now)));
+    if (header.step > 0) file_.add(framed(restart_event(now, header.step + 1)));
+  }
 
-void TensorboardSink::eval(const EvalRecord& record) {
-  write(scalars_event(wall_time(record.time), record.step, eval_figures(record)));
-}
+  void step(const StepRecord& record) override {
+    std::vector<Figure> figures = step_figures(record);
+    std::ranges::move(running_figures(record), std::back_inserter(figures));
+    file_.add(framed(scalars_event(wall_time(record.time), record.step, figures)));
+  }
+  void eval(const EvalRecord& record) override {
+    file_.add(framed(scalars_event(wall_time(record.time), record.step, eval_figures(record))));
+  }
 
-void TensorboardSink::write(const std::string& event) {
-  const std::string record = framed(event);
-  file_->add(record);
+ private:
+  PatientFile file_;
+};
+
+}  // namespace
+
+std::unique_ptr<Sink> make_tensorboard_sink(const fs::path& folder, const RunHeader& header) {
+  return std::make_unique<TensorboardSink>(folder, header);
 }
 
 }  // namespace pptrain::metrics

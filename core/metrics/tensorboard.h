@@ -4,13 +4,12 @@
 
 #include <cstdint>
 #include <filesystem>
-#include <optional>
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
 
 #include "core/metrics/figures.h"
-#include "core/metrics/metrics_file.h"
 #include "core/metrics/sinks.h"
 #include "core/metrics/step_record.h"
 
@@ -39,24 +38,11 @@ std::string scalars_event(double wall_time, int64_t step, std::span<const Figure
 // event.
 std::string framed(std::string_view event);
 
-class TensorboardSink : public Sink {
- public:
-  // Makes a new file in `folder`, which is created: events.out.tfevents.TIME.HOST.PID.N, TIME later than
-  // those of the files that are there, so that readers, which go by names, take it last. Where the start goes
-  // on from a step, the file says that what others have of later steps counts no more. Each record is handed
-  // to the system whole; where the disk is full, records wait in memory (PatientFile). Throws Error that
-  // names the file where it cannot be made.
-  TensorboardSink(const std::filesystem::path& folder, const RunHeader& header);
-
-  void step(const StepRecord& record) override;
-  void eval(const EvalRecord& record) override;
-
-  const std::filesystem::path& path() const { return file_->path(); }
-
- private:
-  void write(const std::string& event);
-
-  std::optional<PatientFile> file_;
-};
+// Makes a new file in `folder`, which is created: events.out.tfevents.TIME.HOST.PID.N, TIME later than those
+// of the files that are there, so that readers, which go by names, take it last. Where the start goes on from
+// a step, the file says that what others have of later steps counts no more. Each record is handed to the
+// system whole; where the disk is full, records wait in memory (PatientFile). Throws Error that names the
+// file where it cannot be made.
+std::unique_ptr<Sink> make_tensorboard_sink(const std::filesystem::path& folder, const RunHeader& header);
 
 }  // namespace pptrain::metrics

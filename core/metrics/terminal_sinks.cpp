@@ -6,14 +6,16 @@
 #include <algorithm>
 #include <array>
 #include <cctype>
+#include <chrono>
 #include <cmath>
 #include <cstdlib>
 #include <numeric>
+#include <optional>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "core/base/seconds_since.h"
-#include "core/metrics/log_sinks.h"
 #include "core/metrics/progress_text.h"
 
 namespace pptrain::metrics {
@@ -37,9 +39,64 @@ std::vector<double> resample(std::span<const double> values, size_t count) {
 
 }  // namespace
 
+std::string sparkline(std::span<const double> values, size_t columns, bool utf8) {
+  if (values.empty() || columns == 0) return "";
+  const std::vector<double> points = resample(values, std::min(columns, values.size()));
+  const auto [low, high] = std::ranges::minmax(points);
+  const auto& levels = utf8 ? blocks : signs;
+  std::string line;
+  for (const double point : points) {
+    const double share = high > low ? (point - low) / (high - low) : 0;
+    const auto level = static_cast<size_t>(share * static_cast<double>(levels.size()));
+    line += levels[std::min(level, levels.size() - 1)];
+  }
+  return line;
+}
+
+std::string loss_line(double first, std::span<const double> means, double last, size_t columns, bool utf8) {
+  constexpr size_t least = 2;
+  if (means.size() < least) return "";
+  const std::string before = fmt::format("loss {:.4f} ", first);
+  const std::string after = fmt::format(" {:.4f}", last);
+  if (before.size() + after.size() + least > columns) return "";
+  return before + sparkline(means, columns - before.size() - after.size(), utf8) + after;
+}
+
+bool is_utf8_locale(const char* lc_all, const char* lc_ctype, const char* lang) {
+  for (const char* name : {lc_all, lc_ctype, lang}) {
+    if (name == nullptr || *name == '\0') continue;
+    std::string lower;
+    for (const char c : std::string_view(name))
+      if (c != '-') lower += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+    return lower.find("utf8") != std::string::npos;
+  }
+  return false;
+}
+
+namespace {
+
+constexpr int time_columns = 9;  // the log's "12:34:56 "
+
+// Means of consecutive values: as many as there were, or halves of that again and again, so that the memory
+// does not grow with the run. Values that are not finite are left out.
+class RunningMeans {
+ public:
+  void add(double value);
+  std::vector<double> means() const;
+  double first() const { return first_; }
+  double last() const { return last_; }
+
+ private:
+  static constexpr size_t most = 128;
+  std::vector<double> sums_;
+  int64_t group_ = 1;  // values of each sum, but for the last, which has in_last_
+  int64_t in_last_ = 0;
+  double first_ = 0, last_ = 0;
+};
+
 void RunningMeans::add(double value) {
   if (!std::isfinite(value)) return;
-  if (!first_) first_ = value;
+  if (sums_.empty()) first_ = value;
   last_ = value;
   if (sums_.empty() || in_last_ == group_) {
     if (sums_.size() == most) {
@@ -61,55 +118,47 @@ std::vector<double> RunningMeans::means() const {
   return result;
 }
 
-std::string sparkline(std::span<const double> values, size_t columns, bool utf8) {
-  if (values.empty() || columns == 0) return "";
-  const std::vector<double> points = resample(values, std::min(columns, values.size()));
-  const auto [low, high] = std::ranges::minmax(points);
-  const auto& levels = utf8 ? blocks : signs;
-  std::string line;
-  for (const double point : points) {
-    const double share = high > low ? (point - low) / (high - low) : 0;
-    const auto level = static_cast<size_t>(share * static_cast<double>(levels.size()));
-    line += levels[std::min(level, levels.size() - 1)];
-  }
-  return line;
-}
+class LossCurveSink final : public Sink {
+ public:
+  void step(const StepRecord& record) override { losses_.add(record.loss); }
+  void eval(const EvalRecord& /*record*/) override {}
+  void end() override;
 
-std::string loss_line(const RunningMeans& losses, size_t columns, bool utf8) {
-  constexpr size_t least = 2;
-  const std::vector<double> means = losses.means();
-  if (means.size() < least) return "";
-  const std::string before = fmt::format("loss {:.4f} ", *losses.first());
-  const std::string after = fmt::format(" {:.4f}", *losses.last());
-  if (before.size() + after.size() + least > columns) return "";
-  return before + sparkline(means, columns - before.size() - after.size(), utf8) + after;
-}
-
-bool is_utf8_locale(const char* lc_all, const char* lc_ctype, const char* lang) {
-  for (const char* name : {lc_all, lc_ctype, lang}) {
-    if (name == nullptr || *name == '\0') continue;
-    std::string lower;
-    for (const char c : std::string_view(name))
-      if (c != '-') lower += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
-    return lower.find("utf8") != std::string::npos;
-  }
-  return false;
-}
-
-namespace {
-
-constexpr int time_columns = 9;  // the log's "12:34:56 "
-
-}  // namespace
+ private:
+  RunningMeans losses_;
+};
 
 void LossCurveSink::end() {
   constexpr int widest = 60;
   const int columns = std::min(widest, terminal_columns().value_or(widest)) - time_columns;
   if (columns <= 0) return;
   const bool utf8 = is_utf8_locale(std::getenv("LC_ALL"), std::getenv("LC_CTYPE"), std::getenv("LANG"));
-  const std::string line = loss_line(losses_, static_cast<size_t>(columns), utf8);
+  const std::string line =
+      loss_line(losses_.first(), losses_.means(), losses_.last(), static_cast<size_t>(columns), utf8);
   if (!line.empty()) spdlog::info("{}", line);
 }
+
+class LineSink final : public Sink {
+ public:
+  LineSink(int64_t interval, int64_t last_step) : interval_(interval), last_step_(last_step) {}
+  void step(const StepRecord& record) override;
+  void eval(const EvalRecord& record) override;
+  void phase(std::string_view what) override;
+  void end() override { say_skipped(); }
+
+ private:
+  void say_skipped();
+
+  int64_t interval_, last_step_;
+  bool first_ = true;
+  std::optional<int64_t> first_skipped_;  // since when none was taken
+  int64_t last_skipped_ = 0;
+  TimeLeft time_left_;
+  std::chrono::steady_clock::time_point phase_begin_{};
+  int64_t tokens_ = 0;
+  double time_ = 0, flops_time_ = 0;
+  int64_t steps_ = 0;
+};
 
 void LineSink::step(const StepRecord& record) {
   tokens_ += record.tokens;
@@ -153,6 +202,24 @@ void LineSink::eval(const EvalRecord& record) {
   spdlog::info("{}", format_line(record));
 }
 
+class BarSink final : public Sink {
+ public:
+  BarSink(std::shared_ptr<Console> console, int64_t first_step, int64_t last_step);
+  ~BarSink() override;
+  void step(const StepRecord& record) override;
+  void eval(const EvalRecord& /*record*/) override {}
+  void phase(std::string_view what) override;
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  void draw();
+
+  std::shared_ptr<Console> console_;
+  Progress progress_;
+  TimeLeft time_left_;
+  Clock::time_point drawn_{}, phase_begin_{};
+};
+
 BarSink::BarSink(std::shared_ptr<Console> console, int64_t first_step, int64_t last_step)
     : console_(std::move(console)) {
   progress_.first_step = first_step;
@@ -184,6 +251,20 @@ void BarSink::draw() {
   drawn_ = Clock::now();
   console_->show(
       [progress = progress_](int columns, bool color) { return progress_text(progress, columns, color); });
+}
+
+}  // namespace
+
+std::unique_ptr<Sink> make_loss_curve_sink() {
+  return std::make_unique<LossCurveSink>();
+}
+
+std::unique_ptr<Sink> make_line_sink(int64_t interval, int64_t last_step) {
+  return std::make_unique<LineSink>(interval, last_step);
+}
+
+std::unique_ptr<Sink> make_bar_sink(std::shared_ptr<Console> console, int64_t first_step, int64_t last_step) {
+  return std::make_unique<BarSink>(std::move(console), first_step, last_step);
 }
 
 }  // namespace pptrain::metrics

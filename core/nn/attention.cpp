@@ -117,17 +117,6 @@ std::optional<Tensor> factor_of(const Weight* weight, NormKind kind) {
   return weight == nullptr ? std::nullopt : std::optional(norm_factor(*weight, kind));
 }
 
-void copy(const Tensor& from, const Tensor& to) {
-  to.copy_(from);
-  kernels::record(kernels::moving(from, to));
-}
-
-Tensor contiguous(const Tensor& x) {
-  const Tensor result = x.contiguous();
-  if (!result.is_same(x)) kernels::record(kernels::moving(x, result));
-  return result;
-}
-
 }  // namespace
 
 std::vector<Tensor> Attention::Saved::tensors() const {
@@ -288,7 +277,7 @@ Tensor Attention::fused_gradient(const Saved& saved, const attention::Gradients&
 Tensor Attention::norm_rows_back(const Tensor& dy, const Tensor& x, const Tensor& rstd,
                                  Weight& weight) const {
   const std::array<int64_t, 2> rows{-1, weight.compute.size(0)};
-  Tensor dx = contiguous(dy).view(rows);
+  Tensor dx = kernels::contiguous(dy).view(rows);
   kernels::rms_norm_backward(dx, x.view(rows), norm_factor(weight, local_.qk_norm_kind), rstd, std::nullopt,
                              dx, weight.grad);
   return dx.view(x.sizes());
@@ -298,7 +287,8 @@ std::vector<Tensor> Attention::rows_gradient(const Saved& saved, const attention
                                              const TokenInfo& tokens) {
   turn_back({grads.dq, grads.dk}, tokens);
   return {norm_rows_back(grads.dq, saved.qkv[0], saved.q_rstd, *q_norm_),
-          norm_rows_back(grads.dk, saved.qkv[1], saved.k_rstd, *k_norm_), contiguous(grads.dv).flatten(1)};
+          norm_rows_back(grads.dk, saved.qkv[1], saved.k_rstd, *k_norm_),
+          kernels::contiguous(grads.dv).flatten(1)};
 }
 
 std::vector<Tensor> Attention::qkv_gradient(const Saved& saved, const attention::Gradients& grads,
@@ -311,7 +301,7 @@ std::vector<Tensor> Attention::qkv_gradient(const Saved& saved, const attention:
     for (Tensor& part : dqkv) part = at::empty_like(part);
   }
   const Heads to = split_heads(dqkv);
-  copy(grads.dv, to.v);
+  kernels::copy(grads.dv, to.v);
   if (local_.qk_norm == QkNorm::head) {
     norm_heads_back(saved, grads, tokens, to.q, to.k);
   } else if (local_.rope >= 0 && local_.rotary_dim == 0) {
@@ -319,8 +309,8 @@ std::vector<Tensor> Attention::qkv_gradient(const Saved& saved, const attention:
                                 tokens.positions);
   } else {
     turn_back({grads.dk, grads.dq}, tokens);
-    copy(grads.dq, to.q);
-    copy(grads.dk, to.k);
+    kernels::copy(grads.dq, to.q);
+    kernels::copy(grads.dk, to.k);
   }
   return dqkv;
 }

@@ -17,10 +17,11 @@
 
 namespace pptrain::nn {
 
-// What a parameter is for. Norms, routers and balances compute in float32 under every compute type; norms,
-// biases and balances do not decay. Norms start at norm_start, biases and balances at zero, all others at
-// normally distributed values. A balance is no weight: it is added to the scores by which experts are
-// chosen, and its gradient is how far each expert's load is above the mean.
+// What a parameter is for. Norms (with LayerNorm's bias, and attention's sinks), routers and balances compute
+// in float32 under every compute type; norms, biases and balances do not decay. Norms start at norm_start,
+// biases and balances at zero, all others at normally distributed values. A balance is no weight: it is added
+// to the scores by which experts are chosen, and its gradient is how far each expert's load is above the
+// mean.
 enum class Role { matrix, embedding, head, norm, bias, router, balance };
 
 // Which tensor-parallel ranks hold the same parameter, each with a part of its gradient: this one alone, all,

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/kernels/cost.h"
 #include "core/kernels/dry_run.h"
 #include "core/kernels/kernels.h"
 #include "core/nn/weight_grad_queue.h"
@@ -21,6 +22,45 @@ namespace {
 kernels::VocabularyPart held_part(const Region& region, int64_t vocab) {
   return {.first = region.cut().begin(vocab, region.cut().rank), .vocab = vocab};
 }
+
+// Label smoothing of one chunk, beside the kernels of cross entropy. A row's loss, logsumexp - (1 - e)
+// x_label - e mean(x), is theirs + e (x_label - mean(x)); its gradient is theirs + e at the label - e / vocab
+// everywhere. Rows without a target stay 0.
+class Smoothing {
+ public:
+  // logits: T [rows, n], of the part of the vocabulary that this rank holds.
+  Smoothing(double fraction, const Region& region, kernels::VocabularyPart part, const at::Tensor& logits,
+            const at::Tensor& labels)
+      : fraction_(fraction), vocab_(static_cast<double>(part.vocab)), valid_(labels.ne(-100)) {
+    const at::Tensor here = labels.sub(part.first);
+    holds_ = here.ge(0).logical_and(here.lt(logits.size(1))).logical_and(valid_).unsqueeze(1);
+    column_ = here.clamp(0, logits.size(1) - 1).unsqueeze(1);
+    const at::Tensor chosen = logits.gather(1, column_).to(at::kFloat).masked_fill(holds_.logical_not(), 0);
+    excess_ = chosen.squeeze(1) - logits.sum(1, false, at::kFloat).div(vocab_);
+    kernels::record(kernels::moving(logits));
+    if (region.alone()) return;
+    const int ranks = region.cut().size;
+    const at::Tensor all = at::empty({ranks * labels.size(0), 1}, excess_.options());
+    region
+        .gather(all, excess_.unsqueeze(1), std::vector<int64_t>(static_cast<size_t>(ranks), labels.size(0)))
+        ->wait();
+    excess_ = all.view({ranks, labels.size(0)}).sum(0);
+  }
+
+  void add_to(at::Tensor& gradient, at::Tensor& loss) const {
+    loss.add_(excess_.masked_fill(valid_.logical_not(), 0), fraction_);
+    const at::Tensor share = valid_.unsqueeze(1).to(at::kFloat).mul(fraction_);
+    gradient.sub_(share.div(vocab_));
+    gradient.scatter_add_(1, column_, holds_.to(at::kFloat).mul(fraction_).to(gradient.scalar_type()));
+    kernels::record(kernels::moving(gradient, gradient));
+  }
+
+ private:
+  double fraction_, vocab_;
+  at::Tensor valid_;           // bool [rows]
+  at::Tensor holds_, column_;  // [rows, 1]: does this rank hold the label, and its column
+  at::Tensor excess_;          // float32 [rows]: x_label - mean(x)
+};
 
 }  // namespace
 
@@ -137,10 +177,15 @@ at::Tensor LinearCrossEntropy::run_alone(const at::Tensor& h, const at::Tensor& 
     const int64_t n = std::min(step, rows - start);
     at::Tensor logits = buffer.narrow(0, 0, n);
     at::Tensor chunk_loss = loss.narrow(0, start, n);
-    const at::Tensor chunk_h = h.narrow(0, start, n);
+    const at::Tensor chunk_h = h.narrow(0, start, n), chunk_labels = flat_labels.narrow(0, start, n);
     project(chunk_h, logits);
     const at::Tensor capped = dh == nullptr ? at::Tensor() : kept(logits);
-    kernels::cross_entropy(logits, flat_labels.narrow(0, start, n), chunk_loss, dh != nullptr);
+    std::optional<Smoothing> smoothing;
+    if (smoothing_ > 0 && dh != nullptr)
+      smoothing.emplace(smoothing_, *region_, kernels::VocabularyPart{0, weight.size(0)}, logits,
+                        chunk_labels);
+    kernels::cross_entropy(logits, chunk_labels, chunk_loss, dh != nullptr);
+    if (smoothing) smoothing->add_to(logits, chunk_loss);
     if (dh != nullptr) {
       scale_back(capped, logits);
       at::Tensor chunk_dh = dh->narrow(0, start, n);
@@ -148,7 +193,7 @@ at::Tensor LinearCrossEntropy::run_alone(const at::Tensor& h, const at::Tensor& 
       add_weight_gradient(*weight_, logits, chunk_h);
     }
   }
-  return loss.sum(at::kDouble);
+  return loss;
 }
 
 at::Tensor LinearCrossEntropy::chunk_loss(at::Tensor& logits, const at::Tensor& labels,
@@ -157,12 +202,15 @@ at::Tensor LinearCrossEntropy::chunk_loss(at::Tensor& logits, const at::Tensor& 
   const kernels::VocabularyPart part = held_part(*region_, vocab_);
   const int64_t rows = logits.size(0);
   const auto f32 = logits.options().dtype(at::kFloat);
+  std::optional<Smoothing> smoothing;
+  if (smoothing_ > 0 && want_gradient) smoothing.emplace(smoothing_, *region_, part, logits, labels);
   at::Tensor own = at::empty({rows, 3}, f32);
   kernels::softmax_statistics(logits, labels, part, own);
   const at::Tensor all = at::empty({cut.size * rows, 3}, f32);
   region_->gather(all, own, std::vector<int64_t>(static_cast<size_t>(cut.size), rows))->wait();
   at::Tensor loss = at::empty({rows}, f32);
   kernels::cross_entropy_part(logits, labels, all.view({cut.size, rows, 3}), part, loss, want_gradient);
+  if (smoothing) smoothing->add_to(logits, loss);
   return loss;
 }
 
@@ -201,7 +249,7 @@ at::Tensor LinearCrossEntropy::run_shared(const at::Tensor& h, const at::Tensor&
     add_weight_gradient(*weight_, logits, rows);
   }
   if (sum) sum->wait();
-  return loss.sum(at::kDouble);
+  return loss;
 }
 
 at::Tensor LinearCrossEntropy::run(const at::Tensor& h, const at::Tensor& labels, at::Tensor* dh) const {
@@ -209,12 +257,16 @@ at::Tensor LinearCrossEntropy::run(const at::Tensor& h, const at::Tensor& labels
 }
 
 at::Tensor LinearCrossEntropy::forward(const at::Tensor& h, const at::Tensor& labels) const {
+  return losses(h, labels).sum(at::kDouble);
+}
+
+at::Tensor LinearCrossEntropy::losses(const at::Tensor& h, const at::Tensor& labels) const {
   return run(h, labels, nullptr);
 }
 
 at::Tensor LinearCrossEntropy::forward_backward(const at::Tensor& h, const at::Tensor& labels,
                                                 at::Tensor& dh) {
-  return run(h, labels, &dh);
+  return run(h, labels, &dh).sum(at::kDouble);
 }
 
 at::Tensor LinearCrossEntropy::logits(const at::Tensor& h) const {

@@ -73,6 +73,9 @@ class LinearCrossEntropy {
   LinearCrossEntropy(Weight& weight, int64_t vocab, std::shared_ptr<const Region> region,
                      const LogitScaling& scaling = {});
   void set_chunk_bytes(int64_t bytes) { chunk_bytes_ = bytes; }
+  // forward_backward() spreads this fraction of each target evenly over the vocabulary (PyTorch's
+  // cross_entropy(label_smoothing)); from 0 to below 1.
+  void smooth_labels(double fraction) { smoothing_ = fraction; }
 
   // What serves a device: each chunk reads the weight twice and adds to its whole gradient, so chunks are as
   // large as memory allows on a GPU, and as the caches hold on a CPU.
@@ -81,6 +84,8 @@ class LinearCrossEntropy {
   // Sum of the losses of all rows, in nats, over labels other than -100: float64 scalar tensor on the device,
   // the same on every rank. h: T [share, hidden]; labels: int64 [rows], of all rows.
   at::Tensor forward(const at::Tensor& h, const at::Tensor& labels) const;
+  // The loss of each row: float32 [rows].
+  at::Tensor losses(const at::Tensor& h, const at::Tensor& labels) const;
 
   // The same, and: dh (T [share, hidden], allocated by the caller) becomes the gradient of the sum with
   // respect to h; the weight's main gradient accumulates. Both weight and input gradient are taken here,
@@ -104,7 +109,7 @@ class LinearCrossEntropy {
   at::Tensor kept(const at::Tensor& logits) const;
   // The gradient of scaled logits becomes that of the product.
   void scale_back(const at::Tensor& kept, at::Tensor& dlogits) const;
-  at::Tensor run(const at::Tensor& h, const at::Tensor& labels, at::Tensor* dh) const;
+  at::Tensor run(const at::Tensor& h, const at::Tensor& labels, at::Tensor* dh) const;  // as losses
   at::Tensor run_alone(const at::Tensor& h, const at::Tensor& labels, at::Tensor* dh) const;
   at::Tensor run_shared(const at::Tensor& h, const at::Tensor& labels, at::Tensor* dh) const;
   // Of one chunk, [rows of the chunk]: from its logits, which become their gradient where wanted.
@@ -113,6 +118,7 @@ class LinearCrossEntropy {
   Weight* weight_;
   int64_t chunk_bytes_;
   int64_t vocab_ = 0;
+  double smoothing_ = 0;
   std::shared_ptr<const Region> region_;
   LogitScaling scaling_;
 };

@@ -32,14 +32,7 @@ struct ParameterKind {
 };
 std::vector<ParameterKind> parameter_kinds(std::span<const nn::ParameterSpec* const> specs);
 
-// Ranks that hold the same parameters, at their local shapes: `shards` ranks share them out, and `replicas`
-// hold each share.
-struct Sharing {
-  int64_t shards = 1;
-  int64_t replicas = 1;
-};
-
-// What one of these ranks has of the optimizer.
+// What one of the ranks that hold the same parameters has of the optimizer.
 struct OptimizerShare {
   double held = 0;       // bytes between steps, those for undo included where optimizer.post_validation is on
   double moved = 0;      // bytes that a step reads and writes
@@ -49,8 +42,9 @@ struct OptimizerShare {
   double workspace = 0;  // bytes at most, during the step: whole matrices, and messages under way
 };
 
-// Of these parameters. compute: what layers compute in, as Muon does. Rates are those of a balanced load.
+// Of these parameters, at their local shapes: `shards` ranks share them out, and `replicas` hold each share.
+// compute: what layers compute in, as Muon does. Rates are those of a balanced load.
 OptimizerShare optimizer_share(const config::OptimizerSection& options, std::span<const ParameterKind> kinds,
-                               at::ScalarType compute, const Sharing& sharing = {});
+                               at::ScalarType compute, int64_t shards = 1, int64_t replicas = 1);
 
 }  // namespace pptrain::optim

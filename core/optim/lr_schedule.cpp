@@ -1,55 +1,55 @@
 #include "core/optim/lr_schedule.h"
 
 #include <spdlog/fmt/fmt.h>
+#include <spdlog/fmt/ranges.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <numbers>
+#include <string_view>
 
 #include "core/base/error.h"
 
 namespace pptrain::optim {
+namespace {
 
-LrSchedule::Shape LrSchedule::shape_of(const config::LrScheduleSection& options) {
-  if (options.name == "constant") return Shape::constant;
-  if (options.name == "linear") return Shape::linear;
-  if (options.name == "cosine") return Shape::cosine;
-  if (options.name == "wsd") return Shape::wsd;
-  throw UsageError(
-      fmt::format("lr_schedule.name: '{}' is not one of constant, linear, cosine, wsd", options.name));
-}
+constexpr std::array<std::string_view, 4> names{"constant", "linear", "cosine", "wsd"};
 
-LrSchedule::LrSchedule(double lr, const config::LrScheduleSection& options, int64_t total_steps)
-    : shape_(shape_of(options)),
-      lr_(lr),
-      min_ratio_(options.min_lr_ratio),
-      warmup_(options.warmup_steps.value_or(0)),
-      last_(total_steps - 1) {
-  if (warmup_ < 0 || total_steps < 0) {
+void check(const config::LrScheduleSection& schedule, int64_t warmup, int64_t total_steps) {
+  if (std::ranges::find(names, schedule.name) == names.end()) {
+    throw UsageError(
+        fmt::format("lr_schedule.name: '{}' is not one of {}", schedule.name, fmt::join(names, ", ")));
+  }
+  if (warmup < 0 || total_steps < 0) {
     throw UsageError(fmt::format(
-        "lr_schedule: {} warm-up steps in a run of {} steps: neither may be negative", warmup_, total_steps));
-  }
-  decay_start_ = std::max<int64_t>(warmup_ - 1, 0);
-  if (shape_ == Shape::wsd) {
-    const double decay_steps = options.decay_fraction * static_cast<double>(total_steps);
-    const int64_t least = decay_steps > 0 ? 1 : 0;  // the last step is at the lowest rate in any case
-    decay_start_ = std::max(decay_start_, last_ - std::max<int64_t>(least, std::llround(decay_steps)));
+        "lr_schedule: {} warm-up steps in a run of {} steps: neither may be negative", warmup, total_steps));
   }
 }
 
-double LrSchedule::at(int64_t step) const {
-  step = std::min(step, std::max<int64_t>(last_, 0));
-  if (step < warmup_) {
-    return lr_ * static_cast<double>(step + 1) / static_cast<double>(warmup_);
-  }
-  if (shape_ == Shape::constant || step <= decay_start_) {
-    return lr_;
-  }
-  const double progress =
-      static_cast<double>(step - decay_start_) / static_cast<double>(last_ - decay_start_);
+// The last step at the peak.
+int64_t decay_start(const config::LrScheduleSection& schedule, int64_t warmup, int64_t total_steps) {
+  const int64_t warm = std::max<int64_t>(warmup - 1, 0);
+  if (schedule.name != "wsd") return warm;
+  const double decay_steps = schedule.decay_fraction * static_cast<double>(total_steps);
+  const int64_t least = decay_steps > 0 ? 1 : 0;  // the last step is at the lowest rate in any case
+  return std::max(warm, total_steps - 1 - std::max<int64_t>(least, std::llround(decay_steps)));
+}
+
+}  // namespace
+
+double learning_rate(double peak, const config::LrScheduleSection& schedule, int64_t total_steps,
+                     int64_t step) {
+  const int64_t warmup = schedule.warmup_steps.value_or(0), last = total_steps - 1;
+  check(schedule, warmup, total_steps);
+  step = std::min(step, std::max<int64_t>(last, 0));
+  if (step < warmup) return peak * static_cast<double>(step + 1) / static_cast<double>(warmup);
+  const int64_t start = decay_start(schedule, warmup, total_steps);
+  if (schedule.name == "constant" || step <= start) return peak;
+  const double progress = static_cast<double>(step - start) / static_cast<double>(last - start);
   const double remaining =
-      shape_ == Shape::cosine ? (1 + std::cos(std::numbers::pi * progress)) / 2 : 1 - progress;
-  return lr_ * (min_ratio_ + (1 - min_ratio_) * remaining);
+      schedule.name == "cosine" ? (1 + std::cos(std::numbers::pi * progress)) / 2 : 1 - progress;
+  return peak * (schedule.min_lr_ratio + (1 - schedule.min_lr_ratio) * remaining);
 }
 
 }  // namespace pptrain::optim

@@ -100,28 +100,21 @@ void apply(const Part& part, const at::Tensor& direction, double learning_rate) 
                    /*step=*/lr * 0.2 * std::sqrt(longer));
 }
 
-// Matrices that lie whole on this rank: nothing is exchanged.
-class LocalMatrices final : public MatrixExchange {
- public:
-  // Throws Error that names a part that is not the whole matrix.
-  explicit LocalMatrices(std::vector<MatrixPart> parts) : parts_(std::move(parts)) {
-    for (const MatrixPart& part : parts_) {
-      if (!part.shape.is_whole())
-        throw Error(fmt::format("{} is cut over ranks: they need an exchange to make it whole", part.name));
-    }
+// Of matrices that lie whole on this rank: nothing is exchanged. Throws Error that names a part that is not
+// the whole matrix.
+MatrixExchange local_matrices(std::vector<MatrixPart> parts) {
+  for (const MatrixPart& part : parts) {
+    if (!part.shape.is_whole())
+      throw Error(fmt::format("{} is cut over ranks: they need an exchange to make it whole", part.name));
   }
-
-  void run(const at::TensorOptions& options, const MatrixOperation& operation) override {
-    for (size_t i = 0; i < parts_.size(); ++i) {
-      at::Tensor operand = at::empty({parts_[i].shape.numel()}, options);
+  return [parts = std::move(parts)](const at::TensorOptions& options, const MatrixOperation& operation) {
+    for (size_t i = 0; i < parts.size(); ++i) {
+      at::Tensor operand = at::empty({parts[i].shape.numel()}, options);
       operation.read(i, operand);
-      operation.write(i, operation.transform(operand.view(parts_[i].shape.global)).view({-1}));
+      operation.write(i, operation.transform(operand.view(parts[i].shape.global)).view({-1}));
     }
-  }
-
- private:
-  std::vector<MatrixPart> parts_;
-};
+  };
+}
 
 class Muon final : public Update {
  public:
@@ -136,14 +129,13 @@ class Muon final : public Update {
   double momentum_;
   MakeMatrixExchange make_exchange_;
   at::TensorOptions tensors_;
-  std::unique_ptr<MatrixExchange> exchange_;
+  MatrixExchange exchange_;
 };
 
 void Muon::prepare(const std::vector<const nn::Slice*>& slices) {
   std::vector<MatrixPart> parts;
   for (const nn::Slice* slice : slices) parts.push_back({slice->spec.name, slice->shape});
-  exchange_ =
-      make_exchange_ ? make_exchange_(std::move(parts)) : std::make_unique<LocalMatrices>(std::move(parts));
+  exchange_ = make_exchange_ ? make_exchange_(std::move(parts)) : local_matrices(std::move(parts));
 }
 
 void Muon::step(std::span<Run> runs, double lr, double grad_scale, int64_t /*step*/) {
@@ -152,13 +144,13 @@ void Muon::step(std::span<Run> runs, double lr, double grad_scale, int64_t /*ste
   };
   for (Run& run : runs) mix(run.now.state[0], run.grad, run.now.state[0]);
   const std::vector<Part> parts = parts_of(runs);
-  exchange_->run(tensors_, {.read =
-                                [&](size_t i, at::Tensor& to) {
-                                  const Run& run = *parts[i].run;
-                                  mix(parts[i].of(run.now.state[0]), parts[i].of(run.grad), to);
-                                },
-                            .transform = orthogonalise,
-                            .write = [&](size_t i, const at::Tensor& from) { apply(parts[i], from, lr); }});
+  exchange_(tensors_, {.read =
+                           [&](size_t i, at::Tensor& to) {
+                             const Run& run = *parts[i].run;
+                             mix(parts[i].of(run.now.state[0]), parts[i].of(run.grad), to);
+                           },
+                       .transform = orthogonalise,
+                       .write = [&](size_t i, const at::Tensor& from) { apply(parts[i], from, lr); }});
 }
 
 }  // namespace

@@ -109,6 +109,14 @@ at::TensorOptions compute_options(const std::vector<nn::Buffer*>& shards) {
   return shards.empty() ? at::TensorOptions().dtype(at::kFloat) : shards.front()->master.options();
 }
 
+// While the ranks work on one round of matrices, the operands of the next and the results of the one before
+// are under way.
+double workspace_of(int64_t largest, double parts, double ranks) {
+  if (largest == 0 || ranks == 1) return static_cast<double>(largest);
+  const double owned = std::max(static_cast<double>(largest), static_cast<double>(round_elements) / ranks);
+  return 4 * owned + 3 * std::min(owned * ranks, parts);
+}
+
 }  // namespace
 
 std::unique_ptr<Optimizer> make_optimizer(const OptimizerSection& options, std::vector<nn::Buffer*> shards,
@@ -121,14 +129,6 @@ std::unique_ptr<Optimizer> make_optimizer(const OptimizerSection& options, std::
       std::move(shards), std::move(updates), [&](const nn::ParameterSpec& spec) {
         return spec.role == nn::Role::balance ? Rule{.update = balance} : rule_of(options, entry, spec);
       });
-}
-
-// While the ranks work on one round of matrices, the operands of the next and the results of the one before
-// are under way.
-double workspace_of(int64_t largest, double parts, double ranks) {
-  if (largest == 0 || ranks == 1) return static_cast<double>(largest);
-  const double owned = std::max(static_cast<double>(largest), static_cast<double>(round_elements) / ranks);
-  return 4 * owned + 3 * std::min(owned * ranks, parts);
 }
 
 std::vector<ParameterKind> parameter_kinds(std::span<const nn::ParameterSpec* const> specs) {
@@ -151,10 +151,10 @@ std::vector<ParameterKind> parameter_kinds(std::span<const nn::ParameterSpec* co
 }
 
 OptimizerShare optimizer_share(const OptimizerSection& options, std::span<const ParameterKind> kinds,
-                               at::ScalarType compute, const Sharing& sharing) {
+                               at::ScalarType compute, int64_t shards, int64_t replicas) {
   const Entry& entry = find(options.name);
-  const auto shards = static_cast<double>(sharing.shards);
-  const double ranks = shards * static_cast<double>(sharing.replicas);
+  const auto sharers = static_cast<double>(shards);
+  const double ranks = sharers * static_cast<double>(replicas);
   const auto element = static_cast<int64_t>(c10::elementSize(compute));
   const bool keeps = options.post_validation;
   OptimizerShare share;
@@ -163,17 +163,17 @@ OptimizerShare optimizer_share(const OptimizerSection& options, std::span<const 
   for (const ParameterKind& kind : kinds) {
     const auto local = static_cast<double>(kind.local * kind.count);
     const OptimizerFootprint each = footprint_of(entry, kind);
-    share.held += static_cast<double>(each.held_bytes(keeps)) * local / shards;
-    share.moved += each.moved_bytes(keeps) * local / shards;
+    share.held += static_cast<double>(each.held_bytes(keeps)) * local / sharers;
+    share.moved += each.moved_bytes(keeps) * local / sharers;
     if (!is_muons(entry, kind)) continue;
     const int64_t rows = kind.shape[0], cols = kind.shape[1];
     largest = std::max(largest, rows * cols);
     products = std::max(products, orthogonalise_bytes(rows, cols, element));
-    parts += local / shards;
+    parts += local / sharers;
     share.flops += orthogonalise_flops(rows, cols) * local / static_cast<double>(rows * cols) / ranks;
   }
   const double bytes = parts * static_cast<double>(element);
-  share.sent = ranks > 1 ? bytes / static_cast<double>(sharing.replicas) : 0;
+  share.sent = ranks > 1 ? bytes / static_cast<double>(replicas) : 0;
   share.received = ranks > 1 ? bytes : 0;
   share.workspace =
       static_cast<double>(element) * workspace_of(largest, parts, ranks) + static_cast<double>(products);

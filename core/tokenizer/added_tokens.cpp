@@ -68,6 +68,12 @@ AddedToken read_token(const JsonPart& part) {
   return token;
 }
 
+// Does [begin, end) overlap one of the ascending ranges?
+bool touches(std::span<const TextRange> ranges, size_t begin, size_t end) {
+  const auto range = std::ranges::upper_bound(ranges, begin, {}, &TextRange::end);
+  return range != ranges.end() && range->begin < end;
+}
+
 bool is_single_word(std::string_view text, size_t begin, size_t end) {
   const bool before = begin > 0 && is_word(code_point(text, previous_code_point(text, begin)).value);
   const bool behind = end < text.size() && is_word(code_point(text, end).value);
@@ -127,30 +133,35 @@ bool AddedTokens::any_normalized() const {
   return normalized_ && !normalized_->empty();
 }
 
-void AddedTokens::cut_plain(std::string_view input, const TextSink& text, const TokenSink& token) const {
-  cut(plain_.get(), input, text, token);
+void AddedTokens::cut_plain(std::string_view input, const TextSink& text, const TokenSink& token,
+                            std::span<const TextRange> quoted) const {
+  cut(plain_.get(), input, text, token, quoted);
 }
 
 void AddedTokens::cut_normalized(std::string_view input, const TextSink& text, const TokenSink& token) const {
-  cut(normalized_.get(), input, text, token);
+  cut(normalized_.get(), input, text, token, {});
 }
 
 // As AddedVocabulary::find_matches: blanks that a token takes may overlap the next token.
 void AddedTokens::cut(const TokenFinder* finder, std::string_view input, const TextSink& text,
-                      const TokenSink& token) const {
+                      const TokenSink& token, std::span<const TextRange> quoted) const {
   size_t done = 0;
   if (finder != nullptr && !finder->empty()) {
     for (size_t from = 0;;) {
       const TokenFinder::Found found = finder->find(input, from);
       if (found.begin == std::string_view::npos) break;
-      from = found.end;
       const AddedToken& added = tokens_[found.token];
+      if (added.special && touches(quoted, found.begin, found.end)) {
+        from = found.begin + 1;
+        continue;
+      }
+      from = found.end;
       if (added.single_word && !is_single_word(input, found.begin, found.end)) continue;
       const size_t begin = added.lstrip ? std::max(blanks_begin(input, found.begin), done) : found.begin;
       const size_t end = added.rstrip ? blanks_end(input, found.end) : found.end;
       if (done < begin) text(input.substr(done, begin - done), done);
       // The package drops a token of no text, which blanks taken before may leave.
-      if (begin < end) token(added.id);
+      if (begin < end) token(added.id, begin);
       done = end;
     }
   }

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -24,6 +25,11 @@ struct AddedToken {
 
 class TokenFinder;
 
+// Bytes [begin, end) of a text.
+struct TextRange {
+  size_t begin = 0, end = 0;
+};
+
 class AddedTokens {
  public:
   AddedTokens() = default;
@@ -35,15 +41,17 @@ class AddedTokens {
   bool any_normalized() const;
 
   // Cuts a text at the tokens that are looked for before it is normalised (plain), or after: `text` takes
-  // what lies between, never empty, and where it begins, `token` an id. In order.
+  // what lies between, never empty, and where it begins, `token` an id and where it does. In order. Special
+  // tokens that touch one of `quoted` (ascending) are text.
   using TextSink = std::function<void(std::string_view part, size_t begin)>;
-  using TokenSink = std::function<void(int32_t id)>;
-  void cut_plain(std::string_view input, const TextSink& text, const TokenSink& token) const;
+  using TokenSink = std::function<void(int32_t id, size_t begin)>;
+  void cut_plain(std::string_view input, const TextSink& text, const TokenSink& token,
+                 std::span<const TextRange> quoted = {}) const;
   void cut_normalized(std::string_view input, const TextSink& text, const TokenSink& token) const;
 
  private:
-  void cut(const TokenFinder* finder, std::string_view input, const TextSink& text,
-           const TokenSink& token) const;
+  void cut(const TokenFinder* finder, std::string_view input, const TextSink& text, const TokenSink& token,
+           std::span<const TextRange> quoted) const;
 
   std::vector<AddedToken> tokens_;
   std::shared_ptr<const TokenFinder> plain_, normalized_;

@@ -136,6 +136,27 @@ void Template::add_pieces(const JsonPart& part) {
 
 }  // namespace
 
+namespace {
+
+// Pieces as one text.
+struct MarkedText {
+  std::string text;
+  std::vector<TextRange> quoted;
+  std::vector<size_t> borders;  // bytes at which marks begin, end, begin, ...
+
+  explicit MarkedText(std::span<const Piece> pieces) {
+    for (const Piece& piece : pieces) {
+      const size_t begin = text.size();
+      if (piece.marked == (borders.size() % 2 == 0)) borders.push_back(begin);
+      append_repaired(text, piece.text);
+      if (piece.quoted) quoted.push_back({begin, text.size()});
+    }
+    if (borders.size() % 2 == 1) borders.push_back(text.size());
+  }
+};
+
+}  // namespace
+
 struct Tokenizer::Parts {
   Normalizer normalizer;
   PreTokenizer pre_tokenizer;
@@ -154,6 +175,10 @@ struct Tokenizer::Parts {
   void read_shown();
   void encode(std::string_view text, bool add_special, Scratch& scratch, std::vector<int32_t>& ids) const;
   void encode_stretch(std::string_view text, size_t begin, Scratch& scratch, std::vector<int32_t>& ids) const;
+  std::vector<size_t> encode_marked(const MarkedText& marked, Scratch& scratch,
+                                    std::vector<int32_t>& ids) const;
+  size_t ids_before(std::string_view prefix, size_t begin, std::span<const int32_t> ids, bool and_across,
+                    Scratch& scratch) const;
 };
 
 Tokenizer::Parts::Parts(const JsonPart& part) {
@@ -209,7 +234,7 @@ void Tokenizer::Parts::encode(std::string_view text, bool add_special, Scratch& 
   if (add_special) ids.insert(ids.end(), around.before.begin(), around.before.end());
   added.cut_plain(
       text, [&](std::string_view part, size_t begin) { encode_stretch(part, begin, scratch, ids); },
-      [&](int32_t id) { ids.push_back(id); });
+      [&](int32_t id, size_t /*begin*/) { ids.push_back(id); });
   if (add_special) ids.insert(ids.end(), around.after.begin(), around.after.end());
 }
 
@@ -224,7 +249,49 @@ void Tokenizer::Parts::encode_stretch(std::string_view text, size_t begin, Scrat
       [&](std::string_view part, size_t part_begin) {
         pre_tokenizer.cut({part, begin == 0 && part_begin == 0, newer}, *scratch.words, word);
       },
-      [&](int32_t id) { ids.push_back(id); });
+      [&](int32_t id, size_t /*begin*/) { ids.push_back(id); });
+}
+
+std::vector<size_t> Tokenizer::Parts::encode_marked(const MarkedText& marked, Scratch& scratch,
+                                                    std::vector<int32_t>& ids) const {
+  const size_t first = ids.size();
+  std::vector<size_t> counts;  // of ids before each border
+  const auto border_before = [&](size_t end) {
+    return counts.size() < marked.borders.size() && marked.borders[counts.size()] < end;
+  };
+  const auto text = [&](std::string_view part, size_t begin) {
+    while (border_before(begin + 1)) counts.push_back(ids.size() - first);
+    const size_t before = ids.size();
+    encode_stretch(part, begin, scratch, ids);
+    while (border_before(begin + part.size())) {
+      const std::string_view prefix = part.substr(0, marked.borders[counts.size()] - begin);
+      const bool marks_end = counts.size() % 2 == 1;
+      counts.push_back(before - first +
+                       ids_before(prefix, begin, std::span(ids).subspan(before), marks_end, scratch));
+    }
+  };
+  added.cut_plain(
+      marked.text, text,
+      [&](int32_t id, size_t begin) {
+        while (border_before(begin + 1)) counts.push_back(ids.size() - first);
+        ids.push_back(id);
+      },
+      marked.quoted);
+  counts.resize(marked.borders.size(), ids.size() - first);
+  return counts;
+}
+
+// How many of a stretch's `ids` lie in its first bytes; with `and_across` one that goes on behind them too.
+// Bytes are those of the normalized text, so they are counted on the ids of the prefix alone.
+size_t Tokenizer::Parts::ids_before(std::string_view prefix, size_t begin, std::span<const int32_t> ids,
+                                    bool and_across, Scratch& scratch) const {
+  std::vector<int32_t> alone;
+  encode_stretch(prefix, begin, scratch, alone);
+  size_t bytes = 0, count = 0;
+  for (const int32_t id : alone) bytes += decoder.bytes_of(id);
+  for (; count < ids.size() && decoder.bytes_of(ids[count]) <= bytes; ++count)
+    bytes -= decoder.bytes_of(ids[count]);
+  return count + (and_across && bytes > 0 && count < ids.size() ? 1 : 0);
 }
 
 Tokenizer::Tokenizer(std::unique_ptr<Parts> parts) : parts_(std::move(parts)) {}
@@ -288,6 +355,26 @@ std::vector<int32_t> Tokenizer::encode_prompt(std::string_view text, bool add_sp
   std::vector<int32_t> ids = encode(text, add_special);
   if (add_special) ids.resize(ids.size() - parts_->around.after.size());
   return ids;
+}
+
+std::vector<size_t> Tokenizer::encode_pieces(std::span<const Piece> pieces, std::vector<int32_t>& ids) const {
+  std::unique_ptr<Scratch> scratch = parts_->pool.take();
+  std::vector<size_t> counts = parts_->encode_marked(MarkedText(pieces), *scratch, ids);
+  parts_->pool.give(std::move(scratch));
+  return counts;
+}
+
+void Tokenizer::require_pieces() const {
+  if (!parts_->decoder.has_bytes())
+    throw UsageError("tokenizer.json has no decoder, which says what text each token stands for");
+  for (const AddedToken& token : parts_->added.tokens()) {
+    if (token.special && token.normalized)
+      throw UsageError(
+          fmt::format("tokenizer.json looks for its special token '{}' in normalized text (\"normalized\": "
+                      "true), where a "
+                      "message cannot be told from the template: set it to false",
+                      token.content));
+  }
 }
 
 std::string Tokenizer::decode(std::span<const int32_t> ids, bool skip_special) const {

@@ -13,6 +13,13 @@
 
 namespace pptrain::tokenizer {
 
+// A part of a text, such as what a chat template puts around a message, or the message.
+struct Piece {
+  std::string text;
+  bool quoted = false;  // special tokens that are written in it are text
+  bool marked = false;  // encode_pieces() says where its ids lie
+};
+
 // Immutable once it is made: any number of threads may use one at once.
 class Tokenizer {
  public:
@@ -35,6 +42,14 @@ class Tokenizer {
   // The ids of a text that another one goes on from: without the tokens that the file puts behind a text.
   // What the text itself ends with, such as the end of a turn, stays.
   std::vector<int32_t> encode_prompt(std::string_view text, bool add_special) const;
+
+  // The ids of one text in pieces, appended to `ids`. Those of marked pieces, which are ids with a byte in
+  // one, are the ids from the first number returned up to the second, from the third up to the fourth, and so
+  // on, counted from where `ids` ended.
+  std::vector<size_t> encode_pieces(std::span<const Piece> pieces, std::vector<int32_t>& ids) const;
+  // Throws UsageError where the file does not say enough for encode_pieces(): it has no decoder, or looks for
+  // special tokens in normalized text, where a quoted piece cannot be told from another.
+  void require_pieces() const;
 
   // The text of ids, always valid UTF-8; ids that are no token are passed over. skip_special: without special
   // tokens.

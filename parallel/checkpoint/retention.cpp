@@ -35,20 +35,20 @@ bool is_among_best(std::span<const ScoredStep> scored, const ScoredStep& candida
   return std::ranges::count(best_steps(all, n), candidate.step) > 0;
 }
 
-std::set<int64_t> kept_steps(std::span<const int64_t> there, int64_t saved, const Retention& retention,
-                             std::span<const ScoredStep> scored) {
-  if (retention.keep_last_n <= 0) return {there.begin(), there.end()};
+std::set<int64_t> kept_steps(std::span<const int64_t> there, int64_t saved, int64_t keep_last_n,
+                             int64_t keep_best_n, std::span<const ScoredStep> scored) {
+  if (keep_last_n <= 0) return {there.begin(), there.end()};
   std::set<int64_t> kept;
   std::vector<int64_t> newest(there.begin(), there.end());
   std::ranges::sort(newest, std::greater{});
   int64_t count = 1;  // the one just saved, whatever lies beside it
   for (const int64_t step : newest) {
-    if (step == saved || count++ < retention.keep_last_n) kept.insert(step);
+    if (step == saved || count++ < keep_last_n) kept.insert(step);
   }
   std::vector<ScoredStep> present(scored.begin(), scored.end());
   std::erase_if(present,
                 [&](const ScoredStep& s) { return std::ranges::find(there, s.step) == there.end(); });
-  for (const int64_t step : best_steps(present, retention.keep_best_n)) kept.insert(step);
+  for (const int64_t step : best_steps(present, keep_best_n)) kept.insert(step);
   return kept;
 }
 

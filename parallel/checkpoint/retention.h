@@ -24,15 +24,10 @@ std::vector<int64_t> best_steps(std::span<const ScoredStep> scored, int64_t n);
 // Whether `candidate` would be among the best `n`, beside the others.
 bool is_among_best(std::span<const ScoredStep> scored, const ScoredStep& candidate, int64_t n);
 
-struct Retention {
-  int64_t keep_last_n = 0;  // 0: all
-  int64_t keep_best_n = 0;
-};
-
 // Of the steps that are there, those that stay after `saved` was: that one, the newest others up to
-// keep_last_n with it, and the best keep_best_n of those that are there.
-std::set<int64_t> kept_steps(std::span<const int64_t> there, int64_t saved, const Retention& retention,
-                             std::span<const ScoredStep> scored);
+// keep_last_n with it (0: all), and the best keep_best_n of those that are there.
+std::set<int64_t> kept_steps(std::span<const int64_t> there, int64_t saved, int64_t keep_last_n,
+                             int64_t keep_best_n, std::span<const ScoredStep> scored);
 
 // --- Checkpoints of a run that diverged, out of the way of those to come.
 

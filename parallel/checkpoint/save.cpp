@@ -13,6 +13,8 @@
 #include <vector>
 
 #include "core/base/error.h"
+#include "core/base/log.h"
+#include "core/base/seconds_since.h"
 #include "core/io/atomic_file.h"
 #include "core/io/files.h"
 #include "core/io/paths.h"
@@ -110,6 +112,7 @@ Save::Save(comm::Communicator& world, const SaveOptions& options, const SaveTerm
               (terms.diverged ? diverged_folder_name(state.step) : step_folder_name(state.step))) {}
 
 void Save::run() {
+  const auto begin = std::chrono::steady_clock::now();
   agreed([&] { prepare(); });
   temporary_ = comm::broadcast_string(world_, temporary_.string(), root_rank);
   std::vector<FileEntry> mine;
@@ -120,6 +123,11 @@ void Save::run() {
   const Manifest manifest{
       .state = state_, .layout = options_.layout, .job_toml = options_.job_toml, .files = gather(mine)};
   agreed([&] { publish(manifest); });
+  int64_t bytes = 0;
+  for (const FileEntry& entry : mine) bytes += static_cast<int64_t>(entry.bytes);
+  log_of(Subsystem::checkpoint)
+      .info("saved '{}': {} files of this rank, {} bytes, {:.3f} s", target_.string(), mine.size(), bytes,
+            seconds_since(begin));
   tidy();
 }
 
@@ -209,6 +217,7 @@ FileEntry Save::write_file(const StageContents& stage, const std::string& file,
                   .bytes = 0,
                   .tensors = {}};
   check_file_name(entry);
+  const auto begin = std::chrono::steady_clock::now();
   std::vector<const NamedTensor*> stored;
   std::vector<io::TensorSpec> specs;
   for (const NamedTensor& t : tensors) {
@@ -226,6 +235,9 @@ FileEntry Save::write_file(const StageContents& stage, const std::string& file,
         t->name, [&](uint64_t begin, std::span<std::byte> piece) { snapshot_.read(*t, begin, piece); });
   }
   entry.bytes = writer.finish();
+  log_of(Subsystem::checkpoint)
+      .debug("wrote {}: {} tensors, {} bytes, {:.3f} s", entry.path().string(), stored.size(), entry.bytes,
+             seconds_since(begin));
   return entry;
 }
 
@@ -294,8 +306,8 @@ void Save::remove_old() const {
   const std::vector<StepFolder> folders = removable();
   std::vector<int64_t> steps;
   for (const StepFolder& folder : folders) steps.push_back(folder.step);
-  const Retention retention{.keep_last_n = options_.keep_last_n, .keep_best_n = options_.keep_best_n};
-  const std::set<int64_t> kept = kept_steps(steps, state_.step, retention, terms_.scored);
+  const std::set<int64_t> kept =
+      kept_steps(steps, state_.step, options_.keep_last_n, options_.keep_best_n, terms_.scored);
   for (const StepFolder& folder : folders) {
     if (!kept.contains(folder.step)) remove_checkpoint(folder.path);
   }

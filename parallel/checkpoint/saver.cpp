@@ -8,6 +8,7 @@
 #include <exception>
 #include <utility>
 
+#include "core/base/log.h"
 #include "core/base/signal_block.h"
 #include "parallel/checkpoint/snapshot.h"
 #include "parallel/checkpoint/step_folders.h"
@@ -64,7 +65,10 @@ void Saver::start(const RunState& state, std::vector<StageContents> stages, Save
   if (background_) job_->snapshot.keep_host_copies();
   {
     const SignalBlock block;
-    done_ = std::async(std::launch::async, [this] { run(*job_); });
+    done_ = std::async(std::launch::async, [this, rank = log_rank()] {
+      const LogRank naming(rank);
+      run(*job_);
+    });
   }
   if (!background_) collect();
 }

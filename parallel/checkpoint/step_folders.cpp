@@ -4,11 +4,14 @@
 
 #include <algorithm>
 #include <charconv>
+#include <chrono>
 #include <functional>
 #include <string_view>
 #include <system_error>
 
 #include "core/base/error.h"
+#include "core/base/log.h"
+#include "core/base/seconds_since.h"
 #include "core/io/atomic_file.h"
 #include "core/io/files.h"
 #include "core/io/paths.h"
@@ -165,7 +168,12 @@ std::string load_on_all(comm::Communicator& comm, const fs::path& step_dir,
   std::optional<Reader> reader;
   const std::string problem = problem_on_any_rank(comm, [&] { reader.emplace(step_dir); });
   if (!problem.empty()) return problem;
-  return problem_on_any_rank(comm, [&] { load(*reader); });
+  const auto begin = std::chrono::steady_clock::now();
+  std::string fault = problem_on_any_rank(comm, [&] { load(*reader); });
+  log_of(Subsystem::checkpoint)
+      .info("read '{}' in {:.3f} s{}", step_dir.string(), seconds_since(begin),
+            fault.empty() ? "" : ", in vain: " + fault);
+  return fault;
 }
 
 }  // namespace pptrain::checkpoint

@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "core/base/error.h"
+#include "core/base/log.h"
 #include "parallel/comm/mpi/mpi_communicator.h"
 #include "parallel/comm/tcp/tcp_communicator.h"
 #include "parallel/comm/tcp/tcp_handshake.h"
@@ -263,6 +264,9 @@ std::unique_ptr<Communicator> make_world(const Launch& launch) {
         "no launcher was found: the ranks are threads of this process, and run_thread_ranks makes their "
         "world");
   }
+  log_of(Subsystem::comm)
+      .info("started by {}: rank {} of {}, {} on its host; over {}", name(launch.kind), launch.rank,
+            launch.world_size, launch.local_rank, starts_our_mpi(launch) ? mpi_version() : "TCP");
   if (starts_our_mpi(launch)) return make_mpi_world();
   if (launch.rendezvous.host.empty() || launch.rendezvous.port == 0) {
     throw UsageError(

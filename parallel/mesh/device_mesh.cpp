@@ -1,6 +1,7 @@
 #include "parallel/mesh/device_mesh.h"
 
 #include <spdlog/fmt/fmt.h>
+#include <spdlog/fmt/ranges.h>
 
 #include <algorithm>
 #include <array>
@@ -12,16 +13,17 @@
 #include <utility>
 
 #include "core/base/error.h"
+#include "core/base/log.h"
 
 namespace pptrain::mesh {
 namespace {
 
-constexpr std::array axes{Axis::pp, Axis::dp_replicate, Axis::dp_shard, Axis::cp, Axis::tp};
-constexpr std::array axis_names{"pp", "dp_replicate", "dp_shard", "cp", "tp"};
-constexpr std::array axis_sizes{&MeshShape::pp, &MeshShape::dp_replicate, &MeshShape::dp_shard,
-                                &MeshShape::cp, &MeshShape::tp};
-static_assert(axes.size() == axis_count && axis_names.size() == axis_count &&
-              axis_sizes.size() == axis_count);
+constexpr std::array<std::pair<const char*, int MeshShape::*>, axis_count> names_and_sizes{
+    {{"pp", &MeshShape::pp},
+     {"dp_replicate", &MeshShape::dp_replicate},
+     {"dp_shard", &MeshShape::dp_shard},
+     {"cp", &MeshShape::cp},
+     {"tp", &MeshShape::tp}}};
 
 constexpr std::array group_names{"batch", "fsdp", "loss", "replica", "stage", "ep", "efsdp", "eloss"};
 static_assert(group_names.size() == group_count);
@@ -42,6 +44,16 @@ int ranks_of(const MeshShape& shape, std::span<const Axis> span) {
   int size = 1;
   for (const Axis axis : span) size *= shape.size(axis);
   return size;
+}
+
+// "dp_shard 2 x tp 3": those axes that have at least so many ranks.
+std::string factors(const MeshShape& shape, std::span<const Axis> span, int least) {
+  std::string text;
+  for (const Axis axis : span) {
+    if (shape.size(axis) >= least)
+      text += fmt::format("{}{} {}", text.empty() ? "" : " x ", name(axis), shape.size(axis));
+  }
+  return text;
 }
 
 // All ranks that differ from `at` along `span` alone.
@@ -84,15 +96,23 @@ std::vector<std::pair<int, int>> ring(int size) {
 }  // namespace
 
 const char* name(Axis axis) {
-  return axis_names.at(static_cast<size_t>(axis));
+  return names_and_sizes.at(static_cast<size_t>(axis)).first;
 }
 
 const char* name(Group group) {
   return group_names.at(static_cast<size_t>(group));
 }
 
+int MeshShape::world_size() const {
+  return ranks_of(*this, axes);
+}
+
 int MeshShape::size(Axis axis) const {
-  return this->*axis_sizes.at(static_cast<size_t>(axis));
+  return this->*names_and_sizes.at(static_cast<size_t>(axis)).second;
+}
+
+int& MeshShape::size(Axis axis) {
+  return this->*names_and_sizes.at(static_cast<size_t>(axis)).second;
 }
 
 int MeshShape::size(Group group) const {
@@ -117,12 +137,8 @@ std::vector<std::pair<std::string, int>> MeshShape::sizes() const {
 }
 
 std::string MeshShape::describe() const {
-  std::string factors;
-  for (const Axis axis : axes) {
-    if (size(axis) > 1)
-      factors += fmt::format("{}{} {}", factors.empty() ? "" : " x ", name(axis), size(axis));
-  }
-  return factors.empty() ? "pp 1" : factors;
+  const std::string text = factors(*this, axes, 2);
+  return text.empty() ? "pp 1" : text;
 }
 
 Coordinates coordinates(const MeshShape& shape, int rank) {
@@ -182,18 +198,14 @@ void check_shape(const MeshShape& shape) {
     }
     ranks *= shape.size(axis);
     if (ranks > std::numeric_limits<int>::max()) {
-      throw UsageError(
-          fmt::format("distributed: pp {} x dp_replicate {} x dp_shard {} x cp {} x tp {} are too many "
-                      "ranks",
-                      shape.pp, shape.dp_replicate, shape.dp_shard, shape.cp, shape.tp));
+      throw UsageError(fmt::format("distributed: {} are too many ranks", factors(shape, axes, 1)));
     }
   }
-  const int replica = shape.dp_shard * shape.cp * shape.tp;
+  const int replica = shape.size(Group::replica);
   if (shape.ep >= 1 && replica % shape.ep == 0) return;
-  throw UsageError(fmt::format(
-      "distributed.ep = {} does not divide dp_shard {} x cp {} x tp {} = {}, whose ranks share out the "
-      "experts",
-      shape.ep, shape.dp_shard, shape.cp, shape.tp, replica));
+  throw UsageError(
+      fmt::format("distributed.ep = {} does not divide {} = {}, whose ranks share out the experts", shape.ep,
+                  factors(shape, axes_of(Group::replica), 1), replica));
 }
 
 void check_world_size(const MeshShape& shape, int ranks) {
@@ -219,17 +231,19 @@ int DeviceMesh::place(Group group) const {
 
 comm::Communicator& DeviceMesh::along(Axis axis) {
   auto& made = axes_[static_cast<int>(axis)];
-  if (!made) made = make(mesh::group(shape_, rank(), axis));
+  if (!made) made = make(name(axis), mesh::group(shape_, rank(), axis));
   return *made;
 }
 
 comm::Communicator& DeviceMesh::of(Group group) {
   auto& made = groups_[static_cast<int>(group)];
-  if (!made) made = make(mesh::group(shape_, rank(), group));
+  if (!made) made = make(name(group), mesh::group(shape_, rank(), group));
   return *made;
 }
 
-std::unique_ptr<comm::Communicator> DeviceMesh::make(const std::vector<int>& ranks) {
+std::unique_ptr<comm::Communicator> DeviceMesh::make(const char* name, const std::vector<int>& ranks) {
+  if (logs(Subsystem::comm, spdlog::level::debug))
+    log_of(Subsystem::comm).debug("group {}: ranks {}", name, fmt::join(ranks, ","));
   return ranks.size() == 1 ? comm::make_self(world_) : world_.subgroup(ranks);
 }
 

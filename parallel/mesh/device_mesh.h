@@ -13,7 +13,8 @@ namespace pptrain::mesh {
 
 // Nesting order, outermost first.
 enum class Axis { pp, dp_replicate, dp_shard, cp, tp };
-inline constexpr int axis_count = 5;
+inline constexpr std::array axes{Axis::pp, Axis::dp_replicate, Axis::dp_shard, Axis::cp, Axis::tp};
+inline constexpr int axis_count = axes.size();
 const char* name(Axis axis);
 
 // Groups that span several axes, named as in torchtitan's ParallelDims where it has them. Ranks of a group
@@ -40,8 +41,9 @@ struct MeshShape {
   // of the world's size.
   int ep = 1;
 
-  int world_size() const { return pp * dp_replicate * dp_shard * cp * tp; }
+  int world_size() const;
   int size(Axis axis) const;
+  int& size(Axis axis);
   int size(Group group) const;
   bool operator==(const MeshShape&) const = default;
   // Of every axis, outermost first, and of ep, by the names of the job's keys.
@@ -84,7 +86,7 @@ class DeviceMesh {
   comm::Communicator& of(Group group);
 
  private:
-  std::unique_ptr<comm::Communicator> make(const std::vector<int>& ranks);
+  std::unique_ptr<comm::Communicator> make(const char* name, const std::vector<int>& ranks);
 
   comm::Communicator& world_;
   MeshShape shape_;

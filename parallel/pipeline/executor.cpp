@@ -3,10 +3,12 @@
 #include <c10/core/Event.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <spdlog/fmt/fmt.h>
+#include <spdlog/fmt/ranges.h>
 
 #include <algorithm>
 
 #include "core/base/error.h"
+#include "core/base/log.h"
 #include "core/kernels/out_of_memory.h"
 #include "parallel/comm/wait_timeout.h"
 
@@ -55,6 +57,19 @@ Executor::Executor(std::vector<StageWithWeights> stages, comm::Communicator& pip
   // Every rank's list on every rank would grow with their square.
   schedule_.actions[pipeline_.rank()] = schedule.actions[pipeline_.rank()];
   passes_ = find_passes(schedule_.actions[pipeline_.rank()]);
+  if (logs(Subsystem::schedule, spdlog::level::info)) log_list();
+}
+
+void Executor::log_list() const {
+  const std::vector<Action>& list = schedule_.actions[pipeline_.rank()];
+  log_of(Subsystem::schedule)
+      .info("{}: pipeline rank {} of {}, stages {} of {}, {} microbatches, {} actions",
+            mode_ == Mode::train ? "training" : "evaluation", pipeline_.rank(), pipeline_.size(),
+            fmt::join(schedule_.stages_of(pipeline_.rank()), ","), schedule_.stages(), schedule_.microbatches,
+            list.size());
+  std::vector<std::string> words;
+  for (const Action& action : list) words.push_back(schedule::to_string(action));
+  log_of(Subsystem::schedule).debug("the list: {}", fmt::join(words, " "));
 }
 
 void Executor::prepare_validation(const schedule::Schedule& schedule) {
@@ -120,6 +135,8 @@ void Executor::run_range(size_t begin, size_t end) {
   for (size_t i = begin; i < end; ++i) {
     const Action& action = schedule_.actions[pipeline_.rank()][i];
     if (activity_ != nullptr) activity_->set(comm::Doing::work, describe(action));
+    if (logs(Subsystem::schedule, spdlog::level::trace))
+      log_of(Subsystem::schedule).trace("{}", describe(action));
     try {
       execute(action, passes_[i]);
     } catch (const PeerFailure&) {

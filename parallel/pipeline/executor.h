@@ -82,6 +82,7 @@ class Executor {
   };
 
   using Passes = std::array<Pass, 2>;  // of an action, or of the two of a pair
+  void log_list() const;
   static std::vector<Passes> find_passes(const std::vector<schedule::Action>& list);
   void run_range(size_t begin, size_t end);
   void mark_on_device(const schedule::Action& action);

@@ -79,28 +79,6 @@ LayerAssignment compute_layer_assignment(int layers, int stages, double embeddin
   return from_counts(counts);
 }
 
-LayerAssignment compute_pinned_layer_assignment(int layers, int stages, int first, int last) {
-  check_sizes(layers, stages);
-  const int between = layers - first - last;
-  const bool fits = stages == 1   ? first == layers && last == layers
-                    : stages == 2 ? between == 0
-                                  : between >= stages - 2;
-  if (first < 1 || last < 1 || !fits) {
-    throw UsageError(count(first, "layer") + " on the first and " + count(last, "layer") +
-                     " on the last of " + count(stages, "stage") + " cannot hold " + count(layers, "layer") +
-                     ": the stages between need at least one each, and none may be left over.");
-  }
-  std::vector<int64_t> counts(static_cast<size_t>(stages), 0);
-  if (stages > 2) {
-    for (int i = 1; i < stages - 1; ++i) {
-      counts[i] = between / (stages - 2) + (i <= between % (stages - 2) ? 1 : 0);
-    }
-  }
-  counts.front() = first;
-  counts.back() = last;
-  return from_counts(counts);
-}
-
 LayerAssignment explicit_layer_assignment(int layers, int stages, std::span<const int64_t> layers_per_stage) {
   const std::string list = "layers per stage " + join(layers_per_stage);
   if (static_cast<int64_t>(layers_per_stage.size()) != stages) {

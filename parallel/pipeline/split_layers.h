@@ -24,10 +24,6 @@ std::vector<int64_t> layers_per_stage(const LayerAssignment& assignment);
 LayerAssignment compute_layer_assignment(int layers, int stages, double embedding_weight = 0,
                                          double head_weight = 0);
 
-// The first stage holds exactly `first` layers, the last `last`; the stages between share the rest evenly:
-// (8, 4, 1, 1) -> 1/3/3/1. Throws UsageError if that does not work out.
-LayerAssignment compute_pinned_layer_assignment(int layers, int stages, int first, int last);
-
 // An explicit list of layers per stage, first to last. Throws UsageError if it does not have `stages`
 // entries, one of them is below 1, or they do not sum to `layers`.
 LayerAssignment explicit_layer_assignment(int layers, int stages, std::span<const int64_t> layers_per_stage);

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <map>
+#include <memory>
 #include <numeric>
 #include <optional>
 #include <sstream>
@@ -280,8 +281,36 @@ std::vector<Rectangle> rectangles(const nn::SliceShape& shape) {
   return result;
 }
 
-MatrixExchange::MatrixExchange(comm::Communicator& ranks, std::vector<optim::MatrixPart> parts,
-                               int64_t elements)
+namespace {
+
+class Exchange {
+ public:
+  Exchange(comm::Communicator& ranks, std::vector<optim::MatrixPart> parts, int64_t elements);
+
+  void run(const at::TensorOptions& options, const optim::MatrixOperation& operation);
+
+ private:
+  // A transfer under way: the messages to and from parts and pieces.
+  struct Flight {
+    at::Tensor parts, pieces;
+    std::unique_ptr<comm::Work> work;
+  };
+  Flight send_operands(const MatrixRound& round, const optim::MatrixOperation& operation);
+  std::vector<at::Tensor> make_whole(const MatrixRound& round, Flight flight,
+                                     const optim::MatrixOperation& operation);
+  Flight send_results(const MatrixRound& round, const std::vector<at::Tensor>& results,
+                      const optim::MatrixOperation& operation);
+  void take_results(const MatrixRound& round, Flight flight, const optim::MatrixOperation& operation);
+  Flight messages(const Transfer& transfer) const;
+  at::Tensor empty(int64_t elements) const;
+
+  comm::Communicator& ranks_;
+  std::vector<optim::MatrixPart> parts_;
+  std::vector<MatrixRound> rounds_;
+  at::TensorOptions options_;  // of the run under way
+};
+
+Exchange::Exchange(comm::Communicator& ranks, std::vector<optim::MatrixPart> parts, int64_t elements)
     : ranks_(ranks), parts_(std::move(parts)) {
   const std::string own = write(parts_);
   std::vector<std::vector<optim::MatrixPart>> all;
@@ -290,15 +319,15 @@ MatrixExchange::MatrixExchange(comm::Communicator& ranks, std::vector<optim::Mat
   rounds_ = plan_matrix_rounds(all, ranks.rank(), elements);
 }
 
-at::Tensor MatrixExchange::empty(int64_t elements) const {
+at::Tensor Exchange::empty(int64_t elements) const {
   return at::empty({elements}, options_);
 }
 
-MatrixExchange::Flight MatrixExchange::messages(const Transfer& transfer) const {
+Exchange::Flight Exchange::messages(const Transfer& transfer) const {
   return {.parts = empty(sum(transfer.part_counts)), .pieces = empty(sum(transfer.piece_counts)), .work = {}};
 }
 
-void MatrixExchange::run(const at::TensorOptions& options, const optim::MatrixOperation& operation) {
+void Exchange::run(const at::TensorOptions& options, const optim::MatrixOperation& operation) {
   options_ = options;
   std::optional<Flight> operands, results;
   if (!rounds_.empty()) operands = send_operands(rounds_.front(), operation);
@@ -314,8 +343,7 @@ void MatrixExchange::run(const at::TensorOptions& options, const optim::MatrixOp
   if (results) take_results(rounds_.back(), *std::move(results), operation);
 }
 
-MatrixExchange::Flight MatrixExchange::send_operands(const MatrixRound& round,
-                                                     const optim::MatrixOperation& operation) {
+Exchange::Flight Exchange::send_operands(const MatrixRound& round, const optim::MatrixOperation& operation) {
   Flight flight = messages(round.in);
   walk(
       round.in.parts, flight.parts, [&](size_t part) { return parts_[part].shape.numel(); },
@@ -326,8 +354,8 @@ MatrixExchange::Flight MatrixExchange::send_operands(const MatrixRound& round,
 
 // Each in memory of its own, so that products see the same alignment (and give the same bits) wherever it is
 // made whole.
-std::vector<at::Tensor> MatrixExchange::make_whole(const MatrixRound& round, Flight flight,
-                                                   const optim::MatrixOperation& operation) {
+std::vector<at::Tensor> Exchange::make_whole(const MatrixRound& round, Flight flight,
+                                             const optim::MatrixOperation& operation) {
   std::vector<at::Tensor> matrices;
   for (const auto& shape : round.owned) matrices.push_back(at::empty(shape, options_));
   for (const auto& [part, matrix] : round.at_home) {
@@ -344,9 +372,8 @@ std::vector<at::Tensor> MatrixExchange::make_whole(const MatrixRound& round, Fli
   return matrices;
 }
 
-MatrixExchange::Flight MatrixExchange::send_results(const MatrixRound& round,
-                                                    const std::vector<at::Tensor>& results,
-                                                    const optim::MatrixOperation& operation) {
+Exchange::Flight Exchange::send_results(const MatrixRound& round, const std::vector<at::Tensor>& results,
+                                        const optim::MatrixOperation& operation) {
   Flight flight = messages(round.out);
   walk(round.out.pieces, flight.pieces, size_of,
        [&](const Transfer::Piece& piece, const at::Tensor& elements) {
@@ -363,12 +390,22 @@ MatrixExchange::Flight MatrixExchange::send_results(const MatrixRound& round,
   return flight;
 }
 
-void MatrixExchange::take_results(const MatrixRound& round, Flight flight,
-                                  const optim::MatrixOperation& operation) {
+void Exchange::take_results(const MatrixRound& round, Flight flight,
+                            const optim::MatrixOperation& operation) {
   flight.work->wait(waiting);
   walk(
       round.out.parts, flight.parts, [&](size_t part) { return parts_[part].shape.numel(); },
       [&](size_t part, const at::Tensor& elements) { operation.write(part, elements); });
+}
+
+}  // namespace
+
+optim::MatrixExchange make_matrix_exchange(comm::Communicator& ranks, std::vector<optim::MatrixPart> parts,
+                                           int64_t elements) {
+  const auto exchange = std::make_shared<Exchange>(ranks, std::move(parts), elements);
+  return [exchange](const at::TensorOptions& options, const optim::MatrixOperation& operation) {
+    exchange->run(options, operation);
+  };
 }
 
 }  // namespace pptrain::shard

@@ -48,8 +48,8 @@ StageWeights::StageWeights(nn::ParameterStore& store, const ShardRanks& dense, c
   for (nn::ParameterGroup& group : store.groups()) {
     const size_t buffers = group.buffers().size();
     groups_.push_back({.exchange = GroupExchange(group, group.of_experts() ? experts : dense),
-                       .state = State::freed,
                        .gather = nullptr,
+                       .whole = false,
                        .taken = std::vector<bool>(buffers),
                        .summed = std::vector<bool>(buffers),
                        .in_forward = false});
@@ -88,26 +88,25 @@ void StageWeights::discard() {
 
 void StageWeights::gather(size_t index) {
   Group& group = groups_[index];
-  if (!divided(index) || group.state != State::freed) return;
+  if (!divided(index) || group.whole || group.gather) return;
   group.gather = group.exchange.unshard();
-  group.state = State::gathering;
   most_whole_ = std::max(most_whole_, whole_groups());
 }
 
 void StageWeights::wait_for_gather(size_t index) {
   Group& group = groups_[index];
-  if (group.state != State::gathering) return;
+  if (!group.gather) return;
   group.gather->wait(
       [&] { return fmt::format("the weights of {} ({} UNSHARD)", group.exchange.group().name(), name_); });
   group.gather.reset();
-  group.state = State::whole;
+  group.whole = true;
 }
 
 void StageWeights::free(size_t index) {
   Group& group = groups_[index];
-  if (group.state == State::freed) return;
+  if (!group.whole) return;
   group.exchange.reshard();
-  group.state = State::freed;
+  group.whole = false;
 }
 
 // The next groups of the pass, as it went the last time, and after them those of the next pass.
@@ -124,7 +123,7 @@ std::vector<size_t> StageWeights::upcoming(size_t count) const {
 // The next group, and the one after a small one: its gather would not hide behind so little.
 void StageWeights::gather_ahead() {
   for (const size_t next : upcoming(most_streamed_groups)) {
-    const bool missing = divided(next) && groups_[next].state == State::freed;
+    const bool missing = divided(next) && !groups_[next].whole && !groups_[next].gather;
     if (missing && whole_groups() >= most_streamed_groups) return;
     if (missing) gather(next);
     if (elements(groups_[next].exchange.group()) >= largest_ / 8) return;
@@ -133,7 +132,7 @@ void StageWeights::gather_ahead() {
 
 int StageWeights::whole_groups() const {
   return static_cast<int>(
-      std::ranges::count_if(groups_, [](const Group& group) { return group.state != State::freed; }));
+      std::ranges::count_if(groups_, [](const Group& group) { return group.whole || group.gather; }));
 }
 
 int StageWeights::take_most_whole_groups() {
@@ -163,7 +162,7 @@ void StageWeights::acquire(size_t index, nn::Use use) {
   if (nn::reads_weights(use)) {
     acquired_.push_back(index);
     if (divided(index)) {
-      if (group.state == State::freed && options_.gather != Gather::streamed) {
+      if (!group.whole && !group.gather && options_.gather != Gather::streamed) {
         throw Error(fmt::format("the weights of {} are not gathered: the schedule lacks an UNSHARD",
                                 group.exchange.group().name()));
       }

@@ -55,14 +55,13 @@ class StageWeights final : public pipeline::WeightActions, public nn::WeightAcce
   int take_most_whole_groups();
 
  private:
-  enum class State { freed, gathering, whole };
   struct Group {
     GroupExchange exchange;
-    State state = State::freed;
-    std::unique_ptr<comm::Work> gather;
-    std::vector<bool> taken;   // [buffer] gradients were taken since the last sum was begun
-    std::vector<bool> summed;  // [buffer] once a step: the step's sum was begun
-    bool in_forward = false;   // its gradients are taken in F
+    std::unique_ptr<comm::Work> gather;  // under way
+    bool whole = false;                  // its compute weights are gathered
+    std::vector<bool> taken;             // [buffer] gradients were taken since the last sum was begun
+    std::vector<bool> summed;            // [buffer] once a step: the step's sum was begun
+    bool in_forward = false;             // its gradients are taken in F
   };
   using Order = std::vector<size_t>;  // groups in the order in which a pass acquires their weights
 

@@ -6,8 +6,8 @@
 #include "app/forecast/prediction.h"
 #include "core/base/error.h"
 #include "core/config/options.h"
-#include "test/app/captured_log.h"
 #include "test/app/small_job.h"
+#include "test/support/captured_log.h"
 #include "test/support/catch.h"
 
 using namespace pptrain;
@@ -66,6 +66,9 @@ const Overrides tokens = {"data.path={files}/tokens.bin"};
 const Overrides texts = {"data.path={files}/texts.jsonl", "data.format=jsonl", "data.tokenizer={tokenizer}",
                          "model.vocab_size=1024"};
 const Overrides prompts = with(texts, {"data.prompt_key=text", "data.completion_key=answer"});
+const Overrides lists = with(texts, {"data.tokens_key=tokens"});
+const Overrides chats =
+    with(texts, {"data.messages_key=messages", "data.chat.user_prefix=U", "data.chat.assistant_prefix=A"});
 const Overrides long_rows = {"train.seq_len=64"};
 const Overrides documents = with(long_rows, {"data.document_end=10"});
 const Overrides validated = {"data.val_fraction=0.2", "eval.interval=1", "eval.batches=1"};
@@ -178,6 +181,7 @@ std::vector<Row> train_rows() {
       by_value("train.recompute", plan, "full"),
       by_value("train.overlap_weight_gradients", plan, "false", gpu),
       by_value("train.grad_clip", weights, "0.01"),
+      by_value("train.label_smoothing", numbers, "0.1"),
       by_value("train.max_skipped_steps", end, "1", with(six_steps, {"optimizer.lr=1e38"}), "in a row"),
       changed("train.divergence_steps", end, drifting, watched),
       by_value("train.divergence_window", numbers, "16", watched),
@@ -226,6 +230,26 @@ std::vector<Row> data_rows() {
       by_value("data.text_key", numbers, "answer", texts),
       by_value("data.prompt_key", numbers, "question", prompts),
       by_value("data.completion_key", numbers, "question", prompts),
+      by_value("data.messages_key", numbers, "other_messages", chats),
+      by_value("data.tokens_key", numbers, "other_tokens", lists),
+      by_value("data.labels_key", numbers, "labels", lists),
+      {"data.chat.template", end, chats,
+       with(texts, {"data.messages_key=messages", "data.chat.template=chatml"}),
+       "no special token of the tokenizer"},
+      by_value("data.chat.bos", numbers, "B", chats),
+      by_value("data.chat.system_prefix", numbers, "S", chats),
+      by_value("data.chat.system_suffix", numbers, "S", chats),
+      by_value("data.chat.user_prefix", numbers, "S", chats),
+      by_value("data.chat.user_suffix", numbers, "S", chats),
+      by_value("data.chat.assistant_prefix", numbers, "S", chats),
+      by_value("data.chat.assistant_suffix", numbers, "S", chats),
+      by_value("data.chat.default_system", numbers, "You are",
+               with(chats, {"data.messages_key=other_messages"})),
+      by_value("data.chat.system", end, "refuse", chats, "takes no system message"),
+      by_value("data.chat.alternate", end, "true", with(chats, {"data.messages_key=other_messages"}),
+               "in turns"),
+      by_value("data.chat.trim", numbers, "true", chats),
+      by_value("data.max_document_tokens", numbers, "5", texts),
       changed("data.document_separator", numbers, with_tokenizer, {"data." + separator}),
       by_value("data.cache", files, "{work}/cache", texts),
       by_value("data.add_special", numbers, "false", with(texts, template_of)),
@@ -251,6 +275,10 @@ std::vector<Row> data_rows() {
                 R"(prompt_key="question")", with_tokenizer),
       of_source("completion_key", numbers, jsonl + R"(, prompt_key="text")", R"(completion_key="answer")",
                 R"(completion_key="question")", with_tokenizer),
+      of_source("messages_key", numbers, jsonl, R"(messages_key="messages")",
+                R"(messages_key="other_messages")", with(with_tokenizer, {"data.chat.user_prefix=U"})),
+      of_source("tokens_key", numbers, jsonl, R"(tokens_key="tokens")", R"(tokens_key="other_tokens")"),
+      of_source("labels_key", numbers, jsonl + R"(, tokens_key="tokens")", "", R"(labels_key="labels")"),
       of_source("document_separator", numbers, file, "", separator, with_tokenizer),
       of_source("val_fraction", numbers, file, "val_fraction=0.2", "val_fraction=0.5",
                 {"eval.interval=1", "eval.batches=1"}),
@@ -269,13 +297,14 @@ std::vector<Row> output_rows() {
       by_value("checkpoint.keep_best_n", files, "1", validated),
       {"checkpoint.resume", numbers, {"train.steps=5"}, started},
       by_value("checkpoint.data", end, "continue", with(started, {"run.seed=5"})),
-      {"eval.interval", numbers, {"data.val_fraction=0.2"}, {"data.val_fraction=0.2", "eval.interval=1"}},
+      {"eval.interval", numbers, {"data.val_fraction=0.2"}, {"data.val_fraction=0.2", "eval.interval=2"}},
       by_value("eval.batches", numbers, "3", validated),
       changed("eval.generate_interval", log, {}, sampled),
       by_value("eval.generate_prompt", log, "To be", sampled),
       by_value("eval.generate_tokens", log, "5", sampled),
       by_value("metrics.log_interval", log, "1", six_steps),
       by_value("metrics.peak_tflops", plan, "2"),
+      by_value("metrics.microbatch_losses", numbers, "true"),
       by_value("metrics.tensorboard", files, "true"),
       by_value("metrics.prometheus", log, "0"),
       changed("profile.trace", files, six_steps, traced),
@@ -453,8 +482,23 @@ class Bench {
     std::ofstream jsonl(files_ / "texts.jsonl"), odd(files_ / "odd.jsonl");
     for (size_t i = 0; i < 40; ++i) {
       const auto part = [&](size_t which) { return text.substr(1000 * i + 200 * which, 100 + 10 * which); };
+      const auto message = [&](const char* role, size_t which) {
+        return nlohmann::json{{"role", role}, {"content", " " + part(which)}};
+      };
+      const std::vector<int> ids(part(0).begin(), part(0).end()), others(part(1).begin(), part(1).end());
+      std::vector<int> labels(ids.size(), -100);
+      std::copy(ids.begin(), ids.begin() + 50, labels.begin());
       const std::string document =
-          nlohmann::json{{"text", part(0)}, {"question", part(1)}, {"answer", part(2)}}.dump() + '\n';
+          nlohmann::json{{"text", part(0)},
+                         {"question", part(1)},
+                         {"answer", part(2)},
+                         {"tokens", ids},
+                         {"other_tokens", others},
+                         {"labels", labels},
+                         {"messages", {message("system", 0), message("user", 1), message("assistant", 2)}},
+                         {"other_messages", {message("assistant", 1), message("assistant", 2)}}}
+              .dump() +
+          '\n';
       jsonl << document;
       odd << document;
     }

@@ -215,30 +215,30 @@ TEST_CASE("attention in float32") {
 }
 
 // The plain operators are compared with float64 on the CPU in test/core/attention.
-TEST_CASE("scales and windows by libraries, against plain operators") {
+TEST_CASE("scales, windows and sinks by libraries, against plain operators") {
   if (!can_run()) return;
   const c10::InferenceMode inference;
-  const bool bf16 = GENERATE(true, false);
-  const auto type = bf16 ? at::kBFloat16 : at::kFloat;
+  const BackEnd back_end = GENERATE(BackEnd::flash, BackEnd::flash_blocks, BackEnd::efficient);
+  const auto type = back_end == BackEnd::efficient ? at::kFloat : at::kBFloat16;
   for (const Shape& s : shapes) {
     const Operands x = operands(s, type, subject());
-    const auto by = [&](BackEnd back_end) {
+    AttentionCall call{.q = x.q,
+                       .k = x.k,
+                       .v = x.v,
+                       .documents = tokens::make_segments(s.starts, subject().device),
+                       .scale = 0.05};
+    if (attention::what_takes(back_end).window) call.window = 70;
+    if (attention::what_takes(back_end).sinks) call.sinks = subject().random({s.heads}, at::kFloat, 3);
+    const auto by = [&](BackEnd one) {
       Saved saved;
-      const Tensor out = attention::attend_by(back_end,
-                                              {.q = x.q,
-                                               .k = x.k,
-                                               .v = x.v,
-                                               .documents = tokens::make_segments(s.starts, subject().device),
-                                               .scale = 0.05,
-                                               .window = bf16 ? 70 : 0},
-                                              saved);
+      const Tensor out = attention::attend_by(one, call, saved);
       const Gradients grads = attention::attend_backward(x.dout, saved);
       return Result{.out = out, .dq = grads.dq, .dk = grads.dk, .dv = grads.dv};
     };
     const Result plain = by(BackEnd::composed_blocks);
     const auto wide = [](const Tensor& t) { return t.cpu().to(at::kDouble); };
-    check_close(by(bf16 ? BackEnd::flash : BackEnd::efficient),
-                {wide(plain.out), wide(plain.dq), wide(plain.dk), wide(plain.dv)}, bf16 ? 2e-2 : 1e-5);
+    check_close(by(back_end), {wide(plain.out), wide(plain.dq), wide(plain.dk), wide(plain.dv)},
+                type == at::kFloat ? 1e-5 : 2e-2);
   }
 }
 

@@ -7,6 +7,7 @@ those of the READMEs and of docs/, which are indented by four blanks. Those that
 """
 
 import gzip
+import os
 import pathlib
 import re
 import shutil
@@ -15,7 +16,7 @@ import tempfile
 import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
-from pptrain import SOURCE, job, run  # noqa: E402
+from pptrain import SOURCE, environment, free_port, is_open_mpi, job, run  # noqa: E402
 
 PPTRAIN = pathlib.Path(sys.argv.pop(1)).resolve()
 MPIEXEC = sys.argv.pop(1)
@@ -34,13 +35,24 @@ NOT_HERE = {
     "scripts/train.sh": "builds; its job is trained by command_line_test.py",
     "build/pptrain doctor": "test/app/commands/command_line_test.py",
     "build/pptrain fork": "test/app/commands/fork_test.py",
-    "pip install": "downloads torch",
-    "tar xzf": "unpacks what scripts/tarball.sh makes of a build of its own",
-    "mpirun -np 8 --hostfile": "needs several machines",
-    "torchrun": "its eight processes take too long here; app/launch's tests start ranks as torchrun does",
-    "sbatch": "needs Slurm",
+    "pip install": "test/scripts/install_test.py",
+    "tar xzf": "unpacks 500 MB that scripts/tarball.sh makes, of a build of its own",
 }
-QUICK = " --set train.steps=3 --set eval.interval=0 --set metrics.peak_tflops=1"
+QUICK = " --set train.steps=3 --set eval.interval=0 --set eval.batches=1 --set metrics.peak_tflops=1"
+
+
+# Commands of launchers run with two processes in a folder of their own, Slurm's on what stands in for it here.
+LAUNCHED = " --set run.dir=runs/launched --set checkpoint.resume=restart"
+SLURM = {
+    "sbatch": """while [[ $1 == --* ]]; do shift 2; done
+export SLURM_JOB_ID=$((RANDOM + $$)) SLURM_JOB_NODELIST=localhost SLURM_CPUS_PER_TASK=1
+exec bash "$@" """,
+    "scontrol": '[[ "$*" == "show hostnames localhost" ]] && echo localhost',
+    "srun": """while [[ $1 == --* ]]; do shift; done
+export SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=2 SLURM_NTASKS=2
+for rank in 0 1; do SLURM_PROCID=$rank SLURM_LOCALID=$rank "$@" & ranks+=($!); done
+for rank in "${ranks[@]}"; do wait "$rank" || exit; done""",
+}
 
 
 def commands_of(page):
@@ -72,17 +84,34 @@ class Commands(unittest.TestCase):
         (cls.folder / "texts.jsonl.gz").write_bytes(gzip.compress(b'{"text": "To be"}\n'))
         one_job = dict(checkpoint={"interval": 2}, data={"path": "configs/data/tinyshakespeare.txt", "val_fraction": 0.1},
                        eval={"interval": 4, "batches": 1}, train={"seq_len": 256, "grad_accum_steps": 2})
+        (cls.folder / "scripts").symlink_to(SOURCE / "scripts")
+        (cls.folder / "hosts").write_text("localhost slots=2\n")
+        (cls.folder / "slurm").mkdir()
+        for name, text in SLURM.items():
+            (cls.folder / "slurm" / name).write_text(f"#!/usr/bin/env bash\n{text}\n")
+            (cls.folder / "slurm" / name).chmod(0o755)
         (cls.folder / "JOB.toml").write_text(job(run={"dir": "runs/first"}, **one_job))
         (cls.folder / "second.toml").write_text(job(run={"dir": "runs/second"}, **one_job))
         cls.shell("build/pptrain --config second.toml")
 
     @classmethod
-    def shell(cls, command, code=0):
-        return run(["bash", "-c", command], cls.folder, code, errors="replace")
+    def shell(cls, command, code=0, **extra):
+        return run(["bash", "-c", command], cls.folder, code, errors="replace", env=environment(**extra))
+
+    def launch(self, command):
+        """`command` with two processes, where its launcher is installed; Open MPI's form of hosts is not MPICH's."""
+        tools = pathlib.Path(sys.executable).parent
+        if command.startswith("torchrun") and not (tools / "torchrun").exists() or command.startswith("mpirun") and not is_open_mpi(MPIEXEC):
+            return
+        command = re.sub(r"(-np|--nproc-per-node|--ntasks) 8", r"\1 2", command).replace("mpirun", MPIEXEC or "mpirun") + LAUNCHED
+        path = f"{self.folder / 'slurm'}:{tools}:{os.environ['PATH']}"
+        self.assertIn("done: 4 steps", self.shell(command, PATH=path, PET_MASTER_PORT=free_port()).stdout)
 
     def run_as_shown(self, command):
         if "--config configs/" in command and not re.search(r"pptrain +[a-z]", command):
             command += QUICK  # trains for minutes otherwise
+        if command.startswith(("torchrun", "sbatch", "mpirun -np 8")):
+            return self.launch(command)
         if command.startswith("mpirun"):
             if not MPIEXEC:
                 return

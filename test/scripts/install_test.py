@@ -17,7 +17,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
 from pptrain import SOURCE, environment, run, sets, steps  # noqa: E402
 
 PPTRAIN, BUILD, CMAKE = (pathlib.Path(sys.argv.pop(1)) for _ in range(3))
-QUICK = sets("train.steps=2", "train.seq_len=16", "eval.interval=0", "metrics.peak_tflops=1", "train.grad_accum_steps=4")
+QUICK = sets("train.steps=2", "train.seq_len=16", "eval.interval=0", "data.val_fraction=0", "metrics.peak_tflops=1", "train.grad_accum_steps=4")
 
 
 def version_of_the_project():
@@ -106,6 +106,11 @@ class Installation(unittest.TestCase):
         self.assertEqual(beside & needed.keys(), beside)  # under the names that the program asks for
         command = [sys.executable, "-m", "pptrain", "check", "--config", "configs/shakespeare.toml"]
         self.assertIn("llama of 1.87 M parameters", run(command, work, env=environment(PYTHONPATH=packages)).stdout)
+
+        # `pip install` without what it would download: torch.
+        run([sys.executable, "-m", "pip", "install", "--no-deps", "--no-index", "--target", self.folder / "pip", file], self.folder)
+        version = run([self.folder / "pip/bin/pptrain", "--version"], work, env=environment(PYTHONPATH=self.folder / "pip")).stdout
+        self.assertIn(f"pptrain {version_of_the_project()}", version)
 
     def test_the_launcher_names_the_package_that_is_missing(self):
         code = "import sys; sys.path[:] = [p for p in sys.path if 'site-packages' not in p]; sys.argv[0] = ''; import pptrain; pptrain.main()"

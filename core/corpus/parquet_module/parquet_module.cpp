@@ -63,9 +63,101 @@ bool holds_texts(const arrow::DataType& type) {
   }
 }
 
+void append_quoted(std::string& out, std::string_view text) {
+  constexpr const char* digits = "0123456789abcdef";
+  out += '"';
+  for (const char c : text) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (c == '"' || c == '\\') {
+      out += '\\';
+      out += c;
+    } else if (byte < 0x20) {
+      out += "\\u00";
+      out += digits[byte >> 4];
+      out += digits[byte & 15];
+    } else {
+      out += c;
+    }
+  }
+  out += '"';
+}
+
+bool is_list(const arrow::DataType& type) {
+  return type.id() == arrow::Type::LIST || type.id() == arrow::Type::LARGE_LIST;
+}
+
+void append_json(std::string& out, const arrow::Array& array, int64_t row);
+
+// Of the values [begin, end) of a list.
+void append_list(std::string& out, const arrow::Array& values, int64_t begin, int64_t end) {
+  out += '[';
+  for (int64_t i = begin; i < end; ++i) {
+    if (i > begin) out += ',';
+    append_json(out, values, i);
+  }
+  out += ']';
+}
+
+void append_struct(std::string& out, const arrow::StructArray& array, int64_t row) {
+  out += '{';
+  for (int i = 0; i < array.num_fields(); ++i) {
+    if (i > 0) out += ',';
+    append_quoted(out, array.struct_type()->field(i)->name());
+    out += ':';
+    append_json(out, *array.field(i), row);
+  }
+  out += '}';
+}
+
+template <typename Array>
+void append_integer(std::string& out, const arrow::Array& array, int64_t row) {
+  out += std::to_string(static_cast<const Array&>(array).Value(row));
+}
+
+// Lists, structs, texts and integers; of other types null.
+void append_json(std::string& out, const arrow::Array& array, int64_t row) {
+  if (array.IsNull(row)) {
+    out += "null";
+    return;
+  }
+  switch (array.type_id()) {
+    case arrow::Type::LIST: {
+      const auto& list = static_cast<const arrow::ListArray&>(array);
+      return append_list(out, *list.values(), list.value_offset(row), list.value_offset(row + 1));
+    }
+    case arrow::Type::LARGE_LIST: {
+      const auto& list = static_cast<const arrow::LargeListArray&>(array);
+      return append_list(out, *list.values(), list.value_offset(row), list.value_offset(row + 1));
+    }
+    case arrow::Type::STRUCT:
+      return append_struct(out, static_cast<const arrow::StructArray&>(array), row);
+    case arrow::Type::INT16:
+      return append_integer<arrow::Int16Array>(out, array, row);
+    case arrow::Type::UINT16:
+      return append_integer<arrow::UInt16Array>(out, array, row);
+    case arrow::Type::INT32:
+      return append_integer<arrow::Int32Array>(out, array, row);
+    case arrow::Type::UINT32:
+      return append_integer<arrow::UInt32Array>(out, array, row);
+    case arrow::Type::INT64:
+      return append_integer<arrow::Int64Array>(out, array, row);
+    case arrow::Type::UINT64:
+      return append_integer<arrow::UInt64Array>(out, array, row);
+    default:
+      break;
+  }
+  if (!holds_texts(*array.type())) {
+    out += "null";
+  } else if (const std::optional<std::string_view> text = text_at(array, row)) {
+    append_quoted(out, *text);
+  } else {
+    out += "null";  // of a dictionary
+  }
+}
+
 class File {
  public:
-  File(const char* path, std::vector<std::string> columns) : columns_(std::move(columns)) {
+  File(const char* path, std::vector<std::string> columns, bool lists) : columns_(std::move(columns)) {
     parquet::arrow::FileReaderBuilder builder;
     require(builder.Open(take(arrow::io::ReadableFile::Open(path))));
     parquet::ArrowReaderProperties properties;
@@ -77,7 +169,7 @@ class File {
     const parquet::FileMetaData& data = *file_->parquet_reader()->metadata();
     rows_ = data.num_rows();
     std::vector<int> indices;
-    for (const std::string& column : columns_) indices.push_back(index_of(*data.schema(), column));
+    for (const std::string& column : columns_) add_leaves(*data.schema(), column, indices);
     std::ranges::sort(indices);
     indices.erase(std::unique(indices.begin(), indices.end()), indices.end());
     std::vector<int> groups(static_cast<size_t>(data.num_row_groups()));
@@ -85,8 +177,9 @@ class File {
     batches_ = take(file_->GetRecordBatchReader(groups, indices));
     for (const std::string& column : columns_) {
       const std::shared_ptr<arrow::Field> field = batches_->schema()->GetFieldByName(column);
-      if (!field || !holds_texts(*field->type()))
-        throw std::runtime_error("column '" + column + "' is no column of texts, but of " +
+      if (!field || !(holds_texts(*field->type()) || (lists && is_list(*field->type()))))
+        throw std::runtime_error("column '" + column + "' is no column of texts" +
+                                 (lists ? " or lists" : "") + ", but of " +
                                  (field ? field->type()->ToString() : "something else"));
     }
   }
@@ -101,11 +194,19 @@ class File {
     } while (batch->num_rows() == 0);
     std::vector<std::shared_ptr<arrow::Array>> arrays;
     for (const std::string& column : columns_) arrays.push_back(batch->GetColumnByName(column));
+    std::vector<std::string> lists(columns_.size());  // of the row, as JSON
     std::vector<const char*> texts(columns_.size());
     std::vector<size_t> sizes(columns_.size());
     for (int64_t i = 0; i < batch->num_rows(); ++i) {
       for (size_t c = 0; c < columns_.size(); ++c) {
-        const std::optional<std::string_view> text = text_at(*arrays[c], i);
+        std::optional<std::string_view> text;
+        if (!is_list(*arrays[c]->type())) {
+          text = text_at(*arrays[c], i);
+        } else if (!arrays[c]->IsNull(i)) {
+          lists[c].clear();
+          append_json(lists[c], *arrays[c], i);
+          text = lists[c];
+        }
         if (!text)
           throw std::runtime_error("row " + std::to_string(read_ + i) + " has no text in column '" +
                                    columns_[c] + "' (null)");
@@ -119,15 +220,19 @@ class File {
   }
 
  private:
-  // Of the column among the leaves of the file's schema.
-  static int index_of(const parquet::SchemaDescriptor& schema, const std::string& column) {
-    std::string names;
+  // Where the column's leaves lie among those of the file's schema.
+  static void add_leaves(const parquet::SchemaDescriptor& schema, const std::string& column,
+                         std::vector<int>& indices) {
+    const size_t before = indices.size();
+    std::string names, last;
     for (int i = 0; i < schema.num_columns(); ++i) {
-      const std::string name = schema.Column(i)->path()->ToDotString();
-      if (name == column) return i;
-      if (names.size() < 300) names += (names.empty() ? "" : ", ") + name;
+      const std::string name = schema.Column(i)->path()->ToDotVector().front();
+      if (name == column) indices.push_back(i);
+      if (name != last && names.size() < 300) names += (names.empty() ? "" : ", ") + name;
+      last = name;
     }
-    throw std::runtime_error("there is no column '" + column + "'; its columns are: " + names);
+    if (indices.size() == before)
+      throw std::runtime_error("there is no column '" + column + "'; its columns are: " + names);
   }
 
   std::vector<std::string> columns_;
@@ -141,10 +246,10 @@ void tell(const std::exception& error, char* message, size_t message_bytes) {
   message[message_bytes - 1] = '\0';
 }
 
-void* open_file(const char* path, const char* const* columns, int column_count, char* message,
+void* open_file(const char* path, const char* const* columns, int column_count, int lists, char* message,
                 size_t message_bytes) {
   try {
-    return new File(path, {columns, columns + column_count});
+    return new File(path, {columns, columns + column_count}, lists != 0);
   } catch (const std::exception& error) {
     tell(error, message, message_bytes);
     return nullptr;

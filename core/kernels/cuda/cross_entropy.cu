@@ -277,9 +277,8 @@ void softcap_backward(const Tensor& capped, double scale, double cap, Tensor& dl
   const char* const name = "softcap_backward";
   const auto run = [&](auto tag, auto is_vector, unsigned blocks, unsigned threads) {
     using T = decltype(tag);
-    launch(name, softcap_backward_kernel<T, decltype(is_vector)::value>, blocks, threads, 0,
-           input<T>(capped), output<T>(dlogits), dlogits.size(1), static_cast<float>(scale),
-           static_cast<float>(cap));
+    launch(name, softcap_backward_kernel<T, decltype(is_vector)::value>, blocks, threads, 0, input<T>(capped),
+           output<T>(dlogits), dlogits.size(1), static_cast<float>(scale), static_cast<float>(cap));
   };
   for_rows(name, dlogits, most_cross_entropy_threads, run, capped, dlogits);
 }

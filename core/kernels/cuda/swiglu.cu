@@ -202,9 +202,8 @@ void activate(const Tensor& x, Activation activation, Tensor& y) {
 
 void activate_backward(const Tensor& dy, const Tensor& x, Activation activation, Tensor& dx,
                        const std::optional<Tensor>& y) {
-  with_function(x, activation, dy, [&](auto function) {
-    run_backward<decltype(function)>("activate_backward", dy, x, dx, y);
-  });
+  with_function(x, activation, dy,
+                [&](auto function) { run_backward<decltype(function)>("activate_backward", dy, x, dx, y); });
 }
 
 void add_swiglu_kernels() {

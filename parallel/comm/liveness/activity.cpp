@@ -11,6 +11,11 @@
 
 namespace pptrain::comm {
 
+struct Activity::Mark {
+  std::string text;
+  std::function<bool()> passed;
+};
+
 void Activity::set(Doing doing, std::string_view text) {
   const auto now = Clock::now();
   const std::lock_guard lock(mutex_);

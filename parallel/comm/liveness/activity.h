@@ -50,10 +50,7 @@ class Activity {
  private:
   friend class ActivityScope;
   using Clock = std::chrono::steady_clock;
-  struct Mark {
-    std::string text;
-    std::function<bool()> passed;
-  };
+  struct Mark;
 
   State own_state() const;  // without the device
   std::shared_ptr<const Mark> drop_passed();
@@ -89,20 +86,16 @@ struct RankState {
   Activity::State state;
 };
 
-// Tells all ranks of the job that this one was asked to end. Absent where they cannot be reached.
-struct Summons {
-  std::function<void()> send = {};  // once is enough
-  // Who hears of a summons of another rank from now on, or at once if it came before; empty: nobody any
-  // more. It is called by another thread, and must not block.
-  std::function<void(std::function<void()>)> hear = {};
-};
-
 // What one rank tells of itself, and what it can ask of all ranks of the job. All may be absent.
 struct RankReport {
   Activity* activity = nullptr;
   std::function<std::vector<RankState>()> roll_call;  // by rank; empty where they can't be reached
   std::function<void()> take_leave;                   // before the process ends without unwinding, in order
-  Summons summons = {};
+  // Tells all ranks of the job that this one was asked to end; once is enough.
+  std::function<void()> summon = {};
+  // Who hears of a summons of another rank from now on, or at once if it came before; empty: nobody any
+  // more. It is called by another thread, and must not block.
+  std::function<void(std::function<void()>)> on_summons = {};
   // Who hears, before the process ends because of another rank, what this one prints of it; empty: nobody any
   // more. It is called by another thread.
   std::function<void(std::function<void(const std::string&)>)> on_verdict = {};

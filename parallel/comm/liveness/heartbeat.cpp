@@ -54,6 +54,11 @@ bool host_answers(const net::Socket& socket, milliseconds lately) {
 
 }  // namespace
 
+enum class Heartbeat::Leave { no, in_order, at_once };
+
+// How this rank knows of a verdict.
+enum class Heartbeat::Source { neighbour, detected_ahead, detected_behind, own_failure };
+
 void print_now(const std::string& text) {
   const std::string line =
       fmt::format("{}pptrain: {}\n", isatty(STDERR_FILENO) == 1 ? "\n" : "", printable(text));

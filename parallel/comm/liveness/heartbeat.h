@@ -97,7 +97,7 @@ class Heartbeat {
     Activity::State state;  // of the peer, as of `heard`
   };
 
-  enum class Leave { no, in_order, at_once };
+  enum class Leave;
 
   Heartbeat(int rank, Ring ring, Activity& activity, Options options);
   void run();
@@ -116,7 +116,7 @@ class Heartbeat {
   void look_at_own_thread(Clock::time_point now);
   void lose(Link& link, int error);
   void stood_still(Clock::time_point now);
-  enum class Source { neighbour, detected_ahead, detected_behind, own_failure };
+  enum class Source;
   void decide(Verdict verdict, Source source);
   std::chrono::milliseconds turn_to_speak(const Verdict& verdict, Source source) const;
   bool conclude(Clock::time_point now);
@@ -156,7 +156,7 @@ class Heartbeat {
   std::function<void()> on_summons_;  // called under the mutex, as is on_verdict_
   std::function<void(const std::string&)> on_verdict_;
   std::optional<RollCall> answered_call_;
-  Leave leave_ = Leave::no;
+  Leave leave_{};  // no
 
   std::jthread thread_;
 };

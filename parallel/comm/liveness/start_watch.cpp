@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <map>
 #include <optional>
 #include <string>
 #include <utility>
@@ -32,12 +33,6 @@ double in_seconds(StartWatch::Clock::duration time) {
 }
 
 // --- the other processes of this launch on this host ---
-
-struct Sibling {
-  int rank = 0;
-  pid_t pid = 0;
-  bool stopped = false;  // by SIGSTOP, a terminal or a debugger
-};
 
 namespace fs = std::filesystem;
 
@@ -91,20 +86,28 @@ bool is_stopped(pid_t pid) {
 }
 
 // Children of this process' parent (mpirun's daemon, srun's, torchrun's agent, a shell) that run this program
-// with a rank of `launch` in their environment; without this process itself. Empty where /proc does not tell.
-std::vector<Sibling> find_siblings(const Launch& launch) {
+// with a rank of `launch` in their environment, and these ranks; without this process itself. Empty where
+// /proc does not tell.
+std::map<pid_t, int> find_siblings(const Launch& launch) {
   std::error_code error;
   const fs::path program = fs::read_symlink("/proc/self/exe", error);
-  std::vector<Sibling> found;
+  std::map<pid_t, int> found;
   for (const pid_t pid : children(getppid())) {
     if (pid == getpid() || fs::read_symlink(fmt::format("/proc/{}/exe", pid), error) != program) continue;
-    if (const auto rank = rank_of(pid, launch)) found.push_back({*rank, pid, is_stopped(pid)});
+    if (const auto rank = rank_of(pid, launch)) found.emplace(pid, *rank);
   }
-  std::ranges::sort(found, {}, &Sibling::rank);
   return found;
 }
 
 }  // namespace
+
+// Another process of this launch on this host.
+struct StartWatch::Sibling {
+  pid_t pid = 0;
+  int rank = 0;
+  // For how long, as far as this process has looked on: by SIGSTOP, a terminal or a debugger; or ended.
+  Clock::duration stopped{0}, gone{0};
+};
 
 StartWatch::StartWatch(const Launch& launch, Options options)
     : launch_(launch), options_(std::move(options)), first_here_(launch.rank == 0) {
@@ -168,25 +171,27 @@ void StartWatch::run() {
 // whatever it said; it has a second, in which a fault that all ranks agree on ends this process too.
 std::string StartWatch::look_at_siblings(Clock::duration since_last) {
   first_here_ = true;
-  const std::vector<Sibling> present = find_siblings(launch_);
-  for (const Sibling& sibling : present) {
-    Seen& seen = siblings_[sibling.pid];
-    seen.rank = sibling.rank;
-    seen.stopped = sibling.stopped ? seen.stopped + since_last : Clock::duration(0);
-    if (!sibling.stopped) first_here_ = first_here_ && launch_.rank < sibling.rank;
+  const std::map<pid_t, int> present = find_siblings(launch_);
+  for (const auto& [pid, rank] : present) {
+    if (std::ranges::find(siblings_, pid, &Sibling::pid) == siblings_.end())
+      siblings_.push_back({.pid = pid, .rank = rank});
   }
-  for (auto& [pid, seen] : siblings_) {
-    const bool here = std::ranges::find(present, pid, &Sibling::pid) != present.end();
+  for (Sibling& seen : siblings_) {
+    const bool here = present.contains(seen.pid), stopped = here && is_stopped(seen.pid);
+    if (here) seen.stopped = stopped ? seen.stopped + since_last : Clock::duration(0);
     seen.gone = here ? Clock::duration(0) : seen.gone + since_last;
+    if (here && !stopped) first_here_ = first_here_ && launch_.rank < seen.rank;
+  }
+  for (const Sibling& seen : siblings_) {
     if (seen.stopped > options_.stopped) {
       return fmt::format(
           "rank {} (process {} on this host) has been stopped for {:.1f} s (SIGSTOP, a debugger), "
           "and the other ranks wait for it to come",
-          seen.rank, pid, in_seconds(seen.stopped));
+          seen.rank, seen.pid, in_seconds(seen.stopped));
     }
     if (seen.gone > gone_for) {
       return fmt::format("rank {} (process {} on this host) has ended before all ranks had come", seen.rank,
-                         pid);
+                         seen.pid);
     }
   }
   return "";

@@ -2,15 +2,13 @@
 // There are no heartbeats yet, and the rank's own thread cannot be woken.
 #pragma once
 
-#include <sys/types.h>
-
 #include <chrono>
 #include <condition_variable>
 #include <functional>
-#include <map>
 #include <mutex>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "parallel/comm/bootstrap.h"
 
@@ -57,12 +55,8 @@ class StartWatch {
   bool stop_ = false;
   bool fault_said_ = false;
   bool first_here_;  // no other rank of this host that could speak is before this one
-  struct Seen {
-    int rank = 0;
-    // For how long, as far as this process has looked on.
-    Clock::duration stopped{0}, gone{0};
-  };
-  std::map<pid_t, Seen> siblings_;
+  struct Sibling;
+  std::vector<Sibling> siblings_;  // seen so far
   std::jthread thread_;
 };
 

@@ -257,7 +257,9 @@ std::string nccl_version() {
   return fmt::format("{}.{}.{}", version / 10000, version / 100 % 100, version % 100);
 }
 
-std::unique_ptr<Communicator> make_nccl(Communicator& host, c10::Device device, NcclOptions options) {
+std::unique_ptr<Communicator> make_nccl(Communicator& host, c10::Device device,
+                                        std::chrono::milliseconds timeout,
+                                        std::function<std::string()> device_place) {
   if (!device.is_cuda()) throw Error(fmt::format("NCCL carries CUDA tensors; {} is no GPU", device.str()));
   if (!device.has_index()) device = c10::Device(at::kCUDA, c10::cuda::current_device());
   const c10::cuda::CUDAGuard guard(device);
@@ -266,10 +268,9 @@ std::unique_ptr<Communicator> make_nccl(Communicator& host, c10::Device device, 
   watchdog_options.on_thread = [device] { c10::cuda::set_device(device.index()); };
   auto watchdog =
       std::make_shared<DeviceWatchdog>(DeviceWatch::Hooks{.host_failure = [&host] { return host.failure(); },
-                                                          .device_place = std::move(options.device_place)},
+                                                          .device_place = std::move(device_place)},
                                        std::move(watchdog_options));
-  return std::make_unique<NcclCommunicator>(host, nullptr, host.rank(), device, std::move(watchdog),
-                                            options.timeout);
+  return std::make_unique<NcclCommunicator>(host, nullptr, host.rank(), device, std::move(watchdog), timeout);
 }
 
 }  // namespace pptrain::comm

@@ -9,25 +9,20 @@
 #include <string>
 
 #include "parallel/comm/communicator.h"
-#include "parallel/comm/wait_timeout.h"
 
 namespace pptrain::comm {
 
 // "2.28.9"; "" in a build without CUDA.
 std::string nccl_version();
 
-struct NcclOptions {
-  // Of the set-up, and of waits until set_timeout() says otherwise: so long may another rank, or this rank's
-  // GPU, keep an operation waiting that the GPU has come to.
-  std::chrono::milliseconds timeout = default_timeout;
-  // What the GPU is in, in the schedule's words, "" where it is not known; for the message of a timeout.
-  // Called five times a second by the thread that watches.
-  std::function<std::string()> device_place;
-};
-
 // The ranks of `host`, the job's, each with its own GPU `device`, for CUDA tensors; CPU tensors, host values,
 // abort and timeouts go through `host`, which must outlive the result. Collective over `host`. Links for
 // isend/irecv are made by connect(). The result outlives what is split off it.
+//
+// timeout: of the set-up, and of waits until set_timeout() says otherwise: so long may another rank, or this
+// rank's GPU, keep an operation waiting that the GPU has come to. device_place: what the GPU is in, in the
+// schedule's words, "" where it is not known; for the message of a timeout. Called five times a second by the
+// thread that watches; may be empty.
 //
 // No wait on the device is for ever: a thread (DeviceWatch) ends what NCCL has on the GPU when an operation
 // is late, when NCCL has lost a peer, and when `host` knows of a failure. So a host thread that waits for the
@@ -37,6 +32,8 @@ struct NcclOptions {
 //
 // Throws UsageError where two ranks share a GPU or the build has no CUDA, WaitTimeout where ranks do not come
 // to the set-up in time, and Error with NCCL's words where NCCL fails.
-std::unique_ptr<Communicator> make_nccl(Communicator& host, c10::Device device, NcclOptions options = {});
+std::unique_ptr<Communicator> make_nccl(Communicator& host, c10::Device device,
+                                        std::chrono::milliseconds timeout,
+                                        std::function<std::string()> device_place);
 
 }  // namespace pptrain::comm

@@ -149,9 +149,9 @@ CudaStream make_stream() {
   int least = 0;
   int greatest = 0;
   C10_CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&least, &greatest));
-  CudaStream stream;
-  C10_CUDA_CHECK(cudaStreamCreateWithPriority(stream.receive(), cudaStreamNonBlocking, greatest));
-  return stream;
+  cudaStream_t stream = nullptr;
+  C10_CUDA_CHECK(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, greatest));
+  return {stream, [](cudaStream_t used) { static_cast<void>(cudaStreamDestroy(used)); }};
 }
 
 std::string NcclMember::name() const {

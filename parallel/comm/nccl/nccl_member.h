@@ -11,9 +11,9 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <type_traits>
 #include <vector>
 
-#include "core/base/cuda_handle.h"
 #include "parallel/comm/communicator.h"
 #include "parallel/comm/nccl/nccl_group.h"
 
@@ -28,7 +28,7 @@ std::vector<int> ranks_of_job(Communicator& host, int mine);
 // away what pptrain asks of NCCL. Collective.
 void check_ranks(Communicator& host, c10::Device device);
 
-using CudaStream = CudaHandle<cudaStream_t, cudaStreamDestroy>;
+using CudaStream = std::shared_ptr<std::remove_pointer_t<cudaStream_t>>;
 
 // On the current device, of the highest priority, waiting for no other stream.
 CudaStream make_stream();

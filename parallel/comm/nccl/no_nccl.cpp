@@ -8,7 +8,9 @@ std::string nccl_version() {
   return "";
 }
 
-std::unique_ptr<Communicator> make_nccl(Communicator& /*host*/, c10::Device device, NcclOptions /*options*/) {
+std::unique_ptr<Communicator> make_nccl(Communicator& /*host*/, c10::Device device,
+                                        std::chrono::milliseconds /*timeout*/,
+                                        std::function<std::string()> /*device_place*/) {
   throw UsageError("this program was built without CUDA, so ranks cannot exchange tensors on " +
                    device.str() + ": build where nvcc is on PATH, or use run.device = \"cpu\"");
 }

@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "core/base/error.h"
+#include "core/base/log.h"
 #include "parallel/comm/tcp/tcp_inbox.h"
 
 namespace pptrain::comm {
@@ -226,6 +227,11 @@ void TcpContacts::link(Contact& contact) {
     if (!contact.visits() && other.callee == contact.callee) other.over = true;
   }
   contact.over = true;
+  log_of(Subsystem::comm)
+      .debug("TCP link to rank {}{}", contact.handshake.peer(),
+             contact.visits()
+                 ? ", which called"
+                 : fmt::format(", called at {} port {}", contact.address.host, contact.address.port));
   ends_.linked(contact.handshake.peer(), std::move(contact.socket));
 }
 

@@ -127,12 +127,22 @@ std::span<const uint8_t> bytes_of_text(std::string_view text) {
 
 }  // namespace
 
+enum class Handshake::Stage { hello, proof, done };
+
 Handshake::Handshake(const RunIdentity& me, int peer, bool calls) : me_(me), peer_(peer), calls_(calls) {
   const std::span<uint8_t> hello(mine_);
   std::ranges::copy(magic, hello.begin());
   write_number(hello.subspan(rank_at), static_cast<uint32_t>(me.rank));
   write_number(hello.subspan(size_at), static_cast<uint32_t>(me.size));
   std::ranges::copy(random_bytes(), hello.begin() + random_at);
+}
+
+bool Handshake::done() const {
+  return stage_ == Stage::done;
+}
+
+bool Handshake::proved() const {
+  return stage_ == Stage::done || (calls_ && stage_ == Stage::proof);
 }
 
 size_t Handshake::wanted() const {

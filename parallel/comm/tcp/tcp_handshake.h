@@ -66,14 +66,13 @@ class Handshake {
   // side is not; then the connection is of no use.
   std::vector<uint8_t> take(std::span<const uint8_t> message);
 
-  bool done() const { return stage_ == Stage::done; }
-  // True once this side has sent its proof.
-  bool proved() const { return stage_ == Stage::done || (calls_ && stage_ == Stage::proof); }
+  bool done() const;
+  bool proved() const;  // this side has sent its proof
   int peer() const { return peer_; }
 
  private:
   using Hello = std::array<uint8_t, hello_bytes>;
-  enum class Stage { hello, proof, done };
+  enum class Stage;
 
   Handshake(const RunIdentity& me, int peer, bool calls);
   static std::vector<uint8_t> bytes_of(std::span<const uint8_t> bytes) {
@@ -85,7 +84,7 @@ class Handshake {
   RunIdentity me_;
   int peer_;
   bool calls_;
-  Stage stage_ = Stage::hello;
+  Stage stage_{};  // hello
   Hello mine_{};
   Hello theirs_{};
 };

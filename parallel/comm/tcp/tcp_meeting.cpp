@@ -1,20 +1,29 @@
 #include "parallel/comm/tcp/tcp_meeting.h"
 
+#include <c10/util/Exception.h>
+#include <c10/util/Logging.h>
 #include <poll.h>
 #include <spdlog/fmt/fmt.h>
 #include <spdlog/fmt/ranges.h>
 #include <sys/socket.h>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <cstdlib>
+#include <functional>
+#include <future>
 #include <optional>
 #include <span>
 #include <system_error>
 #include <thread>
+#include <type_traits>
 #include <utility>
 
 #include "core/base/error.h"
+#include "core/base/signal_block.h"
+#include "core/net/address.h"
 #include "parallel/comm/split.h"
 #include "parallel/comm/tcp/tcp_inbox.h"
 
@@ -22,6 +31,213 @@ namespace pptrain::comm {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+
+// How long a rank waits for the others, and whether it was told to stop.
+class StartPatience {
+ public:
+  StartPatience(int rank, const Rendezvous& rendezvous)
+      : rank_(rank),
+        timeout_(rendezvous.timeout),
+        deadline_(std::chrono::steady_clock::now() + rendezvous.timeout),
+        stopped_(rendezvous.stopped) {}
+
+  int rank() const { return rank_; }
+  double seconds() const { return std::chrono::duration<double>(timeout_).count(); }
+  bool over() const { return std::chrono::steady_clock::now() >= deadline_; }
+  // Throws StartStopped that names `awaited` where the rank was told to stop.
+  void check(const std::string& awaited) const;
+  // For the last words of a rank whose time is over, or that has to stop.
+  StartPatience for_last_words() const;
+
+ private:
+  int rank_;
+  std::chrono::milliseconds timeout_;
+  net::Deadline deadline_;
+  std::function<bool()> stopped_;
+};
+
+void StartPatience::check(const std::string& awaited) const {
+  if (!stopped_ || !stopped_()) return;
+  throw StartStopped(fmt::format("rank {} was told to stop while it waited for {}", rank_, awaited));
+}
+
+StartPatience StartPatience::for_last_words() const {
+  StartPatience more = *this;
+  more.deadline_ = Clock::now() + std::chrono::seconds(1);
+  more.stopped_ = nullptr;
+  return more;
+}
+
+constexpr std::chrono::milliseconds slice{20};
+// A store that answers does so at once; its own patience is longer than any of ours.
+constexpr std::chrono::hours store_patience{24};
+
+std::string reason(const std::exception& error) {
+  const auto* torch_error = dynamic_cast<const c10::Error*>(&error);
+  const std::string text = torch_error != nullptr ? torch_error->what_without_backtrace() : error.what();
+  return text.substr(0, text.find('\n'));
+}
+
+// c10d warns of a lost connection with the C++ frames of each try. What matters of it is an Error here.
+void be_silent() {
+  constexpr int error_level = 2;
+  if (std::getenv("TORCH_CPP_LOG_LEVEL") == nullptr)
+    FLAGS_caffe2_log_level = std::max(FLAGS_caffe2_log_level, error_level);
+}
+
+// The result of `call`, which runs in a thread of its own: TCPStore's calls end neither with a signal nor
+// with our time. A call that is given up keeps what it needs until it ends, or the process does.
+template <typename Call>
+auto patiently(Call call, const StartPatience& patience, const std::string& awaited) {
+  using Result = std::invoke_result_t<Call>;
+  std::packaged_task<Result()> task(std::move(call));
+  std::future<Result> result = task.get_future();
+  {
+    const SignalBlock block;
+    std::thread(std::move(task)).detach();
+  }
+  while (result.wait_for(slice) != std::future_status::ready) {
+    patience.check(awaited);
+    if (patience.over()) {
+      throw Error(fmt::format("rank {} waited {:.1f} s for {}: no answer", patience.rank(),
+                              patience.seconds(), awaited));
+    }
+  }
+  try {
+    return result.get();
+  } catch (const std::exception& e) {
+    throw Error(
+        fmt::format("rank {} lost {}: {}; rank 0 has probably ended", patience.rank(), awaited, reason(e)));
+  }
+}
+
+// True when the connection is there; otherwise why not.
+bool answers(const std::string& address, int port, const StartPatience& patience, const std::string& awaited,
+             std::string& why) {
+  int error = 0;
+  const net::Socket socket = net::start_connecting(address, port, error);
+  // An address that swallows packets leaves time for the next one.
+  const net::Deadline enough = Clock::now() + std::chrono::seconds(3);
+  for (int ready = 0; socket.open() && ready <= 0;) {
+    patience.check(awaited);
+    if (patience.over() || Clock::now() > enough) {
+      why = "no answer";
+      return false;
+    }
+    pollfd entry{socket.get(), POLLOUT, 0};
+    ready = poll(&entry, 1, static_cast<int>(slice.count()));
+  }
+  if (socket.open()) error = net::error_of(socket);
+  why = std::generic_category().message(error);
+  return error == 0;
+}
+
+void wait_for_answer(const std::string& host, int port, const StartPatience& patience,
+                     const std::string& awaited) {
+  const std::vector<std::string> addresses = net::addresses_of(host);
+  std::string why;
+  while (true) {
+    for (const std::string& address : addresses) {
+      if (answers(address, port, patience, awaited, why)) return;
+    }
+    patience.check(awaited);
+    if (patience.over()) {
+      throw Error(fmt::format("rank {} waited {:.1f} s for {}: {}", patience.rank(), patience.seconds(),
+                              awaited, why));
+    }
+    std::this_thread::sleep_for(slice);
+  }
+}
+
+// PyTorch's TCPStore. Calls block for as long as the rank's patience lasts; then they end with Error, and so
+// they do where the store is gone. Any process that reaches the store may have set its values: they are to be
+// checked.
+class TcpStore {
+ public:
+  // host: meeting_host(). listener: rank 0's, where it serves the store; closed elsewhere.
+  TcpStore(const Rendezvous& rendezvous, const std::string& host, net::Socket listener,
+           const StartPatience& patience);
+
+  void set(const std::string& key, const std::string& value) const;
+  // The values of key(0), key(1), ..., which are there, in one answer.
+  std::vector<std::string> find_all(int count, std::string (*key)(int)) const;
+  // Nothing where the key is not there yet.
+  std::optional<std::string> find(const std::string& key) const;
+  // The same store with the patience for last words.
+  TcpStore for_last_words() const;
+
+  // "HOST port PORT (MASTER_ADDR, MASTER_PORT)"
+  const std::string& name() const { return name_; }
+
+ private:
+  std::string prefix_;
+  std::string name_;
+  StartPatience patience_;
+  std::shared_ptr<c10d::TCPStore> store_;
+};
+
+TcpStore::TcpStore(const Rendezvous& rendezvous, const std::string& host, net::Socket listener,
+                   const StartPatience& patience)
+    : prefix_(rendezvous.prefix),
+      name_(fmt::format("{} port {} (MASTER_ADDR, MASTER_PORT)", rendezvous.host, rendezvous.port)),
+      patience_(patience) {
+  be_silent();
+  c10d::TCPStoreOptions options;
+  options.port = static_cast<uint16_t>(rendezvous.port);
+  options.isServer = listener.open();
+  options.waitWorkers = false;
+  options.timeout = store_patience;
+  const std::string awaited = fmt::format(
+      "{}, at {}",
+      rendezvous.served_by_launcher ? "the launcher's store" : "rank 0, which serves the meeting point",
+      name_);
+  if (options.isServer) {
+    options.masterListenFd = listener.release();
+  } else {
+    wait_for_answer(host, rendezvous.port, patience, awaited);
+  }
+  store_ = patiently([host, options] { return std::make_shared<c10d::TCPStore>(host, options); }, patience,
+                     awaited);
+}
+
+void TcpStore::set(const std::string& key, const std::string& value) const {
+  patiently(
+      [store = store_, name = prefix_ + "/" + key, value] {
+        store->set(name, std::vector<uint8_t>(value.begin(), value.end()));
+        return true;
+      },
+      patience_, "the meeting point " + name_);
+}
+
+std::vector<std::string> TcpStore::find_all(int count, std::string (*key)(int)) const {
+  std::vector<std::string> keys;
+  for (int i = 0; i < count; ++i) keys.push_back(prefix_ + "/" + key(i));
+  return patiently(
+      [store = store_, keys = std::move(keys)] {
+        std::vector<std::string> values;
+        for (const std::vector<uint8_t>& value : store->multiGet(keys))
+          values.emplace_back(value.begin(), value.end());
+        return values;
+      },
+      patience_, "the meeting point " + name_);
+}
+
+std::optional<std::string> TcpStore::find(const std::string& key) const {
+  return patiently(
+      [store = store_, name = prefix_ + "/" + key]() -> std::optional<std::string> {
+        if (!store->check({name})) return std::nullopt;
+        const std::vector<uint8_t> value = store->get(name);
+        return std::string(value.begin(), value.end());
+      },
+      patience_, "the meeting point " + name_);
+}
+
+TcpStore TcpStore::for_last_words() const {
+  TcpStore store = *this;
+  store.patience_ = patience_.for_last_words();
+  return store;
+}
+
 // A rank listens before it leaves its address: one that refuses for so long has ended.
 constexpr std::chrono::seconds refusal_time{10};
 constexpr std::chrono::milliseconds longest_look{100};

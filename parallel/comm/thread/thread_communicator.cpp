@@ -12,6 +12,7 @@
 #include <list>
 #include <map>
 #include <mutex>
+#include <numeric>
 #include <optional>
 #include <system_error>
 #include <thread>
@@ -25,7 +26,6 @@
 #include "parallel/comm/wait_timeout.h"
 
 namespace pptrain::comm {
-namespace detail {
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -140,10 +140,8 @@ struct Group {
   std::deque<Inbox> inboxes;
 };
 
-}  // namespace
-
-struct ThreadWorldState {
-  explicit ThreadWorldState(int size) : signals(size) {}
+struct World {
+  explicit World(int size) : signals(size) {}
 
   // The first call wins; wakes everybody.
   bool fail(int rank, const std::string& message) {
@@ -185,16 +183,13 @@ struct ThreadWorldState {
   std::atomic<bool> failed = false;
   std::mutex mutex;
   std::string failure;
-  std::shared_ptr<Group> all;
   std::map<std::pair<const Group*, uint64_t>, std::pair<std::shared_ptr<Group>, size_t>> meeting;
 };
 
-namespace {
-
 class ThreadWork final : public Work {
  public:
-  ThreadWork(std::shared_ptr<ThreadWorldState> world, std::shared_ptr<Group> group, OperationPtr operation,
-             int rank, int peer, bool is_send, std::chrono::milliseconds timeout)
+  ThreadWork(std::shared_ptr<World> world, std::shared_ptr<Group> group, OperationPtr operation, int rank,
+             int peer, bool is_send, std::chrono::milliseconds timeout)
       : world_(std::move(world)),
         group_(std::move(group)),
         operation_(std::move(operation)),
@@ -247,7 +242,7 @@ class ThreadWork final : public Work {
     return ended;
   }
 
-  std::shared_ptr<ThreadWorldState> world_;
+  std::shared_ptr<World> world_;
   std::shared_ptr<Group> group_;
   OperationPtr operation_;
   int rank_;
@@ -259,7 +254,7 @@ class ThreadWork final : public Work {
 
 class ThreadCommunicator final : public MessageCommunicator {
  public:
-  ThreadCommunicator(std::shared_ptr<ThreadWorldState> world, std::shared_ptr<Group> group, int rank,
+  ThreadCommunicator(std::shared_ptr<World> world, std::shared_ptr<Group> group, int rank,
                      std::chrono::milliseconds timeout, Lane lane = Lane::messages)
       : MessageCommunicator(timeout),
         world_(std::move(world)),
@@ -326,7 +321,7 @@ class ThreadCommunicator final : public MessageCommunicator {
     return work;
   }
 
-  std::shared_ptr<ThreadWorldState> world_;
+  std::shared_ptr<World> world_;
   std::shared_ptr<Group> group_;
   int rank_;
   Lane lane_;
@@ -334,30 +329,26 @@ class ThreadCommunicator final : public MessageCommunicator {
 };
 
 }  // namespace
-}  // namespace detail
 
-ThreadWorld::ThreadWorld(int size) {
+std::vector<std::unique_ptr<Communicator>> make_thread_world(int size) {
   if (size < 1) throw Error(fmt::format("a world needs at least one rank, not {}", size));
-  state_ = std::make_shared<detail::ThreadWorldState>(size);
   std::vector<int> members(size);
-  for (int r = 0; r < size; ++r) members[r] = r;
-  state_->all = std::make_shared<detail::Group>(std::move(members));
-}
-
-std::unique_ptr<Communicator> ThreadWorld::rank(int rank) {
-  if (rank < 0 || rank >= static_cast<int>(state_->signals.size())) {
-    throw Error(fmt::format("rank {} is not in a world of {}", rank, state_->signals.size()));
-  }
-  return std::make_unique<detail::ThreadCommunicator>(state_, state_->all, rank, default_timeout);
+  std::iota(members.begin(), members.end(), 0);
+  const auto world = std::make_shared<World>(size);
+  const auto all = std::make_shared<Group>(std::move(members));
+  std::vector<std::unique_ptr<Communicator>> ranks;
+  for (int rank = 0; rank < size; ++rank)
+    ranks.push_back(std::make_unique<ThreadCommunicator>(world, all, rank, default_timeout));
+  return ranks;
 }
 
 void run_thread_ranks(int size, const std::function<void(Communicator&)>& rank_main) {
-  ThreadWorld world(size);
+  std::vector<std::unique_ptr<Communicator>> world = make_thread_world(size);
   std::mutex mutex;
   std::exception_ptr first;        // of the rank that failed first
   std::exception_ptr consequence;  // of a rank that stopped because another did
   const auto run = [&](int rank) {
-    const auto comm = world.rank(rank);
+    const std::unique_ptr<Communicator> comm = std::move(world[rank]);
     const auto keep = [&](std::exception_ptr& slot, const std::string& message) {
       {
         const std::lock_guard lock(mutex);
@@ -388,7 +379,7 @@ void run_thread_ranks(int size, const std::function<void(Communicator&)>& rank_m
         const std::lock_guard lock(mutex);
         if (!first) first = std::make_exception_ptr(Error(text));
       }
-      world.rank(rank)->abort(text);
+      world[rank]->abort(text);
       return false;
     }
   };

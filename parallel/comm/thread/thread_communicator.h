@@ -7,26 +7,14 @@
 
 #include <functional>
 #include <memory>
-#include <string>
+#include <vector>
 
 #include "parallel/comm/communicator.h"
 
 namespace pptrain::comm {
 
-namespace detail {
-struct ThreadWorldState;
-}
-
-// A world of `size` ranks. rank(r) is called once for each rank, by any thread; the communicators keep the
-// state alive.
-class ThreadWorld {
- public:
-  explicit ThreadWorld(int size);
-  std::unique_ptr<Communicator> rank(int rank);
-
- private:
-  std::shared_ptr<detail::ThreadWorldState> state_;
-};
+// The communicators of a world of `size` ranks, by rank, each for one thread.
+std::vector<std::unique_ptr<Communicator>> make_thread_world(int size);
 
 // Runs `rank_main` on `size` threads, one per rank, and returns when all have ended. When one throws, the
 // others' waits end with PeerFailure at once, and the first failing rank's exception is rethrown here. The

@@ -219,6 +219,7 @@ class Accidents(Case):
             "bin as llmc": (['data.path="ids.bin"', as_llmc], "not an llm.c token file"),
             "cut llmc": (['data.path="cut.bin"', as_llmc], "damaged or incomplete"),
             "no validation": (["data.val_fraction=0.0001", "eval.interval=1"], "0 tokens for validation"),
+            "no validation at the end": (["data.val_fraction=0.0001"], "0 tokens for validation"),
             "all for validation": (["data.val_fraction=0.999"], "3 tokens for training"),
             "validation file": (['data.val_path="zero.txt"', "eval.interval=1"], "byte 4 is 0"),
         }
@@ -242,8 +243,7 @@ class Accidents(Case):
         job = self.folder / "job.toml"
         self.refused("check", "--config", job, settings=settings, cwd="/", expect=["nowhere.txt", "checkpoint.resume"])
         plan = ["plan", "--costs", "modelled", "--config", job]  # measured ones are others each time
-        settings.append("eval.interval=1")  # without which a val_path has no effect
-        here = self.finish(self.start(*plan, settings=['data.val_path="data.txt"', "eval.interval=1"]), 0)[0]
+        here = self.finish(self.start(*plan, settings=['data.val_path="data.txt"']), 0)[0]
         self.assertEqual(self.finish(self.start(*plan, settings=settings, cwd="/"), 0)[0], here)
         self.finish(self.start("plan", "--config", job, "--search", settings=settings, cwd="/"), 0)
 

@@ -154,8 +154,12 @@ class CommandLine(Case):
         self.assertIn("2 ranks (pp 2)", lines[1])
         self.assertIn(f"1 file, {TEXT.stat().st_size:,} bytes", lines[4])
         self.assertEqual(lines[5:], ["It would start here."])
-        gpu = self.pptrain("check", "--config", self.job, "--set", "run.device=cuda").stdout
-        self.assertRegex(gpu, r"(?m)^device +(no +run.device = .cuda., but no GPU was found here|OK +cuda, \d+ GPU)")
+        needed, program = map(float, re.search(r"needs ([\d.]+) MB, and ([\d.]+) MB in each process for the program;", lines[3]).groups())
+        self.assertGreater(program, 100)  # LibTorch alone; the job's bytes are its own
+        self.assertGreater(needed, 0.1)
+        gpu = self.pptrain("check", "--config", self.job, "--set", "run.device=cuda", code=None)
+        self.assertEqual(gpu.returncode, 4 if "would not start" in gpu.stdout else 0)
+        self.assertRegex(gpu.stdout, r"(?m)^device +(no +run.device = .cuda., but no GPU was found here|OK +cuda, \d+ GPU)")
 
     def test_check_prints_the_resolved_job_and_its_sizes(self):
         out = self.pptrain("check", "--config", self.job, "--resolved").stdout
@@ -268,7 +272,8 @@ class CommandLine(Case):
                 if "cuda" in recipe.read_text() or recipe.name == "text_to_text.toml":  # whose data test/scripts makes
                     continue
                 self.run_command(PPTRAIN, "--config", recipe, "--set", f"run.dir={self.folder / recipe.stem}",
-                                 "--set", "train.steps=2", "--set", "eval.interval=0", "--set", "metrics.peak_tflops=1", cwd=SOURCE)
+                                 "--set", "train.steps=2", "--set", "eval.interval=0", "--set", "data.val_fraction=0",
+                                 "--set", "metrics.peak_tflops=1", cwd=SOURCE)
 
     def test_bad_arguments(self):
         self.pptrain("--config", self.folder / "absent.toml", code=2)
@@ -298,6 +303,13 @@ class CommandLine(Case):
         self.assertEqual([line.split()[0] for line in out[:-1]],
                          ["memory", "cores", "disk", "device", "transport", "clocks", "links"])
         self.assertRegex(out[-2], r"links +\w+ +the slowest, at rank \d: \d+ us, [\d.]+ GB/s; an activation of 0.00 MB")
+        megabytes = []  # of an activation: tensor-parallel ranks send a part each
+        for tp in (1, 2):
+            many = self.arguments("run", "train.micro_batch_size=512", f"distributed.tp={tp}")
+            links = self.pptrain("doctor", *many, code=None).stdout.splitlines()[-2]
+            megabytes.append(float(re.search(r"an activation of ([\d.]+) MB", links)[1]))
+        self.assertGreater(megabytes[1], 0.2)
+        self.assertAlmostEqual(megabytes[0], 2 * megabytes[1], delta=0.02)
         crowded = self.pptrain("doctor", *self.arguments("run", "run.threads=4096"), code=1).stdout
         self.assertRegex(crowded, r"cores +no +host .*: 8192 threads on \d+ cores")
         self.assertIn("This job should not run so.", crowded)
@@ -343,10 +355,56 @@ class CommandLine(Case):
     def test_the_plan_says_what_the_whole_job_takes(self):
         out = self.plan("--price", "3").stdout
         self.assertRegex(out, r"the job: 4 steps, 512 tokens in 0:0\d; each checkpoint [\d.]+ MB; at 3 for a rank's hour: \d+\.\d\d")
-        job = json.loads(self.plan("--format", "json").stdout)["job"]
+        self.assertRegex(self.plan("--watts", "700").stdout, r"; at 700 W a rank: [\d.e-]+ kWh")
+        job = json.loads(self.plan("--watts", "700", "--price", "3", "--format", "json").stdout)["job"]
+        self.assertAlmostEqual(job["kwh"] / (job["seconds"] / 3600 * 2 * 0.7), 1)
+        self.assertAlmostEqual(job["price"] / (job["seconds"] / 3600 * 2 * 3), 1)
         self.train("run")
         stored = sum(file.stat().st_size for file in latest(self.folder / "run").rglob("*.safetensors"))
         self.assertLess(abs(job["checkpoint_bytes"] / stored - 1), 0.1)
+
+    def test_held_out_data_are_validated_on_at_the_end_at_least(self):
+        self.train("run", "eval.interval=0", "data.val_fraction=0.1", "eval.batches=1")
+        evaluated = [r for r in records(self.folder / "run") if "eval_loss" in r]
+        self.assertEqual([r["step"] for r in evaluated], [4])
+        # Every token is a byte.
+        self.assertAlmostEqual(evaluated[0]["eval_bits_per_byte"], evaluated[0]["eval_loss"] / math.log(2))
+        self.assertIn("validation loss", self.train("other", "eval.interval=0", "data.val_fraction=0", f'data.val_path="{TEXT}"',
+                                                    "eval.batches=1").stdout)
+        self.train("none", "eval.interval=0", "data.val_fraction=0")
+        self.assertFalse([r for r in records(self.folder / "none") if "eval_loss" in r])
+
+    def test_lines_for_debugging(self):
+        for word, told in [("comms=debug", "'comms' is no subsystem; the subsystems are schedule, comm, data, checkpoint, memory"),
+                           ("comm=loud", "'loud' is no level; the levels are trace, debug, info, warning, error, critical, off")]:
+            refused = self.pptrain(*self.arguments("run"), "--log", word, code=2).stderr
+            self.assertIn(f"--log {word}: {told}", refused)
+        self.assertEqual(self.train("off").stderr, "")
+
+        # Threads: each line names the rank that it is of.
+        out = self.pptrain(*self.arguments("run", "checkpoint.interval=2"), "--log", "trace", "--log", "memory=off").stderr
+        lines = [re.fullmatch(r"[\d:.]+ rank ([?\d]) (\w+) (\w+): (.*)", line) for line in out.splitlines()]
+        self.assertTrue(all(lines), out)
+        said = {(m[2], m[3], m[4]): m[1] for m in lines}
+        self.assertEqual({m[1] for m in lines if m[2] not in ("comm", "data")}, {"0", "1"})
+        self.assertEqual({m[2] for m in lines}, {"schedule", "comm", "data", "checkpoint"})
+        self.assertEqual(said["schedule", "trace", "SEND_F stage 0 microbatch 1"], "0")
+        self.assertEqual(said["schedule", "trace", "B stage 1 microbatch 3"], "1")
+        for words in (r"comm info: no launcher: 2 ranks are threads", r"comm debug: group pp: ranks 0,1", r"data info: source \(the only one\): ",
+                      r"data info: stream 0: \d+ samples an epoch, shuffled", r"data debug: the step begins at sample \d+; stream 0 is in epoch 0",
+                      r"checkpoint debug: wrote \S+: \d+ tensors, \d+ bytes", r"checkpoint info: saved '\S+step_2': \d+ files of this rank, \d+ bytes"):
+            self.assertRegex(out, words)
+
+        # Processes, and files; a level of one subsystem leaves the others off.
+        command = self.arguments("tcp") + ["--log", "comm=debug", "--log", "memory=debug", "--log-dir", "logs"]
+        for rank in self.start_torchrun(command, command):
+            self.assertEqual(rank.communicate()[1], "")
+        for rank in (0, 1):
+            text = (self.folder / f"logs/rank_{rank}.log").read_text()
+            self.assertRegex(text, rf"rank {rank} comm info: started by torchrun: rank {rank} of 2, {rank} on its host; over TCP")
+            self.assertRegex(text, rf"rank {rank} comm debug: TCP link to rank {1 - rank}")
+            self.assertRegex(text, rf"rank {rank} memory debug: before step 4: \d+ MB resident in this process, at most \d+ MB so far")
+            self.assertNotRegex(text, "schedule|checkpoint|data (info|debug)")
 
     def test_words_of_other_programs(self):
         self.assertEqual(self.pptrain("help").stdout, self.pptrain("--help").stdout)
@@ -381,7 +439,7 @@ class CommandLine(Case):
         refused = self.train("large", *large, code=2).stderr
         self.assertRegex(refused, r"the job needs [\d,.]+ GB on this host \(2 ranks\), and [\d.]+ GB are available\. .*run\.force_memory = true")
         self.assertFalse((self.folder / "large").exists())
-        out = self.pptrain("check", *self.arguments("large", *large)).stdout
+        out = self.pptrain("check", *self.arguments("large", *large), code=4).stdout
         self.assertRegex(out, r"(?m)^memory +no +the job needs")
         self.assertIn("It would not start here.", out)
 

@@ -63,7 +63,7 @@ def answered(prompt, completion):
 
 
 def read_documents(folder):
-    """A cache, read as Megatron-LM's IndexedDataset reads it, and its prompts' lengths."""
+    """A cache, read as Megatron-LM's IndexedDataset reads it, and how many tokens of each document are no targets."""
     index = (folder / "tokens.idx").read_bytes()
     _, _, code, sequences, _ = struct.unpack_from("<9sQBQQ", index)
     lengths = numpy.frombuffer(index, numpy.int32, sequences, 34).tolist()
@@ -74,7 +74,11 @@ def read_documents(folder):
     prompts = folder / "tokens.prompts"
     if not prompts.exists():
         return documents, None
-    return documents, numpy.frombuffer(prompts.read_bytes(), numpy.uint32, -1, 16).tolist()
+    starts = numpy.cumsum([0] + lengths)
+    ignored = [0] * len(lengths)
+    for begin, end in numpy.frombuffer(prompts.read_bytes(), numpy.int64, -1, 16).reshape(-1, 2).tolist():
+        ignored[numpy.searchsorted(starts, begin, "right") - 1] += end - begin
+    return documents, ignored
 
 
 class Corpus(Case):
@@ -268,6 +272,66 @@ class Corpus(Case):
         out = self.train(job, "run", "train.steps=3", "checkpoint.resume=auto")
         self.assertIn("done: 3 steps", out)
         self.assertNotIn("making tokens", out)
+
+    def test_lists_of_tokens_need_no_tokenizer(self):
+        documents = [PACKAGE.encode(text).ids for text in TEXTS[:60] if text]
+        rows = [{"ids": ids, "labels": [-100] * (len(ids) // 2) + ids[len(ids) // 2:]} for ids in documents]
+        (self.folder / "ids.jsonl").write_bytes(lines(rows))
+        keys = 'path = "ids.jsonl"\nformat = "jsonl"\ntokens_key = "ids"\nlabels_key = "labels"\ncache = "cache"\n'
+        job = self.job(keys)
+        job.write_text(job.read_text().replace('tokenizer = "tokenizer.json"\n', ""))
+        self.train(job, "run")
+        found, ignored = read_documents(next(iter(self.caches().values())))
+        self.assertEqual((documents, [len(ids) // 2 for ids in documents]), (found, ignored))
+        if PARQUET:
+            pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), self.folder / "ids.parquet")
+            self.train(job, "rows", "data.path=ids.parquet", "data.format=parquet", "data.cache=rows_cache")
+            self.assertEqual((found, ignored), read_documents(next(iter(self.caches("rows_cache").values()))))
+            self.assertEqual(self.metrics("run"), self.metrics("rows"))
+        for row, words in (({"ids": [3, 10**6], "labels": [3, -100]}, "element 1 is 1000000, but model.vocab_size is"),
+                           ({"ids": [3, 4], "labels": [3]}, "'labels' has 1 elements, but 'ids' has 2"),
+                           ({"ids": [3, 4], "labels": [4, 4]}, "element 0 is 4, neither -100 nor the token, 3"),
+                           ({"ids": [3, 1.5], "labels": [3, 3]}, "'ids': element 1 is no integer")):
+            (self.folder / "bad.jsonl").write_bytes(lines([rows[0], row]))
+            out = self.train(job, "other", "data.path=bad.jsonl", code=2)
+            self.assertIn("bad.jsonl:2: ", out)
+            self.assertIn(words, out)
+
+    def test_random_tokens_need_no_files_and_are_the_same_on_every_layout(self):
+        job = self.job('format = "random"\n[lr_schedule]\nname = "constant"\n')  # of any train.steps
+        job.write_text(job.read_text().replace('tokenizer = "tokenizer.json"\n', ""))
+        self.run_pptrain("plan", "--config", job)
+        self.run_pptrain("check", "--config", job)
+        losses = "metrics.microbatch_losses=true"
+        self.train(job, "whole", "train.steps=4", losses)
+        launcher = mpi_command(MPIEXEC, 2) if MPIEXEC else ()
+        self.train(job, "parts", "train.steps=2", "distributed.pp=2", losses, launcher=launcher)
+        self.train(job, "parts", "train.steps=4", "checkpoint.resume=auto", losses)
+        for key in ("loss", "tokens"):
+            self.assertEqual([s[key] for s in self.metrics("whole").values()], [s[key] for s in self.metrics("parts").values()])
+        whole, parts = ([r["microbatch_losses"] for r in records(self.folder / run) if "loss" in r] for run in ("whole", "parts"))
+        self.assertEqual(whole, parts)
+        for of_microbatches, step in zip(whole, self.metrics("whole").values(), strict=True):
+            self.assertEqual(2, len(set(of_microbatches)))
+            self.assertAlmostEqual(step["loss"], sum(of_microbatches) / 2, 6)  # as many targets in each
+        self.train(job, "shared", "train.steps=4", "distributed.cp=2", "distributed.tp=2", losses)
+        for one, other in zip(whole, (r["microbatch_losses"] for r in records(self.folder / "shared") if "loss" in r), strict=True):
+            self.assertTrue(all(abs(a - b) < 1e-4 for a, b in zip(one, other, strict=True)))
+        for one, other in zip(self.metrics("whole").values(), self.metrics("shared").values(), strict=True):
+            self.assertAlmostEqual(one["loss"], other["loss"], 4)
+        self.assertLess(abs(self.metrics("whole")[1]["loss"] - math.log(PACKAGE.get_vocab_size())), 0.5)
+        self.train(job, "seed", "run.seed=5", "model.init=random")
+        self.assertNotEqual(self.metrics("whole")[1]["loss"], self.metrics("seed")[1]["loss"])
+
+    def test_documents_are_truncated_and_the_log_says_how_many(self):
+        (self.folder / "a.jsonl").write_bytes(lines({"text": text} for text in TEXTS[:100]))
+        job = self.job('path = "a.jsonl"\nformat = "jsonl"\nmax_document_tokens = 20\ncache = "cache"\n')
+        long_ones = sum(len(encoded(text)) > 20 for text in TEXTS[:100])
+        self.assertIn(f"data.path: {long_ones} of 100 documents were truncated to data.max_document_tokens = 20 tokens",
+                      self.train(job, "run"))
+        self.assertEqual([encoded(t)[:20] for t in TEXTS[:100]], read_documents(next(iter(self.caches().values())))[0])
+        self.assertIn("data.max_document_tokens: acts only with tokenized documents", self.train(
+            self.job('path = "a.bin"\nformat = "bin"\nmax_document_tokens = 20\n'), "run", code=2))
 
     def test_what_is_wrong_is_said_once_on_all_ranks(self):
         job = self.long_file(2, last='{"text": 5}\n')

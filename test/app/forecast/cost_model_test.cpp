@@ -31,7 +31,23 @@ ModelConfig large_model() {
 
 constexpr StageSlice first{.index = 0, .first_layer = 0, .end_layer = 5, .embedding = true, .head = false};
 constexpr StageSlice last{.index = 1, .first_layer = 5, .end_layer = 8, .embedding = false, .head = true};
-const Workload workload{.batch = {.documents = 1, .length = 4096}};
+
+// One row a microbatch, on one rank.
+PlanBase base_of(const ModelConfig& model = large_model(), const std::string& recompute = "none") {
+  PlanBase base{.job = {}, .model = model, .mesh = {}};
+  base.job.train.seq_len = 4096;
+  base.job.train.recompute = {recompute};
+  return base;
+}
+
+// Parameters over four ranks, gathered for each pass and summed after each microbatch, or once a step.
+PlanBase over_four_ranks(bool in_passes) {
+  PlanBase base = on_mesh(base_of(), {.dp_shard = 4});
+  base.job.distributed.reshard_after_forward = in_passes;
+  base.job.distributed.reduce_gradients =
+      in_passes ? config::ReduceGradients::microbatch : config::ReduceGradients::step;
+  return base;
+}
 
 // As a run would measure a model whose blocks, head and optimizer take other times than modelled.
 enum class Backward { joint, apart, both };
@@ -65,9 +81,8 @@ void check_equal(const CostModel& a, const CostModel& b, const StageSlice& slice
 }  // namespace
 
 TEST_CASE("a pass takes at least its operations, and not much more where products bound it") {
-  const ModelConfig model = large_model();
   const DeviceModel& device = find_device("H100");
-  const CostModel costs(model, workload, device);
+  const CostModel costs(base_of(), {.device = device});
   for (const StageSlice& slice : {first, last}) {
     const schedule::StageCost time = costs.stage(slice);
     const StageFootprint& f = costs.footprint(slice);
@@ -90,9 +105,7 @@ TEST_CASE("a pass takes at least its operations, and not much more where product
 TEST_CASE("a head in small chunks costs a pass over its weight and gradient for each") {
   const ModelConfig model = large_model();
   const auto head = [&](at::DeviceType device) {
-    BatchShape batch = workload.batch;
-    batch.device = device;
-    return dry_run(model, last, batch).forward;
+    return dry_run(model, last, {.length = 4096, .device = device}).forward;
   };
   const double weights = 128256.0 * 4096;
   const auto chunks = [&](int64_t rows) { return std::ceil(4096.0 / static_cast<double>(rows)); };
@@ -104,9 +117,9 @@ TEST_CASE("a head in small chunks costs a pass over its weight and gradient for 
 }
 
 TEST_CASE("a plan for a GPU counts the head's chunks of a GPU: four equal ones of about 1 GiB") {
-  Workload four = workload;
-  four.batch.documents = 4;  // 16,384 rows of logits; 1 GiB holds 4,185
-  const CostModel costs(large_model(), four, find_device("H100"));
+  PlanBase four = base_of();
+  four.job.train.micro_batch_size = 4;  // 16,384 rows of logits; 1 GiB holds 4,185
+  const CostModel costs(four, {.device = find_device("H100")});
   const PassFootprint& head = costs.footprint(last).forward;
   CHECK(head.workspace > int64_t{4096} * 256512);
   StageSlice body = last;
@@ -118,10 +131,8 @@ TEST_CASE("a plan for a GPU counts the head's chunks of a GPU: four equal ones o
 }
 
 TEST_CASE("recompute repeats the blocks' forward in the backward") {
-  Workload again = workload;
-  again.batch.recompute = Recompute::full;
-  const CostModel plain(large_model(), workload, find_device("h200")),
-      full(large_model(), again, find_device("h200"));
+  const CostSource h200{.device = find_device("h200")};
+  const CostModel plain(base_of(), h200), full(base_of(large_model(), "full"), h200);
   StageSlice middle = first;
   middle.embedding = false;
   const schedule::StageCost a = plain.stage(middle), b = full.stage(middle);
@@ -139,13 +150,12 @@ TEST_CASE("recompute repeats the blocks' forward in the backward") {
 }
 
 TEST_CASE("each stage costs what its own recompute does") {
-  Workload work = workload;
-  work.recompute = {Recompute::full, Recompute::cheap};
-  const CostModel mixed(large_model(), work, find_device("h200"));
+  const CostSource h200{.device = find_device("h200")};
+  PlanBase base = base_of();
+  base.job.train.recompute = {"full", "cheap"};
+  const CostModel mixed(base, h200);
   for (int index = 0; index < 2; ++index) {
-    Workload uniform = workload;
-    uniform.batch.recompute = work.recompute[index];
-    const CostModel alone(large_model(), uniform, find_device("h200"));
+    const CostModel alone(base_of(large_model(), base.job.train.recompute[index]), h200);
     StageSlice slice = first;
     slice.index = index;
     CHECK(mixed.stage(slice).backward == alone.stage(slice).backward);
@@ -155,24 +165,23 @@ TEST_CASE("each stage costs what its own recompute does") {
 }
 
 TEST_CASE("calibrated, the model gives back what was measured") {
-  const ModelConfig model = large_model();
   const DeviceModel& device = find_device("cpu");
   for (const Backward measured : {Backward::joint, Backward::apart, Backward::both}) {
-    for (const Recompute recompute : {Recompute::none, Recompute::full}) {
-      Workload work = workload;
-      work.batch.recompute = recompute;
+    for (const char* recompute : {"none", "full"}) {
+      const PlanBase base = base_of(large_model(), recompute);
       // Without I and W apart they have one scale.
       const double of_weights = measured == Backward::joint ? 1.3 : 0.7;
-      const CostModel truth(model, work, device,
-                            {.forward = 0.8,
-                             .backward_input = 1.3,
-                             .backward_weight = of_weights,
-                             .backward = measured == Backward::both ? 0.9 : 1,
-                             .head = 1.7,
-                             .optimizer = 3,
-                             .overhead = 0.02});
-      const CostModel found(model, work, device,
-                            calibrate(model, work, device, measurement(truth, measured)));
+      const CostModel truth(base, {.device = device,
+                                   .calibration = {.forward = 0.8,
+                                                   .backward_input = 1.3,
+                                                   .backward_weight = of_weights,
+                                                   .backward = measured == Backward::both ? 0.9 : 1,
+                                                   .head = 1.7,
+                                                   .optimizer = 3,
+                                                   .overhead = 0.02}});
+      const CostSource source{.device = device,
+                              .calibration = calibrate(base, device, measurement(truth, measured))};
+      const CostModel found(base, source);
       check_equal(found, truth, first, measured);
       check_equal(found, truth, last, measured);
       StageSlice other = first;
@@ -180,21 +189,17 @@ TEST_CASE("calibrated, the model gives back what was measured") {
       check_equal(found, truth, other, measured);
       CHECK(found.optimizer(other).seconds == Approx(truth.optimizer(other).seconds));
       CHECK(found.overhead() == 0.02);
-      Workload keeping = work;
-      keeping.optimizer.post_validation = true;  // the same machine, 46 bytes a parameter instead of 34
-      const CostModel kept(model, keeping, device,
-                           calibrate(model, work, device, measurement(truth, measured)));
+      PlanBase keeping = base;
+      keeping.job.optimizer.post_validation = true;  // the same machine, 46 bytes a parameter instead of 34
+      const CostModel kept(keeping, source);
       CHECK(kept.optimizer(other).seconds == Approx(truth.optimizer(other).seconds * 46 / 34));
     }
   }
 }
 
 TEST_CASE("a device that copies itself exchanges within its passes, others do beside them") {
-  const ModelConfig model = large_model();
-  Workload whole = workload, streamed = workload;
-  streamed.mesh.dp_shard = 4;
-  streamed.sharding = {.dense = 4, .experts = 4, .streamed = true, .every_microbatch = true};
-  const CostModel alone(model, whole, find_device("cpu")), shared(model, streamed, find_device("cpu"));
+  const CostSource cpu{.device = find_device("cpu")};
+  const CostModel alone(base_of(), cpu), shared(over_four_ranks(true), cpu);
   const StageExchange exchange = shared.exchange(first);
   CHECK(exchange.gather > 0);
   CHECK(shared.beside_passes(first).gather == 0);
@@ -206,50 +211,43 @@ TEST_CASE("a device that copies itself exchanges within its passes, others do be
   CHECK(after.backward - before.backward == Approx(after.backward_input - before.backward_input +
                                                    after.backward_weight - before.backward_weight));
 
-  streamed.sharding.streamed = streamed.sharding.every_microbatch = false;  // once a step, between passes
-  const CostModel kept(model, streamed, find_device("cpu"));
+  const CostModel kept(over_four_ranks(false), cpu);
   CHECK(kept.stage(first).forward == before.forward);
   CHECK(kept.beside_passes(first).gather == kept.exchange(first).gather);
 
-  streamed.sharding.streamed = streamed.sharding.every_microbatch = true;
-  const CostModel gpu(model, streamed, find_device("h100"));
+  const CostModel gpu(over_four_ranks(true), {.device = find_device("h100")});
   CHECK(gpu.within_passes(first).gather == 0);
   CHECK(gpu.beside_passes(first).gather == gpu.exchange(first).gather);
   CHECK(gpu.beside_passes(first).reduce == gpu.exchange(first).reduce());
 }
 
 TEST_CASE("Muon's products are counted, each matrix once over the ranks that hold parts of it") {
-  const ModelConfig model = large_model();
   const DeviceModel& device = find_device("h100");
   constexpr StageSlice block{.index = 0, .first_layer = 1, .end_layer = 2, .embedding = false, .head = false};
-  Workload work = workload;
+  PlanBase base = base_of();
   const double parameters = 4096.0 * (4096 + 2 * 1024 + 4096 + 3 * 14336) + 2 * 4096;
   const double norms = 2 * 4096;
-  CHECK(CostModel(model, work, device).optimizer(block).held == 8 * parameters);
+  CHECK(CostModel(base, {.device = device}).optimizer(block).held == 8 * parameters);
 
-  work.optimizer.name = "muon";
+  base.job.optimizer.name = "muon";
   // Five iterations of x x^T, its square, and their sum times x, on the short side m.
   const auto products = [](double m, double n) { return 5 * (4 * m * m * n + 2 * m * m * m); };
   const double flops = 2 * products(4096, 4096) + 2 * products(1024, 4096) + 3 * products(4096, 14336);
   const double moved = 42 * (parameters - norms) + 34 * norms;
-  const OptimizerCost alone = CostModel(model, work, device).optimizer(block);
+  const OptimizerCost alone = CostModel(base, {.device = device}).optimizer(block);
   CHECK(alone.held == 4 * (parameters - norms) + 8 * norms);
   CHECK(alone.seconds == Approx(flops / device.bfloat16_flops + moved / device.memory_bandwidth));
   CHECK(alone.workspace > 2 * 4096 * 14336);
 
-  work.mesh.dp_shard = 4;
-  work.sharding.dense = 4;
-  const OptimizerCost shared = CostModel(model, work, device).optimizer(block);
+  const OptimizerCost shared = CostModel(on_mesh(base, {.dp_shard = 4}), {.device = device}).optimizer(block);
   CHECK(shared.held == alone.held / 4);
   CHECK(shared.seconds >= alone.seconds / 4);
   CHECK(shared.seconds < alone.seconds / 3);
 }
 
 TEST_CASE("a measurement without stages or passes is refused, a device that does not exist too") {
-  const ModelConfig model = large_model();
   const DeviceModel& device = find_device("cpu");
-  CHECK_THROWS_AS(calibrate(model, workload, device, {}), UsageError);
-  CHECK_THROWS_AS(calibrate(model, workload, device, {.stages = {{.slice = first, .forward = 1}}}),
-                  UsageError);
+  CHECK_THROWS_AS(calibrate(base_of(), device, {}), UsageError);
+  CHECK_THROWS_AS(calibrate(base_of(), device, {.stages = {{.slice = first, .forward = 1}}}), UsageError);
   CHECK_THROWS_WITH(find_device("h300"), pptrain::test::contains_text("cpu, a100, h100, h200, b200"));
 }

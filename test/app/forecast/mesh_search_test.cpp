@@ -49,13 +49,8 @@ CostSource source_with(double within, double between, int ranks_per_host) {
 }
 
 app::Plan plan_on(const app::PlanBase& base, const app::Layout& layout) {
-  schedule::Schedule lowered =
-      schedule::lower(schedule::make_schedule({.name = layout.schedule,
-                                               .ranks = layout.mesh.pp,
-                                               .microbatches = static_cast<int>(layout.grad_accum_steps),
-                                               .stages_per_rank = static_cast<int>(layout.stages_per_rank)}),
-                      lower_options(on_layout(base, layout)));
-  return make_plan(base, layout, std::move(lowered));
+  const app::PlanBase chosen = on_layout(base, layout);
+  return make_plan(base, layout, schedule::lower(app::given_schedule(chosen.job), lower_options(chosen)));
 }
 
 app::Layout even_layout(const app::PlanBase& base, const MeshShape& mesh,
@@ -120,7 +115,7 @@ TEST_CASE("every legal mesh of up to 8 ranks is predicted, and nothing is lost o
       INFO(mesh.describe());
       for (const bool reshard : {false, true}) {
         const app::Plan plan = plan_on(base, even_layout(base, mesh, "1f1b", reshard, reshard));
-        const app::CostModel costs = app::make_cost_model(plan, source);
+        const app::CostModel costs(plan, source);
         const app::Prediction p = app::predict(plan, costs);
         CHECK(p.step_time > 0);
         CHECK(p.tokens_per_s == Approx(8 * 16 / p.step_time));
@@ -153,7 +148,7 @@ TEST_CASE("what ranks exchange counts in a step: over slow links it takes longer
   const CostSource fast = source_with(1e12, 1e12, 0), slow = source_with(1e8, 1e8, 0);
   const app::Prediction a = app::predict(plan, fast), b = app::predict(plan, slow);
   CHECK(b.step_time > a.step_time);
-  const auto times = app::exchange_times(plan, app::make_cost_model(plan, slow), b);
+  const auto times = app::exchange_times(plan, app::CostModel(plan, slow), b);
   const auto find = [&](const std::string& what) {
     return *std::ranges::find(times, what, &app::ExchangeTime::what);
   };
@@ -164,7 +159,7 @@ TEST_CASE("what ranks exchange counts in a step: over slow links it takes longer
   CHECK(find("pp").total > 0);
   // Streamed weights are gathered anew for each pass.
   const app::Plan streaming = plan_on(base, even_layout(base, mesh, "1f1b", true));
-  const app::CostModel costs = app::make_cost_model(streaming, slow);
+  const app::CostModel costs(streaming, slow);
   const auto streamed = app::exchange_times(streaming, costs, app::predict(streaming, costs));
   CHECK(streamed.front().what == "weights");
   CHECK(streamed.front().total == Approx(2 * 4 * find("weights").total));
@@ -186,7 +181,7 @@ TEST_CASE("estimates of the search are what whole predictions say") {
                                .recompute = {"none"},
                                .reshard = streamed,
                                .every_microbatch = streamed};
-      app::LayoutModel model(layout, app::workload_of(base), base, source, dry_runs,
+      app::LayoutModel model(layout, base, source, dry_runs,
                              std::make_shared<const app::MeshLinks>(source.device, mesh));
       for (const std::string& schedule : schedule::training_schedule_names()) {
         const int stages = schedule == "1f1b" || schedule == "gpipe" || schedule.starts_with("zb_") ? 1 : 2;
@@ -314,7 +309,7 @@ TEST_CASE("steps that interleaved schedules take in longer rounds are estimated 
     const MeshShape mesh{.pp = pp};
     const app::Layout layout{
         .mesh = mesh, .micro_batch_size = 1, .grad_accum_steps = m, .recompute = {"none"}};
-    app::LayoutModel model(layout, app::workload_of(base), base, source, dry_runs,
+    app::LayoutModel model(layout, base, source, dry_runs,
                            std::make_shared<const app::MeshLinks>(source.device, mesh));
     for (const std::string schedule : {"interleaved_1f1b", "interleaved_zb", "1f1b", "zbv"}) {
       const int stages = schedule == "1f1b" ? 1 : 2;

@@ -256,7 +256,7 @@ TEST_CASE("the search over microbatches keeps the samples of a step") {
     counts.insert(c.layout.grad_accum_steps);
   }
   CHECK(counts == std::set<int64_t>{1, 2, 4, 8});
-  const std::string text = app::render_ranking(found, plan.job, 0, {.rows = 5, .width = 80});
+  const std::string text = app::render_ranking(found, plan.job, 0, /*width=*/80, /*most_rows=*/5);
   CHECK_THAT(text, contains_text(found.front().layout.schedule));
   CHECK_THAT(text, contains_text(fmt::format("{} more: --all", found.size() - 5)));
   check_width(text, 80);
@@ -281,7 +281,7 @@ TEST_CASE("each row of the ranking is a job with its step, and no two are one sc
     CHECK(lists.emplace(c.layout.grad_accum_steps, actions).second);
   }
   // The text has these keys in whole; all formats have all rows.
-  const std::string text = app::render_ranking(found, plan.job, 0.8e9, {.rows = found.size(), .width = 80});
+  const std::string text = app::render_ranking(found, plan.job, 0.8e9, /*width=*/80, found.size());
   const auto json = nlohmann::json::parse(app::ranking_json(found, plan.job, 0));
   const std::string csv = app::ranking_csv(found, plan.job);
   REQUIRE(json["ranking"].size() == found.size());
@@ -303,7 +303,7 @@ TEST_CASE("a plan's text fits its width, and has one step time and units") {
                   "train.grad_accum_steps=8", "distributed.reshard_after_forward=true"}}) {
     const app::Plan plan = plan_with(job);
     const CostSource source = app::make_cost_source(plan, "cpu");
-    const app::CostModel costs = app::make_cost_model(plan, source);
+    const app::CostModel costs(plan, source);
     const app::Prediction p = app::predict(plan, costs);
     for (const int width : {80, 100, 137, 200}) {
       const std::string text = app::render_plan(plan, p, costs, source, {.width = width});
@@ -331,7 +331,7 @@ TEST_CASE("MFU is of the data sheet's rate, of the job's, or of the CPU's produc
 TEST_CASE("a plan that is faster than the peak of its job has an MFU of 100 %, not more") {
   const app::Plan plan = plan_with({"metrics.peak_tflops=1e-9"});
   const CostSource source = app::make_cost_source(plan, "cpu");
-  const app::CostModel costs = app::make_cost_model(plan, source);
+  const app::CostModel costs(plan, source);
   const app::Prediction p = app::predict(plan, costs);
   CHECK_THAT(app::render_plan(plan, p, costs, source, {.width = 200}), contains_text("MFU 100.0 %;"));
   CHECK(app::plan_json(plan, p, costs, source).at("predicted_mfu") == 1);
@@ -348,7 +348,7 @@ TEST_CASE("costs are measured on this machine, and scale the model to it") {
   CHECK(*source.product_flops > 1e8);
   // What it says of a stage is what the same passes take here: within the noise of a machine that has other
   // work, and far from a mistake in units.
-  const app::CostModel costs = app::make_cost_model(plan, source);
+  const app::CostModel costs(plan, source);
   const schedule::StageCost stage = costs.stage(models::stage_slice(plan.layers, 0));
   const double flops = 2.0 * 256 * 2 * (2 * 128 * 32 + 2 * 128 * 16 + 3 * 128 * 384);
   CHECK(stage.forward > flops / (3 * *source.product_flops));

@@ -41,16 +41,17 @@ StageFootprint first_stage() {  // embedding and three blocks
                  {.documents = 2, .length = 32});
 }
 
-Sharding over(int parts, bool streamed, bool every_microbatch) {
-  return {.dense = parts, .experts = parts, .streamed = streamed, .every_microbatch = every_microbatch};
-}
+constexpr schedule::ShardOptions kept_weights{.gather = schedule::Gather::kept,
+                                              .reduce = schedule::Reduce::step};
+constexpr schedule::ShardOptions streamed_weights{.gather = schedule::Gather::streamed,
+                                                  .reduce = schedule::Reduce::microbatch};
 
 }  // namespace
 
 TEST_CASE("a rank that shares nothing holds whole weights and gradients") {
   const StageFootprint stage = first_stage();
   REQUIRE(stage.groups.size() == 4);
-  const HeldBytes held = held_bytes(stage, over(1, false, false));
+  const HeldBytes held = held_bytes(stage, {}, {});
   CHECK(held.parameters == table + 3 * (matrices + norms));
   CHECK(held.parameters == stage.parameters);
   CHECK(held.weights == 6 * (table + 3 * matrices) + 4 * 3 * norms);
@@ -64,14 +65,14 @@ TEST_CASE("ranks that share parameters hold a part, and what they gather and red
   const StageFootprint stage = first_stage();
   const int64_t all = table + 3 * (matrices + norms);
   const int64_t part = (6 * (table + 3 * matrices) + 4 * 3 * norms) / 4;
-  const HeldBytes kept = held_bytes(stage, over(4, false, false));
+  const HeldBytes kept = held_bytes(stage, {.dp_shard = 4}, kept_weights);
   CHECK(kept.parameters == all / 4);
   CHECK(kept.weights == part);
   CHECK(kept.gathered == 2 * (table + 3 * matrices) + 4 * 3 * norms);
   CHECK(kept.gradients == 4 * all);  // whole until the step's end
   CHECK(kept.reducing == 0);
   // A block is larger than the embedding: two blocks are whole at a time.
-  const HeldBytes streamed = held_bytes(stage, over(4, true, true));
+  const HeldBytes streamed = held_bytes(stage, {.dp_shard = 4}, streamed_weights);
   CHECK(streamed.weights == part);
   CHECK(streamed.gathered == 2 * (2 * matrices + 4 * norms));
   CHECK(streamed.gradients == all);  // 4 bytes of a fourth
@@ -86,9 +87,7 @@ TEST_CASE("exchanges of a stage take what their bytes take on the links of their
   const StageFootprint stage = first_stage();
   const double compute = 2.0 * (table + 3 * matrices) + 4.0 * 3 * norms;
   const double gradients = 4.0 * (table + 3 * (matrices + norms));
-  const auto exchange = [&](const MeshShape& mesh) {
-    return stage_exchange(stage, over(mesh.size(mesh::Group::fsdp), false, false), MeshLinks(device, mesh));
-  };
+  const auto exchange = [&](const MeshShape& mesh) { return stage_exchange(stage, MeshLinks(device, mesh)); };
   const StageExchange alone = exchange({.pp = 4});
   CHECK(alone.gather == 0);
   CHECK(alone.reduce() == 0);

@@ -15,6 +15,7 @@ import unittest
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
+import numpy
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
 from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
@@ -90,14 +91,14 @@ peak_tflops = 1
 """
 
 
-def build(name):
+def build(name, **more):
     torch.manual_seed(2)
     if name in FAMILIES:
         # One table for all positions: transformers changes tables when a sequence grows beyond the original length.
         changes = {"original_max_position_embeddings": 256} if name == "phi3" else {}
         return build_family(name, layers=4, initializer_range=0.15, **changes).eval()
     model_class, config_class, changes = MODELS[name]
-    config = config_class(**{**SIZES, **changes}, attn_implementation="eager", bos_token_id=1, eos_token_id=2)
+    config = config_class(**{**SIZES, **changes, **more}, attn_implementation="eager", bos_token_id=1, eos_token_id=2)
     model = model_class(config).float().eval()
     shake_norms(model)
     return model
@@ -115,8 +116,8 @@ class Generate(unittest.TestCase):
     def pptrain(self, *arguments, code=0):
         return run([PPTRAIN, *arguments], None, code=code)
 
-    def prepare(self, folder, name):
-        model = build(name)
+    def prepare(self, folder, name, **more):
+        model = build(name, **more)
         model.save_pretrained(folder / "hf")
         tokens = torch.randint(0, SIZES["vocab_size"], (600,), generator=torch.Generator().manual_seed(3))
         (folder / "tokens.bin").write_bytes(tokens.to(torch.uint16).numpy().tobytes())
@@ -176,6 +177,87 @@ class Generate(unittest.TestCase):
                         self.assertNotIn("bits_per_byte", result)  # nobody knows the tokens' bytes
                         self.assertEqual(result["sources"][0]["loss"], result["loss"])
                 self.assertFalse((folder / "run").exists())  # nothing is written
+
+    def test_losses_of_documents_equal_transformers_on_every_layout(self):
+        with tempfile.TemporaryDirectory() as path:
+            folder = pathlib.Path(path)
+            model, tokens = self.prepare(folder, "llama", intermediate_size=108)  # which three ranks share
+            held = tokens[300:].tolist()
+            rows = [held[first:first + 17] for first in range(0, len(held) - 1, 16)]
+            ends = [i + 1 for i, token in enumerate(held) if token % 9 == 0 and i + 1 < len(held)]
+            documents = [held[a:b] for a, b in zip([0, *ends], [*ends, len(held)])]
+            (folder / "ends.jsonl").write_text("".join(json.dumps({"ids": d}) + "\n" for d in documents))
+            listed = ["data.format=jsonl", "data.tokens_key=ids", f"data.path={folder}/ends.jsonl", f"data.cache={folder}/cache",
+                      "data.val_fraction=0", f"data.val_path={folder}/ends.jsonl"]
+            layouts = {**LAYOUTS, "dp 2": ["distributed.dp=2", "train.grad_accum_steps=2"],
+                       "cp 2": ["distributed.cp=2"], "pp 2, tp 3": ["distributed.pp=2", "distributed.tp=3"]}
+            packed = ["data.packing=best_fit", "data.lengths=exact", "train.seq_len=64", "distributed.cp=2"]
+            cases = [(rows, [], keys) for keys in layouts.values()]
+            cases += [(documents, listed, []), (documents, listed, packed)]
+            for texts, source, keys in cases:
+                with self.subTest(source=source, keys=keys):
+                    expected = {}
+                    for number, text in enumerate(texts):
+                        parts = [text[i:i + 65] for i in range(0, len(text) - 1, 64)]  # of which none is longer here
+                        if len(text) < 2:
+                            continue
+                        self.assertEqual(1, len(parts))
+                        row = torch.tensor([text])
+                        with torch.no_grad():
+                            logits = model(row[:, :-1]).logits[0]
+                        expected[number] = (torch.nn.functional.cross_entropy(logits, row[0, 1:]).item(), len(text) - 1)
+                    settings = self.settings(folder, [*source, *keys, *([] if "train.seq_len=64" in keys or not source else
+                                                                        ["train.seq_len=64", "data.packing=none"])])
+                    out = self.pptrain("eval", *settings, "--documents", folder / "documents.jsonl", "--json")
+                    lines = [json.loads(line) for line in (folder / "documents.jsonl").read_text().splitlines()]
+                    self.assertEqual([*expected], [line["document"] for line in lines])
+                    for line in lines:
+                        loss, targets = expected[line["document"]]
+                        self.assertEqual(targets, line["targets"])
+                        self.assertLess(abs(line["loss"] - loss), 2e-5)
+                    total = sum(line["loss"] * line["targets"] for line in lines)
+                    self.assertAlmostEqual(json.loads(out.stdout)["loss"], total / sum(line["targets"] for line in lines), 6)
+
+    def test_logits_and_scores_equal_transformers(self):
+        pairs = [([3, 17, 5], [99, 8, 1]), ([120], [7]), ([7] * 20, [2, 5] * 9), ([4, 4], [])]
+        layouts = {**LAYOUTS, "cp 2, tp 3": ["distributed.cp=2", "distributed.tp=3"]}
+        with tempfile.TemporaryDirectory() as path:
+            folder = pathlib.Path(path)
+            model, _ = self.prepare(folder, "llama", intermediate_size=108)
+            pairs.append(([3, 17, 5, 99], greedy(model, [3, 17, 5, 99])[:6]))
+            (folder / "pairs.jsonl").write_text(
+                "".join(json.dumps({"prompt_ids": p, "completion_ids": c}) + "\n" for p, c in pairs))
+            expected = []
+            for prompt, completion in pairs:
+                with torch.no_grad():
+                    logits = model(torch.tensor([prompt + completion])).logits[0, len(prompt) - 1:-1].double()
+                chosen = torch.tensor(completion, dtype=torch.int64)
+                total = logits.log_softmax(-1).gather(1, chosen[:, None]).sum().item()
+                expected.append((total, len(completion), torch.equal(logits.argmax(-1), chosen)))
+            self.assertEqual([False, True], sorted({greedy_too for *_, greedy_too in expected}))
+            ids = pairs[2][0] + pairs[0][1]
+            with torch.no_grad():
+                reference = model(torch.tensor([ids])).logits[0].numpy()
+            for layout, keys in layouts.items():
+                with self.subTest(layout=layout):
+                    settings = self.settings(folder, keys)
+                    done = self.pptrain("generate", *settings, "--score", folder / "pairs.jsonl", "--in-flight", 3)
+                    lines = [json.loads(line) for line in done.stdout.splitlines()]
+                    self.assertEqual([e[1:] for e in expected], [(line["tokens"], line["greedy"]) for line in lines])
+                    for line, (total, *_) in zip(lines, expected, strict=True):
+                        self.assertLess(abs(line["log_probability"] - total), 1e-4)
+                    self.pptrain("eval", *settings, "--ids", ",".join(map(str, ids)), "--logits", folder / "out.npy")
+                    ours = numpy.load(folder / "out.npy")
+                    self.assertEqual((numpy.float32, reference.shape), (ours.dtype, ours.shape))
+                    self.assertLess(numpy.abs(ours - reference).max(), 1e-4)
+            piped = subprocess.run([PPTRAIN, "generate", *map(str, self.settings(folder, [])), "--score", "-"],
+                                   input=(folder / "pairs.jsonl").read_text(), capture_output=True, text=True, check=True)
+            self.assertEqual(len(pairs), len(piped.stdout.splitlines()))
+            (folder / "bad.jsonl").write_text('{"prompt_ids": [1]}\n')
+            done = self.pptrain("generate", *self.settings(folder, []), "--score", folder / "bad.jsonl", code=2)
+            self.assertIn("--score: line 1 is no", done.stderr)
+            done = self.pptrain("eval", *self.settings(folder, []), "--ids", "1,9999", "--logits", folder / "x.npy", code=2)
+            self.assertIn("the id 9999 is not in the model's vocabulary", done.stderr)
 
     def test_filtered_probabilities_equal_those_of_transformers(self):
         numbers = random.Random(5)

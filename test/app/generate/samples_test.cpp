@@ -2,8 +2,8 @@
 #include <sstream>
 
 #include "core/base/error.h"
-#include "test/app/captured_log.h"
 #include "test/app/small_job.h"
+#include "test/support/captured_log.h"
 #include "test/support/catch.h"
 
 using namespace pptrain;

@@ -279,6 +279,9 @@ class Report(unittest.TestCase):
             self.assertEqual(run["evaluations"]["step"], [x["step"] for x in evals])
             for value, record in zip(run["evaluations"]["value"], evals, strict=True):
                 self.assertTrue(math.isclose(value, record["eval_loss"], rel_tol=1e-6))
+            for value, record in zip(run["evaluations"]["bits_per_byte"], evals, strict=True):  # each token is a byte
+                self.assertTrue(math.isclose(value, record["eval_loss"] / math.log(2), rel_tol=1e-6))
+            self.assertEqual(run["pace"], [])  # steps too few and too short to be judged
             self.assertEqual(run["last"]["loss"], steps[-1]["loss"])
             self.assertEqual(run["kept_checkpoints"], [4, 6])
         different = {row[0]: row[1:] for row in data["differences"]}
@@ -286,6 +289,7 @@ class Report(unittest.TestCase):
         self.assertEqual(different.pop("profile.trace"), ["true", "false"])
         self.assertEqual(different.pop("run.dir"), ['"a"', '"b"'])
         self.assertEqual(different, {})
+        self.assertFalse(data["other_tokens"])
 
     def test_line_of_descent(self):
         def told(*names):
@@ -305,15 +309,32 @@ class Report(unittest.TestCase):
             self.assertEqual(complaints, [])
             self.assertIn(f"d, from step 4 of {self.folder / 'c'}", page)
 
-    @unittest.skipUnless(BROWSER, "there is no Chromium")
+    def test_the_pace_is_told(self):
+        shutil.copytree(self.folder / "a", self.folder / "paced")
+        slow = [{"first": 20, "factor": 1.5, "why": "rank 1's forward +90 %", "last": 29}, {"first": 40, "factor": 1.25, "why": "b"}]
+        (self.folder / "paced/pace.json").write_text(json.dumps(
+            {"planned_s": 0.5, "costs": "modelled for cpu", "first": 4, "last": 13, "reference_s": 0.75, "slow": slow}))
+        self.assertEqual(self.pptrain("report", "paced", "-o", "paced.html").returncode, 0)
+        text = (self.folder / "paced.html").read_text()
+        lines = ["since step 40 25 % slower than steps 4 to 13: b", "steps 20 to 29 were 50 % slower than steps 4 to 13: rank 1's forward +90 %"]
+        self.assertEqual(Page(text).data()["runs"][0]["pace"], lines)
+        if BROWSER:
+            page, complaints = self.browse(self.folder / "paced.html")
+            self.assertEqual(complaints, [])
+            self.assertIn(f"Pace: {lines[0]}.", page)
+
     def test_other_vocabularies_are_told(self):
         settings = sets("train.steps=2", 'metrics.prometheus=""', "model.vocab_size=300", 'run.dir="other_vocabulary"')
         run([PPTRAIN, "--config", "job.toml", *settings], self.folder)
         for other, told in [("other_vocabulary", True), ("b", False)]:
             self.assertEqual(self.pptrain("report", "a", other, "-o", "compared.html").returncode, 0)
+            self.assertEqual(Page((self.folder / "compared.html").read_text()).data()["other_tokens"], told)
+            if not BROWSER:
+                continue
             page, complaints = self.browse(self.folder / "compared.html")
             self.assertEqual(complaints, [])
             self.assertEqual('id="vocabularies"' in page, told, other)
+            self.assertEqual("(bits per byte)" in page, told, other)
 
     def test_the_picture_names_the_start_that_it_is_of(self):
         run([PPTRAIN, "--config", "job.toml", *sets('run.dir="again"', "train.steps=2", 'metrics.prometheus=""', "checkpoint.interval=2")],

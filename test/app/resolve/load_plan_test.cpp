@@ -216,6 +216,21 @@ TEST_CASE("a schedule from a file must be the job's, and sound") {
              contains_text(">1F1<"));
 }
 
+TEST_CASE("the job names the axes in the order of the mesh") {
+  for (const pptrain::mesh::Axis axis : pptrain::mesh::axes) {
+    const auto& key = pptrain::config::axis_keys.at(static_cast<size_t>(axis));
+    CHECK(key.option == fmt::format("distributed.{}", pptrain::mesh::name(axis)));
+  }
+}
+
+TEST_CASE("a plan on another mesh has the mesh's sizes in its job") {
+  const pptrain::mesh::MeshShape mesh{.pp = 2, .dp_replicate = 3, .dp_shard = 4, .cp = 5, .tp = 6, .ep = 8};
+  const pptrain::app::PlanBase base = on_mesh(plan_with({}), mesh);
+  CHECK((pptrain::app::plan_base(base.job).mesh == mesh));
+  CHECK(base.job.distributed.cp == 5);
+  CHECK(base.job.distributed.ep == 8);
+}
+
 TEST_CASE("a plan holds what every reader of the job needs") {
   const pptrain::app::Plan plan =
       plan_with({"distributed.pp=2", "distributed.dp_replicate=3", "train.grad_accum_steps=4"});

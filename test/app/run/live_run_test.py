@@ -6,14 +6,16 @@ Usage: live_run_test.py PPTRAIN MPIEXEC [unittest arguments]; MPIEXEC is "" in a
 import json
 import pathlib
 import random
+import re
 import shutil
 import signal
 import subprocess
 import sys
+import time
 import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "support"))
-from pptrain import Case, job, manifest, mpi_command, run, sets, start, steps, wait_for  # noqa: E402
+from pptrain import Case, job, manifest, mpi_command, run, sets, start, start_ranks, steps, wait_for  # noqa: E402
 
 PPTRAIN = pathlib.Path(sys.argv.pop(1)).resolve()
 MPIEXEC = sys.argv.pop(1)
@@ -130,6 +132,38 @@ class LiveRun(Case):
             file.write('{"step": 99, "lo')
         self.assertEqual(self.status(code=4)["state"], "dead")
         self.assertIn("dead", self.command("stop", "run", code=1).stderr)
+
+    def pace(self):
+        return json.loads((self.run_dir / "pace.json").read_text())
+
+    def test_a_slow_rank_is_named(self):
+        command = [PPTRAIN, "--config", "job.toml", *sets("run.dir=run")]
+        ranks = start_ranks([command] * 2, self.folder)
+        for rank in ranks:
+            self.addCleanup(rank.communicate)
+            self.addCleanup(rank.kill)
+        self.until(lambda: (self.run_dir / "pace.json").exists(), "the first steps were not judged")
+        first = self.pace()
+        self.assertEqual((first["first"], first["slow"]), (4, []))
+        self.assertRegex(self.log(), rf"steps 4 to {first['last']}: .* a step.*; the plan was .*, modelled for cpu")
+        self.assertIn(f"as steps 4 to {first['last']} (", self.status()["pace"]["text"])
+
+        def slowed():
+            """Rank 1 stands still four fifths of the time."""
+            ranks[1].send_signal(signal.SIGSTOP)
+            time.sleep(0.04)
+            ranks[1].send_signal(signal.SIGCONT)
+            time.sleep(0.01)
+            return self.pace()["slow"]
+        self.until(slowed, "the slow rank was not noticed")
+        why = self.pace()["slow"][0]["why"]
+        self.assertRegex(why, r"^rank 1's (forward|backward|data and optimizer) \+\d+ %")
+        status = self.status()["pace"]
+        self.assertTrue(status["slow"])
+        self.assertIn(why, self.command("status", "run").stdout)
+        self.assertRegex(self.log(), rf"steps \d+ to \d+: \d+ % slower than steps 4 to \d+: {re.escape(why)}")
+        self.command("report", "run")
+        self.assertIn(why, (self.run_dir / "report.html").read_text())
 
     def test_a_list_of_runs_and_one_that_is_watched(self):
         process = self.start("train.steps=40", "train.grad_accum_steps=64")

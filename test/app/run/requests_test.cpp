@@ -11,8 +11,8 @@
 #include "app/run/requests.h"
 #include "app/run/run_status.h"
 #include "core/base/error.h"
-#include "test/app/captured_log.h"
 #include "test/app/small_job.h"
+#include "test/support/captured_log.h"
 #include "test/support/catch.h"
 
 using namespace pptrain;

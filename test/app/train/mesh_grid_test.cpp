@@ -8,8 +8,8 @@
 #include <sstream>
 
 #include "parallel/checkpoint/checkpoint.h"
-#include "test/app/captured_log.h"
 #include "test/app/train/mesh_grid.h"
+#include "test/support/captured_log.h"
 #include "test/support/catch.h"
 
 using namespace pptrain;

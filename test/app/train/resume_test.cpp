@@ -117,8 +117,10 @@ TEST_CASE("a run whose checkpoints are all damaged is not begun anew") {
 TEST_CASE("a start says which job, program and checkpoint the lines after it are of") {
   const std::string text = small_job_text();
   const TemporaryFolder folder;
-  run_small_job(text, folder.path() / "run", with(base, {"train.steps=2", "eval.interval=0"}));
-  run_small_job(text, folder.path() / "run", with(base, {"checkpoint.resume=auto", "eval.interval=0"}));
+  run_small_job(text, folder.path() / "run",
+                with(base, {"train.steps=2", "eval.interval=0", "data.val_fraction=0"}));
+  run_small_job(text, folder.path() / "run",
+                with(base, {"checkpoint.resume=auto", "eval.interval=0", "data.val_fraction=0"}));
   const std::vector<Json> lines = lines_of(folder.path() / "run/metrics.jsonl");
   REQUIRE(lines.size() == 8);
   CHECK(lines[0].at("start") == "new");

@@ -72,6 +72,8 @@ TEST_CASE("choose_on_gpu: a table", "[attention]") {
       {"a window", [](CallShape& c) { c.asks.window = true; }, BackEnd::flash},
       {"a softcap", [](CallShape& c) { c.asks.softcap = true; }, BackEnd::composed_blocks},
       {"a window and sinks", [](CallShape& c) { c.asks = {.window = true, .sinks = true}; },
+       BackEnd::flash_blocks},
+      {"a softcap and a window", [](CallShape& c) { c.asks = {.softcap = true, .window = true}; },
        BackEnd::composed_blocks},
       {"float32, a scale", [](CallShape& c) { c.type = at::kFloat, c.asks.scale = true; },
        BackEnd::efficient},

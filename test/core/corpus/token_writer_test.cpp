@@ -80,14 +80,16 @@ TEST_CASE("prompts have a file of their own, which an overwriting writer without
   const ScratchFolder folder;
   const auto prefix = folder.path() / "tokens";
   TokenWriter writer(prefix, 2, false);
-  writer.add(std::vector<int32_t>{1, 2, 3}, std::vector<int64_t>{2, 1}, std::vector<uint32_t>{1, 0});
+  writer.add(std::vector<int32_t>{1, 2, 3}, std::vector<int64_t>{2, 1},
+             std::vector<data::TokenRange>{{0, 1}});
+  writer.add(std::vector<int32_t>{4, 5}, std::vector<int64_t>{2}, std::vector<data::TokenRange>{{1, 2}});
   writer.finish();
   const std::string prompts = read_file(prefix.string() + ".prompts");
   std::string_view rest = prompts;
-  CHECK(rest.substr(0, 8) == std::string_view("PROMPTS\1", 8));
+  CHECK(rest.substr(0, 8) == std::string_view("PROMPTS\2", 8));
   rest.remove_prefix(8);
   CHECK(take<uint64_t>(rest) == 2);
-  CHECK(take_many<uint32_t>(rest, 2) == std::vector<uint32_t>{1, 0});
+  CHECK(take_many<int64_t>(rest, 4) == std::vector<int64_t>{0, 1, 4, 5});  // of the whole file
   CHECK(rest.empty());
   TokenWriter without(prefix, 2, true);
   without.add(std::vector<int32_t>{1}, std::vector<int64_t>{1});

@@ -32,7 +32,7 @@ Result run(const Tokenizer& tokenizer, const fs::path& folder, const std::vector
   Result result;
   uint64_t reported = 0;
   TokenWriter writer(prefix, 4, true);
-  result.progress = tokenize_files(tokenizer, files, options, writer, [&](const TokenizeProgress& progress) {
+  result.progress = tokenize_files(&tokenizer, files, options, writer, [&](const TokenizeProgress& progress) {
     CHECK(progress.bytes >= reported);
     reported = progress.bytes;
   });
@@ -50,6 +50,14 @@ Result run(const Tokenizer& tokenizer, const fs::path& folder, const std::vector
   }
   CHECK(at == ids.size());
   return result;
+}
+
+// First token and one behind the last of each.
+std::vector<int64_t> prompts_in(const fs::path& folder) {
+  const std::string bytes = read_file(folder / "out.prompts");
+  std::vector<int64_t> numbers(bytes.size() / sizeof(int64_t) - 2);
+  std::memcpy(numbers.data(), bytes.data() + 16, numbers.size() * sizeof(int64_t));
+  return numbers;
 }
 
 void write(const fs::path& path, const std::string& text) {
@@ -131,19 +139,60 @@ TEST_CASE("a prompt's tokens come first and are counted; it has the tokens befor
   const Result result = run(tokenizer, folder.path(), {folder.path() / "a.jsonl"}, options);
   REQUIRE(result.documents.size() == 3);
   CHECK(result.progress.empty == 1);
-  const std::string lengths = read_file(folder.path() / "out.prompts");
-  REQUIRE(lengths.size() == 8 + 8 + 3 * 4);
+  const std::vector<int64_t> prompts = prompts_in(folder.path());
+  REQUIRE(prompts.size() == 2 * 3);
+  int64_t before = 0;
   const std::vector<std::pair<std::string, std::string>> pairs = {
       {"Say so.", " So."}, {"", "alone"}, {"Go on.<|end_of_text|>", "of it"}};  // whose own end stays
   for (size_t i = 0; i < 3; ++i) {
     std::vector<int32_t> expected = tokenizer.encode(pairs[i].first, true);
-    uint32_t prompt = 0;
-    std::memcpy(&prompt, lengths.data() + 16 + 4 * i, sizeof(prompt));
-    CHECK(prompt == expected.size());
+    CHECK(prompts[2 * i] == before);
+    CHECK(prompts[2 * i + 1] == before + static_cast<int64_t>(expected.size()));
     tokenizer.encode(pairs[i].second, false, expected);
     expected.push_back(*options.end_id);
     CHECK(result.documents[i] == expected);
+    before += static_cast<int64_t>(expected.size());
   }
+}
+
+TEST_CASE("documents are truncated to a limit, with their prompts, and counted") {
+  const ScratchFolder folder;
+  const Tokenizer tokenizer = Tokenizer::load(definition("llama3"));
+  write(folder.path() / "a.jsonl", R"({"p": "A longer one", "c": "never seen"}
+{"p": "a", "c": "b"}
+{"p": "a", "c": "of many more tokens"})");
+  TokenizeOptions options;
+  options.format = {.kind = Kind::jsonl, .prompt_key = "p", .completion_key = "c"};
+  options.end_id = *tokenizer.id_of("<|end_of_text|>");
+  const std::vector<std::vector<int32_t>> whole =
+      run(tokenizer, folder.path(), {folder.path() / "a.jsonl"}, options).documents;
+  options.max_tokens = 4;
+  const Result result = run(tokenizer, folder.path(), {folder.path() / "a.jsonl"}, options);
+  REQUIRE(whole[1].size() == 4);  // begin, a, b, end
+  CHECK(result.progress.truncated == 2);
+  for (size_t i = 0; i < 3; ++i)
+    CHECK(result.documents[i] == std::vector<int32_t>(whole[i].begin(), whole[i].begin() + 4));
+  CHECK(prompts_in(folder.path()) == std::vector<int64_t>{0, 4, 4, 6, 8, 10});
+}
+
+TEST_CASE("lists of tokens are taken as they are, and labels say which are targets") {
+  const ScratchFolder folder;
+  write(folder.path() / "a.jsonl", R"({"ids": [5, 6, 7, 8], "labels": [-100, 6, -100, 8]}
+{"ids": [], "labels": []}
+{"ids": [9], "labels": [9]}
+{"ids": [10, 11], "labels": [-100, -100]})");
+  TokenizeOptions options;
+  options.format = {.kind = Kind::jsonl, .tokens_key = "ids", .labels_key = "labels", .vocab_size = 12};
+  options.end_id = 3;
+  TokenWriter writer(folder.path() / "out", 2, true);
+  const TokenizeProgress progress =
+      tokenize_files(nullptr, {folder.path() / "a.jsonl"}, options, writer, [](const TokenizeProgress&) {});
+  CHECK(progress.documents == 3);
+  CHECK(progress.empty == 1);
+  CHECK(progress.prompt_tokens == 4);
+  CHECK(prompts_in(folder.path()) == std::vector<int64_t>{0, 1, 2, 3, 5, 7});
+  const std::string ids = read_file(folder.path() / "out.bin");
+  CHECK(ids == std::string("\5\0\6\0\7\0\10\0\11\0\12\0\13\0", 14));
 }
 
 TEST_CASE("what is wrong with a file is said, and nothing is left behind") {
@@ -157,7 +206,8 @@ TEST_CASE("what is wrong with a file is said, and nothing is left behind") {
     options.threads = 2;
     try {
       TokenWriter writer(folder.path() / "out", 2, false);
-      tokenize_files(tokenizer, {folder.path() / "x.jsonl"}, options, writer, [](const TokenizeProgress&) {});
+      tokenize_files(&tokenizer, {folder.path() / "x.jsonl"}, options, writer,
+                     [](const TokenizeProgress&) {});
     } catch (const Error& error) {
       CHECK_FALSE(fs::exists(folder.path() / "out.bin"));
       CHECK(std::distance(fs::directory_iterator(folder.path()), {}) == 1);

@@ -331,6 +331,9 @@ TEST_CASE("context-parallel ranks share out lists of any length") {
       for (const Step& part : parts) {
         const Microbatch& own = part.microbatches[j];
         CHECK(own.segments.host_starts == first.segments.host_starts);
+        const bool full = own.segments.tokens() == options.micro_batch_size * options.seq_len;
+        if (options.lengths == Lengths::padded && !full)
+          CHECK(own.token_count() % options.pad_to_multiple_of == 0);
         CHECK_NOTHROW(tokens::check_split(*own.context, own.segments.tokens()));
         least = std::min(least, own.token_count());
         most = std::max(most, own.token_count());

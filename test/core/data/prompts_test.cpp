@@ -16,11 +16,10 @@ using pptrain::test::contains_text;
 
 namespace {
 
-// Documents of 1 to 9 tokens, of which the first up to all are a prompt. By token: is it a target?
+// Documents of 1 to 9 tokens, of which some runs are prompts. By token: is it a target?
 struct Corpus {
   ScratchFolder folder;
   std::vector<int64_t> starts{0};
-  std::vector<uint32_t> prompts;
   std::vector<bool> counts;  // by token of the stream
   std::string file;
 
@@ -29,15 +28,18 @@ struct Corpus {
     corpus::TokenWriter writer(folder.path() / "t", 2, false);
     for (int i = 0; i < 80; ++i) {
       const auto length = static_cast<int64_t>(1 + random() % 9);
-      const auto prompt = static_cast<uint32_t>(random() % static_cast<uint64_t>(length + 1));
       std::vector<int32_t> ids;
+      std::vector<TokenRange> prompts;
       for (int64_t k = 0; k < length; ++k) {
         ids.push_back(static_cast<int32_t>(counts.size() + 1));  // an id is its place and one
-        counts.push_back(k > 0 && k >= prompt);
+        const bool prompt = i % 4 != 0 && random() % 3 != 0;
+        counts.push_back(k > 0 && !prompt);
+        if (!prompt) continue;
+        if (prompts.empty() || prompts.back().end < k) prompts.push_back({k, k});
+        prompts.back().end = k + 1;
       }
-      writer.add(ids, std::vector<int64_t>{length}, std::vector<uint32_t>{prompt});
+      writer.add(ids, std::vector<int64_t>{length}, prompts);
       starts.push_back(starts.back() + length);
-      prompts.push_back(prompt);
     }
     writer.finish();
     file = (folder.path() / "t.bin").string();
@@ -65,7 +67,7 @@ struct Corpus {
 }  // namespace
 
 TEST_CASE_METHOD(Corpus, "prompts are counted and taken out as one does by hand") {
-  const Prompts all(starts, prompts);
+  const Prompts all(read_prompts(prompts_of(file), starts));
   const auto size = static_cast<int64_t>(counts.size());
   const auto is_prompt = [&](int64_t i) {
     const bool first = std::ranges::binary_search(starts, i);
@@ -119,11 +121,37 @@ TEST_CASE_METHOD(Corpus, "files of prompts that do not fit are refused") {
   CHECK_NOTHROW(fault(sound)());
   CHECK_THROWS_WITH(fault("X" + sound.substr(1))(), contains_text("does not begin as"));
   CHECK_THROWS_WITH(fault(sound.substr(0, 10))(), contains_text("does not begin as"));
-  CHECK_THROWS_WITH(fault(sound.substr(0, sound.size() - 4))(), contains_text("80 documents in "));
+  CHECK_THROWS_WITH(fault(sound.substr(0, sound.size() - 4))(), contains_text("the header promises"));
+  std::string other = sound;
+  other[7] = 3;
+  CHECK_THROWS_WITH(fault(other)(), contains_text("version 3, but only 1 and 2 are known"));
   std::string long_one = sound;
-  long_one[16] = 100;
-  CHECK_THROWS_WITH(fault(long_one)(), contains_text("document 0 has a prompt of 100 tokens"));
+  long_one[24] = 100;  // the end of the first
+  CHECK_THROWS_WITH(fault(long_one)(), contains_text("which lie in no document"));
   // They are part of the data, so that a change is noticed.
   ScratchFolder::write_file(path, sound);
   CHECK(data_files({{file}, Format::megatron}).size() == 3);
+}
+
+TEST_CASE_METHOD(Corpus, "one prompt at each document's beginning, as earlier versions wrote it") {
+  std::string bytes("PROMPTS\1", 8);
+  const auto append = [&]<typename T>(T value) {
+    bytes.append(reinterpret_cast<const char*>(&value), sizeof(T));
+  };
+  append(uint64_t{80});
+  std::vector<std::pair<int64_t, int64_t>> expected;
+  for (size_t i = 0; i < 80; ++i) {
+    const int64_t length = std::min<int64_t>(static_cast<int64_t>(i % 5), starts[i + 1] - starts[i]);
+    append(static_cast<uint32_t>(length));
+    if (length > 1) expected.emplace_back(starts[i] + 1, starts[i] + length);
+  }
+  ScratchFolder::write_file(prompts_of(file), bytes);
+  std::vector<std::pair<int64_t, int64_t>> found;
+  for (const TokenRange& prompt : read_prompts(prompts_of(file), starts))
+    found.emplace_back(prompt.begin, prompt.end);
+  CHECK(found == expected);
+  bytes[8] = 79;
+  ScratchFolder::write_file(prompts_of(file), bytes.substr(0, bytes.size() - 4));
+  CHECK_THROWS_WITH(read_prompts(prompts_of(file), starts),
+                    contains_text("79 documents, but the index has 80"));
 }

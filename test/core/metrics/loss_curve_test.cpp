@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <limits>
 #include <numeric>
 #include <string>
 #include <vector>
 
+#include "test/support/captured_log.h"
 #include "test/support/catch.h"
 
 using namespace pptrain;
@@ -36,37 +38,39 @@ TEST_CASE("a sparkline has the lowest value lowest and the highest highest") {
     CHECK(columns_of(metrics::sparkline(many, columns, true)) == columns);
 }
 
-TEST_CASE("means of a long run take no more memory than those of a short one") {
-  metrics::RunningMeans means;
-  double sum = 0;
-  for (int i = 0; i < 100'000; ++i) {
-    means.add(i);
-    sum += i;
-    if (i % 100 == 0) means.add(std::numeric_limits<double>::quiet_NaN());
-  }
-  const std::vector<double> values = means.means();
-  CHECK(values.size() <= 128);
-  CHECK(values.size() >= 64);
-  CHECK(means.first() == 0);
-  CHECK(means.last() == 99'999);
-  CHECK(std::ranges::is_sorted(values));
-  CHECK(values.front() < 100'000.0 / 64);
-  // All groups but the last are equally large.
-  const double each = values[1] - values[0];
-  for (size_t i = 2; i + 1 < values.size(); ++i) CHECK(values[i] - values[i - 1] == Approx(each));
-}
-
 TEST_CASE("the line of losses fits its columns") {
-  metrics::RunningMeans losses;
-  CHECK(metrics::loss_line(losses, 60, true).empty());
-  losses.add(5.63241);
-  CHECK(metrics::loss_line(losses, 60, true).empty());
-  for (int i = 1; i < 500; ++i) losses.add(1.5 + 4.0 / i);
-  const std::string line = metrics::loss_line(losses, 51, true);
+  std::vector<double> losses = {5.63241};
+  CHECK(metrics::loss_line(5.63241, losses, 5.63241, 60, true).empty());
+  for (int i = 1; i < 500; ++i) losses.push_back(1.5 + 4.0 / i);
+  const std::string line = metrics::loss_line(losses.front(), losses, losses.back(), 51, true);
   CHECK(columns_of(line) == 51);
   CHECK(line.starts_with("loss 5.6324 █"));
   CHECK(line.ends_with(" 1.5080"));
-  CHECK(metrics::loss_line(losses, 15, false).empty());
+  CHECK(metrics::loss_line(losses.front(), losses, losses.back(), 15, false).empty());
+}
+
+TEST_CASE("a run's end shows the losses of a long run in groups of equal size, without those not finite") {
+  const test::CapturedLog log;
+  setenv("LC_ALL", "C", 1);
+  metrics::make_loss_curve_sink()->end();
+  const auto sink = metrics::make_loss_curve_sink();
+  for (int i = 0; i < 100'000; ++i) {
+    sink->step({.loss = static_cast<double>(i)});
+    if (i % 100 == 0) sink->step({.loss = std::numeric_limits<double>::quiet_NaN()});
+  }
+  sink->end();
+  unsetenv("LC_ALL");
+  const auto lines = log.lines();
+  REQUIRE(lines.size() == 1);  // a run without losses shows nothing
+  CHECK(lines[0].starts_with("loss 0.0000 _"));
+  CHECK(lines[0].ends_with("# 99999.0000"));
+  const std::string levels = "_.-=+*%#";
+  const size_t begin = lines[0].find('_'), end = lines[0].rfind('#');
+  std::vector<size_t> heights;
+  for (size_t i = begin; i <= end; ++i) heights.push_back(levels.find(lines[0][i]));
+  CHECK(std::ranges::is_sorted(heights));
+  for (size_t level = 0; level < levels.size(); ++level)
+    CHECK(std::abs(std::ranges::count(heights, level) * 8 - static_cast<int>(heights.size())) <= 8);
 }
 
 TEST_CASE("locales say whether they take UTF-8") {

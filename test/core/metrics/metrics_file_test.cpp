@@ -167,13 +167,13 @@ TEST_CASE("records wait for room on a full disk, and a note tells of it") {
   };
   const auto handler = std::signal(SIGXFSZ, SIG_IGN);
   {
-    metrics::JsonlSink sink(folder.file(), {});
-    sink.step({.step = 1, .loss = 3});
+    const auto sink = metrics::make_jsonl_sink(folder.file(), {});
+    sink->step({.step = 1, .loss = 3});
     limit_files(fs::file_size(folder.file()) + 10);  // half a line fits
-    sink.step({.step = 2, .loss = 2});
-    sink.step({.step = 3, .loss = 1});
+    sink->step({.step = 2, .loss = 2});
+    sink->step({.step = 3, .loss = 1});
     limit_files(before.rlim_cur);
-    sink.step({.step = 4, .loss = 0.5});
+    sink->step({.step = 4, .loss = 0.5});
   }
   std::signal(SIGXFSZ, handler);
   std::vector<nlohmann::json> lines;
@@ -216,19 +216,19 @@ TEST_CASE("each start adds a header, whose lines any reader can tell from those 
       .world_size = 2,
       .layout = {{"pp", "2"}},
       .libraries = metrics::library_versions()};
-  { metrics::JsonlSink(folder.file(), start).step({.step = 1, .loss = 2.5}); }
+  metrics::make_jsonl_sink(folder.file(), start)->step({.step = 1, .loss = 2.5});
   start.step = 1;
   start.checkpoint = "runs/x/checkpoints/step_1";
   {
-    metrics::JsonlSink sink(folder.file(), start);
+    const auto sink = metrics::make_jsonl_sink(folder.file(), start);
     metrics::StepRecord record{.step = 2, .loss = 2.25};
     record.total_tokens = 1000;
     record.epoch = 1.5;
     record.data_wait_s = 0.25;
     record.save_time_s = 0.125;
     record.time = start.time;
-    sink.step(record);
-    sink.eval({.step = 2, .loss = 2.125, .tokens = 10, .time_s = 1, .time = start.time});
+    sink->step(record);
+    sink->eval({.step = 2, .loss = 2.125, .tokens = 10, .time_s = 1, .time = start.time});
   }
   std::vector<nlohmann::json> lines;
   std::ifstream in(folder.file());

@@ -74,25 +74,40 @@ std::string get(const std::string& url) {
 }  // namespace
 
 TEST_CASE("samples and labels are written as the format asks") {
-  CHECK(metrics::sample_text(std::numeric_limits<double>::quiet_NaN()) == "NaN");
-  CHECK(metrics::sample_text(-std::numeric_limits<double>::infinity()) == "-Inf");
-  CHECK(std::stod(metrics::sample_text(0.1)) == 0.1);
-  CHECK(metrics::label_text("a\\b\"c\nd") == R"(a\\b\"c\nd)");
-  CHECK(metrics::label_text("a\xFFz") == "a\xEF\xBF\xBDz");
-  metrics::Exposition text(metrics::Labels{{"run", "r\"1"}});
-  text.add("tokens_total", "Tokens.", 3);
-  text.add("part", "Parts.", 1, {{"part", "a"}});
-  text.add("part", "Parts.", 2, {{"part", "b"}});
-  CHECK(text.text() ==
-        "# HELP pptrain_tokens_total Tokens.\n# TYPE pptrain_tokens_total counter\n"
-        "pptrain_tokens_total{run=\"r\\\"1\"} 3\n"
-        "# HELP pptrain_part Parts.\n# TYPE pptrain_part gauge\n"
-        "pptrain_part{run=\"r\\\"1\",part=\"a\"} 1\npptrain_part{run=\"r\\\"1\",part=\"b\"} 2\n");
+  metrics::Listener listener = any_port();
+  const std::string url = listener.url;
+  metrics::RunHeader header;
+  header.device = "a\\b\"c\nd\xFFz";
+  const auto sink = metrics::make_prometheus_sink(std::move(listener), "r\"1", 9, header, {});
+  metrics::StepRecord record{
+      .step = 1, .loss = std::numeric_limits<double>::quiet_NaN(), .lr = 0.1, .total_tokens = 3};
+  record.grad_norm = -std::numeric_limits<double>::infinity();
+  record.bubble = metrics::Bubble{.fill = 1, .steady = 2};
+  sink->step(record);
+  const std::string page = get(url);
+  for (const std::string part :
+       {R"(device="a\\b\"c\nd)"
+        "\xEF\xBF\xBDz\"",
+        R"(
+# HELP pptrain_tokens_total Tokens that have a target, of the run so far.
+# TYPE pptrain_tokens_total counter
+pptrain_tokens_total{run="r\"1"} 3
+)",
+        R"(
+# TYPE pptrain_bubble_part_ratio gauge
+pptrain_bubble_part_ratio{run="r\"1",part="fill"} 1
+pptrain_bubble_part_ratio{run="r\"1",part="steady"} 2
+)",
+        R"(pptrain_loss_nats{run="r\"1"} NaN)", R"(pptrain_grad_norm{run="r\"1"} -Inf)",
+        R"(pptrain_learning_rate{run="r\"1"} 0.1)"}) {
+    CAPTURE(part);
+    CHECK(page.find(part) != std::string::npos);
+  }
 }
 
 TEST_CASE("requests and their answers") {
   const auto status = [](const std::string& request) {
-    return metrics::http_response(request, "text/plain", [] { return std::string("page"); }).substr(9, 3);
+    return metrics::http_response(request, [] { return std::string("page"); }).substr(9, 3);
   };
   CHECK(status("GET /metrics HTTP/1.1\r\n\r\n") == "200");
   CHECK(status("GET /metrics?name[]=a HTTP/1.0\r\nHost: a\r\n\r\n") == "200");
@@ -108,9 +123,9 @@ TEST_CASE("requests and their answers") {
   }
   CHECK(status("GET /metrics HTTP/1.1\r\n" + std::string(metrics::longest_request, 'a')) == "431");
   const auto fails = []() -> std::string { throw Error("no"); };
-  CHECK(metrics::http_response("GET /metrics HTTP/1.1\r\n\r\n", "t", fails).substr(9, 3) == "500");
+  CHECK(metrics::http_response("GET /metrics HTTP/1.1\r\n\r\n", fails).substr(9, 3) == "500");
   const std::string head =
-      metrics::http_response("HEAD /metrics HTTP/1.1\r\n\r\n", "t", [] { return std::string("page"); });
+      metrics::http_response("HEAD /metrics HTTP/1.1\r\n\r\n", [] { return std::string("page"); });
   CHECK(head.find("Content-Length: 4\r\n") != std::string::npos);
   CHECK(head.ends_with("\r\n\r\n"));
   CHECK_FALSE(metrics::is_whole_request("GET /metrics HTTP/1.1\r\nHost: x\r\n"));
@@ -123,7 +138,7 @@ TEST_CASE("the page follows the run") {
   header.step = 4;
   header.layout = {{"pp", "2"}, {"data", "secret"}};
   const metrics::StepRecord so_far{.step = 4, .skipped_steps = 1, .total_tokens = 400, .saved_step = 4};
-  metrics::PrometheusSink sink(std::move(listener), "runs/a", 9, header, so_far);
+  const auto sink = metrics::make_prometheus_sink(std::move(listener), "runs/a", 9, header, so_far);
   const std::string before = get(url);
   CHECK(before.starts_with("HTTP/1.1 200 OK\r\nContent-Type: text/plain; version=0.0.4"));
   CHECK(before.find("pptrain_tokens_total{run=\"runs/a\"} 400\n") != std::string::npos);
@@ -133,8 +148,8 @@ TEST_CASE("the page follows the run") {
   CHECK(before.find("pptrain_loss_nats") == std::string::npos);
   metrics::StepRecord record{.step = 5, .loss = 2.5, .memory_gb = 1.5, .total_tokens = 500};
   record.bubble = metrics::Bubble{.fill = 0.25};
-  sink.step(record);
-  sink.eval({.step = 5, .loss = 3});
+  sink->step(record);
+  sink->eval({.step = 5, .loss = 3});
   const std::string after = get(url);
   CHECK(after.find("pptrain_step{run=\"runs/a\"} 5\n") != std::string::npos);
   CHECK(after.find("pptrain_loss_nats{run=\"runs/a\"} 2.5\n") != std::string::npos);
@@ -153,11 +168,11 @@ TEST_CASE("a port that is taken is a fault of the job") {
 TEST_CASE("strangers neither keep the page from others nor the server from its end") {
   metrics::Listener listener = any_port();
   const std::string url = listener.url;
-  std::optional<metrics::PageServer> server(std::in_place, std::move(listener), "text/plain",
-                                            [] { return std::string(1 << 20, 'x'); });
+  metrics::RunHeader header;
+  header.layout = {{"pp", std::string(1 << 20, 'x')}};  // a page that no socket takes at once
+  auto server = metrics::make_prometheus_sink(std::move(listener), "runs/a", 9, header, {});
   std::vector<std::unique_ptr<Client>> silent;
-  for (size_t i = 0; i < 3 * metrics::PageServer::most_connections; ++i)
-    silent.push_back(std::make_unique<Client>(url));
+  for (size_t i = 0; i < 3 * 16; ++i) silent.push_back(std::make_unique<Client>(url));
   CHECK(get(url).size() > 1 << 20);  // the oldest had to go for it
   Client endless(url);
   endless.say(std::string(1 << 20, 'a'));

@@ -129,21 +129,23 @@ TEST_CASE("CRC-32C is that of RFC 3720") {
 TEST_CASE("a run's figures are scalars of its event file") {
   const ScratchFolder folder;
   const metrics::RunHeader header = header_of("node 7/a", 42);
-  metrics::TensorboardSink sink(folder.path() / "tensorboard", header);
+  const auto sink = metrics::make_tensorboard_sink(folder.path() / "tensorboard", header);
+  const fs::path file = files_in(folder.path() / "tensorboard").at(0);
   metrics::StepRecord record{.step = 300, .loss = 2.5, .grad_norm = 0.5, .lr = 1e-3, .tokens_per_s = 1000};
   record.bubble = metrics::Bubble{.fill = 0.125, .steady = 0.25};
   record.expert_loads = {{.layer = 3, .rows = {6, 2}}};
   record.time = std::chrono::system_clock::time_point(std::chrono::milliseconds(1500));
-  sink.step(record);
+  sink->step(record);
   record.loss = std::numeric_limits<double>::quiet_NaN();
-  sink.step(record);
-  sink.eval({.step = 300,
-             .loss = 2.75,
-             .tokens = 99,
-             .time_s = 0.5,
-             .sources = {{.name = "web", .sum = 30, .tokens = 10}, {.name = "chat", .sum = 8, .tokens = 4}}});
-  CHECK(sink.path().filename().string().ends_with(".node_7_a.42.0"));
-  const auto events = events_of(sink.path());
+  sink->step(record);
+  sink->eval(
+      {.step = 300,
+       .loss = 2.75,
+       .tokens = 99,
+       .time_s = 0.5,
+       .sources = {{.name = "web", .sum = 30, .tokens = 10}, {.name = "chat", .sum = 8, .tokens = 4}}});
+  CHECK(file.filename().string().ends_with(".node_7_a.42.0"));
+  const auto events = events_of(file);
   REQUIRE(events.size() == 4);
   CHECK(fields_of(events[0]).find(3)->second == "brain.Event:2");
   const auto fields = fields_of(events[1]);
@@ -168,10 +170,10 @@ TEST_CASE("a start that goes on adds a later file, which says from where") {
   const ScratchFolder folder;
   metrics::RunHeader header = header_of("h", 9);
   header.time = std::chrono::system_clock::time_point(std::chrono::seconds(1000));
-  { metrics::TensorboardSink first(folder.path(), header); }
+  metrics::make_tensorboard_sink(folder.path(), header);
   header.step = 12;
   header.pid = 1;  // sorts before the other
-  { metrics::TensorboardSink second(folder.path(), header); }
+  metrics::make_tensorboard_sink(folder.path(), header);
   const std::vector<fs::path> files = files_in(folder.path());
   REQUIRE(files.size() == 2);
   CHECK(events_of(files[0]).size() == 1);

@@ -1,6 +1,5 @@
 // What people see of a run: the line at the bottom, the lines of the log, the log's file.
 #include <spdlog/logger.h>
-#include <spdlog/sinks/ostream_sink.h>
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
@@ -9,7 +8,6 @@
 #include <limits>
 #include <memory>
 #include <regex>
-#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -18,6 +16,7 @@
 #include "core/metrics/progress_text.h"
 #include "core/metrics/terminal_sinks.h"
 #include "test/core/io/scratch_folder.h"
+#include "test/support/captured_log.h"
 #include "test/support/catch.h"
 
 using namespace pptrain;
@@ -44,27 +43,6 @@ metrics::Progress some_progress() {
 const std::vector<std::string> by_importance = {"step 120/800", "loss 1.6387", "5:12 left",
                                                 "18,102 tok/s", "[",           "norm 0.912",
                                                 "lr 3.00e-04",  "mfu 26.3%",   "mem 0.45 GB"};
-
-// Sends what is logged to a string while it lives.
-class CapturedLog {
- public:
-  CapturedLog() : before_(spdlog::default_logger()) {
-    auto sink = std::make_shared<spdlog::sinks::ostream_sink_mt>(text_);
-    sink->set_pattern("%v");
-    spdlog::set_default_logger(std::make_shared<spdlog::logger>("captured", sink));
-  }
-  ~CapturedLog() { spdlog::set_default_logger(before_); }
-  std::vector<std::string> lines() const {
-    std::vector<std::string> result;
-    std::istringstream in(text_.str());
-    for (std::string line; std::getline(in, line);) result.push_back(line);
-    return result;
-  }
-
- private:
-  std::ostringstream text_;
-  std::shared_ptr<spdlog::logger> before_;
-};
 
 std::vector<std::string> lines_of(const std::filesystem::path& file) {
   std::vector<std::string> result;
@@ -157,13 +135,13 @@ TEST_CASE("durations and numbers in words") {
 }
 
 TEST_CASE("a line of the log comes every interval, with means since the last") {
-  const CapturedLog log;
-  metrics::LineSink sink(4, 10);
+  const test::CapturedLog log;
+  const auto sink = metrics::make_line_sink(4, 10);
   for (int64_t step = 1; step <= 10; ++step) {
-    sink.step(
+    sink->step(
         {.step = step, .loss = 2, .tokens = 100, .step_time_s = step == 3 ? 5.0 : 1.0, .skipped = step == 6});
   }
-  sink.eval({.step = 10, .loss = 1.5, .tokens = 1000, .time_s = 0.5});
+  sink->eval({.step = 10, .loss = 1.5, .tokens = 1000, .time_s = 0.5});
   const auto lines = log.lines();
   REQUIRE(lines.size() == 6);
   for (const auto& [line, start] : std::vector<std::pair<size_t, std::string>>{
@@ -198,15 +176,15 @@ TEST_CASE("a line of the log fits its terminal, and off one says how long the re
 }
 
 TEST_CASE("skipped steps in a row take a line for the first, and one for all") {
-  const CapturedLog log;
-  metrics::LineSink sink(100, 100);
+  const test::CapturedLog log;
+  const auto sink = metrics::make_line_sink(100, 100);
   for (int64_t step = 1; step <= 9; ++step)
-    sink.step({.step = step,
-               .loss = 2,
-               .tokens = 100,
-               .step_time_s = 1,
-               .skipped = step == 2 || (step >= 4 && step <= 7)});
-  sink.end();
+    sink->step({.step = step,
+                .loss = 2,
+                .tokens = 100,
+                .step_time_s = 1,
+                .skipped = step == 2 || (step >= 4 && step <= 7)});
+  sink->end();
   const auto lines = log.lines();
   REQUIRE(lines.size() == 4);
   CHECK_THAT(lines[1], test::contains_text("step 2/100") && test::contains_text("SKIPPED"));

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "core/base/error.h"
+#include "core/kernels/dry_run.h"
 #include "core/nn/rope.h"
 #include "test/core/attention/attention_oracle.h"
 #include "test/core/kernels/compare.h"
@@ -63,7 +64,11 @@ Oracle plain_layer(nn::ParameterGroup& store, const nn::AttentionConfig& c, cons
         {test::rotate(heads.narrow(2, 0, turned), cos, sin), heads.narrow(2, turned, c.head_dim - turned)},
         2);
   };
-  const Tensor out = masked_attention(turn(q), turn(k), v, tokens.segments, c.scale);
+  const ScoreSettings settings{.scale = c.scale,
+                               .softcap = c.softcap,
+                               .window = c.window,
+                               .sinks = c.sinks ? weight("attn.sinks") : Tensor()};
+  const Tensor out = masked_attention(turn(q), turn(k), v, tokens.segments, settings);
   o.y = out.reshape({x.size(0), c.heads * c.head_dim}).mm(weight("attn.o.weight").t());
   if (c.o_bias) o.y = o.y + weight("attn.o.bias");
   return o;
@@ -117,6 +122,16 @@ const nn::AttentionConfig kConfigs[] = {
     {.hidden = 24,
      .heads = 4,
      .kv_heads = 2,
+     .head_dim = 16,
+     .scale = 0.3,
+     .softcap = 2,
+     .window = 9,
+     .sinks = true,
+     .init_std = 0.2,
+     .o_init_std = 0.2},
+    {.hidden = 24,
+     .heads = 4,
+     .kv_heads = 2,
      .head_dim = 10,
      .qk_norm = nn::QkNorm::head,
      .qk_norm_kind = nn::NormKind::rms_plus_one,
@@ -129,6 +144,23 @@ const nn::AttentionConfig kConfigs[] = {
      .head_dim = 10,
      .qk_norm = nn::QkNorm::head,
      .rope = -1,
+     .init_std = 0.2},
+    // As Gemma 2 and gpt-oss.
+    {.hidden = 24,
+     .heads = 4,
+     .kv_heads = 2,
+     .head_dim = 8,
+     .scale = 0.5,
+     .softcap = 2,
+     .window = 6,
+     .init_std = 0.2},
+    {.hidden = 24,
+     .heads = 4,
+     .kv_heads = 2,
+     .head_dim = 8,
+     .qkv_bias = true,
+     .window = 9,
+     .sinks = true,
      .init_std = 0.2},
 };
 
@@ -195,6 +227,29 @@ TEST_CASE("Attention: forward, backward_input, backward_weight", "[nn]") {
     CHECK(deferred.size() == 2);
     deferred.run();
     CHECK(same_bits(all_gradients(store), immediate));
+  }
+}
+
+TEST_CASE("a dry run takes every setting of attention", "[nn]") {
+  const c10::InferenceMode inference;
+  for (const nn::AttentionConfig& config : kConfigs) {
+    const kernels::DryRun run;
+    nn::ParameterGroup store;
+    nn::Attention layer(store, "attn", config);
+    store.materialise(at::kMeta, at::kBFloat16);
+    const auto options = at::TensorOptions().device(at::kMeta);
+    const nn::TokenInfo tokens{.positions = at::empty({42}, options.dtype(at::kInt)),
+                               .segments = tokens::make_segments({0, 21, 42}, at::kMeta),
+                               .ropes = tables_for(config, at::kMeta)};
+    const Tensor x = at::empty({42, config.hidden}, options.dtype(at::kBFloat16));
+    nn::Attention::Saved saved;
+    nn::WeightGradQueue queue(Mode::immediate);
+    const Tensor y = layer.forward(x, tokens, saved);
+    const Tensor dx = layer.backward_input(saved, at::empty_like(y), tokens, queue);
+    CHECK(y.sizes() == x.sizes());
+    CHECK(dx.sizes() == x.sizes());
+    const int64_t weights = 2 * config.hidden * (config.heads + config.kv_heads) * config.head_dim;
+    CHECK(run.cost().product_flops == static_cast<double>(6 * 42 * weights));
   }
 }
 

@@ -5,6 +5,7 @@
 
 #include <cmath>
 
+#include "core/kernels/dry_run.h"
 #include "test/core/kernels/compare.h"
 #include "test/support/catch.h"
 
@@ -44,6 +45,74 @@ TEST_CASE("LinearCrossEntropy: loss and gradients, whatever the chunks", "[nn]")
   CHECK(relative_error(dh, oh.grad()) < tolerance(type));
   CHECK(relative_error(weight.grad, ow.grad()) < tolerance(type));
   CHECK(relative_error(head.logits(h), ologits) < tolerance(type));
+}
+
+TEST_CASE("a cap on logits takes a second chunk of them, within the bytes of one chunk", "[nn]") {
+  const c10::InferenceMode inference;
+  const int64_t rows = 640, vocab = 1000, hidden = 8;
+  const auto options = at::TensorOptions().dtype(at::kBFloat16).device(at::kMeta);
+  const auto peak_of = [&](const nn::LogitScaling& scaling) {
+    kernels::DryRun run;
+    nn::ParameterGroup store;
+    nn::Weight& weight = store.add({{.name = "head.weight", .shape = {vocab, hidden}}});
+    store.materialise(at::kMeta, at::kBFloat16);
+    nn::LinearCrossEntropy head(weight, /*chunk_bytes=*/64 * vocab * 2, scaling);
+    const Tensor h = at::empty({rows, hidden}, options), labels = at::empty({rows}, options.dtype(at::kLong));
+    Tensor dh = at::empty_like(h);
+    const int64_t before = run.current_bytes();
+    run.reset_peak();
+    head.forward_backward(h, labels, dh);
+    return run.peak_bytes() - before;
+  };
+  CHECK(peak_of({.scale = 0.1}) == peak_of({}));
+  CHECK(peak_of({.cap = 30}) == peak_of({}));
+}
+
+TEST_CASE("label smoothing is PyTorch's, in training alone", "[nn]") {
+  at::set_num_threads(1);
+  at::manual_seed(32);
+  const auto type = GENERATE(at::kFloat, at::kBFloat16);
+  const auto chunk_bytes = GENERATE(40000, 1 << 24);
+  const double smoothing = GENERATE(0.1, 0.75);
+  const int64_t rows = 90, hidden = 24, vocab = 123;
+  nn::ParameterGroup store;
+  nn::Weight& weight = store.add({{.name = "head.weight", .shape = {vocab, hidden}, .init_std = 0.5}});
+  store.materialise(at::kCPU, type);
+  store.initialise(2);
+  const Tensor h = random({rows, hidden}, type);
+  Tensor labels = at::randint(0, vocab, {rows}, at::kLong);
+  labels.narrow(0, 40, 7).fill_(-100);
+  const Tensor oh = leaf(h), ow = leaf(weight.compute);
+  const Tensor oloss =
+      at::cross_entropy_loss(oh.mm(ow.t()), labels, {}, at::Reduction::Sum, -100, smoothing);
+  oloss.backward();
+
+  const c10::InferenceMode inference;
+  nn::LinearCrossEntropy head(weight, chunk_bytes);
+  const Tensor plain = head.forward(h, labels);
+  head.smooth_labels(smoothing);
+  CHECK(same_bits(head.forward(h, labels), plain));
+  Tensor dh = at::empty_like(h);
+  const Tensor loss = head.forward_backward(h, labels, dh);
+  CHECK(relative_error(loss, oloss) < (type == at::kFloat ? 1e-6 : 1e-3));
+  CHECK(relative_error(dh, oh.grad()) < tolerance(type));
+  CHECK(relative_error(weight.grad, ow.grad()) < tolerance(type));
+}
+
+TEST_CASE("the losses of rows add up, and are 0 without a target", "[nn]") {
+  const c10::InferenceMode inference;
+  nn::ParameterGroup store;
+  nn::Weight& weight = store.add({{.name = "head.weight", .shape = {50, 16}, .init_std = 0.5}});
+  store.materialise(at::kCPU, at::kFloat);
+  store.initialise(2);
+  nn::LinearCrossEntropy head(weight, 2000);
+  const Tensor h = random({40, 16}, at::kFloat);
+  Tensor labels = at::randint(0, 50, {40}, at::kLong);
+  labels.narrow(0, 10, 5).fill_(-100);
+  const Tensor losses = head.losses(h, labels);
+  CHECK(same_bits(losses.sum(at::kDouble), head.forward(h, labels)));
+  CHECK(losses.narrow(0, 10, 5).abs().max().item<double>() == 0);
+  CHECK(losses.narrow(0, 15, 25).min().item<double>() > 0);
 }
 
 TEST_CASE("a NaN in the hidden state is a NaN in the loss", "[nn]") {

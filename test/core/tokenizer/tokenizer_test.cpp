@@ -1,5 +1,6 @@
 #include "core/tokenizer/tokenizer.h"
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -173,4 +174,58 @@ TEST_CASE("what is wrong in a file is said with its place") {
 
   CHECK_THROWS_WITH(Tokenizer::load("/nowhere/tokenizer.json"),
                     test::contains_text("/nowhere/tokenizer.json"));
+}
+
+TEST_CASE(
+    "pieces are one text; marked ids have a byte of a marked piece, and quoted special tokens are text") {
+  const Tokenizer tokenizer = Tokenizer::load(definition("gpt2"));
+  const std::vector<Piece> pieces = {{.text = "Say:\n\n"},
+                                     {.text = "\n\nthe <|endoftext|> of it", .quoted = true, .marked = true},
+                                     {.text = "<|endoftext|>", .marked = true},
+                                     {.text = "\nth"},
+                                     {.text = "en", .marked = true},
+                                     {.text = "ce"}};
+  std::vector<int32_t> ids = {7};  // of another text
+  const std::vector<size_t> marks = tokenizer.encode_pieces(pieces, ids);
+  ids.erase(ids.begin());
+  const int32_t end = *tokenizer.id_of("<|endoftext|>");
+  CHECK(std::ranges::count(ids, end) == 1);
+  std::string all;
+  std::vector<bool> marked_bytes, marked_ids(ids.size(), false);
+  for (const Piece& piece : pieces) {
+    all += piece.text;
+    marked_bytes.insert(marked_bytes.end(), piece.text.size(), piece.marked);
+  }
+  CHECK(tokenizer.decode(ids, false) == all);
+  REQUIRE(marks.size() == 4);
+  for (size_t i = 0; i < marks.size(); i += 2) {
+    for (size_t id = marks[i]; id < marks[i + 1]; ++id) marked_ids[id] = true;
+  }
+  const std::vector<uint32_t> sizes = tokenizer.token_bytes();
+  size_t byte = 0;
+  for (size_t i = 0; i < ids.size(); ++i) {
+    const size_t size = ids[i] == end ? 13 : sizes[static_cast<size_t>(ids[i])];
+    bool any = false;
+    for (size_t k = 0; k < size; ++k) any = any || marked_bytes[byte + k];
+    CHECK(marked_ids[i] == any);
+    byte += size;
+  }
+  CHECK(byte == all.size());
+  // Without special tokens in contents the ids are those of the text.
+  const std::vector<Piece> plain = {{.text = "a <|endoftext|> b\n\n"}, {.text = "  c", .quoted = true}};
+  std::vector<int32_t> found;
+  CHECK(tokenizer.encode_pieces(plain, found).empty());
+  CHECK(found == tokenizer.encode("a <|endoftext|> b\n\n  c", false));
+}
+
+TEST_CASE("what does not say enough for pieces is refused") {
+  nlohmann::json document = small();
+  CHECK_THROWS_WITH(Tokenizer::parse(document.dump(), "t.json").require_pieces(),
+                    test::contains_text("has no decoder"));
+  document["decoder"] = {{"type", "Fuse"}};
+  CHECK_NOTHROW(Tokenizer::parse(document.dump(), "t.json").require_pieces());
+  document["added_tokens"] = {token("<x>", 3)};
+  document["added_tokens"][0]["normalized"] = true;
+  CHECK_THROWS_WITH(Tokenizer::parse(document.dump(), "t.json").require_pieces(),
+                    test::contains_text("its special token '<x>' in normalized text"));
 }

@@ -101,7 +101,7 @@ TEST_CASE("the checkpoints that stay are those that counting finds, over random 
         if (stays(disk, each.first, step, last_n, best_n)) expected.insert(each.first);
       }
       CAPTURE(run, turn, step, last_n, best_n, there);
-      REQUIRE(kept_steps(there, step, {.keep_last_n = last_n, .keep_best_n = best_n}, known) == expected);
+      REQUIRE(kept_steps(there, step, last_n, best_n, known) == expected);
       std::erase_if(disk, [&](const auto& each) { return !expected.contains(each.first); });
     }
   }

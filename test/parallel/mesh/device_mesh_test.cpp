@@ -188,7 +188,8 @@ TEST_CASE("a shape that no world has is refused with its factors") {
   REQUIRE_THROWS_AS(check_shape({.pp = 4, .dp_replicate = 4, .ep = 4}), UsageError);
   REQUIRE_THROWS_WITH(check_shape({.ep = 0}), contains_text("ep = 0"));
   REQUIRE_THROWS_WITH(check_shape({.cp = -1}), contains_text("distributed.cp = -1"));
-  REQUIRE_THROWS_WITH(check_shape({.pp = 100'000, .tp = 100'000}), contains_text("100000"));
+  REQUIRE_THROWS_WITH(check_shape({.pp = 100'000, .tp = 100'000}),
+                      contains_text("pp 100000 x dp_replicate 1 x dp_shard 1 x cp 1 x tp 100000"));
   REQUIRE_THROWS_AS(check_world_size({.dp_shard = 2, .ep = 3}, 2), UsageError);
 }
 
@@ -198,8 +199,8 @@ TEST_CASE("a shape describes itself by its factors above 1") {
 }
 
 TEST_CASE("the wrong number of processes is an error that names the factors") {
-  comm::ThreadWorld world(3);
-  const auto comm = world.rank(0);
+  const auto world = comm::make_thread_world(3);
+  const auto& comm = world[0];
   std::string message;
   try {
     const DeviceMesh mesh(*comm, {.pp = 2, .dp_replicate = 2});

@@ -13,9 +13,9 @@
 
 using namespace pptrain;
 using pipeline::compute_layer_assignment;
-using pipeline::compute_pinned_layer_assignment;
 using pipeline::explicit_layer_assignment;
 using pipeline::LayerAssignment;
+using pipeline::layout_layer_assignment;
 
 namespace {
 
@@ -112,20 +112,17 @@ TEST_CASE("no other split has a smaller largest load") {
 }
 
 TEST_CASE("pinned ends") {
-  CHECK(counts(compute_pinned_layer_assignment(8, 4, 1, 1)) == std::vector<int>{1, 3, 3, 1});
-  CHECK(counts(compute_pinned_layer_assignment(10, 4, 2, 1)) == std::vector<int>{2, 4, 3, 1});
-  CHECK(counts(compute_pinned_layer_assignment(8, 2, 7, 1)) == std::vector<int>{7, 1});
-  CHECK(counts(compute_pinned_layer_assignment(8, 1, 8, 8)) == std::vector<int>{8});
-  CHECK_THROWS_AS(compute_pinned_layer_assignment(8, 2, 6, 1), UsageError);
-  CHECK_THROWS_AS(compute_pinned_layer_assignment(4, 4, 2, 1), UsageError);
-  CHECK_THROWS_AS(compute_pinned_layer_assignment(8, 4, 0, 1), UsageError);
-  CHECK_THROWS_AS(compute_pinned_layer_assignment(8, 1, 4, 4), UsageError);
-  CHECK_THROWS_AS(compute_pinned_layer_assignment(8, 0, 1, 1), UsageError);
+  CHECK(counts(layout_layer_assignment(8, 4, "1|*|*|1")) == std::vector<int>{1, 3, 3, 1});
+  CHECK(counts(layout_layer_assignment(10, 4, "2|*|*|1")) == std::vector<int>{2, 4, 3, 1});
+  CHECK(counts(layout_layer_assignment(8, 2, "7|1")) == std::vector<int>{7, 1});
+  CHECK_THROWS_AS(layout_layer_assignment(8, 2, "6|1"), UsageError);
+  CHECK_THROWS_AS(layout_layer_assignment(4, 4, "2|*|*|1"), UsageError);
+  CHECK_THROWS_AS(layout_layer_assignment(8, 4, "0|*|*|1"), UsageError);
 }
 
 TEST_CASE("a layout string") {
   const auto split = [](int layers, int stages, const std::string& layout) {
-    return counts(pptrain::pipeline::layout_layer_assignment(layers, stages, layout));
+    return counts(layout_layer_assignment(layers, stages, layout));
   };
   CHECK(split(8, 4, "1|*|*|1") == std::vector<int>{1, 3, 3, 1});
   CHECK(split(9, 4, "*|*|*|1") == std::vector<int>{3, 3, 2, 1});
@@ -155,7 +152,7 @@ TEST_CASE("a layout string") {
                                           "(t)*99999|t"};
   for (const std::string& layout : wrong) {
     INFO(layout);
-    CHECK_THROWS_AS(pptrain::pipeline::layout_layer_assignment(8, 2, layout), UsageError);
+    CHECK_THROWS_AS(layout_layer_assignment(8, 2, layout), UsageError);
   }
 }
 

@@ -117,7 +117,7 @@ void check_layout(const Layout& layout, int64_t elements, at::ScalarType type, c
     group.initialise(5);
     const auto muon =
         optim::make_optimizer(muon_options(), group.buffers(), [&](std::vector<MatrixPart> parts) {
-          return std::make_unique<shard::MatrixExchange>(world, std::move(parts), elements);
+          return shard::make_matrix_exchange(world, std::move(parts), elements);
         });
     take_steps(group, *muon);
     const std::lock_guard lock(mutex);
@@ -173,29 +173,29 @@ TEST_CASE("each matrix is transformed once, and every holder gets its part of it
   comm::run_thread_ranks(4, [&](comm::Communicator& world) {
     const int rank = world.rank();
     const auto& own = parts[rank];
-    shard::MatrixExchange exchange(world, own);
+    const auto exchange = shard::make_matrix_exchange(world, own);
     // Element i of "a" is i, of "b" 100 + i; the transform doubles.
     const auto values = [&](size_t i) {
       const double base = own[i].name == "a" ? 0 : 100;
       return at::arange(own[i].shape.begin, own[i].shape.end, at::kFloat) + base;
     };
-    exchange.run(at::kFloat, {.read =
-                                  [&](size_t i, Tensor& to) {
-                                    to.copy_(values(i));
-                                    ++reads[rank];
-                                  },
-                              .transform =
-                                  [&](const Tensor& matrix) {
-                                    const std::lock_guard lock(mutex);
-                                    ++transformed[matrix[0][0].item<double>()];
-                                    return matrix * 2;
-                                  },
-                              .write =
-                                  [&](size_t i, const Tensor& from) {
-                                    const std::lock_guard lock(mutex);
-                                    CHECK(same_bits(from, values(i) * 2));
-                                    ++writes[rank];
-                                  }});
+    exchange(at::kFloat, {.read =
+                              [&](size_t i, Tensor& to) {
+                                to.copy_(values(i));
+                                ++reads[rank];
+                              },
+                          .transform =
+                              [&](const Tensor& matrix) {
+                                const std::lock_guard lock(mutex);
+                                ++transformed[matrix[0][0].item<double>()];
+                                return matrix * 2;
+                              },
+                          .write =
+                              [&](size_t i, const Tensor& from) {
+                                const std::lock_guard lock(mutex);
+                                CHECK(same_bits(from, values(i) * 2));
+                                ++writes[rank];
+                              }});
   });
   CHECK(transformed == std::map<double, int>{{0, 1}, {100, 1}});
   CHECK(std::accumulate(reads.begin(), reads.end(), 0) == 2 + 1);

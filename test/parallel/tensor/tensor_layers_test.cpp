@@ -13,6 +13,7 @@
 #include "core/base/error.h"
 #include "core/nn/attention.h"
 #include "core/nn/feed_forward.h"
+#include "core/nn/latent_attention.h"
 #include "core/nn/linear.h"
 #include "core/nn/rope.h"
 #include "core/nn/vocabulary.h"
@@ -153,6 +154,47 @@ TEST_CASE("ColumnLinear and RowLinear: values and gradients of the whole layer, 
   }
 }
 
+TEST_CASE("LatentAttention: values and gradients of the whole layer") {
+  at::set_num_threads(1);
+  at::manual_seed(11);
+  const auto type = GENERATE(at::kFloat, at::kBFloat16);
+  const auto mode = GENERATE(Mode::immediate, Mode::deferred);
+  const int64_t rows = 42, hidden = 40;
+  const nn::LatentAttentionConfig config{.hidden = hidden,
+                                         .heads = 4,
+                                         .q_rank = GENERATE(0, 16),
+                                         .kv_rank = 12,
+                                         .nope_dim = 8,
+                                         .rope_dim = 4,
+                                         .v_dim = 6,
+                                         .bias = true,
+                                         .init_std = 0.2,
+                                         .o_init_std = 0.2};
+  const Tensor x = random({rows, hidden}, type), dy = random({rows, hidden}, type);
+  const nn::TokenInfo tokens{.positions = at::arange(rows, at::kInt),
+                             .segments = tokens::make_segments({0, 30, 42}, at::kCPU),
+                             .ropes = {nn::make_rope_table({.dim = config.rope_dim}, rows, at::kCPU)}};
+  const Body body = [&](std::shared_ptr<const nn::Region> region) {
+    nn::ParameterGroup group;
+    nn::LatentAttention layer(group, "a", config, attention::make_local_attention(), region);
+    materialise(group, type);
+    nn::WeightGradQueue queue(mode);
+    nn::LatentAttention::Saved saved;
+    Result r;
+    r.y = layer.forward(own_rows(x, region->cut()), tokens, saved);
+    r.dx = layer.backward_input(saved, own_rows(dy, region->cut()), tokens, queue);
+    queue.run();
+    collect(group, r.grads);
+    return r;
+  };
+  const Result alone = on_ranks(1, 1, body, 0, 0);
+  for (const int size : {2, 4}) {
+    INFO(size << " ranks");
+    check(on_ranks(size, 1, body, 0, 0), alone, type == at::kFloat ? 4e-6 : 4e-2);
+  }
+  if (type == at::kFloat) CHECK_THROWS_AS(on_ranks(3, 1, body, 0, 0), Error);
+}
+
 namespace {
 
 nn::TokenInfo some_tokens(int64_t rotary_dim) {
@@ -254,6 +296,7 @@ TEST_CASE("LinearCrossEntropy by parts of the vocabulary: one loss on every rank
   const auto type = GENERATE(at::kFloat, at::kBFloat16);
   const int size = GENERATE(2, 3, 4);
   const nn::LogitScaling scaling{.scale = 0.5, .cap = GENERATE(0.0, 3.0)};
+  const double smoothing = GENERATE(0.0, 0.2);
   const int64_t vocab = 61;
   const Tensor h = random({kRows, kIn}, type);
   Tensor labels = at::randint(0, vocab, {kRows}, at::kLong);
@@ -266,11 +309,12 @@ TEST_CASE("LinearCrossEntropy by parts of the vocabulary: one loss on every rank
       materialise(group, type);
       nn::LinearCrossEntropy head(weight, vocab, region, scaling);
       head.set_chunk_bytes(chunk_bytes);
+      head.smooth_labels(smoothing);
       const Tensor own = own_rows(h, region->cut());
       Result r{.y = {}, .dx = at::empty_like(own), .grads = {}};
       const Tensor alone = head.forward(own, labels);
       r.y = head.forward_backward(own, labels, r.dx).unsqueeze(0);
-      if (!same_bits(r.y[0], alone)) throw Error("the loss depends on the gradient");
+      if (same_bits(r.y[0], alone) != (smoothing == 0)) throw Error("the loss depends on the gradient");
       const Tensor logits = head.logits(h);
       r.grads["logits"] =
           region->cut().rank == 0 ? logits.to(at::kFloat) : at::zeros_like(logits, at::kFloat);

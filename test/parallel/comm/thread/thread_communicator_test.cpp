@@ -85,9 +85,8 @@ TEST_CASE("a rank that fails does not wait for its own sums", "[clock]") {
 }
 
 TEST_CASE("a sum that a rank does not take part in ends with the timeout and says what for") {
-  ThreadWorld world(2);
-  const auto first = world.rank(0);
-  const auto second = world.rank(1);
+  const auto world = make_thread_world(2);
+  const auto& first = world[0];
   first->set_timeout(std::chrono::milliseconds(100));
   const auto work = first->iall_reduce_sum(at::zeros({100'000}));
   REQUIRE_FALSE(work->wait_for(std::chrono::milliseconds(1)));
@@ -97,9 +96,9 @@ TEST_CASE("a sum that a rank does not take part in ends with the timeout and say
 }
 
 TEST_CASE("parts that do not fit each other are an error on both sides") {
-  ThreadWorld world(2);
-  const auto first = world.rank(0);
-  const auto second = world.rank(1);
+  const auto world = make_thread_world(2);
+  const auto& first = world[0];
+  const auto& second = world[1];
   const std::vector<int64_t> none{0, 0};
   const std::vector<int64_t> three_of_first{3, 0};
   const auto sends_none = first->iall_to_all(at::zeros({0}), none, at::zeros({0}), none);
@@ -159,9 +158,9 @@ TEST_CASE("a thread that cannot be started ends the ranks that have begun") {
 }
 
 TEST_CASE("a later call sees the failure too") {
-  ThreadWorld world(2);
-  const auto first = world.rank(0);
-  const auto second = world.rank(1);
+  const auto world = make_thread_world(2);
+  const auto& first = world[0];
+  const auto& second = world[1];
   const at::Tensor tensor = at::zeros({1});
   const auto work = first->irecv(tensor, 1);
   REQUIRE_FALSE(work->done());
@@ -187,9 +186,9 @@ TEST_CASE("a wait for a silent thread ends with the timeout and says what for") 
 }
 
 TEST_CASE("a message of another size or type than its receive is an error on both sides") {
-  ThreadWorld world(2);
-  const auto sender = world.rank(0);
-  const auto receiver = world.rank(1);
+  const auto world = make_thread_world(2);
+  const auto& sender = world[0];
+  const auto& receiver = world[1];
   const auto send = sender->isend(at::zeros({3}), 1);
   const auto receive = receiver->irecv(at::zeros({4}), 0);
   REQUIRE_THROWS_WITH(send->wait({}), contains_text("3 x Float") && contains_text("4 x Float"));

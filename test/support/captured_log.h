@@ -9,6 +9,7 @@
 #include <sstream>
 #include <string>
 #include <utility>
+#include <vector>
 
 namespace pptrain::test {
 
@@ -25,6 +26,12 @@ class CapturedLog {
   CapturedLog& operator=(const CapturedLog&) = delete;
 
   std::string text() const { return text_.str(); }
+  std::vector<std::string> lines() const {
+    std::vector<std::string> result;
+    std::istringstream in(text_.str());
+    for (std::string line; std::getline(in, line);) result.push_back(line);
+    return result;
+  }
 
  private:
   std::ostringstream text_;

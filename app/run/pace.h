@@ -1,0 +1,89 @@
+// Whether a run keeps its pace: each step against the plan, or against the start's own first steps, and which
+// rank's passes make a slow step slow. It is kept in pace.json.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "app/plan/plan.h"
+#include "parallel/schedule/cost/measured_step.h"
+
+namespace pptrain::app {
+
+// What one rank does in a step, s. other_work: data, optimizer and whatever else is its own.
+enum class Share : uint8_t { forward, backward, weight_gradients, other_work, transfers, count };
+using RankShares = std::array<double, static_cast<size_t>(Share::count)>;
+
+// Of each rank of one pipeline, from its times and their split (schedule::split_step).
+std::vector<RankShares> rank_shares(const schedule::Schedule& schedule,
+                                    std::span<const schedule::RankStep> steps,
+                                    std::span<const schedule::RankTime> times);
+
+struct StepPace {
+  double seconds = 0;
+  std::vector<RankShares> ranks{};  // empty where passes are not timed, as on a GPU
+};
+
+// Steps in a row that are slow.
+struct Slowness {
+  int64_t first = 0;
+  std::optional<int64_t> last;  // nothing: they still are
+  double factor = 1;            // of the reference's step time
+  std::string why;              // "rank 3's forward +40 %"
+};
+
+struct PaceRecord {
+  double planned = 0;            // s a step; 0: there is no plan
+  std::string costs;             // that it was made with
+  int64_t first = 0, last = 0;   // the steps that others are compared with; 0: the plan itself
+  double reference = 0;          // s a step
+  std::vector<Slowness> slow{};  // the newest last
+
+  // "planned" or "steps 4 to 13".
+  std::string compared_with() const;
+};
+
+bool is_slow(const PaceRecord& record);  // at its newest steps
+// For people: how the run goes now, on one line.
+std::string describe_pace(const PaceRecord& record);
+// "steps 120 to 150 were 12 % slower than planned: rank 3's forward +40 %"
+std::string describe(const Slowness& slow, const PaceRecord& record);
+
+inline constexpr const char* pace_name = "pace.json";
+
+// Nothing where the file is not there, or is not sound.
+std::optional<PaceRecord> read_pace(const std::filesystem::path& run_dir);
+// Throws Error.
+void write_pace(const std::filesystem::path& run_dir, const PaceRecord& record);
+
+class Pace {
+ public:
+  // Steps are compared with the plan where a run measured its costs (distributed.pp_costs names a trace), and
+  // else with this start's first steps, because modelled costs may be far off. Then the plan is judged once.
+  explicit Pace(const Plan& plan);
+
+  // Steps in ascending order. Returns a line for the log, with which the record has changed; mostly "". Steps
+  // are judged in blocks, each by its median, so a few slow ones say nothing.
+  std::string take(int64_t step, const StepPace& measured);
+  const PaceRecord& record() const { return record_; }
+
+ private:
+  std::string judge(int64_t last);  // the block that ends with this step
+  std::string first_line(const StepPace& mean, double time, int64_t first, int64_t last) const;
+  std::string why(const StepPace& measured, const StepPace& expected) const;
+
+  int world_per_rank_;  // ranks of the world for one of the pipeline
+  StepPace plan_, reference_;
+  PaceRecord record_;
+  int64_t seen_ = 0;           // steps
+  bool judged_ = false;        // a block
+  std::vector<double> times_;  // of the block's steps, s
+  StepPace sum_;               // of them
+};
+
+}  // namespace pptrain::app
