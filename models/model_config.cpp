@@ -174,6 +174,19 @@ void check_heads(const config::ModelSection& m, const config::ReportConflict& re
   }
 }
 
+// No config.json of the family could say otherwise.
+void check_plain_heads(const config::ModelSection& m, const config::ReportConflict& report) {
+  const int64_t heads = m.num_attention_heads;
+  if (m.num_key_value_heads != 0 && m.num_key_value_heads != heads) {
+    report({"model.num_key_value_heads", "model.arch", "model.hf_dir"},
+           fmt::format("every head of {} has keys: remove this key", m.arch));
+  }
+  if (m.head_dim != 0 && m.head_dim * heads != m.hidden_size) {
+    report({"model.head_dim", "model.arch", "model.hf_dir"},
+           fmt::format("a head of {} has hidden_size / num_attention_heads dims: remove this key", m.arch));
+  }
+}
+
 void check_positions(const config::ModelSection& m, int64_t seq_len, const config::ReportConflict& report) {
   const config::RopeScaling& rope = m.rope_scaling;
   if (rope.rope_type == config::RopeType::llama3 && rope.high_freq_factor <= rope.low_freq_factor) {
@@ -226,6 +239,7 @@ void finish_model(config::ModelSection& section, int64_t seq_len, const config::
   const Architecture& architecture = find_architecture(section.arch);
   check_sizes(section, architecture, report);
   check_heads(section, report);
+  if (architecture.plain_heads) check_plain_heads(section, report);
   check_experts(section, architecture, report);
   check_biases(section, architecture, report);
   check_layers(section, architecture, report);

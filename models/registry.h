@@ -70,6 +70,8 @@ struct Architecture {
   bool experts_of_mlp_width = false;
   bool has_attention_bias = true;  // [model] may ask for it
   bool has_mlp_bias = false;
+  // Every head has keys, and together they are as wide as the residual stream.
+  bool plain_heads = false;
   bool has_window = false;
   bool has_partial_rotation = false;
   bool has_local_rope = false;  // layers with a window have rotary frequencies of their own

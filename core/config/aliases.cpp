@@ -374,6 +374,8 @@ constexpr Alias values[] = {
     {"model.arch=gpt2lmheadmodel", "gpt2"},
     {"model.arch=gptneoxforcausallm", "gpt_neox"},
     {"model.arch=pythia", "gpt_neox"},
+    {"model.arch=qwen2moeforcausallm", "qwen2_moe"},
+    {"model.arch=gptossforcausallm", "gpt_oss"},
     {"model.init=pretrained", "hf"},
     {"model.init=huggingface", "hf"},
 };

@@ -56,9 +56,8 @@ void add_model_sizes(SectionFields<ModelSection>& model) {
       .between(0, max_size);
   model
       .add("intermediate_size", &ModelSection::intermediate_size,
-           "Inner width of the MLP; of the dense layers of qwen2_moe and qwen3_moe; of each expert of "
-           "mixtral and "
-           "gpt_oss. 0: from hf_dir.")
+           "Inner width of the MLP; of the dense layers of qwen2_moe and qwen3_moe; of each expert of mixtral "
+           "and gpt_oss. 0: from hf_dir.")
       .between(0, max_size)
       .only_if("layers that have an MLP, or the experts of mixtral or gpt_oss",
                {"model.decoder_sparse_step", "model.mlp_only_layers", "model.arch"}, has_intermediate_size);
@@ -152,21 +151,23 @@ void add_experts(SectionFields<ModelSection>& model) {
       .decides(Effect::course);
 }
 
+bool has_rotary_embeddings(const JobConfig& job) {
+  return job.model.arch != "gpt2";
+}
+
 // Where attention looks, and what turns queries and keys. Names are those of Hugging Face's config.json.
 void add_windows(SectionFields<ModelSection>& model) {
   const std::string arch = "model.arch";
   model
       .add("sliding_window", &ModelSection::sliding_window,
            "Keys that a token sees in layers with a sliding window, its own among them. 0: from hf_dir, else "
-           "no "
-           "window.")
+           "no window.")
       .between(0, max_size)
       .only_with(arch, {"qwen2", "mistral", "gemma2", "gemma3_text", "phi3", "gpt_oss"});
   model
       .add("layer_types", &ModelSection::layer_types,
-           "sliding_attention or full_attention for each layer. Empty: of gemma2 every second layer is full, "
-           "of "
-           "gemma3_text every sixth, of qwen2 none.")
+           "sliding_attention or full_attention for each layer. Empty: every second layer of gemma2 and gpt_oss "
+           "and every sixth of gemma3_text is full, none of qwen2.")
       .one_of({"sliding_attention", "full_attention"})
       .or_empty()
       .only_if("sliding_window > 0 and an arch whose layers may differ",
@@ -201,7 +202,7 @@ void add_scales(SectionFields<ModelSection>& model) {
       .add("attn_logit_softcapping", &ModelSection::attn_logit_softcapping,
            "Bounds attention's scores s to c * tanh(s / c). 0: not.")
       .between(0, 1e6)
-      .only_with(arch, {"gemma2", "gemma3_text"});
+      .only_with(arch, {"gemma2"});
   model
       .add("final_logit_softcapping", &ModelSection::final_logit_softcapping,
            "Bounds the logits in the same way. 0: not.")
@@ -243,9 +244,8 @@ void add_model(std::vector<Option>& options) {
       options, "model", [](JobConfig& j) -> ModelSection& { return j.model; }, Effect::model);
   model
       .add("arch", &ModelSection::arch,
-           "Architecture, by its name in transformers. SmolLM2 and models built like Llama are llama; "
-           "Phi-4-mini is "
-           "phi3, Pythia gpt_neox. With hf_dir, config.json says it.")
+           "Architecture, by its name in transformers. SmolLM2 and models built like Llama are llama; Phi-4-mini "
+           "is phi3, Pythia gpt_neox. With hf_dir, config.json says it.")
       .one_of({"llama", "qwen3", "qwen3_moe", "mixtral", "qwen2", "mistral", "gemma2", "gemma3_text", "olmo2",
                "phi3", "smollm3", "granite", "gpt2", "gpt_neox", "qwen2_moe", "gpt_oss"});
   model
@@ -265,7 +265,9 @@ void add_model(std::vector<Option>& options) {
       .only_with("model.init", {"random"})
       .decides(Effect::none);
   add_model_sizes(model);
-  model.add("rope_theta", &ModelSection::rope_theta, "Base of the rotary frequencies.").above(0);
+  model.add("rope_theta", &ModelSection::rope_theta, "Base of the rotary frequencies.")
+      .above(0)
+      .only_if("rotary embeddings", {"model.arch"}, has_rotary_embeddings);
   model
       .add("rms_norm_eps", &ModelSection::rms_norm_eps,
            "Added to the mean square in every RMSNorm, to the variance in every LayerNorm.")
@@ -315,8 +317,8 @@ void add_rope_scaling(std::vector<Option>& options) {
       "rope_type", &RopeScaling::rope_type,
       "How rotary frequencies are scaled: default does not, linear divides all by factor, dynamic raises "
       "rope_theta for sequences beyond max_position_embeddings, llama3 divides the low ones (Llama 3.1), "
-      "yarn "
-      "(arXiv 2309.00071) too, longrope (arXiv 2402.13753) divides each by a factor of its own.");
+      "yarn (arXiv 2309.00071) too, longrope (arXiv 2402.13753) divides each by a factor of its own.")
+      .only_if("rotary embeddings", {"model.arch"}, has_rotary_embeddings);
   rope.add("factor", &RopeScaling::factor, "The context's length divided by the original one.")
       .at_least(1)
       .only_with(type, {"linear", "llama3", "dynamic", "yarn", "longrope"});

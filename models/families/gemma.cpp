@@ -27,7 +27,6 @@ constexpr HfKey gemma2_keys[] = {
 constexpr HfKey gemma3_keys[] = {
     {"query_pre_attn_scalar", &M::query_pre_attn_scalar, 256},
     {"sliding_window", &M::sliding_window, 4096},
-    {"attn_logit_softcapping", &M::attn_logit_softcapping, 0, /*null_is_zero=*/true},
     {"final_logit_softcapping", &M::final_logit_softcapping, 0, /*null_is_zero=*/true},
     {"tie_word_embeddings", &M::tie_word_embeddings, true},
 };
@@ -53,6 +52,8 @@ void read_gemma2(const HfJson& json, M& model) {
 // Older files say which layers are full by sliding_window_pattern.
 void read_gemma3(const HfJson& json, M& model) {
   read_gemma2(json, model);
+  if (json.has("attn_logit_softcapping"))
+    json.fail("attn_logit_softcapping", "Gemma 3 bounds no scores, and transformers reads the key over; set it to null");
   const int64_t period = json.size("sliding_window_pattern", gemma3_decoder.full_attention_every);
   for (int64_t i = std::ssize(model.layer_types); i < model.num_hidden_layers; ++i)
     model.layer_types.emplace_back((i + 1) % period == 0 ? full_attention : sliding_attention);

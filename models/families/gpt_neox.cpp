@@ -51,6 +51,7 @@ constinit const Architecture gpt_neox = {
                 .activation = nn::Activation::gelu,
                 .gated = false,
                 .mlp_bias = true},
+    .plain_heads = true,
     .has_partial_rotation = true,
     .hf_keys = gpt_neox_keys,
     .hf_max_positions = 2048,

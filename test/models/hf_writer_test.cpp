@@ -29,7 +29,7 @@ void add_own_settings(ModelSection& m) {
   }
   if (arch.starts_with("gemma")) {
     m.query_pre_attn_scalar = 20;
-    m.attn_logit_softcapping = 4;
+    if (arch == "gemma2") m.attn_logit_softcapping = 4;
     m.final_logit_softcapping = 6;
   }
   if (arch == "gemma3_text") m.rope_local_base_freq = 1234.5;

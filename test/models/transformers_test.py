@@ -293,7 +293,7 @@ class TransformersTest(unittest.TestCase):
     def test_families_otherwise(self):
         cases = [("qwen2", {"use_sliding_window": False, "tie_word_embeddings": True}),
                  ("gemma2", {"attn_logit_softcapping": None, "final_logit_softcapping": None, "attention_bias": True}),
-                 ("gemma3_text", {"attn_logit_softcapping": 3.0, "final_logit_softcapping": 5.0}),
+                 ("gemma3_text", {"final_logit_softcapping": 5.0, "attention_bias": True}),
                  ("phi3", {"original_max_position_embeddings": 64, "tie_word_embeddings": True}),
                  ("gpt2", {"tie_word_embeddings": False}),
                  ("gpt_neox", {"use_parallel_residual": False, "attention_bias": False})]
