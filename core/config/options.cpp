@@ -267,7 +267,7 @@ void add_model(std::vector<Option>& options) {
   add_model_sizes(model);
   model.add("rope_theta", &ModelSection::rope_theta, "Base of the rotary frequencies.")
       .above(0)
-      .only_if("rotary embeddings", {"model.arch"}, has_rotary_embeddings);
+      .only_if("an arch with rotary embeddings", {"model.arch"}, has_rotary_embeddings);
   model
       .add("rms_norm_eps", &ModelSection::rms_norm_eps,
            "Added to the mean square in every RMSNorm, to the variance in every LayerNorm.")
@@ -318,7 +318,7 @@ void add_rope_scaling(std::vector<Option>& options) {
       "How rotary frequencies are scaled: default does not, linear divides all by factor, dynamic raises "
       "rope_theta for sequences beyond max_position_embeddings, llama3 divides the low ones (Llama 3.1), "
       "yarn (arXiv 2309.00071) too, longrope (arXiv 2402.13753) divides each by a factor of its own.")
-      .only_if("rotary embeddings", {"model.arch"}, has_rotary_embeddings);
+      .only_if("an arch with rotary embeddings", {"model.arch"}, has_rotary_embeddings);
   rope.add("factor", &RopeScaling::factor, "The context's length divided by the original one.")
       .at_least(1)
       .only_with(type, {"linear", "llama3", "dynamic", "yarn", "longrope"});

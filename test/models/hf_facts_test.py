@@ -41,7 +41,7 @@ FACTS = {
     "initializer_range": 0.03, "rms_norm_eps": 1e-4, "tie_word_embeddings": True, "attention_bias": True,
     "mlp_bias": True, "num_experts_per_tok": 3, "num_experts": 12, "num_local_experts": 14,
     "moe_intermediate_size": 96, "norm_topk_prob": True, "decoder_sparse_step": 2, "mlp_only_layers": [1, 3],
-    "n_embd": 384, "n_inner": 320, "n_layer": 5, "n_head": 12, "n_positions": 777, "layer_norm_epsilon": 1e-4,
+    "n_embd": 384, "n_inner": 320, "n_layer": 5, "n_head": 8, "n_positions": 777, "layer_norm_epsilon": 1e-4,
     "layer_norm_eps": 1e-4, "query_pre_attn_scalar": 99, "attn_logit_softcapping": 7.0, "final_logit_softcapping": 9.0,
     "embedding_multiplier": 3.0, "attention_multiplier": 0.3, "residual_multiplier": 0.3, "logits_scaling": 3.0,
     "shared_expert_intermediate_size": 77, "swiglu_limit": 5.0, "use_parallel_residual": False, "no_rope_layers": [1, 1, 0, 1, 0, 1], "no_rope_layer_interval": 3,

@@ -89,7 +89,7 @@ TEST_CASE("settings that contradict each other are laid at the key to change") {
       {"arch = 'gpt_neox'\nhead_dim = 8\n", "job.toml:12:12: model.head_dim: a head of gpt_neox has"},
       {"arch = 'gpt2'\nrope_theta = 500.0\n", "job.toml:12:14: model.rope_theta: "},
       {"arch = 'gpt2'\nrope_scaling = {rope_type = 'linear', factor = 2.0}\n",
-       "job.toml:12:30: model.rope_scaling.rope_type: "},
+       "job.toml:12:29: model.rope_scaling.rope_type: "},
       {"arch = 'gemma2'\nsliding_window = 8\nlayer_types = ['full_attention']\n",
        "job.toml:13:15: model.layer_types: has 1 entries for num_hidden_layers = 4"},
       {"arch = 'gpt_neox'\npartial_rotary_factor = 0.2\n",
