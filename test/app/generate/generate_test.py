@@ -148,11 +148,10 @@ class Generate(unittest.TestCase):
             with tempfile.TemporaryDirectory() as path, self.subTest(model=name):
                 folder = pathlib.Path(path)
                 model, _ = self.prepare(folder, name)
-                prompts = [x for p in PROMPTS for x in ("--prompt-ids", ",".join(map(str, p)))]
-                done = self.pptrain("generate", *self.settings(folder, [f'model.hf_dir="{folder}/hf"']), *prompts,
-                                    "--greedy", "--json", "--max-tokens", TOKENS)
-                self.assertEqual([json.loads(line)["ids"] for line in done.stdout.splitlines()],
-                                 [greedy(model, prompt) for prompt in PROMPTS])
+                done = self.pptrain("generate", *self.settings(folder, [f'model.hf_dir="{folder}/hf"']),
+                                    "--prompt-ids", ",".join(map(str, PROMPTS[0])), "--greedy", "--json",
+                                    "--max-tokens", TOKENS)
+                self.assertEqual(json.loads(done.stdout)["ids"], greedy(model, PROMPTS[0]))
 
     def test_eval_equals_transformers(self):
         for name in ("llama", "qwen3_moe"):
