@@ -47,10 +47,11 @@ StageSlice whole_model(const ModelConfig& model);
 // Stage `index` of the assignment; the embedding is on stage 0, the head on the last one.
 StageSlice stage_slice(const pipeline::LayerAssignment& assignment, int index);
 
-// Parameters, by global name: `embed.weight`; `layers.N.{attn_norm,mlp_norm}.weight`,
+// Parameters, by global name: `embed.weight`, `embed_positions.weight`;
+// `layers.N.{attn_norm,attn_post_norm,mlp_norm,mlp_post_norm}.{weight,bias}`,
 // `layers.N.attn.{q,k,v,o}.{weight,bias}`, `layers.N.attn.{q_norm,k_norm}.weight`,
 // `layers.N.mlp.{gate,up,down}.{weight,bias}`, or in a sparse layer `layers.N.mlp.router.{weight,bias}` and
-// `layers.N.mlp.experts.E.{gate,up,down}.weight`; `norm.weight`, `head.weight`.
+// `layers.N.mlp.experts.E.{gate,up,down}.weight`; `norm.{weight,bias}`, `head.weight`.
 //
 // With tied embeddings the stage with the head holds its own copy, `head.weight`, also where it holds the
 // embedding: the two uses have a gradient accumulator each on every layout, so that their sum has the same

@@ -210,10 +210,10 @@ StageFootprint extended(const StageFootprint& a, const StageFootprint& b, int n,
 }  // namespace
 
 Footprints::Kind Footprints::kind_of(const models::StageSlice& slice) const {
-  std::vector<bool> sparse;
+  std::vector<std::pair<bool, models::LayerKind>> layers;
   for (int layer = slice.first_layer; layer < slice.end_layer; ++layer)
-    sparse.push_back(model_.sparse.contains(layer));
-  return {std::move(sparse), slice.embedding, slice.head};
+    layers.emplace_back(model_.sparse.contains(layer), model_.kind(layer));
+  return {std::move(layers), slice.embedding, slice.head};
 }
 
 const StageFootprint& Footprints::of(const models::StageSlice& slice) const {

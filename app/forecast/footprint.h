@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <map>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "core/kernels/cost.h"
@@ -94,8 +95,9 @@ class Footprints {
  public:
   Footprints(const models::ModelConfig& model, const BatchShape& batch) : model_(model), batch_(batch) {}
 
-  // Which layers have experts, embedding, head: where they begin changes nothing else.
-  using Kind = std::tuple<std::vector<bool>, bool, bool>;
+  // Which layers have experts and how their attention differs, embedding, head: where they begin changes
+  // nothing else.
+  using Kind = std::tuple<std::vector<std::pair<bool, models::LayerKind>>, bool, bool>;
 
   const StageFootprint& of(const models::StageSlice& slice) const;
   Kind kind_of(const models::StageSlice& slice) const;  // stages of one kind have one footprint
