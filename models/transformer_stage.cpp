@@ -215,9 +215,10 @@ at::Tensor TransformerStage::forward(int microbatch, const data::Microbatch& dat
     nn::Norm::Saved saved;
     const at::Tensor normed = norm_->forward(residual.stream, std::move(residual.delta), saved);
     at::Tensor dh = at::empty_like(normed);
-    with(head_groups_, nn::Use::backward,
-         [&] { microbatch_losses_[microbatch] = head_->forward_backward(normed, data.labels, dh); });
-    add_loss(microbatch_losses_[microbatch]);
+    at::Tensor loss;
+    with(head_groups_, nn::Use::backward, [&] { loss = head_->forward_backward(normed, data.labels, dh); });
+    if (keeps_losses_) microbatch_losses_[microbatch] = loss;
+    add_loss(loss);
     record.dy = norm_->backward(saved, dh, {});
   });
   return {};

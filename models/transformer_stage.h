@@ -106,7 +106,9 @@ class TransformerStage final : public pipeline::Stage {
   void backward_weight(int microbatch) override;
 
   double take_loss() override;
-  // The part of it that each microbatch of the last step of forward() added, of `count` of them.
+  // The part of it that each microbatch of the last step of forward() added, of `count` of them, after
+  // keep_microbatch_losses().
+  void keep_microbatch_losses() { keeps_losses_ = true; }
   std::vector<double> microbatch_losses(int64_t count) const;
   void discard() override;
   nn::ParameterStore& parameters() override { return store_; }
@@ -192,6 +194,7 @@ class TransformerStage final : public pipeline::Stage {
   std::map<int, Record> records_;
   std::map<int, PendingWeights> pending_;
   at::Tensor loss_;  // float64 scalar on the device, undefined when nothing was added
+  bool keeps_losses_ = false;
   std::map<int, at::Tensor> microbatch_losses_;  // last stage: float64 scalars
   LossListener loss_listener_;
 };
