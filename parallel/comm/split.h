@@ -49,20 +49,16 @@ inline uint64_t mix(uint64_t x) {
   return x ^ (x >> 31);
 }
 
-// Of the groups made of one communicator, by one rank of it.
-class GroupNumbers {
- public:
-  // Of the next group of `members`: the same on all of them, and another one than of other lists and of
-  // earlier groups of the same list.
-  uint64_t next(std::span<const int> members) {
-    uint64_t list = members.size();
-    for (const int member : members) list = mix(list + static_cast<uint64_t>(member) + 1);
-    return mix(list + ++made_[list]);
-  }
+// How many groups one rank of a communicator has made of it, by their list of members.
+using GroupCounts = std::unordered_map<uint64_t, uint64_t>;
 
- private:
-  std::unordered_map<uint64_t, uint64_t> made_;  // groups, by their list
-};
+// Of the next group of `members`: the same on all of them, and another one than of other lists and of earlier
+// groups of the same list.
+inline uint64_t next_group(std::span<const int> members, GroupCounts& made) {
+  uint64_t list = members.size();
+  for (const int member : members) list = mix(list + static_cast<uint64_t>(member) + 1);
+  return mix(list + ++made[list]);
+}
 
 // The ranks of `comm` that have the colour of this one, in their order. color(rank): the same on all ranks.
 // Collective over `comm`; nothing is exchanged to agree on the colours.
