@@ -166,9 +166,7 @@ Prediction predict(const Plan& plan, const CostModel& costs) {
     p.optimizer_time.push_back(own.seconds);
   const double slowest = std::ranges::max(p.optimizer_time);
   if (plan.job.optimizer.post_validation) {
-    p.step_time =
-        schedule::steady_step_time(plan.schedule, p.costs, schedule::StepBoundary::post_validation) +
-        costs.overhead() + slowest;
+    p.step_time = schedule::post_validated_step_time(plan.schedule, p.costs) + costs.overhead() + slowest;
   } else {
     p.step_time = p.pipeline.step_time + costs.norm_exchange() + costs.overhead() + slowest;
   }
