@@ -329,10 +329,7 @@ void Requests::saved(int64_t step, const std::filesystem::path& folder, const st
 }
 
 Divergence::Divergence(const config::TrainSection& train, checkpoint::RunState& state)
-    : watch_({.steps = train.divergence_steps,
-              .window = train.divergence_window,
-              .width = train.divergence_band}),
-      state_(state) {}
+    : watch_(train.divergence_steps, train.divergence_window, train.divergence_band), state_(state) {}
 
 void Divergence::restore() {
   watch_.restore({state_.recent_losses, state_.losses_above, state_.above_since});
