@@ -50,7 +50,7 @@ class ReplaceDecoder : public EachAlone {
     std::string out;
     Pattern::Search search(pattern_, token, has_newer_character(token));
     size_t copied = 0;
-    while (const std::optional<Match> match = search.next()) {
+    while (const std::optional<TextRange> match = search.next()) {
       out.append(token, copied, match->begin - copied);
       out += content_;
       copied = match->end;

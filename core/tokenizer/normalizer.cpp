@@ -92,7 +92,7 @@ class Replace : public NormalizerStep {
     Pattern::Search search(pattern_, text, has_newer_character(text));
     size_t copied = 0;
     bool changed = false;
-    while (const std::optional<Match> match = search.next()) {
+    while (const std::optional<TextRange> match = search.next()) {
       out += text.substr(copied, match->begin - copied);
       out += content_;
       copied = match->end;

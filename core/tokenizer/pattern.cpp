@@ -93,7 +93,7 @@ Pattern Pattern::literal(std::string_view text) {
 Pattern::Search::Search(const Pattern& pattern, std::string_view text, bool newer)
     : pattern_(pattern), text_(text), newer_(newer) {}
 
-std::optional<Match> Pattern::Search::next() {
+std::optional<TextRange> Pattern::Search::next() {
   const Code& code = newer_ && pattern_.exact_ ? *pattern_.exact_ : *pattern_.plain_;
   Workspace& own = workspace();
   const auto match = code.jit ? pcre2_jit_match : pcre2_match;
@@ -107,7 +107,7 @@ std::optional<Match> Pattern::Search::next() {
                       pattern_.shown_, at_, text_.size(), reason(found)));
     }
     const size_t* bounds = pcre2_get_ovector_pointer(own.data.get());
-    const Match result{bounds[0], bounds[1]};
+    const TextRange result{bounds[0], bounds[1]};
     if (result.begin != result.end || last_end_ != result.end) {
       at_ = result.end;
       last_end_ = result.end;

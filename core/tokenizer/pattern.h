@@ -14,8 +14,9 @@
 
 namespace pptrain::tokenizer {
 
-struct Match {
-  size_t begin, end;  // bytes
+// The bytes [begin, end) of a text.
+struct TextRange {
+  size_t begin = 0, end = 0;
 };
 
 // Immutable; any number of threads may search at once.
@@ -35,7 +36,7 @@ class Pattern {
     // `newer`: has_newer_character(text), or of a text that this one is a part of.
     Search(const Pattern& pattern, std::string_view text, bool newer);
     // Throws Error where the search takes too much memory or too many steps.
-    std::optional<Match> next();
+    std::optional<TextRange> next();
 
    private:
     const Pattern& pattern_;

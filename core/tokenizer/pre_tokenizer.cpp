@@ -157,7 +157,7 @@ class Split : public PreTokenizerStep {
   template <typename Take>
   static void each_part(Pattern::Search& search, size_t size, const Take& take) {
     size_t done = 0;
-    while (const std::optional<Match> match = search.next()) {
+    while (const std::optional<TextRange> match = search.next()) {
       if (done != match->begin) take(done, match->begin, false);
       take(match->begin, match->end, true);
       done = match->end;
