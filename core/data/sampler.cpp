@@ -11,7 +11,7 @@
 #include <string>
 
 #include "core/base/error.h"
-#include "core/data/split_mix.h"
+#include "core/base/split_mix.h"
 
 namespace pptrain::data {
 

@@ -188,16 +188,11 @@ class RowSource final : public StepSource {
 
 }  // namespace
 
-std::shared_ptr<const StepSource> make_row_source(std::vector<TokenDataset> streams,
-                                                  const LoaderOptions& options) {
-  return std::make_shared<const RowSource>(std::move(streams), options);
-}
-
 std::shared_ptr<const StepSource> make_step_source(std::vector<TokenDataset> streams,
                                                    const LoaderOptions& options) {
   check(options);
-  return options.whole_documents() ? make_document_source(std::move(streams), options)
-                                   : make_row_source(std::move(streams), options);
+  if (options.whole_documents()) return make_document_source(std::move(streams), options);
+  return std::make_shared<const RowSource>(std::move(streams), options);
 }
 
 }  // namespace pptrain::data

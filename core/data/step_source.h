@@ -35,9 +35,7 @@ class StepSource {
 std::shared_ptr<const StepSource> make_step_source(std::vector<TokenDataset> streams,
                                                    const LoaderOptions& options);
 
-// The two kinds: rows cut from the streams, and whole documents.
-std::shared_ptr<const StepSource> make_row_source(std::vector<TokenDataset> streams,
-                                                  const LoaderOptions& options);
+// The kind that keeps documents whole.
 std::shared_ptr<const StepSource> make_document_source(std::vector<TokenDataset> streams,
                                                        const LoaderOptions& options);
 

@@ -12,9 +12,9 @@
 
 #include "core/base/error.h"
 #include "core/base/source_files.h"
+#include "core/base/split_mix.h"
 #include "core/data/document_index.h"
 #include "core/data/npy_header.h"
-#include "core/data/split_mix.h"
 #include "core/io/paths.h"
 
 namespace pptrain::data {

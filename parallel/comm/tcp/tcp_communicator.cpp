@@ -93,7 +93,7 @@ class TcpCommunicator final : public MessageCommunicator {
     const int place = place_in_group(members, rank_, size());
     std::vector<int> ranks;
     for (const int member : members) ranks.push_back((*members_)[member]);
-    return std::make_unique<TcpCommunicator>(engine_, mix(channel_ ^ next_group(members, groups_)),
+    return std::make_unique<TcpCommunicator>(engine_, split_mix(channel_ ^ next_group(members, groups_)),
                                              std::make_shared<const std::vector<int>>(std::move(ranks)),
                                              place, timeout());
   }
@@ -117,7 +117,7 @@ class TcpCommunicator final : public MessageCommunicator {
   int world_rank() const { return (*members_)[rank_]; }
 
   std::unique_ptr<Communicator> on_lane(Lane lane) const override {
-    const uint64_t channel = mix(channel_ + ((uint64_t{1} << 63) | static_cast<uint64_t>(lane)));
+    const uint64_t channel = split_mix(channel_ + ((uint64_t{1} << 63) | static_cast<uint64_t>(lane)));
     return std::make_unique<TcpCommunicator>(engine_, channel, members_, rank_, timeout());
   }
 
