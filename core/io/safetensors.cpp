@@ -364,15 +364,4 @@ uint64_t SafetensorsWriter::finish() {
   return size_;
 }
 
-void write_safetensors(const std::filesystem::path& path,
-                       const std::vector<std::pair<std::string, at::Tensor>>& tensors,
-                       const Metadata& metadata) {
-  std::vector<TensorSpec> specs;
-  for (const auto& [name, tensor] : tensors)
-    specs.push_back({name, tensor.scalar_type(), tensor.sizes().vec()});
-  SafetensorsWriter writer(path, specs, metadata);
-  for (const auto& [name, tensor] : tensors) writer.write(name, tensor);
-  writer.finish();
-}
-
 }  // namespace pptrain::io

@@ -91,11 +91,6 @@ class SafetensorsWriter {
   uint64_t size_ = 0;
 };
 
-// All at once.
-void write_safetensors(const std::filesystem::path& path,
-                       const std::vector<std::pair<std::string, at::Tensor>>& tensors,
-                       const Metadata& metadata = {});
-
 // A memory-mapped file whose header was checked: at most 100,000,000 bytes of JSON, known types, shapes
 // without overflow that fit their offsets, offsets without gap or overlap from 0 to the end of the file, no
 // repeated key, metadata of strings. Every Error names the file, and the tensor where it is about one.

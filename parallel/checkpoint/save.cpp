@@ -346,17 +346,6 @@ void save(comm::Communicator& world, const SaveOptions& options, const RunState&
   save_snapshot(world, options, terms, state, snapshot);
 }
 
-void save(comm::Communicator& world, const fs::path& root, const RunState& state, const Layout& layout,
-          const std::string& job_toml, const std::vector<StageContents>& stages, int64_t keep_last_n) {
-  const SaveOptions options{.root = root,
-                            .layout = layout,
-                            .job_toml = job_toml,
-                            .keep_last_n = keep_last_n,
-                            .keep = {},
-                            .warn = {}};
-  save(world, options, state, stages);
-}
-
 std::unique_ptr<comm::Communicator> patient(comm::Communicator& world) {
   auto comm = world.host().duplicate();
   comm->set_timeout(std::chrono::hours(24));
