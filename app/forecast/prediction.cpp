@@ -141,7 +141,7 @@ std::vector<RankBytes> rank_bytes(const CostModel& costs, const pipeline::LayerA
   const std::vector<OptimizerCost> optimizers = optimizer_costs(costs, layers, schedule);
   const auto peaks = schedule::peak_bytes(schedule, stages);
   for (size_t rank = 0; rank < ranks.size(); ++rank) {
-    const schedule::MemorySplit& peak = peaks[rank].peak;
+    const schedule::MemorySplit& peak = peaks[rank];
     ranks[rank].gathered = peak.gathered;
     ranks[rank].gradients += peak.reducing;
     ranks[rank].optimizer = optimizers[rank].held;
