@@ -5,56 +5,142 @@
 #include <utility>
 
 #include "core/base/error.h"
+#include "core/kernels/dry_run.h"
 #include "core/nn/feed_forward.h"
 
 namespace pptrain::models {
 
-// Experts take a rank's own rows, outside of the region of tensor-parallel ranks.
+namespace {
+
+using at::Tensor;
+
+std::optional<nn::Norm> make_norm(nn::ParameterGroup& group, const std::string& name,
+                                  const BlockConfig& config, NormPlaces unless, const Seams& seams) {
+  if (config.norms == unless) return std::nullopt;
+  return nn::Norm(group, name, config.attention.hidden, config.norm, config.norm_eps, seams.region->cut());
+}
+
+std::unique_ptr<nn::FeedForward> make_mlp(nn::ParameterGroup& group, const std::string& name,
+                                          const BlockConfig& config, const Seams& seams) {
+  const auto make = [&]<class Layer>() -> std::unique_ptr<nn::FeedForward> {
+    return std::make_unique<Layer>(group, name, config.attention.hidden, config.intermediate,
+                                   config.activation, config.mlp_bias, config.init_std, config.init_std,
+                                   seams.region);
+  };
+  return config.gated ? make.operator()<nn::GatedMlp>() : make.operator()<nn::Mlp>();
+}
+
+// A block's experts, alone or in a layer with a shared one.
+struct SparseMlp {
+  std::unique_ptr<nn::FeedForward> layer;
+  nn::Experts* experts;
+};
+
+// Experts take a rank's own rows, outside of the region of tensor-parallel ranks; a shared one lies in it.
+SparseMlp make_experts(nn::ParameterGroup& group, nn::ParameterGroup* experts, const std::string& name,
+                       nn::ExpertsConfig config, const Seams& seams) {
+  if (experts == nullptr) throw Error(fmt::format("{} has experts, but no group for them", name));
+  if (!seams.region->alone()) {
+    config.copies = nn::Copies::tp;
+    config.counted = seams.region->cut().rank == 0;
+  }
+  if (config.shared == 0) {
+    auto layer = std::make_unique<nn::Experts>(group, *experts, name, config, seams.experts);
+    nn::Experts* const own = layer.get();
+    return {std::move(layer), own};
+  }
+  auto layer =
+      std::make_unique<nn::SharedExperts>(group, *experts, name, config, seams.experts, seams.region);
+  nn::Experts* const own = &layer->experts();
+  return {std::move(layer), own};
+}
+
+// into += other.
+void add(const Tensor& into, const Tensor& other) {
+  into.add_(other);
+  kernels::record(kernels::moving(into, into, other));
+}
+
+}  // namespace
+
+Tensor sum(Residual residual) {
+  if (!residual.delta.defined()) return residual.stream;
+  add(residual.delta, residual.stream);
+  return residual.delta;
+}
+
 Block::Block(nn::ParameterGroup& group, const std::string& name, const BlockConfig& config,
              const Seams& seams, nn::ParameterGroup* experts)
     : recompute_(config.recompute),
-      attention_norm_(group, name + ".attn_norm", config.attention.hidden, nn::NormKind::rms, config.norm_eps,
-                      seams.region->cut()),
+      parallel_(config.parallel),
+      scale_(config.residual_scale),
+      attention_norm_(make_norm(group, name + ".attn_norm", config, NormPlaces::after, seams)),
       attention_(group, name + ".attn", config.attention, seams.attention, seams.region),
-      mlp_norm_(group, name + ".mlp_norm", config.attention.hidden, nn::NormKind::rms, config.norm_eps,
-                seams.region->cut()) {
-  if (!config.experts) {
-    mlp_ = std::make_unique<nn::GatedMlp>(group, name + ".mlp", config.attention.hidden, config.intermediate,
-                                          nn::Activation::silu, config.mlp_bias, config.init_std,
-                                          config.init_std, seams.region);
-    return;
+      attention_post_norm_(make_norm(group, name + ".attn_post_norm", config, NormPlaces::before, seams)),
+      mlp_norm_(make_norm(group, name + ".mlp_norm", config, NormPlaces::after, seams)) {
+  if (config.experts) {
+    SparseMlp mlp = make_experts(group, experts, name + ".mlp", *config.experts, seams);
+    experts_ = mlp.experts;
+    mlp_ = std::move(mlp.layer);
+  } else {
+    mlp_ = make_mlp(group, name + ".mlp", config, seams);
   }
-  if (experts == nullptr) throw Error(fmt::format("{} has experts, but no group for them", name));
-  nn::ExpertsConfig own = *config.experts;
-  if (!seams.region->alone()) {
-    own.copies = nn::Copies::tp;
-    own.counted = seams.region->cut().rank == 0;
-  }
-  auto mlp = std::make_unique<nn::Experts>(group, *experts, name + ".mlp", own, seams.experts);
-  experts_ = mlp.get();
-  mlp_ = std::move(mlp);
+  mlp_post_norm_ = make_norm(group, name + ".mlp_post_norm", config, NormPlaces::before, seams);
 }
 
-at::Tensor Block::fill(Residual in, const nn::TokenInfo& tokens, Saved& saved) const {
-  const at::Tensor normed = attention_norm_.forward(in.stream, std::move(in.delta), saved.attention_norm);
-  in.stream.reset();
-  at::Tensor attended = attention_.forward(normed, tokens, saved.attention);
-  return mlp_norm_.forward(saved.attention_norm.x, std::move(attended), saved.mlp_norm);
+Tensor Block::enter(const MaybeNorm& norm, Residual in, nn::Norm::Saved& saved) {
+  if (norm) return norm->forward(in.stream, std::move(in.delta), saved);
+  saved.x = sum(std::move(in));
+  return saved.x;
+}
+
+Tensor Block::leave(const MaybeNorm& norm, Tensor y, nn::Norm::Saved& saved) const {
+  if (norm) y = norm->forward(y, {}, saved);
+  if (scale_ == 1) return y;
+  kernels::record(kernels::moving(y, y));
+  return y.mul_(scale_);
+}
+
+Tensor Block::enter_backward(MaybeNorm& norm, const nn::Norm::Saved& saved, Tensor grad,
+                             const Tensor& beside) {
+  if (norm) return norm->backward(saved, grad, beside);
+  add(grad, beside);
+  return grad;
+}
+
+Tensor Block::leave_backward(MaybeNorm& norm, const nn::Norm::Saved& saved, const Tensor& grad) const {
+  if (!norm && scale_ == 1) return grad;
+  const Tensor own = scale_ == 1 ? grad.clone() : grad.mul(scale_);
+  kernels::record(kernels::moving(grad, own));
+  return norm ? norm->backward(saved, own, {}) : own;
+}
+
+Tensor Block::fill(Residual in, const nn::TokenInfo& tokens, Saved& saved, Tensor& attended) const {
+  const Tensor x = enter(attention_norm_, std::move(in), saved.attention_norm);
+  attended =
+      leave(attention_post_norm_, attention_.forward(x, tokens, saved.attention), saved.attention_post_norm);
+  const Tensor& stream = saved.attention_norm.x;
+  return enter(mlp_norm_, {stream, parallel_ ? Tensor() : std::move(attended)}, saved.mlp_norm);
 }
 
 Residual Block::forward(Residual in, const nn::TokenInfo& tokens, Saved& saved) const {
-  const at::Tensor normed = fill(std::move(in), tokens, saved);
+  Tensor attended;
+  const Tensor x = fill(std::move(in), tokens, saved, attended);
   saved.mlp = mlp_->make_saved();
-  mlp_->activate(normed, tokens, *saved.mlp);
-  Residual out{.stream = saved.mlp_norm.x, .delta = mlp_->project(*saved.mlp)};
+  mlp_->activate(x, tokens, *saved.mlp);
+  Residual out{.stream = saved.mlp_norm.x,
+               .delta = leave(mlp_post_norm_, mlp_->project(*saved.mlp), saved.mlp_post_norm)};
+  if (parallel_) add(out.delta, attended);
   drop(saved);
   return out;
 }
 
+// The MLP's result stays where a norm takes it: only its last GEMM would give it again.
 void Block::drop(Saved& saved) const {
   if (recompute_ == Recompute::none) return;
   if (recompute_ == Recompute::full) {
     saved.attention = {};
+    saved.attention_post_norm = {};
     saved.mlp_norm = {};
   } else {
     saved.attention.x.reset();
@@ -68,37 +154,42 @@ void Block::drop(Saved& saved) const {
 // A norm of a sum that was rounded before has the bits of the norm fused with the addition.
 void Block::recompute(Saved& saved, const nn::TokenInfo& tokens) const {
   if (recompute_ == Recompute::none) return;
-  at::Tensor normed;
+  Tensor x;
   if (recompute_ == Recompute::full) {
-    normed = fill({.stream = saved.attention_norm.x, .delta = {}}, tokens, saved);
+    Tensor attended;
+    x = fill({.stream = saved.attention_norm.x, .delta = {}}, tokens, saved, attended);
   } else {
-    saved.attention.x = attention_norm_.forward(saved.attention_norm.x, {}, saved.attention_norm);
-    normed = mlp_norm_.forward(saved.mlp_norm.x, {}, saved.mlp_norm);
+    saved.attention.x = enter(attention_norm_, {saved.attention_norm.x, {}}, saved.attention_norm);
+    x = enter(mlp_norm_, {saved.mlp_norm.x, {}}, saved.mlp_norm);
   }
-  mlp_->restore(normed, tokens, *saved.mlp);
+  mlp_->restore(x, tokens, *saved.mlp);
 }
 
-at::Tensor Block::backward_input(Saved& saved, const at::Tensor& dy, const nn::TokenInfo& tokens,
-                                 nn::WeightGradQueue& queue) {
+Tensor Block::backward_input(Saved& saved, const Tensor& dy, const nn::TokenInfo& tokens,
+                             nn::WeightGradQueue& queue) {
   recompute(saved, tokens);
-  at::Tensor grad = mlp_->backward_input(*saved.mlp, dy, tokens, queue);
+  Tensor grad = leave_backward(mlp_post_norm_, saved.mlp_post_norm, dy);
+  saved.mlp_post_norm = {};
+  grad = mlp_->backward_input(*saved.mlp, grad, tokens, queue);
   saved.mlp.reset();
-  grad = mlp_norm_.backward(saved.mlp_norm, grad, dy);
+  const Tensor stream_grad = enter_backward(mlp_norm_, saved.mlp_norm, std::move(grad), dy);
   saved.mlp_norm = {};
-  const at::Tensor sum_grad = std::move(grad);
-  grad = attention_.backward_input(saved.attention, sum_grad, tokens, queue);
-  grad = attention_norm_.backward(saved.attention_norm, grad, sum_grad);
+  grad = leave_backward(attention_post_norm_, saved.attention_post_norm, parallel_ ? dy : stream_grad);
+  saved.attention_post_norm = {};
+  grad = attention_.backward_input(saved.attention, grad, tokens, queue);
+  grad = enter_backward(attention_norm_, saved.attention_norm, std::move(grad), stream_grad);
   saved.attention_norm = {};
   return grad;
 }
 
-std::vector<at::Tensor> saved_tensors(const Block::Saved& saved) {
-  std::vector<at::Tensor> result = saved.attention.tensors();
-  const auto add = [&](const std::vector<at::Tensor>& tensors) {
+std::vector<Tensor> saved_tensors(const Block::Saved& saved) {
+  std::vector<Tensor> result = saved.attention.tensors();
+  const auto add = [&](const std::vector<Tensor>& tensors) {
     result.insert(result.end(), tensors.begin(), tensors.end());
   };
-  add(saved.attention_norm.tensors());
-  add(saved.mlp_norm.tensors());
+  for (const nn::Norm::Saved* norm :
+       {&saved.attention_norm, &saved.attention_post_norm, &saved.mlp_norm, &saved.mlp_post_norm})
+    add(norm->tensors());
   if (saved.mlp) add(saved.mlp->tensors());
   return result;
 }

@@ -1,4 +1,5 @@
-// Pre-norm transformer block: x + attention(norm(x)), then x + mlp(norm(x)), with explicit passes.
+// Transformer block with explicit passes: x + attention(x), then x + mlp(x), each with a norm before it,
+// after it or both; or both of the same x.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -20,12 +21,21 @@
 
 namespace pptrain::models {
 
+// Of norms, beside attention and MLP: on what they take, on what they give, or on both.
+enum class NormPlaces { before, after, both };
+
 struct BlockConfig {
   nn::AttentionConfig attention;
   int64_t intermediate = 0;
+  nn::Activation activation = nn::Activation::silu;
+  bool gated = true;
   bool mlp_bias = false;
   std::optional<nn::ExpertsConfig> experts = std::nullopt;  // in the place of the MLP
+  nn::NormKind norm = nn::NormKind::rms;
+  NormPlaces norms = NormPlaces::before;
   double norm_eps = 1e-6;
+  bool parallel = false;      // attention and MLP take the same x, and both results are added to it
+  double residual_scale = 1;  // of what attention and MLP give
   double init_std = 0.02;
   Recompute recompute = Recompute::none;
 };
@@ -38,18 +48,26 @@ struct Residual {
   at::Tensor delta;
 };
 
+// stream + delta, in the memory of delta; the stream where there is none. It rounds as the sum that is fused
+// into a norm does.
+at::Tensor sum(Residual residual);
+
 class Block {
  public:
+  // The x of a norm before a layer is the residual stream, also where there is no such norm; that of a norm
+  // after it is the layer's result.
   struct Saved {
     nn::Norm::Saved attention_norm;
     nn::Attention::Saved attention;
+    nn::Norm::Saved attention_post_norm;
     nn::Norm::Saved mlp_norm;
     std::unique_ptr<nn::FeedForward::Saved> mlp;  // null where it holds nothing
+    nn::Norm::Saved mlp_post_norm;
   };
 
-  // Declares `<name>.attn_norm.weight`, `<name>.attn.*`, `<name>.mlp_norm.weight` and `<name>.mlp.*`; of
-  // these
-  // `<name>.mlp.experts.*` in `experts`, which a block without experts does not need.
+  // Declares `<name>.attn.*`, `<name>.mlp.*` and of the norms that there are `<name>.{attn_norm,
+  // attn_post_norm,mlp_norm,mlp_post_norm}.*`; `<name>.mlp.experts.*` in `experts`, which a block without
+  // experts does not need.
   Block(nn::ParameterGroup& group, const std::string& name, const BlockConfig& config,
         const Seams& seams = {}, nn::ParameterGroup* experts = nullptr);
 
@@ -67,18 +85,34 @@ class Block {
   at::Tensor take_loads() { return experts_ == nullptr ? at::Tensor() : experts_->router().take_loads(); }
 
  private:
-  // The forward pass up to the feed-forward, whose input it returns: all else that fills `saved`.
-  at::Tensor fill(Residual in, const nn::TokenInfo& tokens, Saved& saved) const;
+  using MaybeNorm = std::optional<nn::Norm>;
+
+  // What a layer takes; saved.x becomes the residual stream.
+  static at::Tensor enter(const MaybeNorm& norm, Residual in, nn::Norm::Saved& saved);
+  // What is added to the residual stream of the y that a layer gives, in whose memory it may be.
+  at::Tensor leave(const MaybeNorm& norm, at::Tensor y, nn::Norm::Saved& saved) const;
+  // Gradient of the stream: that of what a layer took, whose memory is reused, and that beside the layer.
+  static at::Tensor enter_backward(MaybeNorm& norm, const nn::Norm::Saved& saved, at::Tensor grad,
+                                   const at::Tensor& beside);
+  // Gradient of y, from that of leave's result, which is only read.
+  at::Tensor leave_backward(MaybeNorm& norm, const nn::Norm::Saved& saved, const at::Tensor& grad) const;
+
+  // The forward pass up to the feed-forward, whose input it returns: all else that fills `saved`. `attended`
+  // becomes what attention adds to the stream, if that has not been added.
+  at::Tensor fill(Residual in, const nn::TokenInfo& tokens, Saved& saved, at::Tensor& attended) const;
   void drop(Saved& saved) const;
   // What drop() dropped, as far as the layers' backward passes do not give it again themselves.
   void recompute(Saved& saved, const nn::TokenInfo& tokens) const;
 
   Recompute recompute_;
-  nn::Norm attention_norm_;
+  bool parallel_;
+  double scale_;
+  MaybeNorm attention_norm_;
   nn::Attention attention_;
-  nn::Norm mlp_norm_;
+  MaybeNorm attention_post_norm_, mlp_norm_;
   std::unique_ptr<nn::FeedForward> mlp_;
-  nn::Experts* experts_ = nullptr;  // mlp_, where it is that
+  MaybeNorm mlp_post_norm_;
+  nn::Experts* experts_ = nullptr;  // of mlp_, where it has any
 };
 
 // Every tensor that `saved` holds; some share memory, some are undefined.

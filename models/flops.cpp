@@ -30,6 +30,12 @@ int64_t sum_of_sizes(const ModelConfig& model, bool active, const Weight& weight
   return sum;
 }
 
+// Twice the keys that a token of a document sees on average.
+double seen_keys(int64_t seq, int64_t window) {
+  const auto all = static_cast<double>(seq), own = static_cast<double>(window);
+  return window == 0 || window >= seq ? all : own * (2 - own / all);
+}
+
 }  // namespace
 
 int64_t parameter_count(const ModelConfig& model) {
@@ -63,8 +69,9 @@ double flops_per_token(const ModelConfig& model, int64_t seq) {
         spec.role == nn::Role::matrix || spec.role == nn::Role::head || spec.role == nn::Role::router;
     return counts ? (spec.frozen ? 4 : 6) : 0;
   });
-  return static_cast<double>(products) +
-         6 * static_cast<double>(model.layers * seq * model.heads * model.head_dim);
+  double keys = 0;  // twice those that a token sees on average, over all layers
+  for (int64_t layer = 0; layer < model.layers; ++layer) keys += seen_keys(seq, model.kind(layer).window);
+  return static_cast<double>(products) + 6 * keys * static_cast<double>(model.heads * model.head_dim);
 }
 
 }  // namespace pptrain::models

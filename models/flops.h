@@ -22,7 +22,8 @@ std::string parameters_text(const ModelConfig& model);
 // Useful FLOPs of one token's forward and backward: 6 N_matmul + 6 layers seq heads head_dim, of which a
 // frozen weight counts 4, for its gradient is not taken. N_matmul holds the weights of matrix products that a
 // token meets: with the head and the experts that it goes through, without norms, biases and the input
-// embedding. Causal attention is counted once (half the square), recompute not at all.
+// embedding. Causal attention is counted once (half the square, less where a layer has a sliding window),
+// recompute not at all.
 double flops_per_token(const ModelConfig& model, int64_t seq);
 
 }  // namespace pptrain::models

@@ -46,27 +46,83 @@ const Architecture& architecture_of(const HfJson& json) {
             fmt::format("\"{}\" is not supported; supported: {}", model_type, fmt::join(supported, ", ")));
 }
 
+using M = config::ModelSection;
+
+// What all architectures have, unless their own table has the field too.
+constexpr HfKey common_keys[] = {
+    {"hidden_size", &M::hidden_size, -1},
+    {"intermediate_size", &M::intermediate_size, -1},
+    {"num_hidden_layers", &M::num_hidden_layers, -1},
+    {"num_attention_heads", &M::num_attention_heads, -1},
+    {"vocab_size", &M::vocab_size, -1},
+    {"rms_norm_eps", &M::rms_norm_eps, 1e-6},
+    {"initializer_range", &M::initializer_range, 0.02},
+    {"tie_word_embeddings", &M::tie_word_embeddings, false},
+};
+
+void read_key(const HfJson& json, const HfKey& key, M& model) {
+  const char* const name = key.key.data();
+  if (key.missing < 0 && !json.has(name)) json.fail(name, "is missing");
+  const double missing = key.null_is_zero && json.is_null(name) ? 0 : key.missing;
+  if (const auto* flag = std::get_if<bool M::*>(&key.field)) {
+    model.** flag = json.flag(name, missing != 0);
+  } else if (const auto* number = std::get_if<double M::*>(&key.field)) {
+    model.** number = json.number(name, missing);
+  } else {
+    model.*std::get<int64_t M::*>(key.field) = json.size(name, static_cast<int64_t>(missing));
+  }
+}
+
 // What the architectures have in common, but with other defaults.
-void read_sizes(const HfJson& json, const Architecture& architecture, config::ModelSection& model) {
+void read_sizes(const HfJson& json, const Architecture& architecture, M& model) {
+  for (const HfKey& key : common_keys)
+    if (!architecture.takes(key.field)) read_key(json, key, model);
+  const int64_t positions = architecture.hf_max_positions;
+  if (positions > 0) model.max_position_embeddings = json.size("max_position_embeddings", positions);
+  if (architecture.has_attention_bias) model.attention_bias = json.flag("attention_bias", false);
+  if (architecture.has_mlp_bias) model.mlp_bias = json.flag("mlp_bias", false);
+  for (const HfKey& key : architecture.hf_keys) read_key(json, key, model);
   const auto or_else = [](int64_t size, int64_t other) { return size > 0 ? size : other; };
   const int64_t heads = model.num_attention_heads;
   model.num_key_value_heads = json.size("num_key_value_heads", or_else(architecture.hf_kv_heads, heads));
   model.head_dim = json.size(
       "head_dim", or_else(architecture.hf_head_dim, std::max<int64_t>(1, model.hidden_size / heads)));
-  model.max_position_embeddings = json.size("max_position_embeddings", architecture.hf_max_positions);
-  if (architecture.has_attention_bias) model.attention_bias = json.flag("attention_bias", false);
-  if (architecture.has_mlp_bias) model.mlp_bias = json.flag("mlp_bias", false);
+}
+
+// Names of one function; the first one is written.
+std::span<const std::string_view> names_of(nn::Activation activation) {
+  static constexpr std::string_view silu[] = {"silu"}, gelu[] = {"gelu"}, relu_squared[] = {"relu2"},
+                                    gelu_tanh[] = {"gelu_pytorch_tanh", "gelu_new", "gelu_fast"};
+  switch (activation) {
+    case nn::Activation::silu:
+      return silu;
+    case nn::Activation::gelu:
+      return gelu;
+    case nn::Activation::gelu_tanh:
+      return gelu_tanh;
+    case nn::Activation::relu_squared:
+      return relu_squared;
+  }
+  throw Error("unknown activation");
+}
+
+std::string_view written_activation(const Architecture& architecture) {
+  return architecture.hf_activation.empty() ? names_of(architecture.decoder.activation).front()
+                                            : architecture.hf_activation;
 }
 
 // What transformers computes for these settings and pptrain does not.
-void refuse_unsupported(const HfJson& json) {
-  if (const std::string activation = json.text("hidden_act", "silu"); activation != "silu") {
-    json.fail("hidden_act", fmt::format("\"{}\" is not supported; supported: silu", activation));
+void refuse_unsupported(const HfJson& json, const Architecture& architecture) {
+  const char* const key = architecture.hf_activation_key.data();
+  const auto names = names_of(architecture.decoder.activation);
+  const std::string activation = json.text(key, std::string(names.front()));
+  if (std::ranges::find(names, activation) == names.end()) {
+    json.fail(key, fmt::format("\"{}\" is not supported; supported: {}", activation, fmt::join(names, ", ")));
   }
   if (json.number("attention_dropout", 0) != 0) {
     json.fail("attention_dropout", "dropout is not supported; set it to 0");
   }
-  if (json.flag("use_sliding_window", false)) {
+  if (!architecture.has_window && json.flag("use_sliding_window", false)) {
     json.fail("use_sliding_window", "sliding-window attention is not supported");
   }
   if (json.has("quantization_config")) {
@@ -76,36 +132,66 @@ void refuse_unsupported(const HfJson& json) {
 }
 
 // As in transformers: the factor in `rope` counts before one beside it.
-void check_rotated_part(const HfJson& rope, const HfJson& json) {
+void read_rotated_part(const HfJson& rope, const HfJson& json, const Architecture& architecture, M& model) {
   const bool inside = rope.has("partial_rotary_factor");
+  const char* const key = inside ? "partial_rotary_factor" : architecture.hf_rope.part_key.data();
   const HfJson& where = inside ? rope : json;
-  if (where.number("partial_rotary_factor", 1) != 1)
-    where.fail("partial_rotary_factor", "only 1 is supported: every dimension of a head is rotated");
+  model.partial_rotary_factor = where.positive(key, architecture.hf_rope.part);
+  if (!architecture.has_partial_rotation && model.partial_rotary_factor != 1)
+    where.fail(key, "only 1 is supported: every dimension of a head is rotated");
+  if (model.partial_rotary_factor > 1) where.fail(key, "is above 1");
 }
 
-config::RopeScaling read_rope_scaling(const HfJson& rope, const HfJson& json,
-                                      int64_t max_position_embeddings) {
-  config::RopeScaling scaling;
+config::Word<config::RopeType> rope_type(const HfJson& rope, const HfRope& names) {
   constexpr auto words = config::words<config::RopeType>;
-  const std::string type = rope.text("rope_type", rope.text("type", "default"));
+  std::string type = rope.text("rope_type", rope.text("type", "default"));
+  if (names.all_scalings_long && (type == "su" || type == "yarn")) type = "longrope";
   const auto found = std::ranges::find(words, std::string_view(type));
   if (found == words.end()) {
     rope.fail("rope_type",
               fmt::format("\"{}\" is not supported; supported: {}", type, fmt::join(words, ", ")));
   }
-  scaling.rope_type = static_cast<config::RopeType>(found - words.begin());
-  if (scaling.rope_type == config::RopeType::none) return scaling;
-  if (!rope.has("factor")) rope.fail("factor", "is missing");
-  scaling.factor = rope.positive("factor", 1);
-  if (scaling.rope_type == config::RopeType::llama3) {
+  return static_cast<config::RopeType>(found - words.begin());
+}
+
+void read_yarn(const HfJson& rope, config::RopeScaling& scaling) {
+  scaling.beta_fast = rope.positive("beta_fast", 32);
+  scaling.beta_slow = rope.positive("beta_slow", 1);
+  scaling.mscale = rope.number("mscale", 0);
+  scaling.mscale_all_dim = rope.number("mscale_all_dim", 0);
+  scaling.truncate = rope.flag("truncate", true);
+}
+
+void read_original_positions(const HfJson& rope, const HfJson& json, const HfRope& names, const M& model,
+                             config::RopeScaling& scaling) {
+  constexpr const char* original = "original_max_position_embeddings";  // beside `rope` before in it
+  const int64_t inside = rope.size(original, model.max_position_embeddings);
+  scaling.original_max_position_embeddings =
+      json.size(original, names.original_positions > 0 ? names.original_positions : inside);
+}
+
+config::RopeScaling read_rope_scaling(const HfJson& rope, const HfJson& json, const HfRope& names,
+                                      const M& model) {
+  using enum config::RopeType;
+  config::RopeScaling scaling{.rope_type = rope_type(rope, names)};
+  if (scaling.rope_type == none) return scaling;
+  const bool may_follow = scaling.rope_type == yarn || scaling.rope_type == longrope;
+  if (scaling.rope_type == llama3 || may_follow) read_original_positions(rope, json, names, model, scaling);
+  const double ratio = static_cast<double>(model.max_position_embeddings) /
+                       static_cast<double>(scaling.original_max_position_embeddings);
+  if (!rope.has("factor") && !may_follow) rope.fail("factor", "is missing");
+  scaling.factor = rope.positive("factor", std::max(1.0, ratio));
+  if (scaling.rope_type == llama3) {
     scaling.low_freq_factor = rope.positive("low_freq_factor", 1);
     scaling.high_freq_factor = rope.positive("high_freq_factor", 4);
-    constexpr const char* original = "original_max_position_embeddings";  // beside `rope` before in it
-    scaling.original_max_position_embeddings =
-        json.size(original, rope.size(original, max_position_embeddings));
-    if (scaling.high_freq_factor <= scaling.low_freq_factor) {
+    if (scaling.high_freq_factor <= scaling.low_freq_factor)
       rope.fail("high_freq_factor", "is not above low_freq_factor");
-    }
+  }
+  if (scaling.rope_type == yarn) read_yarn(rope, scaling);
+  if (may_follow) scaling.attention_factor = rope.number("attention_factor", 0);
+  if (scaling.rope_type == longrope) {
+    scaling.short_factor = rope.numbers("short_factor");
+    scaling.long_factor = rope.numbers("long_factor");
   }
   return scaling;
 }
@@ -115,15 +201,37 @@ const char* rope_key(const HfJson& json) {
   return json.is_filled("rope_scaling") ? "rope_scaling" : "rope_parameters";
 }
 
-// model.rope_theta is the architecture's default.
-void read_rope(const HfJson& json, config::ModelSection& model) {
-  model.rope_theta = json.positive("rope_theta", model.rope_theta);
-  const char* key = rope_key(json);
-  if (!json.has(key)) return check_rotated_part(json, json);
-  const HfJson rope = json.object(key);
-  check_rotated_part(rope, json);
+// One object of settings; model.rope_theta is what counts without it.
+void read_one_rope(const HfJson& rope, const HfJson& json, const Architecture& architecture, M& model) {
+  read_rotated_part(rope, json, architecture, model);
   model.rope_theta = rope.positive("rope_theta", model.rope_theta);
-  model.rope_scaling = read_rope_scaling(rope, json, model.max_position_embeddings);
+  model.rope_scaling = read_rope_scaling(rope, json, architecture.hf_rope, model);
+}
+
+// rope_parameters has an object for each kind of layer; rope_scaling, of older files, is for full attention.
+void read_two_ropes(const HfJson& json, const Architecture& architecture, M& model) {
+  model.rope_local_base_freq = json.positive("rope_local_base_freq", 10000);
+  read_rotated_part(json, json, architecture, model);
+  if (json.is_filled("rope_parameters")) {
+    const HfJson both = json.object("rope_parameters");
+    read_one_rope(both.object(full_attention.data()), json, architecture, model);
+    if (both.has(sliding_attention.data())) {
+      const HfJson local = both.object(sliding_attention.data());
+      model.rope_local_base_freq = local.positive("rope_theta", model.rope_local_base_freq);
+      if (rope_type(local, architecture.hf_rope) != config::RopeType::none)
+        local.fail("rope_type", "only default is supported for layers with a sliding window");
+    }
+  }
+  if (json.is_filled("rope_scaling")) read_one_rope(json.object("rope_scaling"), json, architecture, model);
+}
+
+void read_rope(const HfJson& json, const Architecture& architecture, M& model) {
+  if (architecture.decoder.learned_positions) return;
+  model.rope_theta = json.positive(architecture.hf_rope.theta_key.data(), architecture.hf_rope.theta);
+  if (architecture.has_local_rope) return read_two_ropes(json, architecture, model);
+  const char* key = rope_key(json);
+  if (!json.has(key)) return read_rotated_part(json, json, architecture, model);
+  read_one_rope(json.object(key), json, architecture, model);
 }
 
 // The key of config.json that an option of [model] is read from.
@@ -148,14 +256,51 @@ void check_ranges(const HfJson& json, const config::ModelSection& model) {
 
 using OrderedJson = nlohmann::ordered_json;
 
+void write_yarn(const config::RopeScaling& scaling, OrderedJson& json) {
+  json["beta_fast"] = scaling.beta_fast;
+  json["beta_slow"] = scaling.beta_slow;
+  if (scaling.mscale > 0) json["mscale"] = scaling.mscale;
+  if (scaling.mscale_all_dim > 0) json["mscale_all_dim"] = scaling.mscale_all_dim;
+  json["truncate"] = scaling.truncate;
+}
+
 OrderedJson rope_scaling(const config::RopeScaling& scaling) {
-  if (scaling.rope_type == config::RopeType::none) return nullptr;
+  using enum config::RopeType;
+  const config::RopeType type = scaling.rope_type;
+  if (type == none) return nullptr;
   OrderedJson json = {{"rope_type", scaling.rope_type.text}, {"factor", scaling.factor}};
-  if (scaling.rope_type != config::RopeType::llama3) return json;
-  json["low_freq_factor"] = scaling.low_freq_factor;
-  json["high_freq_factor"] = scaling.high_freq_factor;
-  json["original_max_position_embeddings"] = scaling.original_max_position_embeddings;
+  if (type == llama3) {
+    json["low_freq_factor"] = scaling.low_freq_factor;
+    json["high_freq_factor"] = scaling.high_freq_factor;
+  }
+  if (type == yarn) write_yarn(scaling, json);
+  if (type == longrope) {
+    json["short_factor"] = scaling.short_factor;
+    json["long_factor"] = scaling.long_factor;
+  }
+  if (scaling.attention_factor > 0) json["attention_factor"] = scaling.attention_factor;
+  if (type == llama3 || type == yarn || type == longrope)
+    json["original_max_position_embeddings"] = scaling.original_max_position_embeddings;
   return json;
+}
+
+// The architecture's own keys, in the place of common ones that hold the same field.
+void write_keys(const M& model, const Architecture& architecture, OrderedJson& json) {
+  for (const HfKey& key : architecture.hf_keys) {
+    const auto* const common = std::ranges::find(common_keys, key.field, &HfKey::field);
+    if (common != std::end(common_keys) && common->key != key.key) json.erase(std::string(common->key));
+    OrderedJson& value = json[std::string(key.key)];
+    std::visit([&](auto field) { value = model.*field; }, key.field);
+    if (key.null_is_zero && value == 0) value = nullptr;
+  }
+}
+
+void write_rope_names(const M& model, const Architecture& architecture, OrderedJson& json) {
+  const HfRope& names = architecture.hf_rope;
+  if (names.theta_key != "rope_theta") json.erase("rope_theta");
+  json[std::string(names.theta_key)] = model.rope_theta;
+  if (architecture.has_partial_rotation) json[std::string(names.part_key)] = model.partial_rotary_factor;
+  if (architecture.has_local_rope) json["rope_local_base_freq"] = model.rope_local_base_freq;
 }
 
 // null where it is not known: left out, it would be transformers' default for the architecture.
@@ -245,6 +390,32 @@ std::vector<int64_t> HfJson::integers(const char* key) const {
   return result;
 }
 
+std::vector<double> HfJson::numbers(const char* key) const {
+  std::vector<double> result;
+  if (!has(key)) return result;
+  const nlohmann::json& list = object_.at(key);
+  if (!list.is_array()) wrong(key, "a list of numbers");
+  for (const nlohmann::json& value : list) {
+    if (!value.is_number()) wrong(key, "a list of numbers");
+    result.push_back(value.get<double>());
+  }
+  return result;
+}
+
+std::vector<std::string> HfJson::texts(const char* key, std::span<const std::string_view> allowed) const {
+  std::vector<std::string> result;
+  if (!has(key)) return result;
+  const nlohmann::json& list = object_.at(key);
+  const std::string expected = fmt::format("a list of \"{}\"", fmt::join(allowed, "\" or \""));
+  if (!list.is_array()) wrong(key, expected);
+  for (const nlohmann::json& value : list) {
+    if (!value.is_string() || std::ranges::find(allowed, value.get<std::string>()) == allowed.end())
+      wrong(key, expected);
+    result.push_back(value.get<std::string>());
+  }
+  return result;
+}
+
 std::string HfJson::text(const char* key, const std::string& fallback) const {
   if (!has(key)) return fallback;
   if (!object_.at(key).is_string()) wrong(key, "a string");
@@ -276,22 +447,15 @@ config::ModelSection parse_hf_config(std::string_view text, const std::string& p
   const Json object = parse_json(text, path);
   const HfJson json(object, path);
   const Architecture& architecture = architecture_of(json);
-  refuse_unsupported(json);
-  config::ModelSection model;
+  refuse_unsupported(json, architecture);
+  M model;
   model.arch = architecture.name;
-  model.hidden_size = json.size("hidden_size");
-  model.intermediate_size = json.size("intermediate_size");
-  model.num_hidden_layers = json.size("num_hidden_layers");
-  model.num_attention_heads = json.size("num_attention_heads");
-  model.vocab_size = json.size("vocab_size");
-  model.rms_norm_eps = json.number("rms_norm_eps", 1e-6);
-  model.initializer_range = json.number("initializer_range", 0.02);
-  model.tie_word_embeddings = json.flag("tie_word_embeddings", false);
   read_sizes(json, architecture, model);
   if (architecture.read_hf != nullptr) architecture.read_hf(json, model);
   // Missing, it is the architecture's default; null, it is this for all of them.
   if (json.is_null("num_key_value_heads")) model.num_key_value_heads = model.num_attention_heads;
-  read_rope(json, model);
+  read_rope(json, architecture, model);
+  fill_layers(model);
   check_ranges(json, model);
   return model;
 }
@@ -305,7 +469,7 @@ OrderedJson hf_config(const config::ModelSection& model, at::ScalarType dtype, c
       {"dtype", dtype_text(dtype)},
       {"eos_token_id", token(ends.eos)},
       {"head_dim", model.head_dim},
-      {"hidden_act", "silu"},
+      {std::string(architecture.hf_activation_key), written_activation(architecture)},
       {"hidden_size", model.hidden_size},
       {"initializer_range", model.initializer_range},
       {"intermediate_size", model.intermediate_size},
@@ -324,6 +488,9 @@ OrderedJson hf_config(const config::ModelSection& model, at::ScalarType dtype, c
   };
   if (architecture.has_attention_bias) json["attention_bias"] = model.attention_bias;
   if (architecture.has_mlp_bias) json["mlp_bias"] = model.mlp_bias;
+  if (architecture.has_local_rope || architecture.has_partial_rotation)
+    write_rope_names(model, architecture, json);
+  write_keys(model, architecture, json);
   if (architecture.write_hf != nullptr) architecture.write_hf(model, json);
   return json;
 }

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -32,6 +33,9 @@ class HfJson {
   double positive(const char* key, double fallback) const;
   bool flag(const char* key, bool fallback) const;
   std::vector<int64_t> integers(const char* key) const;  // from 0; empty where absent
+  std::vector<double> numbers(const char* key) const;    // empty where absent
+  std::vector<std::string> texts(const char* key,
+                                 std::span<const std::string_view> allowed) const;  // the same
   std::string text(const char* key, const std::string& fallback) const;
   HfJson object(const char* key) const;  // required
 

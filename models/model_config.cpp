@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <initializer_list>
 #include <string_view>
 #include <utility>
@@ -54,6 +55,8 @@ void check_experts(const config::ModelSection& m, const Architecture& architectu
   require_size(m, "model.num_experts_per_tok", m.num_experts_per_tok, report);
   if (!architecture.experts_of_mlp_width)
     require_size(m, "model.moe_intermediate_size", m.moe_intermediate_size, report);
+  if (architecture.takes(&config::ModelSection::shared_expert_intermediate_size))
+    require_size(m, "model.shared_expert_intermediate_size", m.shared_expert_intermediate_size, report);
   if (m.num_experts > 0 && m.num_experts_per_tok > m.num_experts) {
     report({"model.num_experts_per_tok", "model.num_experts", "model.hf_dir"},
            fmt::format("num_experts_per_tok = {} is above num_experts = {}", m.num_experts_per_tok,
@@ -72,20 +75,40 @@ void check_experts(const config::ModelSection& m, const Architecture& architectu
 // Settings of [model] that the architecture does not have.
 void check_biases(const config::ModelSection& m, const Architecture& architecture,
                   const config::ReportConflict& report) {
-  if (m.mlp_bias && !architecture.has_mlp_bias) {
-    report({"model.mlp_bias", "model.arch", "model.hf_dir"},
-           fmt::format("{} has no biases in its {}", m.arch,
-                       architecture.experts_of_mlp_width ? "experts" : "MLP"));
-  }
-  if (m.attention_bias && !architecture.has_attention_bias) {
-    report({"model.attention_bias", "model.arch", "model.hf_dir"},
-           fmt::format("{} has no biases in its attention", m.arch));
-  }
+  const Decoder& decoder = architecture.decoder;
+  const auto check = [&](const char* option, bool asked, bool has, bool always, const char* what) {
+    if (!asked || has) return;
+    report({option, "model.arch", "model.hf_dir"},
+           always ? fmt::format("{} has biases in its {} by itself: remove this key", m.arch, what)
+                  : fmt::format("{} has no biases in its {}", m.arch, what));
+  };
+  check("model.mlp_bias", m.mlp_bias, architecture.has_mlp_bias, decoder.mlp_bias,
+        architecture.experts_of_mlp_width ? "experts" : "MLP");
+  check("model.attention_bias", m.attention_bias,
+        architecture.has_attention_bias || architecture.takes(&config::ModelSection::attention_bias),
+        decoder.qkv_bias, "attention");
+}
+
+void check_layer_list(const config::ModelSection& m, const char* option, size_t given,
+                      const config::ReportConflict& report) {
+  if (given == 0 || m.num_hidden_layers == 0 || static_cast<int64_t>(given) == m.num_hidden_layers) return;
+  report({option, "model.num_hidden_layers", "model.hf_dir"},
+         fmt::format("has {} entries for num_hidden_layers = {}: give one for each layer", given,
+                     m.num_hidden_layers));
+}
+
+// What layers do that are not alike.
+void check_layers(const config::ModelSection& m, const Architecture& architecture,
+                  const config::ReportConflict& report) {
+  check_layer_list(m, "model.layer_types", m.layer_types.size(), report);
+  check_layer_list(m, "model.no_rope_layers", m.no_rope_layers.size(), report);
+  if (architecture.has_local_rope) require_size(m, "model.sliding_window", m.sliding_window, report);
 }
 
 SparseLayers sparse_layers(const config::ModelSection& m) {
   if (m.num_experts == 0) return {};
-  const bool as_mlp = find_architecture(m.arch).experts_of_mlp_width;
+  const Architecture& architecture = find_architecture(m.arch);
+  const bool as_mlp = architecture.experts_of_mlp_width;
   return {.experts = m.num_experts,
           .chosen = m.num_experts_per_tok,
           .intermediate = as_mlp ? m.intermediate_size : m.moe_intermediate_size,
@@ -94,7 +117,30 @@ SparseLayers sparse_layers(const config::ModelSection& m) {
           .dense = m.mlp_only_layers,
           .balance_loss = m.router_aux_loss_coef,
           .z_loss = m.router_z_loss_coef,
-          .bias_rate = m.router_bias_update_rate};
+          .bias_rate = m.router_bias_update_rate,
+          .shared = architecture.takes(&config::ModelSection::shared_expert_intermediate_size)
+                        ? m.shared_expert_intermediate_size
+                        : 0,
+          .limit = architecture.takes(&config::ModelSection::swiglu_limit) ? m.swiglu_limit : 0};
+}
+
+// Rounded down, as transformers does it.
+int64_t rotary_dim(const config::ModelSection& m, int64_t head_dim) {
+  return static_cast<int64_t>(static_cast<double>(head_dim) * m.partial_rotary_factor);
+}
+
+// A divisor for each frequency.
+void check_factors(const config::ModelSection& m, const config::ReportConflict& report) {
+  if (m.rope_scaling.rope_type != config::RopeType::longrope || m.num_attention_heads == 0) return;
+  const int64_t head_dim = m.head_dim != 0 ? m.head_dim : m.hidden_size / m.num_attention_heads;
+  const int64_t wanted = rotary_dim(m, head_dim) / 2;
+  for (const auto& [option, list] :
+       {std::pair("model.rope_scaling.short_factor", &m.rope_scaling.short_factor),
+        std::pair("model.rope_scaling.long_factor", &m.rope_scaling.long_factor)}) {
+    if (std::ssize(*list) == wanted) continue;
+    report({option, "model.rope_scaling.rope_type", "model.hf_dir"},
+           fmt::format("has {} numbers; give {}, one for each rotary frequency", list->size(), wanted));
+  }
 }
 
 void check_heads(const config::ModelSection& m, const config::ReportConflict& report) {
@@ -112,11 +158,32 @@ void check_heads(const config::ModelSection& m, const config::ReportConflict& re
     return;
   }
   const int64_t head_dim = m.head_dim != 0 ? m.head_dim : m.hidden_size / m.num_attention_heads;
+  if (const int64_t turned = rotary_dim(m, head_dim);
+      turned != head_dim && (turned == 0 || turned % 2 != 0)) {
+    report({"model.partial_rotary_factor", "model.head_dim", "model.hf_dir"},
+           fmt::format(
+               "head_dim * partial_rotary_factor = {} dims of each head to rotate; their number must be even "
+               "and above 0",
+               turned));
+  }
   if (head_dim % 2 != 0) {
     report(
         {"model.head_dim", "model.hidden_size", "model.num_attention_heads", "model.hf_dir"},
         fmt::format("{} = {} is odd: rotary embeddings need an even one",
                     m.head_dim != 0 ? "head_dim" : "head_dim (hidden_size / num_attention_heads)", head_dim));
+  }
+}
+
+// No config.json of the family could say otherwise.
+void check_plain_heads(const config::ModelSection& m, const config::ReportConflict& report) {
+  const int64_t heads = m.num_attention_heads;
+  if (m.num_key_value_heads != 0 && m.num_key_value_heads != heads) {
+    report({"model.num_key_value_heads", "model.arch", "model.hf_dir"},
+           fmt::format("every head of {} has keys: remove this key", m.arch));
+  }
+  if (m.head_dim != 0 && m.head_dim * heads != m.hidden_size) {
+    report({"model.head_dim", "model.arch", "model.hf_dir"},
+           fmt::format("a head of {} has hidden_size / num_attention_heads dims: remove this key", m.arch));
   }
 }
 
@@ -127,11 +194,32 @@ void check_positions(const config::ModelSection& m, int64_t seq_len, const confi
            fmt::format("high_freq_factor = {} is not above low_freq_factor = {}", rope.high_freq_factor,
                        rope.low_freq_factor));
   }
-  if (m.max_position_embeddings != 0 && seq_len > m.max_position_embeddings) {
+  check_factors(m, report);
+  if (m.max_position_embeddings != 0 && seq_len > m.max_position_embeddings &&
+      rope.rope_type != config::RopeType::dynamic) {
     report({"train.seq_len", "model.max_position_embeddings"},
            fmt::format("seq_len = {} is longer than model.max_position_embeddings = {}", seq_len,
                        m.max_position_embeddings));
   }
+}
+
+std::vector<LayerKind> layer_kinds(const config::ModelSection& m, const Architecture& architecture) {
+  if (m.sliding_window == 0 && m.no_rope_layers.empty() && !architecture.decoder.learned_positions) return {};
+  std::vector<LayerKind> kinds(static_cast<size_t>(m.num_hidden_layers));
+  for (size_t i = 0; i < kinds.size(); ++i) {
+    const bool slides =
+        m.sliding_window > 0 && (m.layer_types.empty() || m.layer_types[i] == sliding_attention);
+    if (slides) kinds[i].window = m.sliding_window;
+    if (slides && architecture.has_local_rope) kinds[i].rope = 1;
+    const bool still = !m.no_rope_layers.empty() && m.no_rope_layers[i] == 0;
+    if (still || architecture.decoder.learned_positions) kinds[i].rope = -1;
+  }
+  return kinds;
+}
+
+double attention_scale(const config::ModelSection& m) {
+  if (m.attention_multiplier > 0) return m.attention_multiplier;
+  return m.query_pre_attn_scalar > 0 ? 1 / std::sqrt(static_cast<double>(m.query_pre_attn_scalar)) : 0;
 }
 
 }  // namespace
@@ -151,14 +239,22 @@ void finish_model(config::ModelSection& section, int64_t seq_len, const config::
   const Architecture& architecture = find_architecture(section.arch);
   check_sizes(section, architecture, report);
   check_heads(section, report);
+  if (architecture.plain_heads) check_plain_heads(section, report);
   check_experts(section, architecture, report);
   check_biases(section, architecture, report);
+  check_layers(section, architecture, report);
   check_positions(section, seq_len, report);
   if (section.num_key_value_heads == 0) section.num_key_value_heads = section.num_attention_heads;
   if (section.head_dim == 0 && section.num_attention_heads > 0) {
     section.head_dim = section.hidden_size / section.num_attention_heads;
   }
   if (section.max_position_embeddings == 0) section.max_position_embeddings = seq_len;
+  fill_layers(section);
+  using M = config::ModelSection;
+  if (architecture.takes(&M::query_pre_attn_scalar) && section.query_pre_attn_scalar == 0)
+    section.query_pre_attn_scalar = section.head_dim;
+  if (architecture.takes(&M::attention_multiplier) && section.attention_multiplier == 0)
+    section.attention_multiplier = 1 / std::sqrt(static_cast<double>(section.head_dim));
 }
 
 ModelConfig make_model_config(const config::ModelSection& section, int64_t seq_len) {
@@ -168,6 +264,8 @@ ModelConfig make_model_config(const config::ModelSection& section, int64_t seq_l
                [](std::initializer_list<std::string_view> options, const std::string& text) {
                  throw UsageError(fmt::format("{}: {}", *options.begin(), text));
                });
+  const Architecture& architecture = find_architecture(finished.arch);
+  const auto width = static_cast<double>(finished.hidden_size);
   return {
       .arch = finished.arch,
       .layers = finished.num_hidden_layers,
@@ -186,6 +284,19 @@ ModelConfig make_model_config(const config::ModelSection& section, int64_t seq_l
       .attention_bias = finished.attention_bias,
       .mlp_bias = finished.mlp_bias,
       .sparse = sparse_layers(finished),
+      .layer_kinds = layer_kinds(finished, architecture),
+      .rotary_dim = rotary_dim(finished, finished.head_dim) % finished.head_dim,
+      .local_rope_theta = architecture.has_local_rope ? finished.rope_local_base_freq : 0,
+      .max_positions = finished.max_position_embeddings,
+      .embedding_scale =
+          architecture.decoder.scaled_embedding ? std::sqrt(width) : finished.embedding_multiplier,
+      .residual_scale = finished.residual_multiplier,
+      .logit_scale = 1 / finished.logits_scaling,
+      .attention_scale = attention_scale(finished),
+      .attention_softcap = finished.attn_logit_softcapping,
+      .logit_softcap = finished.final_logit_softcapping,
+      .parallel_residual =
+          architecture.takes(&config::ModelSection::use_parallel_residual) && finished.use_parallel_residual,
   };
 }
 

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <compare>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -23,10 +24,24 @@ struct SparseLayers {
   std::vector<int64_t> dense;  // except these, counted from 0
   double balance_loss = 0, z_loss = 0;
   double bias_rate = 0;  // 0: no bias
+  int64_t shared = 0;    // width of a gated MLP beside them; 0: there is none
+  double limit = 0;      // of inner values, with biases (gpt-oss); 0: none
 
   bool contains(int64_t layer) const {
     return experts > 0 && (layer + 1) % step == 0 && std::ranges::find(dense, layer) == dense.end();
   }
+};
+
+// The words of model.layer_types.
+inline constexpr std::string_view full_attention = "full_attention", sliding_attention = "sliding_attention";
+inline constexpr std::array all_layer_types = {full_attention, sliding_attention};
+
+// How attention of a layer differs from that of others.
+struct LayerKind {
+  int64_t window = 0;  // keys that a token sees, itself among them; 0: all
+  int rope = 0;        // which table of rope_tables (decoder.h); -1: none
+
+  friend auto operator<=>(const LayerKind&, const LayerKind&) = default;
 };
 
 struct ModelConfig {
@@ -47,9 +62,21 @@ struct ModelConfig {
   bool attention_bias = false;
   bool mlp_bias = false;
   SparseLayers sparse = {};
+  std::vector<LayerKind> layer_kinds = {};  // of each layer; empty: all alike
+  int64_t rotary_dim = 0;                   // dims of a head that are rotated; 0: all
+  double local_rope_theta = 0;              // of a second rotary table; 0: there is none
+  int64_t max_positions = 0;                // max_position_embeddings: rows of learned positions
+  double embedding_scale = 1, residual_scale = 1, logit_scale = 1;
+  double attention_scale = 0;                       // of scores; 0: 1 / sqrt(head_dim)
+  double attention_softcap = 0, logit_softcap = 0;  // 0: none
+  bool parallel_residual = false;
   // What learns of it (learning.h).
   config::LoraSection lora = {};
   std::vector<config::OptimizerGroup> groups = {};
+
+  LayerKind kind(int64_t layer) const {
+    return layer_kinds.empty() ? LayerKind() : layer_kinds[static_cast<size_t>(layer)];
+  }
 };
 
 // What a stage does not keep from F to the backward pass, but computes again there, from least to most. The

@@ -13,8 +13,8 @@
 #include "core/kernels/dry_run.h"
 #include "core/nn/feed_forward.h"
 #include "core/nn/rope.h"
+#include "models/decoder.h"
 #include "models/learning.h"
-#include "models/registry.h"
 
 namespace pptrain::models {
 namespace {
@@ -24,35 +24,6 @@ template <typename... Values>
 void require(bool holds, const StageSlice& stage, fmt::format_string<Values...> text, Values&&... values) {
   if (!holds)
     throw Error(fmt::format("stage {}: {}", stage.index, fmt::format(text, std::forward<Values>(values)...)));
-}
-
-nn::RopeType type_of(config::RopeType type) {
-  switch (type) {
-    case config::RopeType::none:
-      return nn::RopeType::none;
-    case config::RopeType::linear:
-      return nn::RopeType::linear;
-    case config::RopeType::llama3:
-      return nn::RopeType::llama3;
-  }
-  throw Error("unknown rope type");
-}
-
-nn::RopeConfig rope_of(const ModelConfig& model) {
-  const config::RopeScaling& scaling = model.rope_scaling;
-  return {.dim = model.head_dim,
-          .theta = model.rope_theta,
-          .type = type_of(scaling.rope_type),
-          .factor = scaling.factor,
-          .original_positions = scaling.original_max_position_embeddings,
-          .low_freq_factor = scaling.low_freq_factor,
-          .high_freq_factor = scaling.high_freq_factor};
-}
-
-// What goes to the next stage. It rounds as the sum that is fused into the next stage's norm would.
-at::Tensor sum(Residual residual) {
-  kernels::record(kernels::moving(residual.delta, residual.delta, residual.stream));
-  return residual.delta.add_(residual.stream);
 }
 
 }  // namespace
@@ -103,18 +74,13 @@ TransformerStage::TransformerStage(const ModelConfig& model, const StageSlice& s
     : model_(model), slice_(slice), region_(seams.region), store_(learning_of(model)) {
   require(0 <= slice.first_layer && slice.first_layer < slice.end_layer && slice.end_layer <= model.layers,
           slice, "layers [{}, {}) of a model of {} layers", slice.first_layer, slice.end_layer, model.layers);
-  const auto describe = find_architecture(model.arch).block;
   if (slice.embedding) {
-    embedding_groups_ = declare([&] {
-      embedding_.emplace(
-          store_.add_group("embed"), "embed",
-          nn::EmbeddingConfig{.vocab = model.vocab, .dim = model.hidden, .init_std = model.initializer_range},
-          region_);
-    });
+    embedding_groups_ = declare(
+        [&] { embedding_.emplace(store_.add_group("embed"), "embed", embedding_config(model), region_); });
   }
   blocks_.reserve(static_cast<size_t>(slice.end_layer - slice.first_layer));
   for (int layer = slice.first_layer; layer < slice.end_layer; ++layer) {
-    BlockConfig block = describe(model, layer);
+    BlockConfig block = block_config(model, layer);
     block.recompute = recompute;
     const std::string name = fmt::format("layers.{}", layer);
     block_groups_.push_back(declare([&] {
@@ -128,7 +94,7 @@ TransformerStage::TransformerStage(const ModelConfig& model, const StageSlice& s
   if (slice.head) {
     const nn::TensorCut& cut = region_->cut();
     norm_groups_ = declare([&] {
-      norm_.emplace(store_.add_group("norm"), "norm", model.hidden, nn::NormKind::rms, model.norm_eps, cut);
+      norm_.emplace(store_.add_group("norm"), "norm", model.hidden, norm_kind(model), model.norm_eps, cut);
     });
     head_groups_ = declare([&] {
       head_weight_ = &store_.add_group("head").add({cut.cut({.name = "head.weight",
@@ -138,7 +104,7 @@ TransformerStage::TransformerStage(const ModelConfig& model, const StageSlice& s
                                                              .init_name = model.tied ? "embed.weight" : ""},
                                                             0)});
       head_weight_->grad_by_products = true;
-      head_.emplace(*head_weight_, model.vocab, region_);
+      head_.emplace(*head_weight_, model.vocab, region_, logit_scaling(model));
     });
   }
 }
@@ -147,7 +113,9 @@ void TransformerStage::materialise(at::Device device, at::ScalarType compute_dty
                                    const nn::ShardPlace& place, const nn::ShardPlace& experts) {
   store_.materialise(device, compute_dtype, with_gradients, place, experts);
   size_chunks_for(device.type());
-  ropes_ = {nn::make_rope_table(rope_of(model_), model_.max_seq, device)};
+  ropes_.clear();
+  for (const nn::RopeConfig& rope : rope_tables(model_))
+    ropes_.push_back(nn::make_rope_table(rope, model_.max_seq, device));
 }
 
 void TransformerStage::size_chunks_for(at::DeviceType device) {
@@ -249,9 +217,10 @@ at::Tensor TransformerStage::forward(int microbatch, const data::Microbatch& dat
     nn::Norm::Saved saved;
     const at::Tensor normed = norm_->forward(residual.stream, std::move(residual.delta), saved);
     at::Tensor dh = at::empty_like(normed);
-    with(head_groups_, nn::Use::backward,
-         [&] { microbatch_losses_[microbatch] = head_->forward_backward(normed, data.labels, dh); });
-    add_loss(microbatch_losses_[microbatch]);
+    at::Tensor loss;
+    with(head_groups_, nn::Use::backward, [&] { loss = head_->forward_backward(normed, data.labels, dh); });
+    if (keeps_losses_) microbatch_losses_[microbatch] = loss;
+    add_loss(loss);
     record.dy = norm_->backward(saved, dh, {});
   });
   return {};

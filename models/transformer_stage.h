@@ -47,10 +47,11 @@ StageSlice whole_model(const ModelConfig& model);
 // Stage `index` of the assignment; the embedding is on stage 0, the head on the last one.
 StageSlice stage_slice(const pipeline::LayerAssignment& assignment, int index);
 
-// Parameters, by global name: `embed.weight`; `layers.N.{attn_norm,mlp_norm}.weight`,
+// Parameters, by global name: `embed.weight`, `embed_positions.weight`;
+// `layers.N.{attn_norm,attn_post_norm,mlp_norm,mlp_post_norm}.{weight,bias}`,
 // `layers.N.attn.{q,k,v,o}.{weight,bias}`, `layers.N.attn.{q_norm,k_norm}.weight`,
 // `layers.N.mlp.{gate,up,down}.{weight,bias}`, or in a sparse layer `layers.N.mlp.router.{weight,bias}` and
-// `layers.N.mlp.experts.E.{gate,up,down}.weight`; `norm.weight`, `head.weight`.
+// `layers.N.mlp.experts.E.{gate,up,down}.weight`; `norm.{weight,bias}`, `head.weight`.
 //
 // With tied embeddings the stage with the head holds its own copy, `head.weight`, also where it holds the
 // embedding: the two uses have a gradient accumulator each on every layout, so that their sum has the same
@@ -105,7 +106,9 @@ class TransformerStage final : public pipeline::Stage {
   void backward_weight(int microbatch) override;
 
   double take_loss() override;
-  // The part of it that each microbatch of the last step of forward() added, of `count` of them.
+  // The part of it that each microbatch of the last step of forward() added, of `count` of them, after
+  // keep_microbatch_losses().
+  void keep_microbatch_losses() { keeps_losses_ = true; }
   std::vector<double> microbatch_losses(int64_t count) const;
   void discard() override;
   nn::ParameterStore& parameters() override { return store_; }
@@ -191,6 +194,7 @@ class TransformerStage final : public pipeline::Stage {
   std::map<int, Record> records_;
   std::map<int, PendingWeights> pending_;
   at::Tensor loss_;  // float64 scalar on the device, undefined when nothing was added
+  bool keeps_losses_ = false;
   std::map<int, at::Tensor> microbatch_losses_;  // last stage: float64 scalars
   LossListener loss_listener_;
 };

@@ -66,7 +66,7 @@ struct Translation {
 using Side = std::string_view WeightName::*;
 
 std::optional<Translation> translate(const WeightName& entry, std::string_view name, Side from, Side to) {
-  if (split(entry.global)) {
+  if (split(entry.global) || entry.global.ends_with(".sinks")) {
     auto numbers = match(entry.*from, name);
     if (!numbers || stars(entry.*to) > std::ssize(*numbers)) return std::nullopt;
     return Translation{fill(entry.*to, *numbers), *std::move(numbers), &entry};
@@ -182,7 +182,7 @@ HfTensor WeightMap::Shared::lay_out(const std::string& name, int64_t kv_heads) c
   }
   all_rows /= experts;
   const bool turned = transposed && one.size() > 1;
-  const int64_t bands = rows == Rows::of_head ? kv_heads : 1;
+  const int64_t bands = rows == Rows::of_head ? kv_heads : rows == Rows::in_turn ? one.front() : 1;
   const int64_t row_stride = turned ? 1 : columns;
   HfTensor tensor{.name = name, .shape = {}, .parts = {}};
   std::vector<int64_t> above(static_cast<size_t>(experts));  // rows of the members before, of each expert

@@ -16,14 +16,15 @@
 
 namespace pptrain::models {
 
-// How parameters lie in a tensor that several share: in the model's order, each with all of its rows, or
-// first those of the first key-value head of every one, then those of the second.
-enum class Rows { of_parameter, of_head };
+// How parameters lie in a tensor that several share: in the model's order, each with all of its rows; or
+// first those of the first key-value head of every one, then those of the second; or the first row of every
+// one, then the second.
+enum class Rows { of_parameter, of_head, in_turn };
 
-// A module, which has a weight and may have a bias, or a tensor by its whole name (with `.weight` or
-// `.bias`). A '*' stands for a number, of the layer or of an expert; a tensor without the expert's number
-// holds all experts. A global name may have several Hugging Face names, of which a directory has one.
-// Parameters with one Hugging Face name share the tensor.
+// A module, which has a weight and may have a bias, or a tensor by its whole name (ending in `.weight`,
+// `.bias` or `.sinks`). A '*' stands for a number, of the layer or of an expert; a tensor without the
+// expert's number holds all experts. A global name may have several Hugging Face names, of which a directory
+// has one. Parameters with one Hugging Face name share the tensor.
 struct WeightName {
   std::string_view global;
   std::string_view hf;

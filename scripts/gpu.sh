@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # One command for a machine with a GPU, CUDA 13, Python with torch 2.11, and nothing else: no packages, no network.
-#   scripts/gpu.sh pack [--headers]       here: builds what such a machine lacks, without MPI, into build-gpu/pack;
+#   scripts/gpu.sh pack [--headers]       here: builds what such a machine lacks, without MPI: build-gpu/pack.tar.gz;
 #                                         --headers adds what a build there needs, pack/offline.tar.gz
 #   scripts/gpu.sh run [correct|bench]... [--out DIR] [--only STEP]... [--limit SECONDS] [--device cuda|cpu] [--quick]
 #                                         there: runs it, both in 9.5 minutes without a name; leaves report.md, report.json and
@@ -9,7 +9,7 @@
 #                                         there, with a compiler, from a checkout with its pack: builds anew what was packed
 # Exit codes of run: 0 all passed that can run here, 1 a step failed, 2 bad arguments, 3 no step failed, but the time was over
 # before all had run, or none could run, 4 nothing can run here (no GPU, no torch, no pack, or its programs do not start).
-# The folder build-gpu/pack is whole: it may be copied alone and run as PACK/scripts/gpu.sh run correct.
+# run unpacks the archive, which is whole: unpacked elsewhere it runs as pack/scripts/gpu.sh run correct.
 # PPTRAIN_PYTHON: the Python that has torch. CUDAARCHS: GPU architectures to compile for, as in CUDAARCHS=90 (default 80;90).
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -38,10 +38,17 @@ make_pack() {
   python3 -B "$here/gpu/pack.py" --root "$root" --build "$(build_dir gpu)" --torch "$(torch_dir)" "${headers[@]}" "${built[@]}"
 }
 
+# Where an archive is newer than what was unpacked.
+unpack() {
+  local build=$here/../build-gpu
+  [[ ! $build/pack.tar.gz -nt $build/pack/pack.json ]] || tar -xzmf "$build/pack.tar.gz" --no-same-owner -C "$build"
+}
+
 build_offline() {
   source "$here/lib.sh"
   [[ -n ${PPTRAIN_OFFLINE:-} ]] || exit_code=2 die "build is for machines without a network: set PPTRAIN_OFFLINE=1, or use scripts/build.sh"
   local pack usr program
+  unpack
   pack=$(build_dir gpu)/pack
   usr=$(build_dir gpu)/offline/usr
   [[ -e $pack/offline.tar.gz ]] ||
@@ -68,6 +75,7 @@ run_pack() {
     echo "pptrain: error: no $python here: a machine with Python and torch is needed, or PPTRAIN_PYTHON" >&2
     exit 4
   }
+  unpack
   exec "$python" -B "$here/gpu/run.py" "$@"
 }
 

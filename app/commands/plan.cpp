@@ -279,8 +279,7 @@ int plan(const PlanArguments& arguments) {
   } else {
     const Plan plan = load_plan(arguments.config, arguments.set, options);
     if (arguments.format == PlanFormat::csv) {  // costs nothing
-      text =
-          schedule::write_csv(schedule::compute_only(given_schedule(plan.job)), schedule::CsvCells::stepped);
+      text = schedule::write_stepped_csv(schedule::compute_only(given_schedule(plan.job)));
     } else {
       const CostSource costs = cost_source(arguments, plan);
       text = arguments.compare.empty() ? render(arguments, plan, costs, program)

@@ -2,7 +2,6 @@
 #include <spdlog/fmt/fmt.h>
 
 #include <CLI/CLI.hpp>
-#include <algorithm>
 #include <filesystem>
 #include <string>
 #include <vector>
@@ -38,11 +37,10 @@ int verify(const VerifyArguments& arguments) {
     throw UsageError(fmt::format("verify: {} is not a folder", checkpoint_dir));
   const fs::path of_run = fs::path(checkpoint_dir) / "checkpoints";
   std::vector<fs::path> folders;
-  for (const checkpoint::StepFolder& folder :
+  for (const auto& [step, folder] :
        checkpoint::list_step_folders(fs::is_directory(of_run) ? of_run : fs::path(checkpoint_dir))) {
-    folders.push_back(folder.path);
+    folders.insert(folders.begin(), folder);  // ascending steps
   }
-  std::ranges::reverse(folders);  // ascending steps
   if (folders.empty()) folders.emplace_back(checkpoint_dir);
   bool sound = true;
   for (const fs::path& folder : folders) {

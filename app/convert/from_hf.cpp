@@ -199,7 +199,8 @@ at::Tensor Import::gather(const models::HfWeight& weight, int64_t first, int64_t
   const int64_t columns = weight.columns(), row = first / columns;
   return weight.rows_of(source_.hf().tensor(weight.tensor), row, (first + count + columns - 1) / columns)
       .reshape({-1})
-      .narrow(0, first - row * columns, count);
+      .narrow(0, first - row * columns, count)
+      .contiguous();
 }
 
 void Import::write_extra(checkpoint::FolderWriter& writer) {

@@ -70,7 +70,7 @@ std::vector<std::string> target_modules(const models::ModelConfig& model,
 }
 
 nlohmann::ordered_json adapter_config(const config::LoraSection& lora, const std::string& base,
-                                      const std::vector<std::string>& targets) {
+                                      const std::vector<std::string>& targets, bool transposed) {
   nlohmann::ordered_json config = {{"peft_type", "LORA"},
                                    {"task_type", "CAUSAL_LM"},
                                    {"base_model_name_or_path", nullptr},
@@ -79,7 +79,7 @@ nlohmann::ordered_json adapter_config(const config::LoraSection& lora, const std
                                    {"lora_alpha", lora.alpha},
                                    {"lora_dropout", 0.0},
                                    {"bias", "none"},
-                                   {"fan_in_fan_out", false},
+                                   {"fan_in_fan_out", transposed},
                                    {"use_rslora", false},
                                    {"modules_to_save", nullptr},
                                    {"target_modules", targets}};
@@ -97,6 +97,7 @@ std::string peft_name(const models::WeightMap& map, const std::string& parameter
 struct PeftTensor {
   std::string parameter;
   io::TensorSpec spec;
+  bool transposed = false;  // the module's weight is [in, out], as GPT-2's
 };
 
 // Of all adapters that the checkpoint holds; `adapted` becomes their modules.
@@ -108,8 +109,9 @@ std::vector<PeftTensor> peft_tensors(const checkpoint::Reader& reader, const mod
     const auto weight = nn::adapted_weight(parameter);
     if (!weight) throw Error(fmt::format("the checkpoint holds {}, which is no adapter's", parameter));
     adapted.insert(hf_module(map, *weight));
-    tensors.push_back(
-        {parameter, {peft_name(map, parameter), type, reader.global_shape(model_file, parameter)}});
+    tensors.push_back({parameter,
+                       {peft_name(map, parameter), type, reader.global_shape(model_file, parameter)},
+                       map.place(*weight, map.tensors_of(*weight).front()).column_stride != 1});
   }
   return tensors;
 }
@@ -119,7 +121,7 @@ void write_adapters(const checkpoint::Reader& reader, const std::vector<PeftTens
   std::vector<io::TensorSpec> specs;
   for (const PeftTensor& tensor : tensors) specs.push_back(tensor.spec);
   io::SafetensorsWriter file(path, specs, {{"format", "pt"}});
-  for (const auto& [parameter, spec] : tensors) {
+  for (const auto& [parameter, spec, transposed] : tensors) {
     at::Tensor values = at::empty(spec.shape, at::kFloat);
     reader.read(model_file, parameter, values);
     file.write_pieces(spec.name, [&](uint64_t begin, std::span<std::byte> piece) {
@@ -147,9 +149,10 @@ std::vector<std::string> to_peft(const fs::path& step_folder, const ConvertArgum
   for (const PeftTensor& tensor : tensors) elements += c10::multiply_integers(tensor.spec.shape);
   const Base base = base_of(reader.layout());
   const bool of_hf = job.model.init == config::Init::hf;
-  io::write_file_atomically(
-      folder / "adapter_config.json",
-      adapter_config(job.lora, of_hf ? base.source : "", target_modules(model, adapted)).dump(2) + "\n");
+  const bool transposed = std::ranges::any_of(tensors, &PeftTensor::transposed);
+  const auto config =
+      adapter_config(job.lora, of_hf ? base.source : "", target_modules(model, adapted), transposed);
+  io::write_file_atomically(folder / "adapter_config.json", config.dump(2) + "\n");
   if (!arguments.tokenizer.empty()) copy_tokenizer(arguments.tokenizer, folder, "--tokenizer");
   return {fmt::format("adapters of {} ({}, rank {}) at step {}, for {}", job.model.arch,
                       models::parameters_text(elements), job.lora.rank, reader.state().step, base.source)};

@@ -139,9 +139,9 @@ std::vector<OpenSource> open_data(const config::JobConfig& job, int64_t vocab_si
       source.validation = std::move(tokens);
       continue;
     }
-    data::Split split = data::split_off(std::move(tokens), stream.options.val_fraction);
-    source.train = std::move(split.train);
-    if (split.validation) source.validation = std::move(split.validation);
+    if (auto held_out = data::split_off(tokens, stream.options.val_fraction))
+      source.validation = std::move(held_out);
+    source.train = std::move(tokens);
   }
   for (const OpenSource& source : opened) log_source(source);
   return opened;

@@ -71,8 +71,7 @@ void inspect_texts(const config::JobConfig& job, const StreamFiles& stream) {
   if (request.format.has_messages())
     corpus::require_tokens(request.format.chat, tokenizer::Tokenizer::load(request.tokenizer));
   for (const fs::path& file : {request.files.front(), request.files.back()}) {
-    corpus::DocumentSource source({file}, request.format);
-    if (const auto chunk = source.next())
+    if (const auto chunk = corpus::open_chunks(file, request.format)())
       corpus::each_document(*chunk, request.format, [](const corpus::Document&) {});
   }
 }
@@ -131,8 +130,8 @@ std::vector<fs::path> files_of(const config::JobConfig& job, const StreamFiles& 
 bool holds_checkpoint(const fs::path& path) {
   if (io::is_there(path / checkpoint::manifest_name)) return true;
   for (const fs::path& root : {path, path / "checkpoints"}) {
-    for (const checkpoint::StepFolder& folder : checkpoint::list_step_folders(root)) {
-      if (io::is_there(folder.path / checkpoint::manifest_name)) return true;
+    for (const auto& [step, folder] : checkpoint::list_step_folders(root)) {
+      if (io::is_there(folder / checkpoint::manifest_name)) return true;
     }
   }
   return false;

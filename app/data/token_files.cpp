@@ -192,7 +192,7 @@ TokenFiles make_token_files(const RunContext& context, comm::Communicator& patie
     }
   };
   if (wishes.empty()) return {};
-  const comm::ActivityScope waiting(context.report.activity, comm::Doing::wait,
+  const comm::ActivityScope waiting(context.activity, comm::Doing::wait,
                                     "the tokens of texts, which rank 0 makes");
   look();
   together(patient, [&] {

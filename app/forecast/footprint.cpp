@@ -211,10 +211,6 @@ StageFootprint extended(const StageFootprint& a, const StageFootprint& b, int n,
   return c;
 }
 
-}  // namespace
-
-namespace {
-
 // What a layer declares, without its number, and which of it learns.
 std::vector<std::pair<std::string, bool>> declared_by(const models::ModelConfig& model, int layer) {
   models::TransformerStage alone(
@@ -229,12 +225,14 @@ std::vector<std::pair<std::string, bool>> declared_by(const models::ModelConfig&
 
 Footprints::Footprints(const models::ModelConfig& model, const BatchShape& batch)
     : model_(model), batch_(batch) {
-  std::map<std::vector<std::pair<std::string, bool>>, int> kinds;
+  using Declared = std::vector<std::pair<std::string, bool>>;
+  std::map<std::tuple<bool, models::LayerKind, Declared>, int> kinds;
   for (int layer = 0; layer < model.layers; ++layer) {
-    kind_of_layer_.push_back(
-        models::freezes(model)
-            ? kinds.try_emplace(declared_by(model, layer), static_cast<int>(kinds.size())).first->second
-            : static_cast<int>(model.sparse.contains(layer)));
+    Declared declared = models::freezes(model) ? declared_by(model, layer) : Declared();
+    const auto known =
+        kinds.try_emplace({model.sparse.contains(layer), model.kind(layer), std::move(declared)},
+                          static_cast<int>(kinds.size()));
+    kind_of_layer_.push_back(known.first->second);
   }
 }
 

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <map>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "core/kernels/cost.h"
@@ -95,8 +96,8 @@ class Footprints {
  public:
   Footprints(const models::ModelConfig& model, const BatchShape& batch);
 
-  // The kinds of the layers (those with experts, and those of which other weights learn, differ), embedding,
-  // head: where they begin changes nothing else.
+  // The kinds of the layers (those with experts, of other attention, and of which other weights learn,
+  // differ), embedding, head: where they begin changes nothing else.
   using Kind = std::tuple<std::vector<int>, bool, bool>;
 
   const StageFootprint& of(const models::StageSlice& slice) const;

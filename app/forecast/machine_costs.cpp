@@ -69,7 +69,8 @@ std::vector<models::StageSlice> timed_slices(const models::ModelConfig& model) {
   };
   add(0, false);
   for (int layer = 1; layer < model.layers; ++layer) {
-    if (model.sparse.contains(layer) == model.sparse.contains(0)) continue;
+    if (model.sparse.contains(layer) == model.sparse.contains(0) && model.kind(layer) == model.kind(0))
+      continue;
     add(layer, false);
     break;
   }

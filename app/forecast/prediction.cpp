@@ -141,7 +141,7 @@ std::vector<RankBytes> rank_bytes(const CostModel& costs, const pipeline::LayerA
   const std::vector<OptimizerCost> optimizers = optimizer_costs(costs, layers, schedule);
   const auto peaks = schedule::peak_bytes(schedule, stages);
   for (size_t rank = 0; rank < ranks.size(); ++rank) {
-    const schedule::MemorySplit& peak = peaks[rank].peak;
+    const schedule::MemorySplit& peak = peaks[rank];
     ranks[rank].gathered = peak.gathered;
     ranks[rank].gradients += peak.reducing;
     ranks[rank].optimizer = optimizers[rank].held;
@@ -166,9 +166,7 @@ Prediction predict(const Plan& plan, const CostModel& costs) {
     p.optimizer_time.push_back(own.seconds);
   const double slowest = std::ranges::max(p.optimizer_time);
   if (plan.job.optimizer.post_validation) {
-    p.step_time =
-        schedule::steady_step_time(plan.schedule, p.costs, schedule::StepBoundary::post_validation) +
-        costs.overhead() + slowest;
+    p.step_time = schedule::post_validated_step_time(plan.schedule, p.costs) + costs.overhead() + slowest;
   } else {
     p.step_time = p.pipeline.step_time + costs.norm_exchange() + costs.overhead() + slowest;
   }

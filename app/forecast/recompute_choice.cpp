@@ -45,9 +45,7 @@ class RecomputeChooser {
   }
 
   // What the rank's passes hold at the worst moment.
-  int64_t in_passes(int rank) const {
-    return schedule::peak_bytes(plan_.schedule, bytes_, rank).peak.total();
-  }
+  int64_t in_passes(int rank) const { return schedule::peak_bytes(plan_.schedule, bytes_, rank).total(); }
 
   // Raises stages of every rank that does not fit; false where there was nothing to raise.
   bool relieve() {

@@ -104,7 +104,7 @@ void Generator::check(const models::ModelConfig& model, std::span<const int64_t>
 void Generator::run(std::vector<Sequence>& sequences, const Listener& listener) {
   const models::ModelConfig model = with_all_positions(context_.model, context_.job);
   for (const Sequence& s : sequences) check(model, s.tokens(), s.number(), options_.stop.max_tokens);
-  const comm::ActivityScope working(context_.report.activity, comm::Doing::work, "generating");
+  const comm::ActivityScope working(context_.activity, comm::Doing::work, "generating");
   for (StageState& state : stages_) state.weights.unshard(schedule::ActionKind::forward);
   const auto all = std::span(sequences);
   const auto wave = static_cast<size_t>(std::max<int64_t>(1, options_.in_flight));
@@ -229,7 +229,7 @@ Tensor Generator::input_of(const Group& group, int group_index, StageState& stat
                        group.round);
   };
   const auto work = pipeline_.irecv(tensor, source);
-  comm::Activity* const activity = context_.report.activity;
+  comm::Activity* const activity = context_.activity;
   const comm::ActivityScope waiting(activity, comm::Doing::wait, activity != nullptr ? what() : "");
   work->wait([&] { return fmt::format("pipeline rank {} waits for {}", pipeline_.rank(), what()); });
   return tensor;
@@ -283,7 +283,7 @@ void Generator::post_choice(Group& group) {
 void Generator::receive_choice(Group& group, const Listener& listener) {
   {
     const char* const what = "the tokens that the last stage chooses";
-    const comm::ActivityScope waiting(context_.report.activity, comm::Doing::wait, what);
+    const comm::ActivityScope waiting(context_.activity, comm::Doing::wait, what);
     group.choice->wait([&] { return fmt::format("pipeline rank {} waits for {}", pipeline_.rank(), what); });
   }
   group.choice.reset();

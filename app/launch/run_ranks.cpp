@@ -94,10 +94,13 @@ std::string describe_memory(const Plan& plan, int rank, int ranks_here, at::Devi
   return text;
 }
 
+// What every rank does now, by rank; empty where they can't be reached.
+using GetStates = std::function<std::vector<comm::RankState>()>;
+
 // Runs `body` and puts the rank before the message of its error; a UsageError stays one. After a timeout the
 // message also says what the other ranks are doing, after a failed allocation what the plan predicted.
 template <typename Body>
-int named(const Plan& plan, int rank, int ranks_here, at::Device device, const comm::RankReport& report,
+int named(const Plan& plan, int rank, int ranks_here, at::Device device, const GetStates& get_states,
           Body&& body) {
   const auto who = [&] {
     if (plan.mesh.world_size() == 1) return std::string();
@@ -113,8 +116,7 @@ int named(const Plan& plan, int rank, int ranks_here, at::Device device, const c
   } catch (const UsageError& error) {
     throw UsageError(who() + error.what());
   } catch (const comm::WaitTimeout& error) {
-    const std::string others =
-        report.roll_call ? comm::describe_others(report.roll_call(), rank) : std::string();
+    const std::string others = comm::describe_others(get_states(), rank);
     throw Error(fmt::format("{}{}{}{}. Slow work needs a longer distributed.timeout_s.", who(), error.what(),
                             others.empty() ? "" : ". Meanwhile ", others));
   } catch (const std::exception& error) {
@@ -138,15 +140,17 @@ class RankStart {
       : plan_(plan), body_(body), ranks_here_(ranks_here) {}
 
   // `world` carries tensors of `device`.
-  int operator()(comm::Communicator& world, at::Device device, const comm::RankReport& report) const {
+  int operator()(comm::Communicator& world, at::Device device, const GetStates& get_states,
+                 comm::Activity* activity, comm::Heartbeat* heartbeat) const {
     const LogRank naming(world.rank());
     at::set_num_threads(static_cast<int>(plan_.job.run.threads));
     const c10::InferenceMode inference;
     const c10::OptionalStreamGuard stream(own_stream(device));
     world.set_timeout(timeout_of(plan_.job));
-    return named(plan_, world.rank(), ranks_here_, device, report, [&] {
+    return named(plan_, world.rank(), ranks_here_, device, get_states, [&] {
       mesh::DeviceMesh mesh(world, plan_.mesh);
-      RunContext context{.plan = plan_, .mesh = mesh, .device = device, .report = report};
+      RunContext context{
+          .plan = plan_, .mesh = mesh, .device = device, .activity = activity, .heartbeat = heartbeat};
       return body_(context);
     });
   }
@@ -163,15 +167,15 @@ int run_threads(const Plan& plan, const std::function<int(RunContext&)>& body) {
   const RankStart start(plan, body, plan.mesh.world_size());
   std::atomic<int> code = 0;
   std::deque<comm::Activity> activities(static_cast<size_t>(plan.mesh.world_size()));
-  const auto roll_call = [&] {
+  const auto get_states = [&] {
     std::vector<comm::RankState> states;
     for (const comm::Activity& activity : activities)
       states.push_back({static_cast<int>(states.size()), "", activity.state()});
     return states;
   };
   comm::run_thread_ranks(plan.mesh.world_size(), [&](comm::Communicator& world) {
-    const comm::RankReport report{&activities[static_cast<size_t>(world.rank())], roll_call, {}};
-    const int result = start(world, choose_device(plan.job, world.rank()), report);
+    const int result = start(world, choose_device(plan.job, world.rank()), get_states,
+                             &activities[static_cast<size_t>(world.rank())], /*heartbeat=*/nullptr);
     if (world.rank() == 0) code = result;
   });
   return code;
@@ -206,15 +210,7 @@ class Gathering {
     if (!fault_.text.empty()) timeout_ = std::min(timeout_, patience_with_a_fault);
     launch_.rendezvous.timeout = timeout_;
     launch_.rendezvous.stopped = stop_requested;
-    watch_ = std::make_unique<comm::StartWatch>(
-        launch_, comm::StartWatch::Options{
-                     .timeout = comm::starts_our_mpi(launch_) ? timeout_ : std::chrono::milliseconds(0),
-                     .stopped = heartbeat_limit(plan),
-                     .fault = fault_.text,
-                     // Elsewhere the rendezvous is asked to stop, so that the other ranks learn why.
-                     .stop_requested = comm::starts_our_mpi(launch_) ? stop_requested : nullptr,
-                     .say = comm::print_now,
-                     .end = comm::end_process});
+    watch_ = std::make_unique<comm::StartWatch>(launch_, heartbeat_limit(plan), fault_.text);
   }
 
   // Connects the ranks, also where this rank has a fault to report to them. Null where the others cannot be
@@ -321,14 +317,9 @@ int run_in_world(comm::Communicator& world, int local_rank, const Plan& plan,
   constexpr std::chrono::milliseconds until_verdict{1000};
   world.set_timeout(timeout_of(plan.job));
   const RankStart start(plan, body, /*ranks_here=*/1);
-  comm::RankReport report{activity, {}, {}};
-  if (heartbeat != nullptr) {
-    report.roll_call = [heartbeat] { return heartbeat->roll_call(); };
-    report.take_leave = [heartbeat] { heartbeat->leave(); };
-    report.on_verdict = [heartbeat](auto heard) { heartbeat->on_verdict(std::move(heard)); };
-    report.summon = [heartbeat] { heartbeat->summon(); };
-    report.on_summons = [heartbeat](auto heard) { heartbeat->on_summons(std::move(heard)); };
-  }
+  const auto get_states = [heartbeat] {
+    return heartbeat != nullptr ? heartbeat->roll_call() : std::vector<comm::RankState>();
+  };
   const auto fail = [&](const std::exception& error, int code) {
     const std::string text = kernels::plain_message(error);
     if (heartbeat != nullptr && !heartbeat->fail(text, code)) heartbeat->end_with_others(until_verdict);
@@ -343,11 +334,11 @@ int run_in_world(comm::Communicator& world, int local_rank, const Plan& plan,
       device = choose_device(plan.job, local_rank);
     });
     if (!comm::agree(world, own_fault)) return exit_usage;
-    if (device.is_cpu()) return start(world, device, report);
+    if (device.is_cpu()) return start(world, device, get_states, activity, heartbeat);
     // Two ranks on one GPU: all ranks find that, or none does.
     std::unique_ptr<comm::Communicator> nccl;
     std::string common_fault;
-    named(plan, world.rank(), /*ranks_here=*/1, device, report, [&] {
+    named(plan, world.rank(), /*ranks_here=*/1, device, get_states, [&] {
       std::function<std::string()> device_place;
       if (activity != nullptr) device_place = [activity] { return activity->look_at_device(); };
       common_fault = comm::fault_of(
@@ -356,7 +347,7 @@ int run_in_world(comm::Communicator& world, int local_rank, const Plan& plan,
     });
     if (!comm::agree(world, common_fault)) return exit_usage;
     log_of(Subsystem::comm).info("NCCL between the GPUs; this rank's is {}", device.str());
-    return start(*nccl, device, report);
+    return start(*nccl, device, get_states, activity, heartbeat);
   } catch (const PeerFailure&) {
     if (heartbeat != nullptr) heartbeat->end_with_others(until_verdict);
     throw;

@@ -24,7 +24,9 @@ struct RunContext {
   const config::JobConfig& job = plan.job;
   const models::ModelConfig& model = plan.model;
 
-  comm::RankReport report{};  // for the reports of failures
+  // For the reports of failures. Null where no rank waits for another; no heartbeat among threads either.
+  comm::Activity* activity = nullptr;
+  comm::Heartbeat* heartbeat = nullptr;
 
   bool root() const { return mesh.rank() == 0; }  // the one rank that prints and writes metrics
 };

@@ -51,7 +51,7 @@ Evaluator::Evaluator(RunContext& context, RankModel& model, const std::vector<Op
       executor_(model.pipeline_stages(), context.mesh.along(mesh::Axis::pp),
                 schedule::lower(schedule::forward_only(context.plan.schedule), lower_options(context.plan)),
                 pipeline::Executor::Mode::evaluate) {
-  executor_.report_to(context.report.activity, context.device);
+  executor_.report_to(context.activity, context.device);
 }
 
 metrics::SourceLoss Evaluator::run(const Validation& validation, const std::function<void()>& batch_done) {

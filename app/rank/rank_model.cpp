@@ -87,6 +87,7 @@ void RankModel::add_stage(int index, models::Seams seams) {
                                                       fmt::format("stage {}", index));
   own.stage->use_weights(*own.weights);
   own.stage->smooth_labels(context_.job.train.label_smoothing);
+  if (context_.job.metrics.microbatch_losses) own.stage->keep_microbatch_losses();
   if (side_) own.stage->overlap_weight_gradients(*side_);
   if (purpose_ == Purpose::train) add_optimizer(own);
 }

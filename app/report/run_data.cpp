@@ -170,8 +170,8 @@ void read_checkpoints(RunData& run) {
   std::set<int64_t> all(run.checkpoints.begin(), run.checkpoints.end());
   std::set<int64_t> there;
   try {
-    for (const checkpoint::StepFolder& folder : checkpoint::list_step_folders(run.folder / "checkpoints"))
-      there.insert(folder.step);
+    for (const auto& [step, folder] : checkpoint::list_step_folders(run.folder / "checkpoints"))
+      there.insert(step);
   } catch (const Error&) {
     return;  // a folder that cannot be read: the marks that metrics.jsonl tells of remain
   }

@@ -4,7 +4,6 @@
 #include <spdlog/fmt/ranges.h>
 #include <spdlog/spdlog.h>
 
-#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <system_error>
@@ -39,14 +38,13 @@ void make_folder(const fs::path& folder) {
 
 fs::path find_step(const fs::path& run, std::optional<int64_t> step) {
   const fs::path root = run / "checkpoints";
-  const std::vector<checkpoint::StepFolder> folders = checkpoint::list_step_folders(root);
+  const checkpoint::StepFolders folders = checkpoint::list_step_folders(root);
   if (folders.empty()) throw UsageError(fmt::format("fork: {} holds no checkpoint", root.string()));
   if (!step)
     return *checkpoint::find_resumable(root, [](const std::string& text) { spdlog::warn("{}", text); });
-  const auto found = std::ranges::find(folders, *step, &checkpoint::StepFolder::step);
-  if (found != folders.end()) return found->path;
+  if (const auto found = folders.find(*step); found != folders.end()) return found->second;
   std::vector<int64_t> steps;
-  for (const checkpoint::StepFolder& folder : folders) steps.insert(steps.begin(), folder.step);
+  for (const auto& [known, folder] : folders) steps.insert(steps.begin(), known);
   throw UsageError(fmt::format("fork: {} has no checkpoint of step {}, but of {}", run.string(), *step,
                                fmt::join(steps, ", ")));
 }

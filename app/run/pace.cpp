@@ -26,6 +26,9 @@ constexpr double slow_until = 1.05;       // smaller, so that a run at the limit
 constexpr size_t most_slow = 50;          // kept of a run
 constexpr size_t longest_pace = 1 << 20;  // bytes of pace.json
 
+// Places in RankShares.
+enum class Share : uint8_t { forward, backward, weight_gradients, other_work, transfers };
+
 constexpr size_t place(Share share) {
   return static_cast<size_t>(share);
 }

@@ -15,9 +15,9 @@
 
 namespace pptrain::app {
 
-// What one rank does in a step, s. other_work: data, optimizer and whatever else is its own.
-enum class Share : uint8_t { forward, backward, weight_gradients, other_work, transfers, count };
-using RankShares = std::array<double, static_cast<size_t>(Share::count)>;
+// What one rank does in a step, s: forward, backward, weight gradients, other work of its own (data,
+// optimizer and the like), waiting for transfers.
+using RankShares = std::array<double, 5>;
 
 // Of each rank of one pipeline, from its times and their split (schedule::split_step).
 std::vector<RankShares> rank_shares(const schedule::Schedule& schedule,

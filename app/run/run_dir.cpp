@@ -4,10 +4,10 @@
 #include <spdlog/spdlog.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <chrono>
 #include <exception>
 #include <limits>
+#include <ranges>
 #include <system_error>
 #include <thread>
 #include <vector>
@@ -64,13 +64,13 @@ fs::path aside_folder(const fs::path& root) {
 }
 
 void set_aside_checkpoints(const fs::path& root, std::optional<int64_t> kept, const Report& report) {
-  std::vector<checkpoint::StepFolder> moving = checkpoint::list_step_folders(root);
-  if (kept) std::erase_if(moving, [&](const checkpoint::StepFolder& folder) { return folder.step <= *kept; });
+  checkpoint::StepFolders moving = checkpoint::list_step_folders(root);
+  if (kept) std::erase_if(moving, [&](const auto& folder) { return folder.first <= *kept; });
   if (moving.empty()) return;
-  std::ranges::reverse(moving);  // the highest step last
   const fs::path aside = aside_folder(root);
   create(aside);
-  for (const checkpoint::StepFolder& folder : moving) move(folder.path, aside / folder.path.filename());
+  for (const auto& [step, folder] : std::views::reverse(moving))  // the highest step last
+    move(folder, aside / folder.filename());
   const fs::path latest = root / checkpoint::latest_name, best = root / checkpoint::best_name;
   if (!kept && io::is_there(latest)) move(latest, aside / checkpoint::latest_name);
   const std::string best_one = checkpoint::name_in(best);

@@ -100,10 +100,10 @@ std::optional<int64_t> step_being_saved(const fs::path& checkpoints, int64_t new
 void add_checkpoints(const fs::path& run_dir, RunStatus& status) {
   const fs::path root = run_dir / "checkpoints";
   int64_t newest = -1;
-  for (const checkpoint::StepFolder& folder : checkpoint::list_step_folders(root)) {
-    if (!io::is_there(folder.path / checkpoint::manifest_name)) continue;
-    status.checkpoint = folder.path.filename().string();
-    newest = folder.step;
+  for (const auto& [step, folder] : checkpoint::list_step_folders(root)) {
+    if (!io::is_there(folder / checkpoint::manifest_name)) continue;
+    status.checkpoint = folder.filename().string();
+    newest = step;
     break;
   }
   status.best = checkpoint::name_in(root / checkpoint::best_name);

@@ -47,7 +47,7 @@ class StepProfile {
  private:
   struct PhaseTimer {
     PhaseTimer(StepProfile& profile, Phase phase)
-        : marks(profile.marks_), activity(profile.context_.report.activity, doing(phase), name(phase)) {
+        : marks(profile.marks_), activity(profile.context_.activity, doing(phase), name(phase)) {
       profile.phases_.push_back(phase);
       marks.mark();
     }

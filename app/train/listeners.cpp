@@ -99,7 +99,7 @@ void RunMetrics::open(const metrics::RunHeader& header, const std::vector<OpenSo
 }
 
 void RunMetrics::close() {
-  const comm::ActivityScope writing(context_.report.activity, comm::Doing::storage, "writing metrics");
+  const comm::ActivityScope writing(context_.activity, comm::Doing::storage, "writing metrics");
   for (const auto& sink : sinks_) sink->end();
   sinks_.clear();
 }
@@ -114,7 +114,7 @@ metrics::StepRecord RunMetrics::so_far() const {
 
 void RunMetrics::settled(const StepResult& result) {
   if (!context_.root()) return;
-  const comm::ActivityScope writing(context_.report.activity, comm::Doing::storage, "writing metrics");
+  const comm::ActivityScope writing(context_.activity, comm::Doing::storage, "writing metrics");
   const metrics::StepRecord written = record(result);
   for (const auto& sink : sinks_) sink->step(written);
 }
@@ -173,7 +173,7 @@ void PaceWatch::settled(const StepResult& result) {
   if (!pace_) pace_.emplace(context_.plan);
   const std::string line = pace_->take(result.step, {result.seconds, profile_.shares()});
   if (line.empty()) return;
-  const comm::ActivityScope writing(context_.report.activity, comm::Doing::storage, "writing the pace");
+  const comm::ActivityScope writing(context_.activity, comm::Doing::storage, "writing the pace");
   spdlog::info("{}", line);
   try {
     write_pace(context_.job.run.dir, pace_->record());
@@ -319,7 +319,7 @@ Requests::Requests(const RunContext& context, const LockHolder& self)
     : context_(context), requests_(context.job.run.dir, self) {}
 
 StopOrSave Requests::wants() {
-  const comm::ActivityScope looking(context_.report.activity, comm::Doing::storage, "a look for requests");
+  const comm::ActivityScope looking(context_.activity, comm::Doing::storage, "a look for requests");
   requests_.look();
   return {.stop = requests_.wants(RequestKind::stop), .save = requests_.wants_any()};
 }
@@ -329,10 +329,7 @@ void Requests::saved(int64_t step, const std::filesystem::path& folder, const st
 }
 
 Divergence::Divergence(const config::TrainSection& train, checkpoint::RunState& state)
-    : watch_({.steps = train.divergence_steps,
-              .window = train.divergence_window,
-              .width = train.divergence_band}),
-      state_(state) {}
+    : watch_(train.divergence_steps, train.divergence_window, train.divergence_band), state_(state) {}
 
 void Divergence::restore() {
   watch_.restore({state_.recent_losses, state_.losses_above, state_.above_since});

@@ -121,12 +121,12 @@ QuickStop::QuickStop(const RunContext& context, const fault::Shutdown& shutdown,
       state_(state),
       begun_(state.step) {
   listener_.emplace(shutdown, [this](const fault::StopRequest& request) { run(request); });
-  const auto& on_summons = context.report.on_summons;
-  if (on_summons) on_summons([this] { shutdown_.take_launchers_request(SIGTERM); });
+  if (context.heartbeat != nullptr)
+    context.heartbeat->on_summons([this] { shutdown_.take_launchers_request(SIGTERM); });
 }
 
 QuickStop::~QuickStop() {
-  if (context_.report.on_summons) context_.report.on_summons({});
+  if (context_.heartbeat != nullptr) context_.heartbeat->on_summons({});
   {
     Lock lock(mutex_);
     leaving_ = true;
@@ -168,7 +168,7 @@ void QuickStop::stopping() {
 void QuickStop::run(const fault::StopRequest& request) {
   if (!request.from_launcher) return;
   const c10::InferenceMode inference;
-  if (!request.notice && context_.report.summon) context_.report.summon();
+  if (!request.notice && context_.heartbeat != nullptr) context_.heartbeat->summon();
   if (!sleep_until(request.time + patience_ / 4)) return;
   try {
     if (!all_are_asked() || !decide()) return;
@@ -248,7 +248,7 @@ void QuickStop::end(const std::string& saved) {
   }
   if (context_.root())
     run_dir_.end({.how = RunPhase::stopped, .step = saved_step_, .checkpoint = checkpoint_name(saved_step_)});
-  if (context_.report.take_leave) context_.report.take_leave();  // so that others do not take it for dead
+  if (context_.heartbeat != nullptr) context_.heartbeat->leave();  // so that others do not take it for dead
   end_process(exit_stopped);
 }
 

@@ -50,7 +50,7 @@ StepRunner::StepRunner(RunContext& context, RankModel& model, data::DataLoader& 
                 pipeline::Executor::Mode::train),
       profile_(context, executor_),
       anomaly_(context.job.train.max_skipped_steps) {
-  executor_.report_to(context.report.activity, context.device);
+  executor_.report_to(context.activity, context.device);
   if (context.job.optimizer.post_validation) {
     executor_.prepare_validation(context.plan.schedule);
     post_validation_.emplace(context, model);
@@ -157,7 +157,7 @@ std::string StepRunner::find_not_finite(double loss, double norm) {
   if (std::isfinite(loss) && std::isfinite(norm)) return "";
   const std::string where = describe_not_finite(context_.mesh.world(), model_.stages());
   if (!context_.root() || anomaly_.in_a_row() > 0) return where;
-  const comm::ActivityScope writing(context_.report.activity, comm::Doing::storage, "writing the log");
+  const comm::ActivityScope writing(context_.activity, comm::Doing::storage, "writing the log");
   spdlog::warn("not finite: loss {:.6g}, gradient norm {:.6g}; {}", loss, norm, where);
   return where;
 }

@@ -61,14 +61,13 @@ Trainer::Trainer(RunContext& context, const fault::Shutdown& shutdown)
 
 // Requests that have not been answered are taken back, and threads write what is left.
 Trainer::~Trainer() {
-  if (context_.report.activity != nullptr)
-    context_.report.activity->set(comm::Doing::storage, "the end of the run");
+  if (context_.activity != nullptr) context_.activity->set(comm::Doing::storage, "the end of the run");
 }
 
 int Trainer::run() {
   try {
     const int code = train();
-    if (context_.report.on_verdict) context_.report.on_verdict({});
+    if (context_.heartbeat != nullptr) context_.heartbeat->on_verdict({});
     return code;
   } catch (const std::exception& error) {
     if (stop_) stop_->failed();
@@ -116,7 +115,7 @@ int Trainer::train() {
 
 void Trainer::warm_up() {
   if (context_.device.is_cpu()) return;
-  const comm::ActivityScope warming(context_.report.activity, comm::Doing::work, "the warm-up");
+  const comm::ActivityScope warming(context_.activity, comm::Doing::work, "the warm-up");
   const auto begin = Clock::now();
   app::warm_up(context_, model_, loader_.step(state_.next_sample).microbatches);
   if (context_.root()) spdlog::info("every pass ran, to load its kernels: {:.1f} s", seconds_since(begin));
@@ -180,8 +179,8 @@ void Trainer::open(bool resumed) {
   disk_comm_->barrier();
   open_log(context_.job.run.dir);
   // It outlives this: what ends the process may come after an exception has left the trainer.
-  if (const auto& on_verdict = context_.report.on_verdict)
-    on_verdict([folder = fs::path(context_.job.run.dir)](const std::string& text) {
+  if (context_.heartbeat != nullptr)
+    context_.heartbeat->on_verdict([folder = fs::path(context_.job.run.dir)](const std::string& text) {
       note_last_words(folder, text);
     });
   stop_.emplace(context_, shutdown_, run_dir_, *saver_, state_);
@@ -221,8 +220,7 @@ StopOrSave Trainer::wants() {
 }
 
 StopOrSave Trainer::agree() {
-  const comm::ActivityScope waiting(context_.report.activity, comm::Doing::wait,
-                                    "all ranks at the end of the step");
+  const comm::ActivityScope waiting(context_.activity, comm::Doing::wait, "all ranks at the end of the step");
   const StopOrSave own = wants();
   const std::vector<double> mine{own.stop ? 1.0 : 0.0, own.save ? 1.0 : 0.0};
   const std::vector<double> ranks = comm::all_reduce_sum(context_.mesh.world(), mine);
@@ -235,7 +233,7 @@ StopOrSave Trainer::agree() {
 // In the main thread, which may wait for the disk then.
 void Trainer::end_run_dir(const RunEnd& end) {
   if (!context_.root()) return;
-  const comm::ActivityScope writing(context_.report.activity, comm::Doing::storage, "writing end.json");
+  const comm::ActivityScope writing(context_.activity, comm::Doing::storage, "writing end.json");
   run_dir_.end(end);
 }
 

@@ -17,6 +17,10 @@ CudnnShape plan_shape(const CallShape& x) {
   return cudnn_shape(x.documents, x.longest, x.tokens, x.equal);
 }
 
+bool sums_in_order(const CallShape& x) {
+  return sums_in_order(plan_shape(x), x.deterministic);
+}
+
 // The graphs address ragged documents by offsets in elements, int32.
 bool offsets_fit(const CallShape& x) {
   const int64_t widest = (x.heads + 2 * x.kv_heads) * x.head_dim;
@@ -58,7 +62,7 @@ std::string why_no_attention(at::ScalarType type, int64_t head_dim) {
 }
 
 int64_t score_gradient_bytes(const CallShape& x) {
-  if (!writes_score_gradient(x.deterministic, x.capability)) return 0;
+  if (!writes_score_gradient(sums_in_order(x), x.capability)) return 0;
   const int64_t parts = std::max<int64_t>(cudnn_head_parts(x), 1);
   return score_gradient_bytes(plan_shape(x), x.heads / parts);
 }
@@ -134,8 +138,9 @@ int64_t cudnn_scratch(const CallShape& x) {
   const bool packed = shape.ragged && x.head_dim % 16 == 0;
   const int64_t rows = packed ? shape.tokens : shape.documents * shape.longest;
   const int64_t heads = x.heads / std::max<int64_t>(cudnn_head_parts(x), 1);
-  const bool on_chip = x.deterministic && !writes_score_gradient(true, x.capability);
-  const int64_t ordered = x.deterministic ? score_gradient_bytes(x) : rows * heads * x.head_dim * kF32;
+  const bool in_order = sums_in_order(x);
+  const bool on_chip = in_order && !writes_score_gradient(true, x.capability);
+  const int64_t ordered = in_order ? score_gradient_bytes(x) : rows * heads * x.head_dim * kF32;
   const int64_t expanded_heads = packed ? x.heads : heads;
   const int64_t wide = packed || on_chip ? kF32 : kBf16;
   const int64_t expanded = is_grouped(x) ? 2 * rows * expanded_heads * x.head_dim * wide : 0;

@@ -39,23 +39,24 @@ std::optional<int64_t> number_after(const fs::path& file, std::string_view name)
   return std::nullopt;
 }
 
-// Calls f(folder, files) for this process's memory groups and all that hold them. Lines of `own_groups` are
-// "0::/a/b" (version 2) and "4:memory:/a/b" (version 1).
+// Calls f(folder, files) for this process's memory groups and all that hold them. Lines of the list of
+// groups are "0::/a/b" (version 2) and "4:memory:/a/b" (version 1).
 template <class F>
-void for_groups(const MemoryFiles& files, F f) {
-  const auto climb = [&](const fs::path& root, fs::path group, const GroupFiles& names) {
-    for (; !group.empty(); group = group.parent_path()) f(root / group, names);
-    f(root, names);
+void for_groups(const fs::path& root, F f) {
+  const auto climb = [&](const fs::path& all, fs::path group, const GroupFiles& names) {
+    for (; !group.empty(); group = group.parent_path()) f(all / group, names);
+    f(all, names);
   };
-  std::ifstream lines(files.own_groups);
+  const fs::path groups = root / "sys/fs/cgroup";
+  std::ifstream lines(root / "proc/self/cgroup");
   for (std::string line; std::getline(lines, line);) {
     const size_t first = line.find(':');
     const size_t second = first == std::string::npos ? first : line.find(':', first + 1);
     if (second == std::string::npos) continue;
     const std::string controllers = "," + line.substr(first + 1, second - first - 1) + ",";
     const fs::path group = fs::path(line.substr(second + 1)).relative_path();
-    if (controllers == ",,") climb(files.groups, group, version_2);
-    if (controllers.find(",memory,") != std::string::npos) climb(files.groups / "memory", group, version_1);
+    if (controllers == ",,") climb(groups, group, version_2);
+    if (controllers.find(",memory,") != std::string::npos) climb(groups / "memory", group, version_1);
   }
 }
 
@@ -66,18 +67,18 @@ int64_t memory_of_host() {
 
 }  // namespace
 
-int64_t memory_limit(const MemoryFiles& files) {
+int64_t memory_limit(const fs::path& root) {
   int64_t least = memory_of_host();
-  for_groups(files, [&](const fs::path& folder, const GroupFiles& names) {
+  for_groups(root, [&](const fs::path& folder, const GroupFiles& names) {
     least = std::min(least, number_in(folder / names.limit).value_or(no_limit));
   });
   return least;
 }
 
-std::optional<int64_t> available_memory(const MemoryFiles& files) {
-  const std::optional<int64_t> host = number_after(files.host, "MemAvailable:");
+std::optional<int64_t> available_memory(const fs::path& root) {
+  const std::optional<int64_t> host = number_after(root / "proc/meminfo", "MemAvailable:");
   int64_t least = host ? *host * 1024 : no_limit;
-  for_groups(files, [&](const fs::path& folder, const GroupFiles& names) {
+  for_groups(root, [&](const fs::path& folder, const GroupFiles& names) {
     const auto limit = number_in(folder / names.limit), usage = number_in(folder / names.usage);
     if (!limit || !usage) return;
     const fs::path statistics = folder / "memory.stat";

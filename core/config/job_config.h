@@ -31,6 +31,13 @@ struct RopeScaling {
   double low_freq_factor = 1;
   double high_freq_factor = 4;
   int64_t original_max_position_embeddings = 8192;
+  double attention_factor = 0;  // 0: as the papers recommend
+  double beta_fast = 32;
+  double beta_slow = 1;
+  double mscale = 0;  // 0: not given
+  double mscale_all_dim = 0;
+  bool truncate = true;
+  std::vector<double> short_factor = {}, long_factor = {};
 
   bool operator==(const RopeScaling&) const = default;
 };
@@ -54,11 +61,23 @@ struct ModelSection {
   int64_t max_position_embeddings = 0;  // 0: train.seq_len
   bool attention_bias = false;
   bool mlp_bias = false;
+  int64_t sliding_window = 0;                                      // 0: none
+  std::vector<std::string> layer_types;                            // empty: the architecture's pattern
+  double attn_logit_softcapping = 0, final_logit_softcapping = 0;  // 0: none
+  int64_t query_pre_attn_scalar = 0;                               // 0: head_dim
+  double rope_local_base_freq = 10000;
+  double partial_rotary_factor = 1;
+  std::vector<int64_t> no_rope_layers;  // empty: every fourth layer has none
+  double embedding_multiplier = 1, residual_multiplier = 1, logits_scaling = 1;
+  double attention_multiplier = 0;  // 0: 1 / sqrt(head_dim)
+  bool use_parallel_residual = true;
   // Mixture of experts.
   bool norm_topk_prob = false;
   int64_t num_experts = 0;
   int64_t num_experts_per_tok = 0;
   int64_t moe_intermediate_size = 0;
+  int64_t shared_expert_intermediate_size = 0;
+  double swiglu_limit = 7;
   int64_t decoder_sparse_step = 1;
   std::vector<int64_t> mlp_only_layers;
   double router_aux_loss_coef = 0;

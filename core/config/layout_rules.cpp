@@ -31,8 +31,16 @@ void check_tensor_parallel(const JobConfig& job, const ReportConflict& report_co
     report("model.intermediate_size",
            fmt::format("does not divide intermediate_size = {}", model.intermediate_size));
   }
+  if (const int64_t shared = model.shared_expert_intermediate_size; shared % tp != 0) {
+    report("model.shared_expert_intermediate_size",
+           fmt::format("does not divide shared_expert_intermediate_size = {}", shared));
+  }
   if (model.vocab_size > 0 && model.vocab_size < tp) {
     report("model.vocab_size", fmt::format("is more than vocab_size = {}", model.vocab_size));
+  }
+  if (model.arch == "olmo2") {
+    report("model.arch",
+           "cannot share out olmo2's norms, each of which takes all heads of q or of k: use other axes");
   }
   const int64_t tokens =
       job.train.micro_batch_size * job.train.seq_len / std::max<int64_t>(1, job.distributed.cp);
@@ -83,8 +91,9 @@ void check_layout(const JobConfig& job, const ReportConflict& report) {
 }
 
 bool has_dense_layers(const ModelSection& model) {
-  if (model.arch == "mixtral") return false;
-  return model.arch != "qwen3_moe" || model.decoder_sparse_step > 1 || !model.mlp_only_layers.empty();
+  if (model.arch == "mixtral" || model.arch == "gpt_oss") return false;
+  return (model.arch != "qwen3_moe" && model.arch != "qwen2_moe") || model.decoder_sparse_step > 1 ||
+         !model.mlp_only_layers.empty();
 }
 
 }  // namespace pptrain::config

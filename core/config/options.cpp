@@ -46,9 +46,9 @@ void add_run(std::vector<Option>& options) {
       .decides(Effect::none);
 }
 
-// intermediate_size is the width of mixtral's experts too.
+// intermediate_size is the width of mixtral's and gpt_oss's experts too.
 bool has_intermediate_size(const JobConfig& job) {
-  return job.model.arch == "mixtral" || has_dense_layers(job.model);
+  return job.model.arch == "mixtral" || job.model.arch == "gpt_oss" || has_dense_layers(job.model);
 }
 
 void add_model_sizes(SectionFields<ModelSection>& model) {
@@ -56,10 +56,10 @@ void add_model_sizes(SectionFields<ModelSection>& model) {
       .between(0, max_size);
   model
       .add("intermediate_size", &ModelSection::intermediate_size,
-           "Inner width of the MLP; of qwen3_moe's dense layers, of each of mixtral's experts. 0: from "
-           "hf_dir.")
+           "Inner width of the MLP; of the dense layers of qwen2_moe and qwen3_moe; of each expert of mixtral "
+           "and gpt_oss. 0: from hf_dir.")
       .between(0, max_size)
-      .only_if("layers that have an MLP, or mixtral's experts",
+      .only_if("layers that have an MLP, or the experts of mixtral or gpt_oss",
                {"model.decoder_sparse_step", "model.mlp_only_layers", "model.arch"}, has_intermediate_size);
   model.add("num_hidden_layers", &ModelSection::num_hidden_layers, "Transformer blocks. 0: from hf_dir.")
       .between(0, 1 << 16);
@@ -82,7 +82,8 @@ void add_model_sizes(SectionFields<ModelSection>& model) {
 // Names are those of Hugging Face's Qwen3-MoE, where it has them.
 void add_experts(SectionFields<ModelSection>& model) {
   const std::string arch = "model.arch";
-  const std::vector<std::string> sparse = {"qwen3_moe", "mixtral"};
+  const std::vector<std::string> sparse = {"qwen3_moe", "mixtral", "qwen2_moe", "gpt_oss"};
+  const std::vector<std::string> qwen = {"qwen3_moe", "qwen2_moe"};
   model.add("num_experts", &ModelSection::num_experts, "Experts of each sparse layer. 0: from hf_dir.")
       .between(0, 4096)
       .only_with(arch, sparse);
@@ -95,22 +96,34 @@ void add_experts(SectionFields<ModelSection>& model) {
       .add("moe_intermediate_size", &ModelSection::moe_intermediate_size,
            "Inner width of each expert. 0: from hf_dir.")
       .between(0, max_size)
-      .only_with(arch, {"qwen3_moe"});
+      .only_with(arch, qwen);
+  model
+      .add("shared_expert_intermediate_size", &ModelSection::shared_expert_intermediate_size,
+           "Inner width of the MLP that every token of a sparse layer passes beside its experts. 0: from "
+           "hf_dir.")
+      .between(0, max_size)
+      .only_with(arch, {"qwen2_moe"});
+  model
+      .add("swiglu_limit", &ModelSection::swiglu_limit,
+           "Bound of the inner values of each expert: of gate from above, of up on both sides.")
+      .above(0)
+      .only_with(arch, {"gpt_oss"});
   model
       .add("norm_topk_prob", &ModelSection::norm_topk_prob,
-           "The probabilities of a token's experts are divided by their sum; mixtral's always are.")
-      .only_with(arch, {"qwen3_moe"});
+           "The probabilities of a token's experts are divided by their sum; those of mixtral and gpt_oss "
+           "always are.")
+      .only_with(arch, qwen);
   model
       .add("decoder_sparse_step", &ModelSection::decoder_sparse_step,
            "Layer i, counted from 1, has experts if this number divides i; the other layers have an MLP.")
       .between(1, 1 << 16)
-      .only_with(arch, {"qwen3_moe"});
+      .only_with(arch, qwen);
   model
       .add("mlp_only_layers", &ModelSection::mlp_only_layers,
            "Layers, counted from 0, that have an MLP and no experts.")
       .between(0, 1 << 16)
       .or_empty()
-      .only_with(arch, {"qwen3_moe"});
+      .only_with(arch, qwen);
   model
       .add("router_aux_loss_coef", &ModelSection::router_aux_loss_coef,
            "Coefficient of the loss that balances the experts of each sparse layer: num_experts * sum over "
@@ -138,14 +151,103 @@ void add_experts(SectionFields<ModelSection>& model) {
       .decides(Effect::course);
 }
 
+bool has_rotary_embeddings(const JobConfig& job) {
+  return job.model.arch != "gpt2";
+}
+
+// Where attention looks, and what turns queries and keys. Names are those of Hugging Face's config.json.
+void add_windows(SectionFields<ModelSection>& model) {
+  const std::string arch = "model.arch";
+  model
+      .add("sliding_window", &ModelSection::sliding_window,
+           "Keys that a token sees in layers with a sliding window, its own among them. 0: from hf_dir, else "
+           "no window.")
+      .between(0, max_size)
+      .only_with(arch, {"qwen2", "mistral", "gemma2", "gemma3_text", "phi3", "gpt_oss"});
+  model
+      .add("layer_types", &ModelSection::layer_types,
+           "sliding_attention or full_attention for each layer. Empty: every second layer of gemma2 and gpt_oss "
+           "and every sixth of gemma3_text is full, none of qwen2.")
+      .one_of({"sliding_attention", "full_attention"})
+      .or_empty()
+      .only_if("sliding_window > 0 and an arch whose layers may differ",
+               {"model.sliding_window", "model.arch"}, [](const JobConfig& j) {
+                 const std::string& name = j.model.arch;
+                 return j.model.sliding_window > 0 &&
+                        (name == "qwen2" || name == "gemma2" || name == "gemma3_text" || name == "gpt_oss");
+               });
+  model
+      .add(
+          "rope_local_base_freq", &ModelSection::rope_local_base_freq,
+          "Base of the rotary frequencies in layers with a sliding window; rope_theta is that of the others.")
+      .above(0)
+      .only_with(arch, {"gemma3_text"});
+  model
+      .add("partial_rotary_factor", &ModelSection::partial_rotary_factor,
+           "How much of each head rotary embeddings turn: the first head_dim * partial_rotary_factor dims.")
+      .above_up_to(0, 1)
+      .only_with(arch, {"phi3", "gpt_neox"});
+  model
+      .add("no_rope_layers", &ModelSection::no_rope_layers,
+           "For each layer 1 with rotary embeddings, 0 without. Empty: every fourth layer has none.")
+      .between(0, 1)
+      .or_empty()
+      .only_with(arch, {"smollm3"});
+}
+
+// Factors and bounds of what layers compute. Names are those of Hugging Face's config.json.
+void add_scales(SectionFields<ModelSection>& model) {
+  const std::string arch = "model.arch";
+  model
+      .add("attn_logit_softcapping", &ModelSection::attn_logit_softcapping,
+           "Bounds attention's scores s to c * tanh(s / c). 0: not.")
+      .between(0, 1e6)
+      .only_with(arch, {"gemma2"});
+  model
+      .add("final_logit_softcapping", &ModelSection::final_logit_softcapping,
+           "Bounds the logits in the same way. 0: not.")
+      .between(0, 1e6)
+      .only_with(arch, {"gemma2", "gemma3_text"});
+  model
+      .add("query_pre_attn_scalar", &ModelSection::query_pre_attn_scalar,
+           "Attention's scores are divided by the root of this number. 0: from hf_dir, else head_dim.")
+      .between(0, max_size)
+      .only_with(arch, {"gemma2", "gemma3_text"});
+  model
+      .add("attention_multiplier", &ModelSection::attention_multiplier,
+           "Attention's scores are multiplied by this number. 0: from hf_dir, else 1 / sqrt(head_dim).")
+      .between(0, 1e6)
+      .only_with(arch, {"granite"});
+  model
+      .add("embedding_multiplier", &ModelSection::embedding_multiplier,
+           "Embeddings are multiplied by this number.")
+      .above(0)
+      .only_with(arch, {"granite"});
+  model
+      .add("residual_multiplier", &ModelSection::residual_multiplier,
+           "Attention's and the MLP's results are multiplied by this number before they are added.")
+      .above(0)
+      .only_with(arch, {"granite"});
+  model.add("logits_scaling", &ModelSection::logits_scaling, "Logits are divided by this number.")
+      .above(0)
+      .only_with(arch, {"granite"});
+  model
+      .add(
+          "use_parallel_residual", &ModelSection::use_parallel_residual,
+          "Attention and MLP take the same residual stream, and both results are added to it. false: the MLP "
+          "takes the sum with attention's.")
+      .only_with(arch, {"gpt_neox"});
+}
+
 void add_model(std::vector<Option>& options) {
   SectionFields<ModelSection> model(
       options, "model", [](JobConfig& j) -> ModelSection& { return j.model; }, Effect::model);
   model
       .add("arch", &ModelSection::arch,
-           "Architecture. qwen3 has RMSNorm on queries and keys; qwen3_moe and mixtral have experts. With "
-           "hf_dir, config.json says it.")
-      .one_of({"llama", "qwen3", "qwen3_moe", "mixtral"});
+           "Architecture, by its name in transformers. SmolLM2 and models built like Llama are llama; Phi-4-mini "
+           "is phi3, Pythia gpt_neox. With hf_dir, config.json says it.")
+      .one_of({"llama", "qwen3", "qwen3_moe", "mixtral", "qwen2", "mistral", "gemma2", "gemma3_text", "olmo2",
+               "phi3", "smollm3", "granite", "gpt2", "gpt_neox", "qwen2_moe", "gpt_oss"});
   model
       .add("hf_dir", &ModelSection::hf_dir,
            "Hugging Face directory whose config.json describes the model. Keys of this section that fix the "
@@ -163,8 +265,12 @@ void add_model(std::vector<Option>& options) {
       .only_with("model.init", {"random"})
       .decides(Effect::none);
   add_model_sizes(model);
-  model.add("rope_theta", &ModelSection::rope_theta, "Base of the rotary frequencies.").above(0);
-  model.add("rms_norm_eps", &ModelSection::rms_norm_eps, "Added to the mean square in every RMSNorm.")
+  model.add("rope_theta", &ModelSection::rope_theta, "Base of the rotary frequencies.")
+      .above(0)
+      .only_if("an arch with rotary embeddings", {"model.arch"}, has_rotary_embeddings);
+  model
+      .add("rms_norm_eps", &ModelSection::rms_norm_eps,
+           "Added to the mean square in every RMSNorm, to the variance in every LayerNorm.")
       .between(0, 1);
   model.add("tie_word_embeddings", &ModelSection::tie_word_embeddings,
             "The head uses the embedding's weight, also where the two lie on different stages.");
@@ -174,8 +280,32 @@ void add_model(std::vector<Option>& options) {
       .between(0, max_size)
       .decides(Effect::course);
   model.add("attention_bias", &ModelSection::attention_bias, "Biases in the q, k, v and o projections.");
-  model.add("mlp_bias", &ModelSection::mlp_bias, "Biases in the MLP's projections (llama).");
+  model.add("mlp_bias", &ModelSection::mlp_bias,
+            "Biases in the MLP's projections (llama, smollm3, granite).");
+  add_windows(model);
+  add_scales(model);
   add_experts(model);
+}
+
+void add_yarn(SectionFields<RopeScaling>& rope, const std::string& type) {
+  rope.add("beta_fast", &RopeScaling::beta_fast,
+           "Frequencies that turn this often or more in the original context are not scaled.")
+      .above(0)
+      .only_with(type, {"yarn"});
+  rope.add("beta_slow", &RopeScaling::beta_slow,
+           "Frequencies that turn this often or less are scaled in full.")
+      .above(0)
+      .only_with(type, {"yarn"});
+  rope.add("mscale", &RopeScaling::mscale,
+           "With mscale_all_dim, changes the recommended attention_factor (DeepSeek). 0: not given.")
+      .between(0, 100)
+      .only_with(type, {"yarn"});
+  rope.add("mscale_all_dim", &RopeScaling::mscale_all_dim, "See mscale.")
+      .between(0, 100)
+      .only_with(type, {"yarn"});
+  rope.add("truncate", &RopeScaling::truncate,
+           "The bounds between scaled and unscaled frequencies are rounded to whole dims.")
+      .only_with(type, {"yarn"});
 }
 
 void add_rope_scaling(std::vector<Option>& options) {
@@ -183,12 +313,15 @@ void add_rope_scaling(std::vector<Option>& options) {
       options, "model.rope_scaling", [](JobConfig& j) -> RopeScaling& { return j.model.rope_scaling; },
       Effect::model);
   const std::string type = "model.rope_scaling.rope_type";
-  rope.add("rope_type", &RopeScaling::rope_type,
-           "How rotary frequencies are scaled: default does not, linear divides all by factor, llama3 "
-           "divides the low ones (Llama 3.1).");
+  rope.add(
+      "rope_type", &RopeScaling::rope_type,
+      "How rotary frequencies are scaled: default does not, linear divides all by factor, dynamic raises "
+      "rope_theta for sequences beyond max_position_embeddings, llama3 divides the low ones (Llama 3.1), "
+      "yarn (arXiv 2309.00071) too, longrope (arXiv 2402.13753) divides each by a factor of its own.")
+      .only_if("an arch with rotary embeddings", {"model.arch"}, has_rotary_embeddings);
   rope.add("factor", &RopeScaling::factor, "The context's length divided by the original one.")
       .at_least(1)
-      .only_with(type, {"linear", "llama3"});
+      .only_with(type, {"linear", "llama3", "dynamic", "yarn", "longrope"});
   rope.add("low_freq_factor", &RopeScaling::low_freq_factor,
            "Wavelengths above original_max_position_embeddings / low_freq_factor are scaled in full.")
       .above(0)
@@ -200,7 +333,21 @@ void add_rope_scaling(std::vector<Option>& options) {
   rope.add("original_max_position_embeddings", &RopeScaling::original_max_position_embeddings,
            "Context, in tokens, that the model was first trained with.")
       .between(1, max_size)
-      .only_with(type, {"llama3"});
+      .only_with(type, {"llama3", "yarn", "longrope"});
+  add_yarn(rope, type);
+  rope.add("attention_factor", &RopeScaling::attention_factor,
+           "Multiplies rotated queries and keys. 0: as the method's paper recommends for factor.")
+      .between(0, 100)
+      .only_with(type, {"yarn", "longrope"});
+  rope.add("short_factor", &RopeScaling::short_factor,
+           "A divisor of each frequency, for sequences of up to original_max_position_embeddings tokens.")
+      .above(0)
+      .or_empty()
+      .only_with(type, {"longrope"});
+  rope.add("long_factor", &RopeScaling::long_factor, "The same for longer sequences.")
+      .above(0)
+      .or_empty()
+      .only_with(type, {"longrope"});
 }
 
 void add_axes(SectionFields<DistributedSection>& distributed) {

@@ -108,19 +108,23 @@ int64_t expert_width(const ModelSection& model) {
   return std::max(model.moe_intermediate_size, model.intermediate_size);
 }
 
+int64_t learned_positions(const ModelSection& model) {
+  return model.arch == "gpt2" ? model.max_position_embeddings : 0;
+}
+
 // At least those of the model: of every layer as if it had an MLP and experts.
 Checked parameters(const ModelSection& m) {
   const Checked hidden = m.hidden_size;
   const Checked heads = Checked(2) * (Checked(m.num_attention_heads) + kv_heads(m)) * head_dim(m);
   const Checked experts = Checked(m.num_experts) * (Checked(3) * expert_width(m) + 1);
-  const Checked inner = Checked(3) * m.intermediate_size;
+  const Checked inner = Checked(3) * (Checked(m.intermediate_size) + m.shared_expert_intermediate_size);
   const Checked biases = heads + inner + Checked(8) * hidden + m.num_experts;
   return Checked(m.num_hidden_layers) * (hidden * (heads + inner + experts) + biases) +
-         Checked(2) * m.vocab_size * hidden + hidden;
+         (Checked(2) * m.vocab_size + learned_positions(m)) * hidden + hidden;
 }
 
 Checked tensors(const ModelSection& m) {
-  return Checked(m.num_hidden_layers) * (Checked(24) + Checked(3) * m.num_experts);
+  return Checked(m.num_hidden_layers) * (Checked(24) + Checked(6) * m.num_experts);
 }
 
 // At least the bytes of what a microbatch's passes keep and move, all layers on one rank: some fp32 tensors

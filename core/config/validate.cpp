@@ -44,7 +44,7 @@ namespace {
 namespace fs = std::filesystem;
 
 // Of [model]: what fixes which weights there are and their shapes.
-constexpr std::array<std::string_view, 17> fixed_by_hf = {
+constexpr std::array<std::string_view, 18> fixed_by_hf = {
     "model.arch",
     "model.hidden_size",
     "model.intermediate_size",
@@ -59,6 +59,7 @@ constexpr std::array<std::string_view, 17> fixed_by_hf = {
     "model.num_experts",
     "model.num_experts_per_tok",
     "model.moe_intermediate_size",
+    "model.shared_expert_intermediate_size",
     "model.norm_topk_prob",
     "model.decoder_sparse_step",
     "model.mlp_only_layers",
@@ -396,8 +397,8 @@ void apply_hf_dir(Document& document, const ReadHfConfig& read_hf_config) {
     if (!name.starts_with("model.") || name == "model.hf_dir" || name == "model.init") {
       continue;
     }
-    const std::string theirs = toml_value(option, hf).value();
-    const std::string ours = toml_value(option, document.job).value();
+    const std::string theirs = toml_value(option, hf).value_or("");
+    const std::string ours = toml_value(option, document.job).value_or("");
     if (!document.given(name) || ours == "0") {
       copy_value(option, hf, document.job);
     } else if (is_fixed_by_hf(name) && ours != theirs) {

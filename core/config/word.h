@@ -39,7 +39,7 @@ enum class Lengths {
 };
 // checkpoint.resume: a word, or the path of a checkpoint.
 enum class Resume { automatic, none, restart, named };
-enum class RopeType { none, linear, llama3 };
+enum class RopeType { none, linear, llama3, dynamic, yarn, longrope };
 // What a run whose data changed does: it refuses, goes on at the same sample, or begins with the first one.
 enum class ChangedData { same, go_on, restart };
 
@@ -75,8 +75,8 @@ inline constexpr std::array words<Packing> = std::to_array<std::string_view>({"n
 template <>
 inline constexpr std::array words<Lengths> = std::to_array<std::string_view>({"fixed", "exact", "padded"});
 template <>
-inline constexpr std::array words<RopeType> = std::to_array<std::string_view>({"default", "linear",
-                                                                               "llama3"});
+inline constexpr std::array words<RopeType> =
+    std::to_array<std::string_view>({"default", "linear", "llama3", "dynamic", "yarn", "longrope"});
 template <>
 inline constexpr std::array words<Resume> = std::to_array<std::string_view>({"auto", "none", "restart"});
 template <>

@@ -195,20 +195,24 @@ std::vector<std::string> DocumentFormat::keys() const {
   return has_prompts() ? std::vector{prompt_key, completion_key} : std::vector{key};
 }
 
-DocumentSource::DocumentSource(std::vector<std::filesystem::path> files, DocumentFormat format)
-    : files_(std::move(files)), format_(std::move(format)) {
-  for (const auto& path : files_) bytes_ += io::RegularFile(path).size();
+uint64_t bytes_of(std::span<const std::filesystem::path> files) {
+  uint64_t bytes = 0;
+  for (const auto& path : files) bytes += io::RegularFile(path).size();
+  return bytes;
 }
 
-std::optional<Chunk> DocumentSource::next() {
-  for (;;) {
-    if (open_) {
-      if (std::optional<Chunk> chunk = open_()) return chunk;
-      open_ = nullptr;
+NextChunk chunks_of(std::vector<std::filesystem::path> files, DocumentFormat format) {
+  return [files = std::move(files), format = std::move(format), file = size_t{0},
+          open = NextChunk()]() mutable -> std::optional<Chunk> {
+    for (;;) {
+      if (open) {
+        if (std::optional<Chunk> chunk = open()) return chunk;
+        open = nullptr;
+      }
+      if (file == files.size()) return std::nullopt;
+      open = open_chunks(files[file++], format);
     }
-    if (file_ == files_.size()) return std::nullopt;
-    open_ = open_chunks(files_[file_++], format_);
-  }
+  };
 }
 
 void each_document(const Chunk& chunk, const DocumentFormat& format,

@@ -8,6 +8,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -74,22 +75,10 @@ using NextChunk = std::function<std::optional<Chunk>()>;
 // Throws Error where the file cannot be read, or has no column of a name.
 NextChunk open_chunks(const std::filesystem::path& file, const DocumentFormat& format);
 
-// Hands files out, chunk by chunk, in order. One thread at a time.
-class DocumentSource {
- public:
-  // Opens each file once, to see that it can be read. Throws Error with its path and the reason.
-  DocumentSource(std::vector<std::filesystem::path> files, DocumentFormat format);
-
-  std::optional<Chunk> next();
-  uint64_t bytes() const { return bytes_; }  // of all files
-
- private:
-  std::vector<std::filesystem::path> files_;
-  DocumentFormat format_;
-  uint64_t bytes_ = 0;
-  size_t file_ = 0;  // the next to open
-  NextChunk open_;
-};
+// The chunks of all files, in order. A file is opened when the one before has ended.
+NextChunk chunks_of(std::vector<std::filesystem::path> files, DocumentFormat format);
+// Of all files. Throws Error with the path and the reason where one cannot be read.
+uint64_t bytes_of(std::span<const std::filesystem::path> files);
 
 // Calls `sink` with each document. In JSONL, bytes that are no UTF-8 count as U+FFFD, as the tokenizer takes
 // them elsewhere, and a byte order mark at the file's beginning is passed over. A line that is no object with

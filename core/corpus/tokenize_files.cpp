@@ -97,9 +97,8 @@ TokenizeProgress tokenize_files(const tokenizer::Tokenizer* tokenizer,
                                 const TokenizeOptions& options, TokenWriter& writer,
                                 const std::function<void(const TokenizeProgress&)>& report) {
   if (options.format.has_messages()) require_tokens(options.format.chat, *tokenizer);
-  DocumentSource source(files, options.format);
   TokenizeProgress progress;
-  progress.total_bytes = source.bytes();
+  progress.total_bytes = bytes_of(files);
   progress.end_id = options.end_id;
   const auto take = [&](const Encoded& encoded) {
     writer.add(encoded.ids, encoded.lengths, encoded.prompts);
@@ -114,8 +113,9 @@ TokenizeProgress tokenize_files(const tokenizer::Tokenizer* tokenizer,
       progress.prompt_tokens += prompt.end - prompt.begin;
     report(progress);
   };
-  OrderedWork<Chunk, Encoded>([&] { return source.next(); },
-                              [&](const Chunk& chunk) { return encode(tokenizer, chunk, options); }, take)
+  OrderedWork<Chunk, Encoded>(
+      chunks_of(files, options.format), [&](const Chunk& chunk) { return encode(tokenizer, chunk, options); },
+      take)
       .run(options.threads);
   if (progress.documents == 0) {
     throw UsageError(fmt::format(

@@ -7,7 +7,7 @@
 
 #include "core/base/error.h"
 #include "core/base/log.h"
-#include "core/data/step_plan.h"
+#include "core/data/step_source.h"
 
 namespace pptrain::data {
 

@@ -37,7 +37,7 @@ struct WeightedStream {
 // step's samples [j*D*b, (j+1)*D*b); data rank d takes the d-th contiguous share of b of them.
 //
 // Whole documents (options.whole_documents()): a sample is a document, or a slice of a long one
-// (DocumentSlices), and a step takes the next ones of the order that it has room for (plan_step).
+// (DocumentSlices), and a step takes the next ones of the order that it has room for (document_source.cpp).
 class DataLoader {
  public:
   // Throws Error when a stream is shorter than one sample, saying how many tokens are needed, and where

@@ -119,8 +119,8 @@ struct Bin {
 
 class Leveller {
  public:
-  Leveller(const std::vector<int64_t>& lengths, int64_t capacity, const DocumentCost& cost)
-      : lengths_(lengths), capacity_(capacity), cost_(cost) {}
+  Leveller(const std::vector<int64_t>& lengths, int64_t capacity, int64_t attention_length)
+      : lengths_(lengths), capacity_(capacity), attention_length_(attention_length) {}
 
   Rows level(const Rows& rows) const {
     std::vector<Bin> bins = filled(rows);
@@ -147,6 +147,7 @@ class Leveller {
   };
 
   int64_t length(int64_t document) const { return lengths_[static_cast<size_t>(document)]; }
+  int64_t cost(int64_t length) const { return document_cost(length, attention_length_); }
   bool before(int64_t a, int64_t b) const { return length(a) != length(b) ? length(a) > length(b) : a < b; }
 
   static int64_t dearest(const std::vector<Bin>& bins) {
@@ -158,13 +159,13 @@ class Leveller {
         std::ranges::lower_bound(bin.documents, document, [&](int64_t a, int64_t b) { return before(a, b); });
     bin.documents.insert(place, document);
     bin.tokens += length(document);
-    bin.cost += cost_(length(document));
+    bin.cost += cost(length(document));
   }
   int64_t take(Bin& bin, size_t index) const {
     const int64_t document = bin.documents[index];
     bin.documents.erase(bin.documents.begin() + static_cast<std::ptrdiff_t>(index));
     bin.tokens -= length(document);
-    bin.cost -= cost_(length(document));
+    bin.cost -= cost(length(document));
     return document;
   }
 
@@ -200,7 +201,7 @@ class Leveller {
     std::optional<Exchange> best;
     const auto consider = [&](size_t given, std::optional<size_t> taken) {
       const int64_t out = length(from.documents[given]), back = taken ? length(to.documents[*taken]) : 0;
-      const int64_t moved = cost_(out) - (taken ? cost_(back) : 0);
+      const int64_t moved = cost(out) - (taken ? cost(back) : 0);
       if (moved <= 0 || to.tokens + out - back > capacity_) return;
       const int64_t dearer = std::max(from.cost - moved, to.cost + moved);
       if (dearer < (best ? best->dearer : from.cost)) best = Exchange{given, taken, dearer};
@@ -226,13 +227,13 @@ class Leveller {
 
   const std::vector<int64_t>& lengths_;
   int64_t capacity_;
-  const DocumentCost& cost_;
+  int64_t attention_length_;
 };
 
 }  // namespace
 
-Rows level_rows(Rows rows, const std::vector<int64_t>& lengths, int64_t capacity, const DocumentCost& cost) {
-  return rows.size() < 2 ? std::move(rows) : Leveller(lengths, capacity, cost).level(rows);
+Rows level_rows(Rows rows, const std::vector<int64_t>& lengths, int64_t capacity, int64_t attention_length) {
+  return rows.size() < 2 ? std::move(rows) : Leveller(lengths, capacity, attention_length).level(rows);
 }
 
 std::vector<std::vector<int64_t>> share_equally(const std::vector<int64_t>& costs, int64_t groups) {

@@ -11,46 +11,41 @@
 #include <string>
 
 #include "core/base/error.h"
-#include "core/data/split_mix.h"
+#include "core/base/split_mix.h"
 
 namespace pptrain::data {
 
 namespace {
 
-constexpr int feistel_rounds = 8;
-
-}  // namespace
-
-Permutation::Permutation(int64_t size, uint64_t key) : size_(size), key_(key) {
-  if (size < 1) throw Error("a permutation needs at least one element, not " + std::to_string(size));
-  const int bits = std::bit_width(static_cast<uint64_t>(size) - 1);
-  half_bits_ = bits < 2 ? 1 : (bits + 1) / 2;
-}
-
-uint64_t Permutation::encrypt(uint64_t value) const {
-  const uint64_t mask = (uint64_t{1} << half_bits_) - 1;
-  uint64_t left = value >> half_bits_;
+// A keyed Feistel network over numbers of twice `half_bits`.
+uint64_t encrypt(uint64_t value, int half_bits, uint64_t key) {
+  constexpr uint64_t rounds = 8;
+  const uint64_t mask = (uint64_t{1} << half_bits) - 1;
+  uint64_t left = value >> half_bits;
   uint64_t right = value & mask;
-  for (uint64_t round = 0; round < feistel_rounds; ++round) {
-    const uint64_t scrambled = split_mix(split_mix(key_ + round) ^ right) & mask;
+  for (uint64_t round = 0; round < rounds; ++round) {
+    const uint64_t scrambled = split_mix(split_mix(key + round) ^ right) & mask;
     const uint64_t next = left ^ scrambled;
     left = right;
     right = next;
   }
-  return (left << half_bits_) | right;
+  return (left << half_bits) | right;
 }
 
-int64_t Permutation::operator()(int64_t index) const {
-  if (index < 0 || index >= size_) {
-    throw Error("permutation: index " + std::to_string(index) + " is not in [0, " + std::to_string(size_) +
-                ")");
-  }
-  uint64_t value = static_cast<uint64_t>(index);
+// The place of `index` in a permutation of [0, size): the network over the smallest power of four that is
+// large enough, walked until it lands inside (Black and Rogaway, "Ciphers with arbitrary finite domains",
+// 2002). O(1) memory; under four evaluations of the network on average.
+int64_t permuted(int64_t index, int64_t size, uint64_t key) {
+  const int bits = std::bit_width(static_cast<uint64_t>(size) - 1);
+  const int half_bits = bits < 2 ? 1 : (bits + 1) / 2;
+  auto value = static_cast<uint64_t>(index);
   do {
-    value = encrypt(value);
-  } while (value >= static_cast<uint64_t>(size_));
+    value = encrypt(value, half_bits, key);
+  } while (value >= static_cast<uint64_t>(size));
   return static_cast<int64_t>(value);
 }
+
+}  // namespace
 
 Sampler::Sampler(int64_t samples, bool shuffle, uint64_t seed)
     : samples_(samples), shuffle_(shuffle), seed_(seed) {
@@ -62,7 +57,7 @@ int64_t Sampler::operator()(int64_t position) const {
   const int64_t index = position % samples_;
   if (!shuffle_) return index;
   const auto epoch = static_cast<uint64_t>(position / samples_);
-  return Permutation(samples_, split_mix(seed_) ^ split_mix(~epoch))(index);
+  return permuted(index, samples_, split_mix(seed_) ^ split_mix(~epoch));
 }
 
 namespace {

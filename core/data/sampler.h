@@ -9,23 +9,9 @@
 
 namespace pptrain::data {
 
-// A permutation of [0, size) that is computed, not stored: a keyed Feistel network over the smallest power of
-// four that is large enough, walked until it lands inside (Black and Rogaway, "Ciphers with arbitrary finite
-// domains", 2002). O(1) memory; under four network evaluations a call on average.
-class Permutation {
- public:
-  Permutation(int64_t size, uint64_t key);
-  int64_t operator()(int64_t index) const;
-
- private:
-  uint64_t encrypt(uint64_t value) const;
-  int64_t size_;
-  int half_bits_ = 1;
-  uint64_t key_;
-};
-
 // Maps the n-th sample taken by the whole run (over all data ranks, from 0) to an index in the dataset. Each
-// epoch of `samples` takes every index once: in order, or in an order that depends on (seed, epoch) alone.
+// epoch of `samples` takes every index once: in order, or in an order that depends on (seed, epoch) alone and
+// is computed, not stored.
 class Sampler {
  public:
   // samples: at least 1.

@@ -1,22 +1,37 @@
-// Steps of rows cut from the streams, and of whole documents packed into rows.
+#include "core/data/step_source.h"
+
 #include <spdlog/fmt/fmt.h>
 
 #include <algorithm>
 #include <memory>
-#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
 
 #include "core/base/error.h"
-#include "core/data/documents.h"
 #include "core/data/microbatch.h"
-#include "core/data/step_plan.h"
 #include "core/tokens/context_split.h"
 
 namespace pptrain::data {
 
 namespace {
+
+void check(const LoaderOptions& o) {
+  if (o.seq_len < 1 || o.micro_batch_size < 1 || o.microbatches < 1 || o.dp_size < 1 || o.dp_rank < 0 ||
+      o.dp_rank >= o.dp_size) {
+    throw Error(
+        fmt::format("data loader: seq_len {}, micro_batch_size {}, microbatches {}, data rank {} of {} must "
+                    "be positive, and the rank below their number",
+                    o.seq_len, o.micro_batch_size, o.microbatches, o.dp_rank, o.dp_size));
+  }
+  if (o.pad_to_multiple_of < 1 || o.tp_size < 1 || o.attention_length < 1) {
+    throw Error(
+        fmt::format("data loader: pad_to_multiple_of {}, tp_size {}, attention_length {} must be positive",
+                    o.pad_to_multiple_of, o.tp_size, o.attention_length));
+  }
+  // Throws where rows cannot be cut so.
+  if (o.cp_size > 1) tokens::split_rows(o.cp_order, o.micro_batch_size, o.seq_len, o.cp_size, o.cp_rank);
+}
 
 // Where a row comes from: its first token and how many targets it would have as one document (0: filling).
 struct Row {
@@ -173,116 +188,11 @@ class RowSource final : public StepSource {
 
 }  // namespace
 
-std::shared_ptr<const StepSource> make_row_source(std::vector<TokenDataset> streams,
-                                                  const LoaderOptions& options) {
+std::shared_ptr<const StepSource> make_step_source(std::vector<TokenDataset> streams,
+                                                   const LoaderOptions& options) {
+  check(options);
+  if (options.whole_documents()) return make_document_source(std::move(streams), options);
   return std::make_shared<const RowSource>(std::move(streams), options);
-}
-
-namespace {
-
-class DocumentSource final : public StepSource {
- public:
-  DocumentSource(std::vector<TokenDataset> streams, const LoaderOptions& options)
-      : streams_(std::move(streams)), options_(options) {
-    for (const TokenDataset& stream : streams_)
-      slices_.emplace_back(document_starts(stream, options.document_end), options.seq_len);
-  }
-
-  std::vector<int64_t> checked_samples() const override {
-    std::vector<int64_t> samples;
-    for (size_t i = 0; i < streams_.size(); ++i) {
-      samples.push_back(slices_[i].size());
-      if (samples.back() == 0)
-        throw Error(fmt::format("data: '{}' has no tokens for training", streams_[i].path()));
-    }
-    return samples;
-  }
-  int64_t all_samples() const override { return slices_.front().size(); }
-  int64_t samples_from(int64_t next) const override {
-    return plan(next, [](int64_t place) { return Sample{0, place}; }).slices;
-  }
-
-  Step step(int64_t next, const Order& order) const override {
-    const StepPlan planned = plan(next, order);
-    Step step{.microbatches = {},
-              .samples = planned.slices,
-              .targets = planned.targets(),
-              .tokens = planned.tokens(),
-              .padding = planned.filling()};
-    for (const std::vector<ListPlan>& ranks : planned.microbatches) {
-      const ListPlan& own = ranks[static_cast<size_t>(options_.dp_rank)];
-      Microbatch& microbatch = step.microbatches.emplace_back(read(own));
-      microbatch.targets = own.targets();
-      for (const ListPlan& list : ranks) {
-        microbatch.global_tokens += list.tokens() - list.filling();
-        microbatch.global_targets += list.targets();
-      }
-    }
-    return step;
-  }
-
- private:
-  StepPlan plan(int64_t next, const Order& order) const {
-    return plan_step(options_, [&](int64_t i) -> std::optional<DocumentSlice> {
-      const Sample sample = order(next + i);
-      if (sample.index >= slices_[sample.stream].size()) return std::nullopt;
-      return slice_of(sample);
-    });
-  }
-
-  DocumentSlice slice_of(const Sample& sample) const {
-    DocumentSlice slice = slices_[sample.stream][sample.index];
-    slice.part = sample.stream;
-    slice.prompt = streams_[sample.stream].prompt_tokens(slice.first + 1, slice.first + 1 + slice.followed());
-    return slice;
-  }
-
-  Microbatch read(const ListPlan& planned) const {
-    TokenList list(options_, planned.tokens());
-    int64_t first = 0;
-    for (const PlacedSlice& document : planned.documents) {
-      if (options_.need_tokens || options_.need_labels) read(document.slice, first, list);
-      list.add_document(document.slice.length, document.filling);
-      first += document.tokens();
-    }
-    return list.finish(split(planned.tokens()));
-  }
-
-  // The slice's tokens go to the list's from `first` on, and each but the first of its document and those of
-  // its prompt is a target.
-  void read(const DocumentSlice& slice, int64_t first, TokenList& list) const {
-    const int64_t followed = slice.followed();
-    if (slice.length == 0) return;
-    std::vector<int64_t> ids(static_cast<size_t>(std::max(slice.length, followed + 1)));
-    const TokenDataset& stream = streams_[slice.part];
-    stream.read(slice.first, ids);
-    std::copy_n(ids.begin(), slice.length, list.tokens(first, slice.length).begin());
-    const std::span<int64_t> labels = list.labels(first, followed);
-    std::copy_n(ids.begin() + 1, followed, labels.begin());
-    stream.ignore_prompts(slice.first + 1, labels);
-    list.set_places(first, followed, slice.first + 1);
-  }
-
-  // Rows are cut as rows, whatever documents they hold.
-  std::shared_ptr<const tokens::ContextSplit> split(int64_t tokens) const {
-    const LoaderOptions& o = options_;
-    if (o.cp_size == 1) return nullptr;
-    return std::make_shared<const tokens::ContextSplit>(
-        o.lengths == Lengths::fixed
-            ? tokens::split_rows(o.cp_order, o.micro_batch_size, o.seq_len, o.cp_size, o.cp_rank)
-            : split_list(o.cp_order, tokens, o.cp_size, o.cp_rank));
-  }
-
-  std::vector<TokenDataset> streams_;
-  LoaderOptions options_;
-  std::vector<DocumentSlices> slices_;  // of each stream
-};
-
-}  // namespace
-
-std::shared_ptr<const StepSource> make_document_source(std::vector<TokenDataset> streams,
-                                                       const LoaderOptions& options) {
-  return std::make_shared<const DocumentSource>(std::move(streams), options);
 }
 
 }  // namespace pptrain::data

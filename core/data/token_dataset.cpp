@@ -12,9 +12,9 @@
 
 #include "core/base/error.h"
 #include "core/base/source_files.h"
+#include "core/base/split_mix.h"
 #include "core/data/document_index.h"
 #include "core/data/npy_header.h"
-#include "core/data/split_mix.h"
 #include "core/io/paths.h"
 
 namespace pptrain::data {
@@ -257,14 +257,16 @@ void TokenDataset::ignore_prompts(int64_t first, std::span<int64_t> labels) cons
   if (prompts_) prompts_->ignore(begin_ + first, labels);
 }
 
-Split split_off(TokenDataset all, double val_fraction) {
+std::optional<TokenDataset> split_off(TokenDataset& train, double val_fraction) {
   if (!(val_fraction >= 0 && val_fraction < 1)) {
     throw UsageError(fmt::format("data.val_fraction: {} is not in [0, 1)", val_fraction));
   }
-  if (val_fraction == 0) return {.train = std::move(all), .validation = std::nullopt};
-  const int64_t tokens = all.size();
+  if (val_fraction == 0) return std::nullopt;
+  const int64_t tokens = train.size();
   const auto held_out = static_cast<int64_t>(std::floor(val_fraction * static_cast<double>(tokens)));
-  return {.train = all.slice(0, tokens - held_out), .validation = all.slice(tokens - held_out, tokens)};
+  TokenDataset validation = train.slice(tokens - held_out, tokens);
+  train = train.slice(0, tokens - held_out);
+  return validation;
 }
 
 }  // namespace pptrain::data

@@ -95,13 +95,8 @@ class TokenDataset {
   int64_t end_ = 0;
 };
 
-struct Split {
-  TokenDataset train;
-  std::optional<TokenDataset> validation;
-};
-
-// The last floor(val_fraction * tokens) tokens of the stream are validation's (none with 0); training never
-// sees them. Throws UsageError unless val_fraction is in [0, 1).
-Split split_off(TokenDataset all, double val_fraction);
+// Takes the last floor(val_fraction * tokens) tokens off the stream for validation, so that training never
+// sees them; nothing with 0. Throws UsageError unless val_fraction is in [0, 1).
+std::optional<TokenDataset> split_off(TokenDataset& train, double val_fraction);
 
 }  // namespace pptrain::data

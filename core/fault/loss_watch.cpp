@@ -82,10 +82,10 @@ LossBand loss_band(std::span<const double> losses, double width) {
 }  // namespace
 
 void DivergenceWatch::take(int64_t step, double loss) {
-  if (options_.steps == 0 || !std::isfinite(loss)) return;
+  if (steps_ == 0 || !std::isfinite(loss)) return;
   last_ = loss;
-  const bool full = static_cast<int64_t>(state_.recent.size()) >= options_.window;
-  if (full && loss > loss_band(state_.recent, options_.width).limit) {
+  const bool full = static_cast<int64_t>(state_.recent.size()) >= window_;
+  if (full && loss > loss_band(state_.recent, width_).limit) {
     if (state_.above++ == 0) state_.since = step;
     return;
   }
@@ -95,17 +95,17 @@ void DivergenceWatch::take(int64_t step, double loss) {
 }
 
 std::string DivergenceWatch::describe() const {
-  const LossBand band = loss_band(state_.recent, options_.width);
+  const LossBand band = loss_band(state_.recent, width_);
   return fmt::format(
       "the loss lies above its band since step {}: {:.4f} now, the band ends at {:.4f} (median {:.4f} of the "
       "{} losses before, {:g} deviations of {:.4f})",
-      state_.since, last_, band.limit, band.median, state_.recent.size(), options_.width, band.deviation);
+      state_.since, last_, band.limit, band.median, state_.recent.size(), width_, band.deviation);
 }
 
 void DivergenceWatch::restore(State state) {
-  if (options_.steps == 0) return;
+  if (steps_ == 0) return;
   state_ = std::move(state);
-  const auto surplus = static_cast<int64_t>(state_.recent.size()) - options_.window;
+  const auto surplus = static_cast<int64_t>(state_.recent.size()) - window_;
   if (surplus > 0) state_.recent.erase(state_.recent.begin(), state_.recent.begin() + surplus);
   if (state_.recent.empty() || diverged()) state_.above = state_.since = 0;
 }

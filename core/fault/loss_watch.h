@@ -42,11 +42,6 @@ class AnomalyGuard {
 // part of it: a run that diverges does not raise its own limit.
 class DivergenceWatch {
  public:
-  struct Options {
-    int64_t steps = 0;   // in a row above the band; 0: no watch
-    int64_t window = 1;  // losses of the band; before there are so many, none lies above it
-    double width = 1;    // of the band, in deviations
-  };
   // All that it goes on with after a resume.
   struct State {
     std::vector<double> recent;  // the last losses within the band, the oldest first
@@ -54,13 +49,16 @@ class DivergenceWatch {
     int64_t since = 0;           // the first of them; 0 where there are none
   };
 
-  explicit DivergenceWatch(const Options& options) : options_(options) {}
+  // steps: in a row above the band; 0: no watch. window: losses of the band; before there are so many, none
+  // lies above it. width: of the band, in deviations.
+  DivergenceWatch(int64_t steps, int64_t window, double width)
+      : steps_(steps), window_(window), width_(width) {}
 
   // The loss of the next step. One that is not finite says nothing here (AnomalyGuard).
   void take(int64_t step, double loss);
 
   bool above() const { return state_.above > 0; }
-  bool diverged() const { return options_.steps > 0 && state_.above >= options_.steps; }
+  bool diverged() const { return steps_ > 0 && state_.above >= steps_; }
   // "the loss lies above its band since step 480: ...": of the last step taken, where above() holds.
   std::string describe() const;
 
@@ -69,7 +67,8 @@ class DivergenceWatch {
   void restore(State state);
 
  private:
-  Options options_;
+  int64_t steps_, window_;
+  double width_;
   State state_;
   double last_ = 0;  // loss
 };

@@ -203,31 +203,32 @@ SafetensorsReader::SafetensorsReader(const std::filesystem::path& path) {
         fmt::format("{}: {} bytes of data, but the tensors take {}", file, data.size(), header.data_bytes()));
   }
   for (DescribedTensor& d : header.tensors) {
-    entries_[d.spec.name] = {.index = tensors_.size(), .bytes = data.subspan(d.begin, d.end - d.begin)};
+    places_[d.spec.name] = tensors_.size();
+    bytes_.push_back(data.subspan(d.begin, d.end - d.begin));
     tensors_.push_back(std::move(d.spec));
   }
 }
 
-const SafetensorsReader::Entry& SafetensorsReader::entry(const std::string& name) const {
-  const auto found = entries_.find(name);
-  if (found == entries_.end()) {
+size_t SafetensorsReader::place(const std::string& name) const {
+  const auto found = places_.find(name);
+  if (found == places_.end()) {
     throw Error(fmt::format("'{}' has no tensor '{}'", path().string(), name));
   }
   return found->second;
 }
 
 at::Tensor SafetensorsReader::view(const std::string& name) const {
-  const Entry& from = entry(name);
-  const TensorSpec& spec = tensors_[from.index];
+  const TensorSpec& spec = this->spec(name);
+  const std::span<const std::byte> from = bytes(name);
   const auto options = at::TensorOptions().dtype(spec.dtype);
-  const auto address = reinterpret_cast<uintptr_t>(from.bytes.data());
-  if (from.bytes.empty() || address % c10::elementSize(spec.dtype) != 0) {
+  const auto address = reinterpret_cast<uintptr_t>(from.data());
+  if (from.empty() || address % c10::elementSize(spec.dtype) != 0) {
     const at::Tensor copy = at::empty(spec.shape, options);
-    if (!from.bytes.empty()) std::memcpy(copy.data_ptr(), from.bytes.data(), from.bytes.size());
+    if (!from.empty()) std::memcpy(copy.data_ptr(), from.data(), from.size());
     return copy;
   }
   return at::from_blob(
-      const_cast<std::byte*>(from.bytes.data()), spec.shape, [file = file_](void*) {}, options);
+      const_cast<std::byte*>(from.data()), spec.shape, [file = file_](void*) {}, options);
 }
 
 namespace {
@@ -269,7 +270,7 @@ SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& path,
     }
     header[spec.name] = {
         {"dtype", dtype_name(spec.dtype)}, {"shape", spec.shape}, {"data_offsets", {begin, end}}};
-    if (!entries_.emplace(spec.name, Entry{.spec = spec, .begin = begin}).second) {
+    if (!tensors_.emplace(spec.name, DescribedTensor{.spec = spec, .begin = begin, .end = end}).second) {
       throw Error(fmt::format("'{}': two tensors are named '{}'", path.string(), spec.name));
     }
   }
@@ -283,7 +284,10 @@ SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& path,
   file_.write(std::as_bytes(std::span(length)));
   file_.write(std::as_bytes(std::span(text)));
   const uint64_t data_begin = sizeof(uint64_t) + text.size();
-  for (auto& [name, entry] : entries_) entry.begin += data_begin;
+  for (auto& [name, tensor] : tensors_) {
+    tensor.begin += data_begin;
+    tensor.end += data_begin;
+  }
   size_ = data_begin + end;
 }
 
@@ -295,51 +299,51 @@ SafetensorsWriter SafetensorsWriter::with_header(const std::filesystem::path& pa
   writer.size_ = header.bytes + header.data_bytes();
   for (DescribedTensor& tensor : header.tensors) {
     std::string name = tensor.spec.name;
-    writer.entries_.emplace(std::move(name),
-                            Entry{.spec = std::move(tensor.spec), .begin = header.bytes + tensor.begin});
+    tensor.begin += header.bytes;
+    tensor.end += header.bytes;
+    writer.tensors_.emplace(std::move(name), std::move(tensor));
   }
   return writer;
 }
 
-SafetensorsWriter::Entry& SafetensorsWriter::take(const std::string& name) {
-  const auto found = entries_.find(name);
-  if (found == entries_.end()) {
+const DescribedTensor& SafetensorsWriter::find(const std::string& name) const {
+  const auto found = tensors_.find(name);
+  if (found == tensors_.end()) {
     throw Error(fmt::format("'{}': the tensor '{}' was not declared", file_.path().string(), name));
   }
-  Entry& entry = found->second;
-  if (entry.written)
+  if (written_.contains(name))
     throw Error(fmt::format("'{}': the tensor '{}' comes twice", file_.path().string(), name));
-  return entry;
+  return found->second;
 }
 
 std::string SafetensorsWriter::write_pieces(const std::string& name, const Fill& fill) {
-  Entry& entry = take(name);
-  entry.written = true;
-  const uint64_t size = byte_size(entry.spec);
+  const DescribedTensor& declared = find(name);
+  written_.insert(name);
+  const uint64_t size = declared.end - declared.begin;
   const auto buffer = std::make_unique_for_overwrite<std::byte[]>(std::min(size, fill_bytes));
   Checksum checksum;
   for (uint64_t begin = 0; begin < size; begin += fill_bytes) {
     const std::span piece(buffer.get(), std::min(fill_bytes, size - begin));
     fill(begin, piece);
     checksum.add(piece);
-    file_.write_at(entry.begin + begin, piece);
+    file_.write_at(declared.begin + begin, piece);
   }
   return checksum.hex();
 }
 
 std::string SafetensorsWriter::write(const std::string& name, const at::Tensor& tensor) {
-  Entry& entry = take(name);
-  if (tensor.scalar_type() != entry.spec.dtype || tensor.sizes() != at::IntArrayRef(entry.spec.shape)) {
+  const DescribedTensor& declared = find(name);
+  const TensorSpec& spec = declared.spec;
+  if (tensor.scalar_type() != spec.dtype || tensor.sizes() != at::IntArrayRef(spec.shape)) {
     throw Error(fmt::format("'{}': the tensor '{}' is {} {}, but was declared as {} {}",
                             file_.path().string(), name, c10::toString(tensor.scalar_type()),
-                            shape_text(tensor.sizes()), c10::toString(entry.spec.dtype),
-                            shape_text(entry.spec.shape)));
+                            shape_text(tensor.sizes()), c10::toString(spec.dtype), shape_text(spec.shape)));
   }
-  entry.written = true;
+  written_.insert(name);
   const at::Tensor flat = tensor.contiguous().view({-1});
   const int64_t piece =
       flat.is_cpu() ? flat.numel() : piece_bytes / static_cast<int64_t>(flat.element_size());
-  uint64_t offset = entry.begin;
+  uint64_t offset = declared.begin;
   Checksum checksum;
   for (int64_t first = 0; first < flat.numel(); first += piece) {
     const at::Tensor part = flat.narrow(0, first, std::min(piece, flat.numel() - first)).cpu();
@@ -352,23 +356,12 @@ std::string SafetensorsWriter::write(const std::string& name, const at::Tensor& 
 }
 
 uint64_t SafetensorsWriter::finish() {
-  for (const auto& [name, entry] : entries_) {
-    if (!entry.written)
+  for (const auto& [name, tensor] : tensors_) {
+    if (!written_.contains(name))
       throw Error(fmt::format("'{}': the tensor '{}' was not written", file_.path().string(), name));
   }
   file_.sync_and_close();
   return size_;
-}
-
-void write_safetensors(const std::filesystem::path& path,
-                       const std::vector<std::pair<std::string, at::Tensor>>& tensors,
-                       const Metadata& metadata) {
-  std::vector<TensorSpec> specs;
-  for (const auto& [name, tensor] : tensors)
-    specs.push_back({name, tensor.scalar_type(), tensor.sizes().vec()});
-  SafetensorsWriter writer(path, specs, metadata);
-  for (const auto& [name, tensor] : tensors) writer.write(name, tensor);
-  writer.finish();
 }
 
 }  // namespace pptrain::io

@@ -14,6 +14,7 @@
 #include <span>
 #include <string>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -33,6 +34,28 @@ using Metadata = std::map<std::string, std::string>;
 // The format's name of a type ("F32", "BF16", ...) and back. Throw Error on a type that the other side lacks.
 std::string dtype_name(at::ScalarType dtype);
 at::ScalarType parse_dtype(const std::string& name);
+
+inline constexpr uint64_t max_header_bytes = 100'000'000;
+inline constexpr const char* metadata_key = "__metadata__";
+
+// A tensor as the header describes it; offsets count from the end of the header.
+struct DescribedTensor {
+  TensorSpec spec;
+  uint64_t begin = 0;
+  uint64_t end = 0;
+};
+
+struct Header {
+  uint64_t bytes = 0;  // that it takes at the beginning of the file, its length included
+  Metadata metadata;
+  std::vector<DescribedTensor> tensors;  // in the order of their bytes, without a gap from 0 on
+
+  uint64_t data_bytes() const { return tensors.empty() ? 0 : tensors.back().end; }
+};
+
+// Of a file that begins with these bytes. Throws Error, which begins with `file`, where the header is not
+// whole or breaks a rule of the format.
+Header parse_header(std::span<const std::byte> bytes, const std::string& file);
 
 // Writes a new file tensor by tensor; nothing is held in memory but a piece of one. The file is not complete
 // before finish(). Tensors lie in the order of falling element size, then as declared, so that each is
@@ -59,23 +82,14 @@ class SafetensorsWriter {
   uint64_t finish();
 
  private:
-  struct Entry {
-    TensorSpec spec;
-    uint64_t begin = 0;  // byte in the file
-    bool written = false;
-  };
   explicit SafetensorsWriter(OutputFile file) : file_(std::move(file)) {}
-  Entry& take(const std::string& name);  // declared and not written yet
+  const DescribedTensor& find(const std::string& name) const;  // declared and not written yet
 
   OutputFile file_;
-  std::unordered_map<std::string, Entry> entries_;
+  std::unordered_map<std::string, DescribedTensor> tensors_;  // their bytes counted from the file's begin
+  std::unordered_set<std::string> written_;
   uint64_t size_ = 0;
 };
-
-// All at once.
-void write_safetensors(const std::filesystem::path& path,
-                       const std::vector<std::pair<std::string, at::Tensor>>& tensors,
-                       const Metadata& metadata = {});
 
 // A memory-mapped file whose header was checked: at most 100,000,000 bytes of JSON, known types, shapes
 // without overflow that fit their offsets, offsets without gap or overlap from 0 to the end of the file, no
@@ -84,10 +98,10 @@ class SafetensorsReader {
  public:
   explicit SafetensorsReader(const std::filesystem::path& path);
 
-  bool contains(const std::string& name) const { return entries_.contains(name); }
+  bool contains(const std::string& name) const { return places_.contains(name); }
   // In the order of the bytes.
   const std::vector<TensorSpec>& tensors() const { return tensors_; }
-  const TensorSpec& spec(const std::string& name) const { return tensors_[entry(name).index]; }
+  const TensorSpec& spec(const std::string& name) const { return tensors_[place(name)]; }
   const Metadata& metadata() const { return metadata_; }
   const std::filesystem::path& path() const { return file_->path(); }
   uint64_t file_size() const { return file_->bytes().size(); }
@@ -95,49 +109,24 @@ class SafetensorsReader {
   uint64_t header_bytes() const { return header_bytes_; }
 
   // The tensor's bytes in the mapping.
-  std::span<const std::byte> bytes(const std::string& name) const { return entry(name).bytes; }
+  std::span<const std::byte> bytes(const std::string& name) const { return bytes_[place(name)]; }
   // Where they begin in the file.
   uint64_t offset(const std::string& name) const {
-    return static_cast<uint64_t>(entry(name).bytes.data() - file_->bytes().data());
+    return static_cast<uint64_t>(bytes(name).data() - file_->bytes().data());
   }
   // The tensor on the mapping itself, which lives as long as the tensor does. Read-only: writing to it is a
   // fault. (A file of other makers may hold a tensor at an odd address; that one is a copy.)
   at::Tensor view(const std::string& name) const;
 
  private:
-  struct Entry {
-    size_t index = 0;  // in tensors_
-    std::span<const std::byte> bytes;
-  };
-  const Entry& entry(const std::string& name) const;
+  size_t place(const std::string& name) const;
 
   std::shared_ptr<const MappedFile> file_;
   uint64_t header_bytes_ = 0;
   std::vector<TensorSpec> tensors_;
-  std::unordered_map<std::string, Entry> entries_;
+  std::vector<std::span<const std::byte>> bytes_;   // of each
+  std::unordered_map<std::string, size_t> places_;  // in these
   Metadata metadata_;
 };
-
-inline constexpr uint64_t max_header_bytes = 100'000'000;
-inline constexpr const char* metadata_key = "__metadata__";
-
-// A tensor as the header describes it; offsets count from the end of the header.
-struct DescribedTensor {
-  TensorSpec spec;
-  uint64_t begin = 0;
-  uint64_t end = 0;
-};
-
-struct Header {
-  uint64_t bytes = 0;  // that it takes at the beginning of the file, its length included
-  Metadata metadata;
-  std::vector<DescribedTensor> tensors;  // in the order of their bytes, without a gap from 0 on
-
-  uint64_t data_bytes() const { return tensors.empty() ? 0 : tensors.back().end; }
-};
-
-// Of a file that begins with these bytes. Throws Error, which begins with `file`, where the header is not
-// whole or breaks a rule of the format.
-Header parse_header(std::span<const std::byte> bytes, const std::string& file);
 
 }  // namespace pptrain::io

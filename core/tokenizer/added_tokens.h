@@ -13,6 +13,7 @@
 #include "core/tokenizer/bpe.h"
 #include "core/tokenizer/json_part.h"
 #include "core/tokenizer/normalizer.h"
+#include "core/tokenizer/pattern.h"
 
 namespace pptrain::tokenizer {
 
@@ -24,11 +25,6 @@ struct AddedToken {
 };
 
 class TokenFinder;
-
-// Bytes [begin, end) of a text.
-struct TextRange {
-  size_t begin = 0, end = 0;
-};
 
 class AddedTokens {
  public:

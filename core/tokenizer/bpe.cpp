@@ -232,10 +232,6 @@ void require_bpe(const JsonPart& model) {
   model.refuse(fmt::format("the model '{}' is not supported, only BPE is", model.type()));
 }
 
-Bpe::Bpe() = default;
-Bpe::~Bpe() = default;
-Bpe& Bpe::operator=(Bpe&&) noexcept = default;
-
 std::shared_ptr<Bpe::Scratch> Bpe::make_scratch() {
   return std::make_shared<Scratch>();
 }
@@ -312,7 +308,7 @@ void Bpe::read_symbols(const JsonPart& part) {
 
 void Bpe::read_merges(const JsonPart& part) {
   if (!part.value().is_array()) part.refuse("must be a list");
-  merges_ = std::make_unique<MergeTable>(part.value().size());
+  merges_ = std::make_shared<MergeTable>(part.value().size());
   const auto id_of = [&](size_t rank, const std::string& token) {
     const auto id = find(token);
     if (!id) part.refuse(fmt::format("merge {}: '{}' is not in the vocabulary", rank, token));

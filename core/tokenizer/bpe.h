@@ -35,9 +35,7 @@ class Bpe {
   struct Scratch;  // what one thread encodes with
   static std::shared_ptr<Scratch> make_scratch();
 
-  Bpe();
-  ~Bpe();
-  Bpe& operator=(Bpe&&) noexcept;
+  Bpe() = default;
   // byte_level: the words are bytes, each a character of the vocabulary. Throws Error that names the place of
   // what is wrong, or not supported: dropout, and prefixes and suffixes of subwords.
   Bpe(const JsonPart& part, bool byte_level);
@@ -64,7 +62,7 @@ class Bpe {
   std::unordered_map<std::string, int32_t> ids_;
   std::unordered_map<int32_t, std::string> tokens_;
   std::unordered_map<std::string, int32_t> words_;  // ignore_merges: whole words, as bytes where byte_level
-  std::unique_ptr<MergeTable> merges_;
+  std::shared_ptr<MergeTable> merges_;
   std::vector<int32_t> symbols_;  // by code point, or by byte: the id, or -1
   std::array<int32_t, 256> fallback_{};
   bool byte_level_ = false, byte_fallback_ = false, fuse_unknown_ = false, ignore_merges_ = false;

@@ -48,13 +48,12 @@ class ReplaceDecoder : public EachAlone {
   std::string decode(const std::string& token) const override {
     if (token.empty()) return token;
     std::string out;
-    Pattern::Search search(pattern_, token, has_newer_character(token));
     size_t copied = 0;
-    while (const std::optional<Match> match = search.next()) {
-      out.append(token, copied, match->begin - copied);
+    pattern_.each_match(token, has_newer_character(token), [&](TextRange match) {
+      out.append(token, copied, match.begin - copied);
       out += content_;
-      copied = match->end;
-    }
+      copied = match.end;
+    });
     return out.append(token, copied);
   }
 
@@ -177,11 +176,6 @@ class ByteFallbackDecoder : public DecoderStep {
 
 }  // namespace
 
-Decoder::Decoder() = default;
-Decoder::~Decoder() = default;
-Decoder::Decoder(Decoder&&) noexcept = default;
-Decoder& Decoder::operator=(Decoder&&) noexcept = default;
-
 Decoder::Decoder(const JsonPart& part) : none_(false) {
   add(part);
 }
@@ -193,27 +187,27 @@ void Decoder::add(const JsonPart& part) {
     for (const JsonPart& each : part.at("decoders").elements()) add(each);
   } else if (type == "ByteLevel") {
     part.only({"type", "add_prefix_space", "trim_offsets", "use_regex"});
-    steps_.push_back(std::make_unique<const ByteLevelDecoder>());
+    steps_.push_back(std::make_shared<const ByteLevelDecoder>());
   } else if (type == "ByteFallback") {
     part.only({"type"});
-    steps_.push_back(std::make_unique<const ByteFallbackDecoder>());
+    steps_.push_back(std::make_shared<const ByteFallbackDecoder>());
   } else if (type == "Fuse") {
     part.only({"type"});
-    steps_.push_back(std::make_unique<const FuseDecoder>());
+    steps_.push_back(std::make_shared<const FuseDecoder>());
   } else if (type == "Strip") {
     part.only({"type", "content", "start", "stop"});
-    steps_.push_back(std::make_unique<const StripDecoder>(part.character("content"),
+    steps_.push_back(std::make_shared<const StripDecoder>(part.character("content"),
                                                           part.at("start").integer(0, 1 << 20),
                                                           part.at("stop").integer(0, 1 << 20)));
   } else if (type == "Replace") {
     part.only({"type", "pattern", "content"});
     steps_.push_back(
-        std::make_unique<const ReplaceDecoder>(read_pattern(part.at("pattern")), part.text("content")));
+        std::make_shared<const ReplaceDecoder>(read_pattern(part.at("pattern")), part.text("content")));
   } else if (type == "Metaspace") {
     part.only({"type", "replacement", "prepend_scheme", "split", "add_prefix_space", "str_rep"});
     const auto scheme = part.find("prepend_scheme");
     const bool never = (scheme && scheme->text() == "never") || !part.flag("add_prefix_space", true);
-    steps_.push_back(std::make_unique<const MetaspaceDecoder>(part.character("replacement"), !never));
+    steps_.push_back(std::make_shared<const MetaspaceDecoder>(part.character("replacement"), !never));
   } else {
     part.refuse(fmt::format("the decoder '{}' is not supported", type));
   }

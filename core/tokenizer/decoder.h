@@ -18,10 +18,7 @@ class DecoderStep;
 
 class Decoder {
  public:
-  Decoder();
-  ~Decoder();
-  Decoder(Decoder&&) noexcept;
-  Decoder& operator=(Decoder&&) noexcept;
+  Decoder() = default;
   // ByteLevel, ByteFallback, Fuse, Strip, Replace, Metaspace and Sequence. Throws Error that names any other.
   explicit Decoder(const JsonPart& part);
 
@@ -41,7 +38,7 @@ class Decoder {
   std::string join_bytes(std::span<const int32_t> ids) const;
   std::string join_fallback(std::span<const int32_t> ids) const;
 
-  std::vector<std::unique_ptr<const DecoderStep>> steps_;  // those that are left, after set_tokens
+  std::vector<std::shared_ptr<const DecoderStep>> steps_;  // those that are left, after set_tokens
   bool none_ = true;                                       // no decoder: tokens with spaces between them
   std::string texts_;                                      // of all tokens
   std::vector<uint32_t> begins_;                           // of each id's, and one more

@@ -89,15 +89,14 @@ class Replace : public NormalizerStep {
       : pattern_(std::move(pattern)), content_(std::move(content)) {}
   bool apply(std::string_view text, std::string& out) const override {
     if (text.empty()) return false;
-    Pattern::Search search(pattern_, text, has_newer_character(text));
     size_t copied = 0;
     bool changed = false;
-    while (const std::optional<Match> match = search.next()) {
-      out += text.substr(copied, match->begin - copied);
+    pattern_.each_match(text, has_newer_character(text), [&](TextRange match) {
+      out += text.substr(copied, match.begin - copied);
       out += content_;
-      copied = match->end;
+      copied = match.end;
       changed = true;
-    }
+    });
     if (changed) out += text.substr(copied);
     return changed;
   }
@@ -122,16 +121,11 @@ class Prepend : public NormalizerStep {
 };
 
 template <typename Each>
-std::unique_ptr<const NormalizerStep> per_character(Each each) {
-  return std::make_unique<const PerCharacter<Each>>(each);
+std::shared_ptr<const NormalizerStep> per_character(Each each) {
+  return std::make_shared<const PerCharacter<Each>>(each);
 }
 
 }  // namespace
-
-Normalizer::Normalizer() = default;
-Normalizer::~Normalizer() = default;
-Normalizer::Normalizer(Normalizer&&) noexcept = default;
-Normalizer& Normalizer::operator=(Normalizer&&) noexcept = default;
 
 Normalizer::Normalizer(const JsonPart& part) {
   add(part);
@@ -151,7 +145,7 @@ void Normalizer::add(const JsonPart& part) {
   for (const auto& [name, form] : forms) {
     if (type != name) continue;
     part.only({"type"});
-    steps_.push_back(std::make_unique<const Form>(form));
+    steps_.push_back(std::make_shared<const Form>(form));
     return;
   }
   if (type == "Lowercase") {
@@ -170,13 +164,13 @@ void Normalizer::add(const JsonPart& part) {
     }));
   } else if (type == "Strip") {
     part.only({"type", "strip_left", "strip_right"});
-    steps_.push_back(std::make_unique<const Strip>(part.flag("strip_left"), part.flag("strip_right")));
+    steps_.push_back(std::make_shared<const Strip>(part.flag("strip_left"), part.flag("strip_right")));
   } else if (type == "Replace") {
     part.only({"type", "pattern", "content"});
-    steps_.push_back(std::make_unique<const Replace>(read_pattern(part.at("pattern")), part.text("content")));
+    steps_.push_back(std::make_shared<const Replace>(read_pattern(part.at("pattern")), part.text("content")));
   } else if (type == "Prepend") {
     part.only({"type", "prepend"});
-    steps_.push_back(std::make_unique<const Prepend>(part.text("prepend")));
+    steps_.push_back(std::make_shared<const Prepend>(part.text("prepend")));
   } else {
     part.refuse(fmt::format("the normalizer '{}' is not supported", type));
   }

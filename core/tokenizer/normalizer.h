@@ -15,10 +15,7 @@ class NormalizerStep;
 
 class Normalizer {
  public:
-  Normalizer();
-  ~Normalizer();
-  Normalizer(Normalizer&&) noexcept;
-  Normalizer& operator=(Normalizer&&) noexcept;
+  Normalizer() = default;
   // NFC, NFD, NFKC, NFKD, Nmt, Lowercase, Strip, StripAccents, Replace, Prepend and Sequence. Throws Error
   // that names any other.
   explicit Normalizer(const JsonPart& part);
@@ -33,7 +30,7 @@ class Normalizer {
  private:
   void add(const JsonPart& part);
 
-  std::vector<std::unique_ptr<const NormalizerStep>> steps_;
+  std::vector<std::shared_ptr<const NormalizerStep>> steps_;
   bool keeps_begin_ = true;
 };
 

@@ -72,51 +72,46 @@ struct Pattern::Code {
   }
 };
 
-Pattern::Pattern(std::string shown, std::unique_ptr<const Code> plain, std::unique_ptr<const Code> exact)
+Pattern::Pattern(std::string shown, std::shared_ptr<const Code> plain, std::shared_ptr<const Code> exact)
     : shown_(std::move(shown)), plain_(std::move(plain)), exact_(std::move(exact)) {}
-Pattern::~Pattern() = default;
-Pattern::Pattern(Pattern&&) noexcept = default;
-Pattern& Pattern::operator=(Pattern&&) noexcept = default;
 
 Pattern Pattern::regex(std::string_view pattern) {
   constexpr uint32_t options = PCRE2_UCP | PCRE2_MULTILINE;
   const std::string plain = pcre2_pattern(pattern, Classes::library),
                     exact = pcre2_pattern(pattern, Classes::exact);
-  return {std::string(pattern), std::make_unique<const Code>(plain, options),
-          exact == plain ? nullptr : std::make_unique<const Code>(exact, options)};
+  return {std::string(pattern), std::make_shared<const Code>(plain, options),
+          exact == plain ? nullptr : std::make_shared<const Code>(exact, options)};
 }
 
 Pattern Pattern::literal(std::string_view text) {
-  return {std::string(text), std::make_unique<const Code>(text, PCRE2_LITERAL), nullptr};
+  return {std::string(text), std::make_shared<const Code>(text, PCRE2_LITERAL), nullptr};
 }
 
-Pattern::Search::Search(const Pattern& pattern, std::string_view text, bool newer)
-    : pattern_(pattern), text_(text), newer_(newer) {}
-
-std::optional<Match> Pattern::Search::next() {
-  const Code& code = newer_ && pattern_.exact_ ? *pattern_.exact_ : *pattern_.plain_;
+void Pattern::each_match(std::string_view text, bool newer,
+                         const std::function<void(TextRange)>& take) const {
+  const Code& code = newer && exact_ ? *exact_ : *plain_;
   Workspace& own = workspace();
   const auto match = code.jit ? pcre2_jit_match : pcre2_match;
-  while (at_ <= text_.size()) {
-    const int found = match(code.code.get(), reinterpret_cast<PCRE2_SPTR>(text_.data()), text_.size(), at_,
+  std::optional<size_t> last_end;
+  for (size_t at = 0; at <= text.size();) {
+    const int found = match(code.code.get(), reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(), at,
                             PCRE2_NO_UTF_CHECK, own.data.get(), own.context.get());
-    if (found == PCRE2_ERROR_NOMATCH) break;
+    if (found == PCRE2_ERROR_NOMATCH) return;
     if (found < 0) {
       throw Error(
           fmt::format("tokenizer: the pattern '{}' cannot be searched for at byte {} of a text of {}: {}",
-                      pattern_.shown_, at_, text_.size(), reason(found)));
+                      shown_, at, text.size(), reason(found)));
     }
     const size_t* bounds = pcre2_get_ovector_pointer(own.data.get());
-    const Match result{bounds[0], bounds[1]};
-    if (result.begin != result.end || last_end_ != result.end) {
-      at_ = result.end;
-      last_end_ = result.end;
-      return result;
+    const TextRange result{bounds[0], bounds[1]};
+    if (result.begin == result.end && last_end == result.end) {
+      at += at < text.size() ? code_point_size(text[at]) : 1;
+    } else {
+      at = result.end;
+      last_end = result.end;
+      take(result);
     }
-    at_ += at_ < text_.size() ? code_point_size(text_[at_]) : 1;
   }
-  at_ = text_.size() + 1;
-  return std::nullopt;
 }
 
 }  // namespace pptrain::tokenizer

@@ -3,8 +3,8 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <memory>
-#include <optional>
 #include <string>
 #include <string_view>
 
@@ -14,8 +14,9 @@
 
 namespace pptrain::tokenizer {
 
-struct Match {
-  size_t begin, end;  // bytes
+// The bytes [begin, end) of a text.
+struct TextRange {
+  size_t begin = 0, end = 0;
 };
 
 // Immutable; any number of threads may search at once.
@@ -24,33 +25,19 @@ class Pattern {
   // Throws Error with the reason.
   static Pattern regex(std::string_view pattern);
   static Pattern literal(std::string_view text);
-  ~Pattern();
-  Pattern(Pattern&&) noexcept;
-  Pattern& operator=(Pattern&&) noexcept;
 
-  // The matches in a text, in order, without overlap: Oniguruma's find_iter, which passes over an empty match
-  // at the end of the one before. The text stays valid UTF-8 as long as this does.
-  class Search {
-   public:
-    // `newer`: has_newer_character(text), or of a text that this one is a part of.
-    Search(const Pattern& pattern, std::string_view text, bool newer);
-    // Throws Error where the search takes too much memory or too many steps.
-    std::optional<Match> next();
-
-   private:
-    const Pattern& pattern_;
-    std::string_view text_;
-    bool newer_;
-    size_t at_ = 0;
-    std::optional<size_t> last_end_;
-  };
+  // Calls `take` with the matches in a text, which is valid UTF-8, in order, without overlap: Oniguruma's
+  // find_iter, which passes over an empty match at the end of the one before. `newer`:
+  // has_newer_character(text), or of a text that this one is a part of. Throws Error where the search takes
+  // too much memory or too many steps.
+  void each_match(std::string_view text, bool newer, const std::function<void(TextRange)>& take) const;
 
  private:
   struct Code;
-  Pattern(std::string shown, std::unique_ptr<const Code> plain, std::unique_ptr<const Code> exact);
+  Pattern(std::string shown, std::shared_ptr<const Code> plain, std::shared_ptr<const Code> exact);
 
   std::string shown_;  // for messages
-  std::unique_ptr<const Code> plain_, exact_;
+  std::shared_ptr<const Code> plain_, exact_;
 };
 
 // {"String": ...} or {"Regex": ...} of tokenizer.json.

@@ -139,15 +139,14 @@ class Split : public PreTokenizerStep {
       : pattern_(std::move(pattern)), behavior_(behavior), invert_(invert) {}
 
   void cut(const TextSpan& span, StepScratch& scratch, const SpanSink& sink) const override {
-    Pattern::Search search(pattern_, span.text, span.newer);
     if (behavior_ == Behavior::isolated) {
-      each_part(search, span.text.size(), [&](size_t begin, size_t end, bool /*match*/) {
+      each_part(span, [&](size_t begin, size_t end, bool /*match*/) {
         if (begin < end) sink(sub_span(span, begin, end));
       });
       return;
     }
     scratch.parts.clear();
-    each_part(search, span.text.size(), [&](size_t begin, size_t end, bool match) {
+    each_part(span, [&](size_t begin, size_t end, bool match) {
       scratch.parts.push_back({begin, end, match != invert_});
     });
     cut_parts(span, scratch.parts, behavior_, sink);
@@ -155,14 +154,14 @@ class Split : public PreTokenizerStep {
 
  private:
   template <typename Take>
-  static void each_part(Pattern::Search& search, size_t size, const Take& take) {
+  void each_part(const TextSpan& span, const Take& take) const {
     size_t done = 0;
-    while (const std::optional<Match> match = search.next()) {
-      if (done != match->begin) take(done, match->begin, false);
-      take(match->begin, match->end, true);
-      done = match->end;
-    }
-    if (done != size) take(done, size, false);
+    pattern_.each_match(span.text, span.newer, [&](TextRange match) {
+      if (done != match.begin) take(done, match.begin, false);
+      take(match.begin, match.end, true);
+      done = match.end;
+    });
+    if (done != span.text.size()) take(done, span.text.size(), false);
   }
 
   Pattern pattern_;
@@ -291,7 +290,7 @@ class FromByteCharacters : public PreTokenizerStep {
 constexpr std::string_view gpt2_pattern =
     R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
 
-std::unique_ptr<const PreTokenizerStep> read_metaspace(const JsonPart& part) {
+std::shared_ptr<const PreTokenizerStep> read_metaspace(const JsonPart& part) {
   using Prepend = Metaspace::Prepend;
   part.only({"type", "replacement", "prepend_scheme", "split", "add_prefix_space", "str_rep"});
   Prepend prepend = Prepend::always;
@@ -308,14 +307,10 @@ std::unique_ptr<const PreTokenizerStep> read_metaspace(const JsonPart& part) {
     }
     prepend = Prepend::never;
   }
-  return std::make_unique<const Metaspace>(part.character("replacement"), prepend, part.flag("split", true));
+  return std::make_shared<const Metaspace>(part.character("replacement"), prepend, part.flag("split", true));
 }
 
 }  // namespace
-
-PreTokenizer::PreTokenizer() = default;
-PreTokenizer::~PreTokenizer() = default;
-PreTokenizer& PreTokenizer::operator=(PreTokenizer&&) noexcept = default;
 
 std::shared_ptr<PreTokenizer::Scratch> PreTokenizer::make_scratch() {
   return std::make_shared<Scratch>();
@@ -323,7 +318,7 @@ std::shared_ptr<PreTokenizer::Scratch> PreTokenizer::make_scratch() {
 
 PreTokenizer::PreTokenizer(const JsonPart& part) {
   add(part);
-  if (byte_characters_) steps_.push_back(std::make_unique<const FromByteCharacters>());
+  if (byte_characters_) steps_.push_back(std::make_shared<const FromByteCharacters>());
 }
 
 void PreTokenizer::add(const JsonPart& part) {
@@ -336,33 +331,33 @@ void PreTokenizer::add(const JsonPart& part) {
   if (byte_level_) {
     if (type == "ByteLevel" || type == "Metaspace")
       part.refuse(fmt::format("{} after ByteLevel is not supported", type));
-    if (!byte_characters_) steps_.push_back(std::make_unique<const ToByteCharacters>());
+    if (!byte_characters_) steps_.push_back(std::make_shared<const ToByteCharacters>());
     byte_characters_ = true;
   }
   if (type == "ByteLevel") {
     add_byte_level(part);
   } else if (type == "Split") {
     part.only({"type", "pattern", "behavior", "invert"});
-    steps_.push_back(std::make_unique<const Split>(read_pattern(part.at("pattern")),
+    steps_.push_back(std::make_shared<const Split>(read_pattern(part.at("pattern")),
                                                    read_behavior(part.at("behavior")), part.flag("invert")));
   } else if (type == "Digits") {
     part.only({"type", "individual_digits"});
-    steps_.push_back(std::make_unique<const CharacterSplit>(
+    steps_.push_back(std::make_shared<const CharacterSplit>(
         is_number, part.flag("individual_digits") ? Behavior::isolated : Behavior::contiguous));
   } else if (type == "Punctuation") {
     part.only({"type", "behavior"});
     const auto behavior = part.find("behavior");
-    steps_.push_back(std::make_unique<const CharacterSplit>(
+    steps_.push_back(std::make_shared<const CharacterSplit>(
         is_punctuation, behavior ? read_behavior(*behavior) : Behavior::isolated));
   } else if (type == "Metaspace") {
     steps_.push_back(read_metaspace(part));
     looks_at_begin_ |= part.find("prepend_scheme") && part.text("prepend_scheme") == "first";
   } else if (type == "Whitespace") {
     part.only({"type"});
-    steps_.push_back(std::make_unique<const Whitespace>());
+    steps_.push_back(std::make_shared<const Whitespace>());
   } else if (type == "WhitespaceSplit") {
     part.only({"type"});
-    steps_.push_back(std::make_unique<const CharacterSplit>(is_white_space, Behavior::removed));
+    steps_.push_back(std::make_shared<const CharacterSplit>(is_white_space, Behavior::removed));
   } else {
     part.refuse(fmt::format("the pre-tokenizer '{}' is not supported", type));
   }
@@ -371,9 +366,9 @@ void PreTokenizer::add(const JsonPart& part) {
 void PreTokenizer::add_byte_level(const JsonPart& part) {
   part.only({"type", "add_prefix_space", "trim_offsets", "use_regex"});
   part.flag("trim_offsets");  // says nothing of ids
-  if (part.flag("add_prefix_space")) steps_.push_back(std::make_unique<const PrefixSpace>());
+  if (part.flag("add_prefix_space")) steps_.push_back(std::make_shared<const PrefixSpace>());
   if (part.flag("use_regex", true)) {
-    steps_.push_back(std::make_unique<const Split>(Pattern::regex(gpt2_pattern), Behavior::isolated, false));
+    steps_.push_back(std::make_shared<const Split>(Pattern::regex(gpt2_pattern), Behavior::isolated, false));
   }
   byte_level_ = true;
 }

@@ -28,9 +28,7 @@ class PreTokenizer {
   struct Scratch;  // of one thread
   static std::shared_ptr<Scratch> make_scratch();
 
-  PreTokenizer();
-  ~PreTokenizer();
-  PreTokenizer& operator=(PreTokenizer&&) noexcept;
+  PreTokenizer() = default;
   // ByteLevel (once, and no Metaspace after it), Split, Digits, Punctuation, Metaspace, Whitespace,
   // WhitespaceSplit and Sequence. Throws Error that names any other.
   explicit PreTokenizer(const JsonPart& part);
@@ -46,7 +44,7 @@ class PreTokenizer {
   void add_byte_level(const JsonPart& part);
   void run(size_t step, const TextSpan& span, Scratch& scratch, const WordSink& sink) const;
 
-  std::vector<std::unique_ptr<const PreTokenizerStep>> steps_;
+  std::vector<std::shared_ptr<const PreTokenizerStep>> steps_;
   bool byte_level_ = false, looks_at_begin_ = false;
   bool byte_characters_ = false;  // there are steps after ByteLevel, which look at the characters of bytes
 };

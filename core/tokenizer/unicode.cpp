@@ -283,9 +283,9 @@ void append_lower(std::string& text, uint32_t c) {
     text += "i\xcc\x87";
     return;
   }
-  const auto further = std::ranges::lower_bound(lower_ranges(), c, {}, &Pair::from);
-  append_utf8(text, further != lower_ranges().end() && further->from == c
-                        ? further->to
+  const auto further = std::ranges::lower_bound(lower_ranges(), c, {}, &Pair::first);
+  append_utf8(text, further != lower_ranges().end() && further->first == c
+                        ? further->second
                         : static_cast<uint32_t>(utf8proc_tolower(static_cast<utf8proc_int32_t>(c))));
 }
 

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <span>
+#include <utility>
 
 namespace pptrain::tokenizer {
 
@@ -15,9 +16,7 @@ struct NewerRange {
   uint32_t first, last;
   char kind, subkind;  // of the general category: 'L', 'u'
 };
-struct Pair {
-  uint32_t from, to;
-};
+using Pair = std::pair<uint32_t, uint32_t>;  // from, to
 
 // All in ascending order, but for the first, which is so within a category.
 std::span<const NewerRange> newer_ranges();      // assigned after Unicode 14

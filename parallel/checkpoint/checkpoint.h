@@ -69,14 +69,14 @@ using Layout = std::map<std::string, std::string>;  // "pp" -> "2", "pp_schedule
 // What is the same in every save of a run.
 struct SaveOptions {
   std::filesystem::path root;
-  Layout layout;
-  std::string job_toml;
-  int64_t keep_last_n = 0;     // the newest that stay; 0: all
-  std::filesystem::path keep;  // one that stays whatever its age: what the run began with; "" for none
-  int64_t keep_best_n = 0;     // those of the lowest validation losses, which stay whatever their age
+  Layout layout = {};
+  std::string job_toml = {};
+  int64_t keep_last_n = 0;          // the newest that stay; 0: all
+  std::filesystem::path keep = {};  // one that stays whatever its age: what the run began with; "" for none
+  int64_t keep_best_n = 0;          // those of the lowest validation losses, which stay whatever their age
   // Hears on rank 0 of what is no failure: an old checkpoint that cannot be removed. Default: a line of the
   // log.
-  std::function<void(const std::string&)> warn;
+  std::function<void(const std::string&)> warn = {};
   // Hears on rank 0, in the thread that saves, how each save of a Saver ended: the step, its folder, and why
   // it failed ("" where it did not).
   std::function<void(int64_t step, const std::filesystem::path& folder, const std::string& failure)> ended =
@@ -112,9 +112,6 @@ class NotSaved : public Error {
 // It returns when all is written. saver.h does the same while training goes on.
 void save(comm::Communicator& world, const SaveOptions& options, const RunState& state,
           const std::vector<StageContents>& stages, const SaveTerms& terms = {});
-void save(comm::Communicator& world, const std::filesystem::path& root, const RunState& state,
-          const Layout& layout, const std::string& job_toml, const std::vector<StageContents>& stages,
-          int64_t keep_last_n);
 
 // The ranks of `world` over a communicator that waits as long as a disk takes, not as long as a message
 // should: for saves and loads, where one rank may be slower than the others by minutes. That a rank is gone
@@ -140,7 +137,6 @@ class Reader {
   Reader(Reader&&) noexcept;
 
   const RunState& state() const;
-  const Layout& layout() const;
   // There is no optimizer state (folder_writer.h): training from these weights begins with a new optimizer.
   bool weights_alone() const;
   bool contains(const std::string& file, const std::string& tensor) const;

@@ -231,9 +231,6 @@ Reader::Reader(Reader&&) noexcept = default;
 const RunState& Reader::state() const {
   return impl_->manifest.state;
 }
-const Layout& Reader::layout() const {
-  return impl_->manifest.layout;
-}
 
 bool Reader::weights_alone() const {
   return impl_->manifest.weights_alone();

@@ -56,13 +56,12 @@ namespace fs = std::filesystem;
 
 namespace {
 
-void set_aside(const StepFolder& folder) {
-  fs::path to = folder.path.parent_path() / diverged_folder_name(folder.step);
+void set_aside(int64_t step, const fs::path& folder) {
+  fs::path to = folder.parent_path() / diverged_folder_name(step);
   if (io::is_there(to)) to = io::first_free(to);
   std::error_code error;
-  fs::rename(folder.path, to, error);
-  if (error)
-    throw io::file_error("cannot move a checkpoint of a run that diverged,", folder.path, error.value());
+  fs::rename(folder, to, error);
+  if (error) throw io::file_error("cannot move a checkpoint of a run that diverged,", folder, error.value());
 }
 
 // A name for people: without a step there is no such file.
@@ -79,27 +78,26 @@ void write_name(const fs::path& file, std::optional<int64_t> step) {
 
 std::optional<fs::path> set_aside_diverged(const fs::path& root, int64_t first,
                                            std::span<const ScoredStep> scored) {
-  for (const StepFolder& folder : list_step_folders(root)) {
-    if (folder.step >= first) set_aside(folder);
+  for (const auto& [step, folder] : list_step_folders(root)) {
+    if (step >= first) set_aside(step, folder);
   }
   io::sync_folder(root);
-  const std::vector<StepFolder> left = list_step_folders(root);
+  const StepFolders left = list_step_folders(root);
   std::vector<ScoredStep> scores(scored.begin(), scored.end());
-  std::erase_if(
-      scores, [&](const ScoredStep& s) { return std::ranges::count(left, s.step, &StepFolder::step) == 0; });
+  std::erase_if(scores, [&](const ScoredStep& s) { return !left.contains(s.step); });
   const std::vector<int64_t> best = best_steps(scores, 1);
-  write_name(root / latest_name, left.empty() ? std::nullopt : std::optional(left.front().step));
+  write_name(root / latest_name, left.empty() ? std::nullopt : std::optional(left.begin()->first));
   if (io::is_there(root / best_name))
     write_name(root / best_name, best.empty() ? std::nullopt : std::optional(best.front()));
-  return left.empty() ? std::nullopt : std::optional(left.front().path);
+  return left.empty() ? std::nullopt : std::optional(left.begin()->second);
 }
 
 std::vector<ScoredStep> read_scores(const fs::path& root) {
   std::vector<ScoredStep> scores;
-  for (const StepFolder& folder : list_step_folders(root)) {
+  for (const auto& [step, folder] : list_step_folders(root)) {
     try {
-      const RunState state = read_manifest(folder.path).state;
-      if (state.validation_loss) scores.push_back({.step = folder.step, .loss = *state.validation_loss});
+      const RunState state = read_manifest(folder).state;
+      if (state.validation_loss) scores.push_back({.step = step, .loss = *state.validation_loss});
     } catch (const Error&) {
       // Resuming from it reports what is wrong with it.
     }

@@ -90,7 +90,7 @@ class Save {
   void name_best() const;
   void remove_old() const;
   void remove_checkpoint(const fs::path& folder) const;
-  std::vector<StepFolder> removable() const;
+  StepFolders removable() const;
 
   comm::Communicator& world_;
   const SaveOptions& options_;
@@ -292,24 +292,24 @@ void Save::name_best() const {
 }
 
 // All but the one that stays whatever its age.
-std::vector<StepFolder> Save::removable() const {
-  std::vector<StepFolder> folders = list_step_folders(options_.root);
+StepFolders Save::removable() const {
+  StepFolders folders = list_step_folders(options_.root);
   std::error_code error;
-  std::erase_if(folders, [&](const StepFolder& folder) {
-    return folder.step != state_.step && !options_.keep.empty() &&
-           fs::equivalent(folder.path, options_.keep, error);
+  std::erase_if(folders, [&](const auto& folder) {
+    return folder.first != state_.step && !options_.keep.empty() &&
+           fs::equivalent(folder.second, options_.keep, error);
   });
   return folders;
 }
 
 void Save::remove_old() const {
-  const std::vector<StepFolder> folders = removable();
+  const StepFolders folders = removable();
   std::vector<int64_t> steps;
-  for (const StepFolder& folder : folders) steps.push_back(folder.step);
+  for (const auto& [step, folder] : folders) steps.push_back(step);
   const std::set<int64_t> kept =
       kept_steps(steps, state_.step, options_.keep_last_n, options_.keep_best_n, terms_.scored);
-  for (const StepFolder& folder : folders) {
-    if (!kept.contains(folder.step)) remove_checkpoint(folder.path);
+  for (const auto& [step, folder] : folders) {
+    if (!kept.contains(step)) remove_checkpoint(folder);
   }
 }
 
@@ -344,17 +344,6 @@ void save(comm::Communicator& world, const SaveOptions& options, const RunState&
           const std::vector<StageContents>& stages, const SaveTerms& terms) {
   Snapshot snapshot(stages);
   save_snapshot(world, options, terms, state, snapshot);
-}
-
-void save(comm::Communicator& world, const fs::path& root, const RunState& state, const Layout& layout,
-          const std::string& job_toml, const std::vector<StageContents>& stages, int64_t keep_last_n) {
-  const SaveOptions options{.root = root,
-                            .layout = layout,
-                            .job_toml = job_toml,
-                            .keep_last_n = keep_last_n,
-                            .keep = {},
-                            .warn = {}};
-  save(world, options, state, stages);
 }
 
 std::unique_ptr<comm::Communicator> patient(comm::Communicator& world) {

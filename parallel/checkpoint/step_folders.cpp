@@ -2,7 +2,6 @@
 
 #include <spdlog/fmt/fmt.h>
 
-#include <algorithm>
 #include <charconv>
 #include <chrono>
 #include <functional>
@@ -80,8 +79,8 @@ std::string name_in(const fs::path& file) {
   return "";
 }
 
-std::vector<StepFolder> list_step_folders(const fs::path& root) {
-  std::vector<StepFolder> found;
+StepFolders list_step_folders(const fs::path& root) {
+  StepFolders found;
   const auto failed = [&](const std::error_code& error) {
     return io::file_error("cannot list the checkpoints in", root, error.value());
   };
@@ -93,11 +92,10 @@ std::vector<StepFolder> list_step_folders(const fs::path& root) {
     const auto step = parse_step_folder(entry->path().filename().string());
     // An unreadable one counts, so that it is not overlooked.
     std::error_code unknown;
-    if (step && (entry->is_directory(unknown) || unknown)) found.push_back({entry->path(), *step});
+    if (step && (entry->is_directory(unknown) || unknown)) found.emplace(*step, entry->path());
     entry.increment(error);
     if (error) throw failed(error);
   }
-  std::ranges::sort(found, std::greater{}, &StepFolder::step);
   return found;
 }
 
@@ -139,16 +137,16 @@ std::optional<fs::path> find_named(const fs::path& path,
 std::optional<fs::path> find_resumable(const fs::path& root,
                                        const std::function<void(const std::string&)>& report,
                                        KnownProblems& known) {
-  const std::vector<StepFolder> folders = list_step_folders(root);
+  const StepFolders folders = list_step_folders(root);
   std::string all;
-  for (const StepFolder& folder : folders) {
-    if (!known.contains(folder.path)) {
-      const std::string problem = problem_of(folder.path);
-      if (problem.empty()) return folder.path;
-      report(fmt::format("the checkpoint '{}' is passed over: {}", folder.path.string(), problem));
-      known[folder.path] = problem;
+  for (const auto& [step, folder] : folders) {
+    if (!known.contains(folder)) {
+      const std::string problem = problem_of(folder);
+      if (problem.empty()) return folder;
+      report(fmt::format("the checkpoint '{}' is passed over: {}", folder.string(), problem));
+      known[folder] = problem;
     }
-    all += fmt::format("\n  {}: {}", folder.path.filename().string(), known[folder.path]);
+    all += fmt::format("\n  {}: {}", folder.filename().string(), known[folder]);
   }
   if (folders.empty()) return std::nullopt;
   throw Error(fmt::format(

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -28,13 +29,12 @@ std::string diverged_folder_name(int64_t step);
 // The name of a step's folder that a file such as `latest` holds; "" where it holds none.
 std::string name_in(const std::filesystem::path& file);
 
-struct StepFolder {
-  std::filesystem::path path;
-  int64_t step = 0;
-};
-// Those under `root`, sound or not, the highest step first. Empty if `root` is no folder. Throws Error where
+// Folders by their steps, the highest first.
+using StepFolders = std::map<int64_t, std::filesystem::path, std::greater<>>;
+
+// Those under `root`, sound or not. Empty if `root` is no folder. Throws Error where
 // it is one that cannot be read.
-std::vector<StepFolder> list_step_folders(const std::filesystem::path& root);
+StepFolders list_step_folders(const std::filesystem::path& root);
 
 // Where a run was killed as it replaced a step's folder on a file system that cannot exchange two names, the
 // old folder lies beside its place (io::rename_folder_synced): gives it its name again, if nothing has it.

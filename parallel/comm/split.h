@@ -8,6 +8,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "core/base/split_mix.h"
 #include "parallel/comm/communicator.h"
 
 namespace pptrain::comm {
@@ -42,27 +43,16 @@ struct Tree {
 
 // --- What a transport that makes its groups itself calls them.
 
-// Mixes bits, so that numbers made of others do not meet (the finaliser of SplitMix64, Steele et al. 2014).
-inline uint64_t mix(uint64_t x) {
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ULL;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111ebULL;
-  return x ^ (x >> 31);
+// How many groups one rank of a communicator has made of it, by their list of members.
+using GroupCounts = std::unordered_map<uint64_t, uint64_t>;
+
+// Of the next group of `members`: the same on all of them, and another one than of other lists and of earlier
+// groups of the same list.
+inline uint64_t next_group(std::span<const int> members, GroupCounts& made) {
+  uint64_t list = members.size();
+  for (const int member : members) list = split_mix(list + static_cast<uint64_t>(member) + 1);
+  return split_mix(list + ++made[list]);
 }
-
-// Of the groups made of one communicator, by one rank of it.
-class GroupNumbers {
- public:
-  // Of the next group of `members`: the same on all of them, and another one than of other lists and of
-  // earlier groups of the same list.
-  uint64_t next(std::span<const int> members) {
-    uint64_t list = members.size();
-    for (const int member : members) list = mix(list + static_cast<uint64_t>(member) + 1);
-    return mix(list + ++made_[list]);
-  }
-
- private:
-  std::unordered_map<uint64_t, uint64_t> made_;  // groups, by their list
-};
 
 // The ranks of `comm` that have the colour of this one, in their order. color(rank): the same on all ranks.
 // Collective over `comm`; nothing is exchanged to agree on the colours.

@@ -171,7 +171,7 @@ def equal_bits(results):
             "losses, grad norms and checkpoints equal to the bit")
 
 
-# Limits: the seconds that each has for certain; none has been seen on a GPU. What a step leaves over goes to those after it.
+# Limits: the seconds that each has for certain. What a step leaves over goes to those after it.
 SUITE = Suite("correct", [
     Step("kernels", "every kernel against the CPU", 35, kernels,
          "The case's name says the kernel: core/kernels/cuda. Repair it first: all other steps use it."),

@@ -1,6 +1,6 @@
 """Gathers programs, the libraries that a bare machine lacks, and what the steps read, in one folder that can be carried.
 
-Usage: pack.py --root CHECKOUT --build BUILD --torch FOLDER [--headers|--replace] PROGRAM...; leaves BUILD/pack.
+Usage: pack.py --root CHECKOUT --build BUILD --torch FOLDER [--headers|--replace] PROGRAM...; leaves BUILD/pack and, to carry, BUILD/pack.tar.gz.
 
 Packed are all shared libraries that the programs load, however indirectly, but those that any Linux has (glibc, libstdc++)
 and those that torch brings there: its own and NVIDIA's. All is stripped.
@@ -17,7 +17,7 @@ import sys
 
 from machine import torch_library_folders
 
-LARGEST = 60_000_000  # bytes of a pack
+LARGEST = 50_000_000  # bytes of the archive
 # Of the system, or of the GPU's driver.
 NOT_PACKED = re.compile(r"^(linux-vdso|ld-linux|lib(c|m|dl|rt|pthread|resolv|util|nsl|stdc\+\+|gcc_s|cuda|nvidia-ml)\.so)")
 FILES = ["configs/shakespeare.toml", "configs/data/tinyshakespeare.txt", "scripts/gpu.sh"]
@@ -105,11 +105,14 @@ def main():
     for program in arguments.programs:
         add_stripped(arguments.build / program, pack / "bin" / program)
     (pack / "pack.json").write_text(json.dumps(describe(arguments.root, arguments.build), indent=2) + "\n")
-    size = sum(path.stat().st_size for path in pack.rglob("*") if path.is_file() and not path.is_symlink())
-    libraries_too = f"; libraries {', '.join(names)}" if names else ""
-    print(f"{pack}: {', '.join(arguments.programs)}{libraries_too}; {size / 1e6:.1f} MB")
-    if size > LARGEST and not arguments.replace:
-        sys.exit(f"pack.py: error: the pack has {size} bytes, {LARGEST} at most: compile for fewer architectures (CUDAARCHS=90)")
+    if arguments.replace:
+        print(f"{pack}: {', '.join(arguments.programs)}")
+        return
+    archive = shutil.make_archive(str(pack), "gztar", arguments.build, "pack")
+    size = os.path.getsize(archive)
+    print(f"{archive}: {', '.join(arguments.programs)}; libraries {', '.join(names)}; {size / 1e6:.1f} MB")
+    if size > LARGEST:
+        sys.exit(f"pack.py: error: the archive has {size} bytes, {LARGEST} at most: compile for fewer architectures (CUDAARCHS=90)")
 
 
 if __name__ == "__main__":

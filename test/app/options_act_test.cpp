@@ -485,7 +485,8 @@ class Bench {
       const auto message = [&](const char* role, size_t which) {
         return nlohmann::json{{"role", role}, {"content", " " + part(which)}};
       };
-      const std::vector<int> ids(part(0).begin(), part(0).end()), others(part(1).begin(), part(1).end());
+      const std::string first = part(0), second = part(1);
+      const std::vector<int> ids(first.begin(), first.end()), others(second.begin(), second.end());
       std::vector<int> labels(ids.size(), -100);
       std::copy(ids.begin(), ids.begin() + 50, labels.begin());
       const std::string document =

@@ -28,14 +28,14 @@ bool is_sound(const Schedule& schedule) {
 
 void lower_in_every_way(const Schedule& parsed) {
   const bool computes_only = schedule::compute_only(parsed).actions == parsed.actions;
-  const std::pair<ShardOptions, int> wanted[] = {
-      {{}, 1},
-      {{.gather = Gather::kept, .reduce = Reduce::step}, 3},
-      {{.gather = Gather::streamed, .reduce = Reduce::microbatch}, 0},
+  const ShardOptions wanted[] = {
+      {},
+      {.gather = Gather::kept, .reduce = Reduce::step},
+      {.gather = Gather::streamed, .reduce = Reduce::microbatch},
   };
-  for (const auto& [shard, lookahead] : wanted) {
+  for (const ShardOptions& shard : wanted) {
     try {
-      schedule::validate(schedule::lower(parsed, shard, lookahead));
+      schedule::validate(schedule::lower(parsed, shard));
     } catch (const Error& error) {
       require(!computes_only, std::string("a sound schedule cannot be lowered: ") + error.what());
     }

@@ -26,14 +26,15 @@ CudnnTarget describe(const Gpu& gpu) {
 // As cudnn_attention.cpp has them of q, k and v: of one fused tensor, or apart (after QK-norm).
 CudnnSizes sizes_of(const CallShape& call, bool fused) {
   const int64_t all = (call.heads + 2 * call.kv_heads) * call.head_dim, dim = call.head_dim;
-  return {.shape = cudnn_shape(call.documents, call.longest, call.tokens, call.equal),
+  const CudnnShape shape = cudnn_shape(call.documents, call.longest, call.tokens, call.equal);
+  return {.shape = shape,
           .heads = call.heads,
           .kv_heads = call.kv_heads,
           .head_dim = dim,
           .q = {fused ? all : call.heads * dim, dim},
           .k = {fused ? all : call.kv_heads * dim, dim},
           .v = {all, dim},
-          .deterministic = call.deterministic,
+          .in_order = sums_in_order(shape, call.deterministic),
           .backward_parts = cudnn_head_parts(call)};
 }
 

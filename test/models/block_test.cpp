@@ -10,7 +10,7 @@
 
 #include "core/base/error.h"
 #include "core/nn/rope.h"
-#include "models/registry.h"
+#include "models/decoder.h"
 #include "parallel/comm/thread/thread_communicator.h"
 #include "test/core/kernels/compare.h"
 #include "test/core/nn/gradients.h"
@@ -58,7 +58,7 @@ TEST_CASE("a block of ranks that share out its rows and insides gives the rows o
   models::ModelConfig model = small_model("qwen3", false);
   model.heads = 4;
   model.kv_heads = 2;
-  models::BlockConfig config = models::find_architecture("qwen3").block(model, 0);
+  models::BlockConfig config = models::block_config(model, 0);
   config.recompute = recompute;
   config.init_std = config.attention.init_std = config.attention.o_init_std = 0.2;
   const data::Microbatch data = random_documents(model, {5, 8}, 1);

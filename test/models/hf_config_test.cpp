@@ -199,16 +199,16 @@ TEST_CASE("models that pptrain would compute otherwise than transformers are ref
     return refused(folder, config);
   };
   REQUIRE(refused(folder, llama()) == "");
-  CHECK_THAT(changed(llama(), "model_type", "mistral"),
-             contains_text("model_type: \"mistral\" is not supported; supported: llama, qwen3"));
+  CHECK_THAT(changed(llama(), "model_type", "falcon"),
+             contains_text("model_type: \"falcon\" is not supported; supported: llama, qwen3"));
   CHECK_THAT(changed(llama(), "hidden_act", "gelu"),
              contains_text("hidden_act: \"gelu\" is not supported; supported: silu"));
   CHECK_THAT(changed(llama(), "attention_dropout", 0.1),
              contains_text("attention_dropout: dropout is not supported"));
   CHECK_THAT(changed(qwen3(), "use_sliding_window", true), contains_text("use_sliding_window"));
   CHECK_THAT(changed(llama(), "quantization_config", {{"bits", 4}}), contains_text("quantization_config"));
-  CHECK_THAT(changed(llama(), "rope_scaling", {{"rope_type", "yarn"}, {"factor", 2}}),
-             contains_text("\"yarn\" is not supported"));
+  CHECK_THAT(changed(llama(), "rope_scaling", {{"rope_type", "ntk"}, {"factor", 2}}),
+             contains_text("\"ntk\" is not supported"));
   CHECK_THAT(changed(llama(), "rope_scaling", {{"type", "linear"}}),
              contains_text("rope_scaling: factor: is missing"));
   CHECK_THAT(changed(llama(), "rope_scaling", 3), contains_text("rope_scaling: 3 is not an object"));

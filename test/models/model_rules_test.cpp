@@ -40,6 +40,33 @@ TEST_CASE("what 0 stands for is filled in") {
   CHECK(model.max_position_embeddings == 16);
 }
 
+TEST_CASE("layers of a family follow its pattern, unless a list says otherwise") {
+  const Folder folder;
+  const auto model = [&](std::vector<std::string> changes) {
+    std::vector<std::string> overrides = essentials(folder);
+    overrides.push_back("model.num_hidden_layers=6");
+    for (std::string& change : changes) overrides.push_back(std::move(change));
+    return models::make_model_config(parse("", overrides).model, 16);
+  };
+  const models::ModelConfig gemma =
+      model({"model.arch=gemma3_text", "model.sliding_window=8", "model.rope_local_base_freq=77"});
+  CHECK(gemma.kind(4) == models::LayerKind{.window = 8, .rope = 1});
+  CHECK(gemma.kind(5) == models::LayerKind{});
+  CHECK(gemma.attention_scale == 0.25);
+  CHECK(gemma.local_rope_theta == 77);
+  CHECK(gemma.embedding_scale == 8);
+  CHECK(model({"model.arch=gemma2"}).kind(0) == models::LayerKind{});
+  CHECK(model({"model.arch=mistral", "model.sliding_window=8"}).kind(5).window == 8);
+  const models::ModelConfig smollm = model({"model.arch=smollm3"});
+  CHECK(smollm.kind(2).rope == 0);
+  CHECK(smollm.kind(3).rope == -1);
+  CHECK(model({"model.arch=smollm3", "model.no_rope_layers=[0,1,1,1,1,1]"}).kind(3).rope == 0);
+  CHECK(model({"model.arch=gpt2"}).kind(0).rope == -1);
+  CHECK(model({"model.arch=gpt_neox", "model.partial_rotary_factor=0.25"}).rotary_dim == 4);
+  CHECK(model({"model.arch=gpt_neox"}).parallel_residual);
+  CHECK_FALSE(model({"model.arch=llama"}).parallel_residual);
+}
+
 TEST_CASE("settings that contradict each other are laid at the key to change") {
   const Folder folder;
   const std::string base =
@@ -55,6 +82,22 @@ TEST_CASE("settings that contradict each other are laid at the key to change") {
        "job.toml:11:12: model.head_dim: head_dim = 15 is odd: rotary embeddings need an even"},
       {"max_position_embeddings = 15\n",
        "job.toml:4:11: train.seq_len: seq_len = 16 is longer than model.max_position_embeddings = 15"},
+      {"arch = 'gpt2'\nattention_bias = true\n",
+       "job.toml:12:18: model.attention_bias: gpt2 has biases in its attention by itself"},
+      {"arch = 'gpt2'\nnum_key_value_heads = 2\n",
+       "job.toml:12:23: model.num_key_value_heads: every head of gpt2 has keys"},
+      {"arch = 'gpt_neox'\nhead_dim = 8\n", "job.toml:12:12: model.head_dim: a head of gpt_neox has"},
+      {"arch = 'gpt2'\nrope_theta = 500.0\n", "job.toml:12:14: model.rope_theta: "},
+      {"arch = 'gpt2'\nrope_scaling = {rope_type = 'linear', factor = 2.0}\n",
+       "job.toml:12:29: model.rope_scaling.rope_type: "},
+      {"arch = 'gemma2'\nsliding_window = 8\nlayer_types = ['full_attention']\n",
+       "job.toml:13:15: model.layer_types: has 1 entries for num_hidden_layers = 4"},
+      {"arch = 'gpt_neox'\npartial_rotary_factor = 0.2\n",
+       "job.toml:12:25: model.partial_rotary_factor: head_dim * partial_rotary_factor = 3 dims"},
+      {"arch = 'phi3'\nrope_scaling = {rope_type = 'longrope', short_factor = [1.0], long_factor = [1.0, "
+       "1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]}\n",
+       "job.toml:12:56: model.rope_scaling.short_factor: has 1 numbers; give 8, one for each"},
+      {"sliding_window = 8\n", "job.toml:11:18: model.sliding_window: "},
       {"arch = 'qwen3'\nmlp_bias = true\n", "job.toml:12:12: model.mlp_bias: qwen3 has no biases in its MLP"},
       {"rope_scaling = {rope_type = 'llama3', low_freq_factor = 4.0}\n",
        "job.toml:11:57: model.rope_scaling.low_freq_factor: high_freq_factor = 4 is not above"},

@@ -39,6 +39,7 @@
 #include "models/transformer_stage.h"
 #include "models/weight_map.h"
 #include "parallel/pipeline/split_layers.h"
+#include "test/support/write_safetensors.h"
 
 using namespace pptrain;
 using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
@@ -194,7 +195,7 @@ void train(const std::string& input_path, const std::string& output_path, int st
   }
   output.emplace_back("loss", losses);
   output.emplace_back("norm", norms);
-  io::write_safetensors(output_path, output);
+  test::write_safetensors(output_path, output);
 }
 
 void write_facts(const std::string& hf_dir) {

@@ -4,6 +4,7 @@
 #include <ATen/Functions.h>
 #include <ATen/core/IListRef.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -14,6 +15,37 @@
 #include "models/transformer_stage.h"
 
 namespace pptrain::test {
+
+inline const std::vector<std::string> families = {"qwen2", "mistral",  "gemma2",    "gemma3_text",
+                                                  "olmo2", "phi3",     "smollm3",   "granite",
+                                                  "gpt2",  "gpt_neox", "qwen2_moe", "gpt_oss"};
+
+// What sets the family apart, beside what its architecture says.
+inline void set_family(models::ModelConfig& model) {
+  const std::string& arch = model.arch;
+  if (std::ranges::find(families, arch) == families.end()) return;
+  const bool windows = arch == "qwen2" || arch == "mistral" || arch == "phi3" || arch == "gpt_oss" ||
+                       arch.starts_with("gemma");
+  model.layer_kinds.resize(static_cast<size_t>(model.layers));
+  for (size_t i = 0; i < model.layer_kinds.size(); ++i) {
+    const bool odd = i % 2 == 1;
+    if (windows && (odd || arch == "mistral")) model.layer_kinds[i].window = 5;
+    if (arch == "gemma3_text" && odd) model.layer_kinds[i].rope = 1;
+    if (arch == "gpt2" || (arch == "smollm3" && odd)) model.layer_kinds[i].rope = -1;
+  }
+  if (arch == "gemma3_text") model.local_rope_theta = 500;
+  if (arch == "gpt2") model.max_positions = model.max_seq;
+  if (arch == "phi3" || arch == "gpt_neox") model.rotary_dim = 4;
+  if (arch == "gemma2") model.attention_softcap = 2;
+  if (arch.starts_with("gemma")) model.logit_softcap = 3;
+  if (arch.starts_with("gemma") || arch == "granite") model.embedding_scale = 3;
+  if (arch == "granite") {
+    model.attention_scale = 0.3;
+    model.residual_scale = 0.4;
+    model.logit_scale = 0.7;
+  }
+  model.parallel_residual = arch == "gpt_neox";
+}
 
 inline models::ModelConfig small_model(const std::string& arch, bool tied, int64_t layers = 4) {
   models::ModelConfig model;
@@ -31,15 +63,18 @@ inline models::ModelConfig small_model(const std::string& arch, bool tied, int64
   model.tied = tied;
   model.attention_bias = true;
   model.mlp_bias = arch == "llama";
-  if (arch == "qwen3_moe" || arch == "mixtral") {
+  if (arch == "qwen3_moe" || arch == "mixtral" || arch == "qwen2_moe" || arch == "gpt_oss") {
     model.sparse = {.experts = 6,
                     .chosen = 2,
                     .intermediate = 24,
                     .normalise = arch == "mixtral",
                     .dense = {1},  // dense among sparse
                     .balance_loss = 0.1,
-                    .z_loss = 0.01};
+                    .z_loss = 0.01,
+                    .shared = arch == "qwen2_moe" ? 20 : 0,
+                    .limit = arch == "gpt_oss" ? 1.5 : 0.0};
   }
+  set_family(model);
   if (arch == "llama")
     model.rope_scaling = {
         .rope_type = config::RopeType::llama3, .factor = 4, .original_max_position_embeddings = 8};

@@ -224,6 +224,17 @@ TEST_CASE("adapters of tensor-parallel ranks learn what those of a rank alone do
         tp);
 }
 
+// Experts need the exchange between ranks (test/app/train). olmo2's norms take all heads.
+TEST_CASE("stages of a family on tensor-parallel ranks compute what a rank alone does") {
+  at::set_num_threads(1);
+  const std::string arch = GENERATE(from_range(families));
+  const int64_t kv_heads = GENERATE(4, 1);
+  models::ModelConfig model = shared_model(arch, kv_heads == 1, kv_heads);
+  if (arch == "olmo2" || model.sparse.experts > 0) return;
+  INFO(arch << ", " << kv_heads << " kv heads");
+  check({.model = model, .split = {2, 2}, .split_backward = kv_heads == 1}, 2);
+}
+
 TEST_CASE("tensor parallelism with recomputation, and in bfloat16") {
   at::set_num_threads(1);
   const auto [tp, kv_heads] = GENERATE(std::pair{2, 1}, std::pair{3, 3}, std::pair{4, 2});

@@ -24,7 +24,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3Moe
 from transformers.utils.logging import disable_progress_bar
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
-from transformers_models import ClosestTie, balance_loss, shake_norms  # noqa: E402
+from transformers_models import FAMILIES, ClosestTie, balance_loss, build_family, shake_norms  # noqa: E402
 
 disable_progress_bar()
 ORACLE = sys.argv.pop(1)
@@ -62,6 +62,8 @@ LLAMA3_ROPE = {
 
 def build(kind, **changes):
     torch.manual_seed(2)
+    if kind in FAMILIES:
+        return build_family(kind, **{"max_position_embeddings": 40, **changes}).double()
     model_class, config_class = {
         "llama": (LlamaForCausalLM, LlamaConfig),
         "qwen3": (Qwen3ForCausalLM, Qwen3Config),
@@ -97,6 +99,9 @@ def random_filling(labels):
 
 def parts_of(config, name, tensor):
     """The tensors that a parameter is in the usual Hugging Face directory: of all experts, one each."""
+    if config.model_type in ("gpt_oss", "gpt_neox"):
+        yield {("gpt_neox", "lm_head.weight"): "embed_out.weight"}.get((config.model_type, name), name), tensor
+        return
     block, gate, up, down = ("mlp", "gate_proj", "up_proj", "down_proj")
     if config.model_type == "mixtral":
         block, gate, up, down = ("block_sparse_moe", "w1", "w3", "w2")
@@ -146,8 +151,8 @@ def train(model, tokens, labels, filling, balance, z):
     """What model_oracle computes, by transformers and torch.optim, and the path: the parameters before each step, which
     float32 holds exactly. `slack.STEP.NAME` is how far a weight may be off if each gradient is off by SLACK of the
     tensor's largest one: AdamW divides by the root of the mean square."""
-    decayed = [p for p in model.parameters() if p.dim() > 1]
-    plain = [p for p in model.parameters() if p.dim() <= 1]
+    decayed = [p for name, p in model.named_parameters() if p.dim() > 1 and not name.endswith("bias")]
+    plain = [p for name, p in model.named_parameters() if p.dim() <= 1 or name.endswith("bias")]
     optimizer = torch.optim.AdamW(
         [{"params": decayed, "weight_decay": WEIGHT_DECAY}, {"params": plain, "weight_decay": 0.0}],
         lr=LR, betas=BETAS, eps=EPSILON)
@@ -279,6 +284,28 @@ class TransformersTest(unittest.TestCase):
 
     def test_mixtral_fused_weights_and_router_losses(self):
         self.check("mixtral", balance=0.3, z=0.02, save_options={"save_original_format": False}, **MIXTRAL)
+
+    def test_families(self):
+        for stages, name in enumerate(FAMILIES):
+            with self.subTest(family=name):
+                self.check(name, stages=1 + stages % 3)
+
+    def test_families_otherwise(self):
+        cases = [("qwen2", {"use_sliding_window": False, "tie_word_embeddings": True}),
+                 ("gemma2", {"attn_logit_softcapping": None, "final_logit_softcapping": None, "attention_bias": True}),
+                 ("gemma3_text", {"final_logit_softcapping": 5.0, "attention_bias": True}),
+                 ("phi3", {"original_max_position_embeddings": 64, "tie_word_embeddings": True}),
+                 ("gpt2", {"tie_word_embeddings": False}),
+                 ("gpt_neox", {"use_parallel_residual": False, "attention_bias": False})]
+        for stages, (name, changes) in enumerate(cases):
+            with self.subTest(family=name):
+                self.check(name, stages=1 + stages % 3, **changes)
+
+    def test_yarn_and_dynamic_rope(self):
+        yarn = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "original_max_position_embeddings": 16}
+        dynamic = {"rope_type": "dynamic", "rope_theta": 5000.0, "factor": 3.0}
+        self.check("qwen3", rope_parameters=yarn)
+        self.check("llama", rope_parameters=dynamic, max_position_embeddings=24)
 
 
 if __name__ == "__main__":

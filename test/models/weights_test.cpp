@@ -19,6 +19,7 @@
 #include "test/core/kernels/compare.h"
 #include "test/models/small_model.h"
 #include "test/support/catch.h"
+#include "test/support/write_safetensors.h"
 
 using namespace pptrain;
 using namespace pptrain::test;
@@ -61,7 +62,7 @@ Tensors stored_tensors(const models::ModelConfig& model) {
 void write(const TemporaryFolder& folder, const Tensors& tensors) {
   const auto file = folder.path() / "model.safetensors";
   std::filesystem::remove(file);
-  io::write_safetensors(file, {tensors.begin(), tensors.end()});
+  write_safetensors(file, {tensors.begin(), tensors.end()});
 }
 
 std::string error_of(const std::function<void()>& f) {

@@ -3,14 +3,60 @@
 import math
 
 import torch
+from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss_func
+
+
+# Families beside Llama, Qwen3 and Mixtral, each with what sets it apart at sizes of a test: 3 layers or more of
+# hidden_size 72 with 6 heads of which 2 have keys, vocab_size 131, max_position_embeddings 256.
+LONGROPE = {"rope_type": "longrope", "rope_theta": 9000.0, "partial_rotary_factor": 0.75,
+            "short_factor": [1.0, 1.1, 1.3, 1.2, 1.5, 1.25], "long_factor": [1.5, 2.0, 2.5, 3.5, 6.0, 9.0]}
+HEADS = {"num_key_value_heads": 2, "head_dim": 20}  # 6 * 20 != 72
+FAMILIES = {
+    "qwen2": {"num_key_value_heads": 2, "use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1},
+    "mistral": {**HEADS, "sliding_window": 9},
+    "gemma2": {**HEADS, "sliding_window": 6, "query_pre_attn_scalar": 30, "attn_logit_softcapping": 3.0,
+               "final_logit_softcapping": 5.0},
+    "gemma3_text": {**HEADS, "sliding_window": 6, "query_pre_attn_scalar": 30, "layer_types":
+                    ["sliding_attention", "full_attention", "sliding_attention", "full_attention"]},
+    "olmo2": {"num_key_value_heads": 2, "attention_bias": True},
+    "phi3": {"hidden_size": 96, "num_key_value_heads": 2, "rope_parameters": LONGROPE, "sliding_window": 11,
+             "original_max_position_embeddings": 16},
+    "smollm3": {"num_key_value_heads": 2, "no_rope_layers": [1, 0, 1, 0], "mlp_bias": True},
+    "granite": {"num_key_value_heads": 2, "embedding_multiplier": 3.0, "attention_multiplier": 0.2,
+                "residual_multiplier": 0.4, "logits_scaling": 1.7, "attention_bias": True},
+    "gpt2": {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0},
+    "qwen2_moe": {"num_key_value_heads": 2, "num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 44,
+                  "shared_expert_intermediate_size": 36, "mlp_only_layers": [1]},
+    "gpt_oss": {**HEADS, "num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": 6, "swiglu_limit": 1.5,
+                "rope_parameters": {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "truncate": False,
+                                    "original_max_position_embeddings": 16}},
+    "gpt_neox": {"rope_parameters": {"rope_type": "default", "rope_theta": 5000.0, "partial_rotary_factor": 0.5}},
+}
+
+
+def build_family(name, layers=3, **changes):
+    """A model of one of the families with random weights, in float32."""
+    sizes = {"hidden_size": 72, "intermediate_size": 104, "num_hidden_layers": layers, "num_attention_heads": 6,
+             "vocab_size": 131, "max_position_embeddings": 256, "initializer_range": 0.1, **FAMILIES[name], **changes}
+    if name == "gpt2":
+        sizes["n_inner"] = sizes.pop("intermediate_size")
+    for key in ("layer_types", "no_rope_layers"):
+        if key in sizes:
+            sizes[key] = sizes[key][:layers]
+    config = AutoConfig.for_model(name, **sizes, attn_implementation="eager", bos_token_id=1, eos_token_id=2,
+                                  pad_token_id=None)
+    config._experts_implementation = "eager"  # the others know no float64
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float()
+    shake_norms(model)
+    return model
 
 
 def shake_norms(model):
     """Norms and biases start as ones and zeros, which would hide mistakes."""
     with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() == 1:
+        for name, parameter in model.named_parameters():
+            if parameter.dim() == 1 or name.endswith("bias"):
                 parameter.add_(torch.randn_like(parameter) * 0.2)
 
 

@@ -41,7 +41,7 @@ CudnnSizes sizes_of(const AttentionCall& x) {
           .q = layout_of(x.q),
           .k = layout_of(x.k),
           .v = layout_of(x.v),
-          .deterministic = x.deterministic,
+          .in_order = sums_in_order(shape, x.deterministic),
           .backward_parts = std::max<int64_t>(parts, 1)};
 }
 

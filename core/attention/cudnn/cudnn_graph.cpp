@@ -172,7 +172,7 @@ CudnnGraph make_forward_graph(const CudnnSizes& z, const CudnnTarget& target) {
 CudnnGraph make_backward_graph(const CudnnSizes& z, const CudnnTarget& target) {
   GraphMaker graph(z, CudnnPass::backward, target);
   auto options = graph.options<fe::graph::SDPA_backward_attributes>();
-  options.set_deterministic_algorithm(z.deterministic);
+  options.set_deterministic_algorithm(z.in_order);
   if (z.shape.ragged) {
     options.set_max_total_seq_len_q(z.shape.tokens).set_max_total_seq_len_kv(z.shape.tokens);
   }

@@ -28,10 +28,17 @@ inline CudnnShape cudnn_shape(int64_t documents, int64_t longest, int64_t tokens
   return {power(documents), power(std::max<int64_t>(longest, 128)), (tokens + 1023) / 1024 * 1024, true};
 }
 
-// Whether cuDNN 9.19's backward pass writes the gradient of the scores to memory: its deterministic one does
-// on Hopper; Blackwell's keeps it on the chip.
-inline bool writes_score_gradient(bool deterministic, int capability) {
-  return deterministic && capability < 100;
+// Whether the backward pass sums in a fixed order. That of ragged documents always does: the other one of
+// cuDNN 9.19 gives wrong dq and dk where it is told how many tokens they have together (seen on an H100), and
+// takes memory for documents of the greatest length where it is not.
+inline bool sums_in_order(const CudnnShape& shape, bool deterministic) {
+  return deterministic || shape.ragged;
+}
+
+// Whether cuDNN 9.19's backward pass writes the gradient of the scores to memory: the one that sums in order
+// does on Hopper; Blackwell's keeps it on the chip.
+inline bool writes_score_gradient(bool in_order, int capability) {
+  return in_order && capability < 100;
 }
 
 // Bytes of that gradient: bfloat16, filled up to whole tiles.
@@ -46,7 +53,7 @@ inline int64_t score_gradient_bytes(const CudnnShape& shape, int64_t heads) {
 inline int64_t head_parts(const CudnnShape& shape, int64_t heads, int64_t kv_heads, bool deterministic,
                           int capability) {
   constexpr int64_t kGiB = int64_t{1} << 30;
-  if (!writes_score_gradient(deterministic, capability)) return 1;
+  if (!writes_score_gradient(sums_in_order(shape, deterministic), capability)) return 1;
   for (int64_t parts = 1; parts <= kv_heads; ++parts) {
     if (kv_heads % parts == 0 && score_gradient_bytes(shape, heads / parts) <= kGiB) return parts;
   }

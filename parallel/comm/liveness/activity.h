@@ -86,21 +86,6 @@ struct RankState {
   Activity::State state;
 };
 
-// What one rank tells of itself, and what it can ask of all ranks of the job. All may be absent.
-struct RankReport {
-  Activity* activity = nullptr;
-  std::function<std::vector<RankState>()> roll_call;  // by rank; empty where they can't be reached
-  std::function<void()> take_leave;                   // before the process ends without unwinding, in order
-  // Tells all ranks of the job that this one was asked to end; once is enough.
-  std::function<void()> summon = {};
-  // Who hears of a summons of another rank from now on, or at once if it came before; empty: nobody any
-  // more. It is called by another thread, and must not block.
-  std::function<void(std::function<void()>)> on_summons = {};
-  // Who hears, before the process ends because of another rank, what this one prints of it; empty: nobody any
-  // more. It is called by another thread.
-  std::function<void(std::function<void(const std::string&)>)> on_verdict = {};
-};
-
 // "rank 4", "rank 4 (host b)"
 std::string rank_name(int rank, const std::string& host);
 // "is in F stage 6 microbatch 9 for 612.3 s", "waits for RECV_B stage 5 microbatch 7 for 612.3 s"

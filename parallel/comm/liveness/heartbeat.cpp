@@ -267,9 +267,12 @@ void Heartbeat::receive(Link& link) {
     if (got < 0 && errno == EAGAIN) return;
     if (got <= 0) return lose(link, got < 0 ? errno : 0);
     link.heard = Clock::now();
-    link.reader.add({bytes.data(), static_cast<size_t>(got)});
-    while (const auto frame = link.reader.next()) take(link, *frame);
-    if (link.reader.broken()) return lose(link, EPROTO);
+    link.incoming.append(bytes.data(), static_cast<size_t>(got));
+    try {
+      while (const auto frame = take_frame(link.incoming)) take(link, *frame);
+    } catch (const Error&) {
+      return lose(link, EPROTO);
+    }
   }
 }
 

@@ -90,8 +90,7 @@ class Heartbeat {
   struct Link {
     net::Socket socket;
     int peer = 0;
-    FrameReader reader;
-    std::string outgoing;
+    std::string incoming, outgoing;
     bool left = false;  // the peer has taken leave
     Clock::time_point heard = Clock::now();
     Activity::State state;  // of the peer, as of `heard`

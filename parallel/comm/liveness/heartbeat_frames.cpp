@@ -5,6 +5,8 @@
 #include <cstring>
 #include <utility>
 
+#include "core/base/error.h"
+
 namespace pptrain::comm {
 namespace {
 
@@ -154,15 +156,17 @@ std::optional<RollCall> decode_roll_call(std::string_view body) {
   return if_whole(in, std::move(call));
 }
 
-std::optional<Frame> FrameReader::next() {
+std::optional<Frame> take_frame(std::string& stream) {
   Header header;
-  if (broken_ || pending_.size() < sizeof(header)) return std::nullopt;
-  std::memcpy(&header, pending_.data(), sizeof(header));
-  broken_ = header.magic != frame_magic || header.kind > static_cast<uint32_t>(Frame::Kind::summons) ||
-            header.bytes > max_body;
-  if (broken_ || pending_.size() - sizeof(header) < header.bytes) return std::nullopt;
-  Frame frame{static_cast<Frame::Kind>(header.kind), pending_.substr(sizeof(header), header.bytes)};
-  pending_.erase(0, sizeof(header) + header.bytes);
+  if (stream.size() < sizeof(header)) return std::nullopt;
+  std::memcpy(&header, stream.data(), sizeof(header));
+  if (header.magic != frame_magic || header.kind > static_cast<uint32_t>(Frame::Kind::summons) ||
+      header.bytes > max_body) {
+    throw Error("heartbeats that make no sense");
+  }
+  if (stream.size() - sizeof(header) < header.bytes) return std::nullopt;
+  Frame frame{static_cast<Frame::Kind>(header.kind), stream.substr(sizeof(header), header.bytes)};
+  stream.erase(0, sizeof(header) + header.bytes);
   return frame;
 }
 

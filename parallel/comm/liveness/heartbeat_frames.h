@@ -4,7 +4,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
-#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -46,17 +45,8 @@ std::optional<Activity::State> decode_beat(std::string_view body);
 std::optional<Verdict> decode_verdict(std::string_view body);
 std::optional<RollCall> decode_roll_call(std::string_view body);
 
-// Cuts a stream into frames.
-class FrameReader {
- public:
-  void add(std::span<const char> bytes) { pending_.append(bytes.data(), bytes.size()); }
-  // The next whole frame, if there is one. `broken` from then on: the stream is not one of frames.
-  std::optional<Frame> next();
-  bool broken() const { return broken_; }
-
- private:
-  std::string pending_;
-  bool broken_ = false;
-};
+// Takes the frame that `stream` begins with, if it is whole. Throws Error where the stream is not one of
+// frames.
+std::optional<Frame> take_frame(std::string& stream);
 
 }  // namespace pptrain::comm

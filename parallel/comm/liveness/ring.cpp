@@ -122,16 +122,14 @@ void connect(Ring& ring, const RunIdentity& me, net::Socket listener, const std:
              std::chrono::milliseconds patience) {
   const net::Deadline deadline = Clock::now() + patience;
   const int after = (me.rank + 1) % me.size, before = (me.rank + me.size - 1) % me.size;
-  const TcpContacts::Options options{
-      .refused = patience - call_time, .silent = call_time, .reports_strangers = false};
-  TcpContacts visitors(me, std::move(listener), options,
-                       {.linked =
-                            [&](int peer, net::Socket socket) {
-                              if (peer == before) ring.previous = std::move(socket);
-                            },
-                        .unreachable = {}});
-  TcpContacts calls(me, net::Socket(), options,
-                    {.linked = [&](int, net::Socket socket) { ring.next = std::move(socket); },
+  TcpContacts visitors(me, std::move(listener),
+                       {.reports_strangers = false, .linked = [&](int peer, net::Socket socket) {
+                          if (peer == before) ring.previous = std::move(socket);
+                        }});
+  TcpContacts calls(me, net::Socket(),
+                    {.refused = patience - call_time,
+                     .silent = call_time,
+                     .linked = [&](int, net::Socket socket) { ring.next = std::move(socket); },
                      .unreachable = [&](int, const std::string& reason) { ring.fault = reason; }});
   calls.call(after, next);
   std::vector<pollfd> entries;

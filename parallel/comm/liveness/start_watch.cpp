@@ -15,6 +15,7 @@
 
 #include "core/base/process.h"
 #include "core/base/signal_block.h"
+#include "parallel/comm/liveness/heartbeat.h"
 
 namespace pptrain::comm {
 namespace {
@@ -109,8 +110,11 @@ struct StartWatch::Sibling {
   Clock::duration stopped{0}, gone{0};
 };
 
-StartWatch::StartWatch(const Launch& launch, Options options)
-    : launch_(launch), options_(std::move(options)), first_here_(launch.rank == 0) {
+StartWatch::StartWatch(Launch launch, milliseconds stopped, std::string fault)
+    : launch_(std::move(launch)),
+      stopped_(stopped),
+      fault_(std::move(fault)),
+      first_here_(launch_.rank == 0) {
   const SignalBlock block;
   thread_ = std::jthread([this] { run(); });
 }
@@ -131,13 +135,16 @@ void StartWatch::end_if_a_rank_is_gone() {
 
 bool StartWatch::said_fault() {
   const std::lock_guard lock(mutex_);
-  return std::exchange(fault_said_, true) && !options_.fault.empty();
+  return std::exchange(fault_said_, true) && !fault_.empty();
 }
 
 void StartWatch::run() {
   auto last = Clock::now();
   auto last_siblings = last;
   Clock::duration waited{0};
+  const bool mpi = starts_our_mpi(launch_);
+  const auto& timeout = launch_.rendezvous.timeout;
+  const auto& stop_requested = launch_.rendezvous.stopped;
   std::unique_lock lock(mutex_);
   look_at_siblings(Clock::duration(0));
   while (!wake_.wait_for(lock, check_every, [this] { return stop_; })) {
@@ -146,21 +153,21 @@ void StartWatch::run() {
     // What stands still with this process has no fault.
     waited += std::min<Clock::duration>(gap, standstill);
     if (gap > standstill) siblings_.clear();
-    if (options_.stop_requested && options_.stop_requested()) {
+    if (mpi && stop_requested && stop_requested()) {
       return give_up("stopped by a signal before all ranks had come; nothing was changed", exit_stopped,
                      lock);
     }
-    if (!options_.fault.empty() && !fault_said_ && waited >= say_fault_after) {
+    if (!fault_.empty() && !fault_said_ && waited >= say_fault_after) {
       fault_said_ = true;
-      options_.say(fmt::format("rank {}: {}", launch_.rank, options_.fault));
+      print_now(fmt::format("rank {}: {}", launch_.rank, fault_));
     }
-    if (options_.timeout.count() > 0 && waited >= options_.timeout) {
+    if (mpi && timeout.count() > 0 && waited >= timeout) {
       return give_up(fmt::format("rank {} has waited {:.0f} s for all {} ranks to come: one of them has not "
                                  "started, is stopped, or can't be reached (distributed.start_timeout_s)",
                                  launch_.rank, in_seconds(waited), launch_.world_size),
                      exit_failed, lock);
     }
-    if (options_.stopped.count() == 0 || now - last_siblings < siblings_every) continue;
+    if (stopped_.count() == 0 || now - last_siblings < siblings_every) continue;
     const auto since = now - std::exchange(last_siblings, now);
     if (const std::string text = look_at_siblings(since); !text.empty())
       return give_up(text, exit_failed, lock);
@@ -183,7 +190,7 @@ std::string StartWatch::look_at_siblings(Clock::duration since_last) {
     if (here && !stopped) first_here_ = first_here_ && launch_.rank < seen.rank;
   }
   for (const Sibling& seen : siblings_) {
-    if (seen.stopped > options_.stopped) {
+    if (seen.stopped > stopped_) {
       return fmt::format(
           "rank {} (process {} on this host) has been stopped for {:.1f} s (SIGSTOP, a debugger), "
           "and the other ranks wait for it to come",
@@ -202,8 +209,8 @@ void StartWatch::give_up(const std::string& text, int code, std::unique_lock<std
   // when one ends.
   const auto time = first_here_ ? milliseconds(0) : time_for_others;
   if (wake_.wait_for(lock, time, [this] { return stop_; })) return;
-  if (first_here_) options_.say(text);
-  options_.end(code);
+  if (first_here_) print_now(text);
+  end_process(code);
 }
 
 }  // namespace pptrain::comm

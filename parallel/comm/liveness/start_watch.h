@@ -4,7 +4,6 @@
 
 #include <chrono>
 #include <condition_variable>
-#include <functional>
 #include <mutex>
 #include <string>
 #include <thread>
@@ -18,20 +17,12 @@ class StartWatch {
  public:
   using Clock = std::chrono::steady_clock;
 
-  struct Options {
-    // After so long the process ends; 0: the transport's own time counts.
-    std::chrono::milliseconds timeout{0};
-    // So long may another process of this launch on this host be stopped. 0: for ever, and it may end.
-    std::chrono::milliseconds stopped{7000};
-    // This rank's fault, which it will tell the others; "" for none. It is said here where nobody has come
-    // within two seconds.
-    std::string fault;
-    std::function<bool()> stop_requested;  // a signal has asked for the end; may be empty
-    std::function<void(const std::string& text)> say;
-    std::function<void(int code)> end;
-  };
-
-  StartWatch(const Launch& launch, Options options);
+  // Under an MPI of this program the process ends after the time that `launch` has for all to come, or where
+  // it says that a signal has asked for the end; elsewhere the meeting point is asked, so that the other
+  // ranks learn why. `stopped`: so long may another process of this launch on this host be stopped; 0: for
+  // ever, and it may end. `fault`: this rank's, which it will tell the others; "" for none. It is said here
+  // where nobody has come within two seconds.
+  StartWatch(Launch launch, std::chrono::milliseconds stopped, std::string fault);
   ~StartWatch();
   StartWatch(const StartWatch&) = delete;
   StartWatch& operator=(const StartWatch&) = delete;
@@ -49,7 +40,8 @@ class StartWatch {
   void give_up(const std::string& text, int code, std::unique_lock<std::mutex>& lock);
 
   const Launch launch_;
-  const Options options_;
+  const std::chrono::milliseconds stopped_;
+  const std::string fault_;
   std::mutex mutex_;
   std::condition_variable wake_;
   bool stop_ = false;

@@ -29,24 +29,16 @@ class TcpWork final : public Work {
         is_send_(is_send),
         timeout_(timeout) {}
 
-  bool done() override {
-    const auto outcome = engine_->poll(operation_);
-    if (outcome == TcpEngine::Outcome::failed) engine_->throw_failure();
-    return outcome == TcpEngine::Outcome::complete;
-  }
+  bool done() override { return engine_->wait(operation_); }
 
   bool wait_for(std::chrono::milliseconds time) override {
-    return engine_->wait(operation_, std::chrono::steady_clock::now() + time) != TcpEngine::Outcome::timeout;
+    return engine_->wait(operation_, std::chrono::steady_clock::now() + time);
   }
 
   void wait(const std::function<std::string()>& what) override {
     PatientDeadline deadline(timeout_);
-    auto outcome = engine_->wait(operation_, deadline.next_look());
-    while (outcome == TcpEngine::Outcome::timeout && !deadline.passed()) {
-      outcome = engine_->wait(operation_, deadline.next_look());
-    }
-    if (outcome == TcpEngine::Outcome::failed) engine_->throw_failure();
-    if (outcome == TcpEngine::Outcome::timeout) {
+    while (!engine_->wait(operation_, deadline.next_look())) {
+      if (!deadline.passed()) continue;
       throw WaitTimeout(
           timeout_message(rank_, timeout_, describe_message(is_send_, peer_), what ? what() : ""));
     }
@@ -101,7 +93,7 @@ class TcpCommunicator final : public MessageCommunicator {
     const int place = place_in_group(members, rank_, size());
     std::vector<int> ranks;
     for (const int member : members) ranks.push_back((*members_)[member]);
-    return std::make_unique<TcpCommunicator>(engine_, mix(channel_ ^ groups_.next(members)),
+    return std::make_unique<TcpCommunicator>(engine_, split_mix(channel_ ^ next_group(members, groups_)),
                                              std::make_shared<const std::vector<int>>(std::move(ranks)),
                                              place, timeout());
   }
@@ -125,7 +117,7 @@ class TcpCommunicator final : public MessageCommunicator {
   int world_rank() const { return (*members_)[rank_]; }
 
   std::unique_ptr<Communicator> on_lane(Lane lane) const override {
-    const uint64_t channel = mix(channel_ + ((uint64_t{1} << 63) | static_cast<uint64_t>(lane)));
+    const uint64_t channel = split_mix(channel_ + ((uint64_t{1} << 63) | static_cast<uint64_t>(lane)));
     return std::make_unique<TcpCommunicator>(engine_, channel, members_, rank_, timeout());
   }
 
@@ -137,7 +129,7 @@ class TcpCommunicator final : public MessageCommunicator {
   uint64_t channel_;
   Members members_;
   int rank_;
-  GroupNumbers groups_;
+  GroupCounts groups_;
 };
 
 }  // namespace

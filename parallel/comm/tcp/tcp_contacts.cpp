@@ -73,15 +73,10 @@ LinkAddress read_address(const std::string& text, int rank) {
   return address;
 }
 
-TcpContacts::TcpContacts(RunIdentity me, net::Socket listener, Options options, Ends ends)
-    : me_(std::move(me)), listener_(std::move(listener)), options_(options), ends_(std::move(ends)) {}
+TcpContacts::TcpContacts(RunIdentity me, net::Socket listener, Options options)
+    : me_(std::move(me)), listener_(std::move(listener)), options_(std::move(options)) {}
 
 TcpContacts::~TcpContacts() = default;
-
-void TcpContacts::hand_over(Options options, Ends ends) {
-  options_ = options;
-  ends_ = std::move(ends);
-}
 
 void TcpContacts::call(int peer, const std::vector<LinkAddress>& addresses) {
   if (std::ranges::find(contacts_, peer, &Contact::callee) != contacts_.end()) return;
@@ -232,7 +227,7 @@ void TcpContacts::link(Contact& contact) {
              contact.visits()
                  ? ", which called"
                  : fmt::format(", called at {} port {}", contact.address.host, contact.address.port));
-  ends_.linked(contact.handshake.peer(), std::move(contact.socket));
+  options_.linked(contact.handshake.peer(), std::move(contact.socket));
 }
 
 // The connection has broken. A call is made again for a while, except where the other side had this rank's
@@ -266,7 +261,7 @@ void TcpContacts::give_up(Contact& contact, const std::string& reason) {
     failures.push_back(other.failure);
   }
   for (Contact& other : contacts_) other.over = other.over || other.callee == contact.callee;
-  ends_.unreachable(contact.callee, fmt::format("{}", fmt::join(failures, "; ")));
+  options_.unreachable(contact.callee, fmt::format("{}", fmt::join(failures, "; ")));
 }
 
 void TcpContacts::turn_away(Contact& contact, const std::string& reason) {

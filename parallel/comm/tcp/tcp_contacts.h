@@ -11,6 +11,7 @@
 #include <list>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/net/socket.h"
@@ -33,16 +34,14 @@ class TcpContacts {
     std::chrono::milliseconds refused{0};  // so long a rank that refuses is called again
     std::chrono::milliseconds silent{0};   // so long a call may take
     bool reports_strangers = true;         // the first of them, on standard error
-  };
-  // Called by handle() and call(); they may throw.
-  struct Ends {
-    std::function<void(int peer, net::Socket socket)> linked;
+    // Called by handle() and call(); they may throw.
+    std::function<void(int peer, net::Socket socket)> linked = {};
     // The call has failed for good. reason: a sentence that names both ranks and the address.
-    std::function<void(int peer, const std::string& reason)> unreachable;
+    std::function<void(int peer, const std::string& reason)> unreachable = {};
   };
 
   // listener: where others call; closed: none do.
-  TcpContacts(RunIdentity me, net::Socket listener, Options options, Ends ends);
+  TcpContacts(RunIdentity me, net::Socket listener, Options options);
   ~TcpContacts();
   TcpContacts(const TcpContacts&) = delete;
   TcpContacts& operator=(const TcpContacts&) = delete;
@@ -63,7 +62,7 @@ class TcpContacts {
   void handle(std::span<const pollfd> entries);
 
   // From now on another one looks after the contacts; those that are there go on.
-  void hand_over(Options options, Ends ends);
+  void hand_over(Options options) { options_ = std::move(options); }
 
  private:
   struct Contact;
@@ -83,7 +82,6 @@ class TcpContacts {
   const RunIdentity me_;
   net::Socket listener_;
   Options options_;
-  Ends ends_;
   std::list<Contact> contacts_;
   bool reported_stranger_ = false;
 };

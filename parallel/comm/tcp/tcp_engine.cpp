@@ -23,9 +23,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// A rank that refuses is not called again: all ranks listen from the start of the run to their own end.
-constexpr TcpContacts::Options call_options{.refused = std::chrono::milliseconds(0),
-                                            .silent = std::chrono::seconds(8)};
+constexpr std::chrono::seconds call_time{8};
 // So long a receive waits for its sender's call.
 constexpr std::chrono::seconds receivers_call{1};
 // Read from one link before the others have their turn.
@@ -64,14 +62,14 @@ TcpEngine::TcpEngine(Met met, TcpInbox::Limits limits, std::chrono::milliseconds
       limits_(limits),
       silence_(silence),
       contacts_(met.contacts ? std::move(met.contacts)
-                             : std::make_unique<TcpContacts>(met.me, net::Socket(), call_options,
-                                                             TcpContacts::Ends{})),
+                             : std::make_unique<TcpContacts>(met.me, net::Socket(), TcpContacts::Options{})),
       wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
       unwinding_(std::uncaught_exceptions()) {
   if (!wake_.open()) throw Error("eventfd failed: too many open files; raise the limit with ulimit -n");
+  // A rank that refuses is not called again: all ranks listen from the start of the run to their own end.
   contacts_->hand_over(
-      call_options,
-      {.linked = [this](int peer, net::Socket socket) { linked(peer, std::move(socket)); },
+      {.silent = call_time,
+       .linked = [this](int peer, net::Socket socket) { linked(peer, std::move(socket)); },
        .unreachable = [this](int peer, const std::string& reason) { unreachable(peer, reason); }});
   for (auto& [peer, socket] : met.links) linked(peer, std::move(socket));
   const SignalBlock block;
@@ -160,19 +158,16 @@ void TcpEngine::complete(TcpOperation& operation, std::string error, bool peer_e
   done_.notify_all();
 }
 
-TcpEngine::Outcome TcpEngine::poll(const OperationPtr& operation) {
-  return wait(operation, net::Deadline::min());
-}
-
-TcpEngine::Outcome TcpEngine::wait(const OperationPtr& operation, net::Deadline deadline) {
+bool TcpEngine::wait(const OperationPtr& operation, net::Deadline deadline) {
   std::unique_lock lock(done_mutex_);
   if (deadline != net::Deadline::min())
     done_.wait_until(lock, deadline, [&] { return operation->done || failed_; });
   if (operation->done) {
     operation->tensor.reset();
-    return Outcome::complete;
+  } else if (failed_) {
+    throw PeerFailure(failure_);
   }
-  return failed_ ? Outcome::failed : Outcome::timeout;
+  return operation->done;
 }
 
 void TcpEngine::throw_failure() {

@@ -36,7 +36,6 @@ namespace pptrain::comm {
 class TcpEngine {
  public:
   using OperationPtr = TcpInbox::OperationPtr;
-  enum class Outcome { complete, failed, timeout };
 
   // silence: after which a host that acknowledges nothing counts as gone.
   explicit TcpEngine(Met met, TcpInbox::Limits limits = {},
@@ -50,10 +49,9 @@ class TcpEngine {
   OperationPtr send(uint64_t channel, const at::Tensor& tensor, int peer);
   OperationPtr receive(uint64_t channel, at::Tensor tensor, int peer);
 
-  // complete: `error` may say that it went wrong. failed: throw_failure() tells.
-  Outcome poll(const OperationPtr& operation);
-  Outcome wait(const OperationPtr& operation, net::Deadline deadline);
-  [[noreturn]] void throw_failure();
+  // True once the operation is complete, by the deadline; its `error` may say that it went wrong. Throws
+  // PeerFailure where the engine has failed before that.
+  bool wait(const OperationPtr& operation, net::Deadline deadline = net::Deadline::min());
   // "" while nothing has failed.
   std::string failure();
 
@@ -65,6 +63,7 @@ class TcpEngine {
   struct Link;
   using Links = std::vector<std::pair<int, Link*>>;  // by peer
 
+  [[noreturn]] void throw_failure();
   Link& link_to(int peer);
   Links links();
   void run();

@@ -44,6 +44,16 @@ std::string size_error(size_t bytes, size_t expected) {
   return fmt::format("a message of {} bytes came where {} bytes were expected", bytes, expected);
 }
 
+// Of the channel's queue at `place`, which goes when it is empty.
+template <typename T>
+T take_first(std::map<uint64_t, std::deque<T>>& queues,
+             typename std::map<uint64_t, std::deque<T>>::iterator place) {
+  T first = std::move(place->second.front());
+  place->second.pop_front();
+  if (place->second.empty()) queues.erase(place);
+  return first;
+}
+
 }  // namespace
 
 // A message that came before its receive.
@@ -65,19 +75,17 @@ TcpInbox::TcpInbox(int peer, Complete complete, Limits limits, Total total)
 bool TcpInbox::receive(uint64_t channel, OperationPtr operation) {
   const std::lock_guard lock(mutex_);
   const bool was_paused = paused();
-  const auto found = channels_.find(channel);
-  if (found == channels_.end() || found->second.early.empty()) {
+  const auto found = early_.find(channel);
+  if (found == early_.end()) {
     if (ended_) {
       complete_(*operation, end_reason_, /*peer_ended=*/true);
     } else {
-      channels_[channel].receives.push_back(std::move(operation));
+      receives_[channel].push_back(std::move(operation));
       ++waiting_;
     }
     return was_paused;
   }
-  const auto message = std::move(found->second.early.front());
-  found->second.early.pop_front();
-  if (found->second.empty()) channels_.erase(found);
+  const auto message = take_first(early_, found);
   const bool was_crowded = is_crowded();
   early_bytes_ -= message->size + message_cost;
   *total_ -= message->size + message_cost;
@@ -147,20 +155,18 @@ void TcpInbox::begin_body() {
 }
 
 void TcpInbox::begin_data() {
-  Channel& channel = channels_[header_.channel];
-  if (channel.receives.empty()) return keep_early(channel);
-  OperationPtr operation = std::move(channel.receives.front());
-  channel.receives.pop_front();
+  const auto found = receives_.find(header_.channel);
+  if (found == receives_.end()) return keep_early();
+  OperationPtr operation = take_first(receives_, found);
   --waiting_;
   delivering_ = true;
-  if (channel.empty()) channels_.erase(header_.channel);
   const size_t expected = operation->tensor.nbytes();
   if (expected != header_.bytes) return complete_(*operation, size_error(header_.bytes, expected), false);
   operation_ = std::move(operation);
   if (expected > 0) target_ = static_cast<char*>(operation_->tensor.mutable_data_ptr());
 }
 
-void TcpInbox::keep_early(Channel& channel) {
+void TcpInbox::keep_early() {
   const size_t bytes = header_.bytes;
   if (*total_ + bytes + message_cost > limits_.most) {
     const auto gigabytes = [](size_t count) { return static_cast<double>(count) * 1e-9; };
@@ -172,7 +178,7 @@ void TcpInbox::keep_early(Channel& channel) {
   auto message = std::make_shared<Early>();
   message->bytes = std::make_unique_for_overwrite<char[]>(bytes);
   message->size = bytes;
-  channel.early.push_back(message);
+  early_[header_.channel].push_back(message);
   early_bytes_ += bytes + message_cost;
   *total_ += bytes + message_cost;
   message_ = std::move(message);
@@ -206,14 +212,11 @@ void TcpInbox::end(const std::string& reason) {
   if (ended_) return;
   end_reason_ = reason;
   ended_ = true;
-  for (auto& [id, channel] : channels_) {
-    for (const OperationPtr& operation : channel.receives) {
-      complete_(*operation, end_reason_, /*peer_ended=*/true);
-    }
-    channel.receives.clear();
+  for (const auto& [channel, operations] : receives_) {
+    for (const OperationPtr& operation : operations) complete_(*operation, end_reason_, /*peer_ended=*/true);
   }
+  receives_.clear();
   waiting_ = 0;
-  std::erase_if(channels_, [](const auto& entry) { return entry.second.empty(); });
 }
 
 }  // namespace pptrain::comm

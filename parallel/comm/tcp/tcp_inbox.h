@@ -99,17 +99,12 @@ class TcpInbox {
 
  private:
   struct Early;  // a message that came before its receive
-  struct Channel {
-    std::deque<OperationPtr> receives;
-    std::deque<std::shared_ptr<Early>> early;
-    bool empty() const { return receives.empty() && early.empty(); }
-  };
 
   bool paused() const;
   bool is_crowded() const { return *total_ > limits_.most / 2; }
   void begin_body();
   void begin_data();
-  void keep_early(Channel& channel);
+  void keep_early();
   FrameKind end_body();
   void end_data();
   void deliver(const Early& message, TcpOperation& operation);
@@ -120,7 +115,9 @@ class TcpInbox {
   const Total total_;
 
   mutable std::mutex mutex_;  // guards what follows, up to the frame that is coming in
-  std::map<uint64_t, Channel> channels_;
+  // By channel, none of them empty; a channel has the one or the other.
+  std::map<uint64_t, std::deque<OperationPtr>> receives_;
+  std::map<uint64_t, std::deque<std::shared_ptr<Early>>> early_;
   size_t waiting_ = 0;       // receives in all channels
   size_t early_bytes_ = 0;   // of early messages that no receive has taken
   bool delivering_ = false;  // the body that is coming in has its receive

@@ -258,8 +258,9 @@ class Meeting {
         patience_(patience),
         contacts_(std::make_unique<TcpContacts>(
             me, std::move(listener),
-            TcpContacts::Options{.refused = refusal_time, .silent = std::chrono::milliseconds::max()},
-            TcpContacts::Ends{
+            TcpContacts::Options{
+                .refused = refusal_time,
+                .silent = std::chrono::milliseconds::max(),
                 .linked =
                     [this](int peer, net::Socket socket) {
                       if (!links_[peer].open()) links_[peer] = std::move(socket);

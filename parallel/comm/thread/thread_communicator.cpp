@@ -277,7 +277,7 @@ class ThreadCommunicator final : public MessageCommunicator {
 
   std::unique_ptr<Communicator> subgroup(std::span<const int> members) override {
     const int place = place_in_group(members, rank_, size());
-    auto group = world_->meet(*group_, groups_.next(members), members);
+    auto group = world_->meet(*group_, next_group(members, groups_), members);
     return std::make_unique<ThreadCommunicator>(world_, std::move(group), place, timeout());
   }
 
@@ -325,7 +325,7 @@ class ThreadCommunicator final : public MessageCommunicator {
   std::shared_ptr<Group> group_;
   int rank_;
   Lane lane_;
-  GroupNumbers groups_;
+  GroupCounts groups_;
 };
 
 }  // namespace

@@ -17,7 +17,7 @@ class Account {
   Account(const Schedule& schedule, PlacementTable table, std::span<const StageBytes> stages, bool messages)
       : s_(schedule), table_(std::move(table)), stages_(stages), messages_(messages) {}
 
-  PeakBytes run(int rank) {
+  MemorySplit run(int rank) {
     for (const Action& action : s_.actions[rank]) {
       const int64_t sent = std::exchange(leaving_, 0);
       if (is_receive(action.kind)) now_.buffers += message(action);
@@ -33,7 +33,7 @@ class Account {
       }
       now_.buffers -= sent;
     }
-    return result_;
+    return peak_;
   }
 
  private:
@@ -83,18 +83,14 @@ class Account {
   }
 
   void note() {
-    if (now_.total() > result_.peak.total()) result_.peak = now_;
-    result_.records = std::max(result_.records, now_.activations + now_.weight_operands);
-    result_.buffers = std::max(result_.buffers, now_.buffers);
-    result_.gathered = std::max(result_.gathered, now_.gathered);
+    if (now_.total() > peak_.total()) peak_ = now_;
   }
 
   const Schedule& s_;
   PlacementTable table_;
   std::span<const StageBytes> stages_;
   bool messages_;
-  MemorySplit now_;
-  PeakBytes result_;
+  MemorySplit now_, peak_;
   int64_t leaving_ = 0;  // sent by the last action
   int64_t reduced_ = 0;  // REDUCE_GRADs since the last compute action
 };
@@ -147,7 +143,7 @@ class Counter {
 
 }  // namespace
 
-PeakBytes peak_bytes(const Schedule& lowered, std::span<const StageBytes> per_stage, int rank) {
+MemorySplit peak_bytes(const Schedule& lowered, std::span<const StageBytes> per_stage, int rank) {
   if (static_cast<int>(per_stage.size()) != lowered.stages()) {
     throw Error(
         fmt::format("peak_bytes: a schedule of {} stages, bytes of {}", lowered.stages(), per_stage.size()));
@@ -155,8 +151,8 @@ PeakBytes peak_bytes(const Schedule& lowered, std::span<const StageBytes> per_st
   return Account(lowered, PlacementTable(lowered), per_stage, lowered.has_communication()).run(rank);
 }
 
-std::vector<PeakBytes> peak_bytes(const Schedule& lowered, std::span<const StageBytes> per_stage) {
-  std::vector<PeakBytes> peaks;
+std::vector<MemorySplit> peak_bytes(const Schedule& lowered, std::span<const StageBytes> per_stage) {
+  std::vector<MemorySplit> peaks;
   for (int rank = 0; rank < lowered.ranks; ++rank) peaks.push_back(peak_bytes(lowered, per_stage, rank));
   return peaks;
 }

@@ -55,19 +55,11 @@ struct MemorySplit {
   int64_t total() const { return activations + weight_operands + workspace + buffers + gathered + reducing; }
 };
 
-// Of one rank.
-struct PeakBytes {
-  MemorySplit peak;      // at the moment of the largest total
-  int64_t records = 0;   // the most of activations and weight operands together, at any moment
-  int64_t buffers = 0;   // the most of buffers, at any moment
-  int64_t gathered = 0;  // the most of gathered weights, at any moment
-};
-
-// The peaks of each rank; per_stage[s] is stage s. A receive holds its buffer from where it is posted, a send
-// holds its tensor until the action after it is done. In a schedule without communication, what would travel
-// between ranks counts nothing. The two of an overlapped pair run in turn. Throws Error if per_stage is not
-// one entry per stage.
-std::vector<PeakBytes> peak_bytes(const Schedule& lowered, std::span<const StageBytes> per_stage);
-PeakBytes peak_bytes(const Schedule& lowered, std::span<const StageBytes> per_stage, int rank);
+// Each rank's memory at the moment of its largest total; per_stage[s] is stage s. A receive holds its buffer
+// from where it is posted, a send holds its tensor until the action after it is done. In a schedule without
+// communication, what would travel between ranks counts nothing. The two of an overlapped pair run in turn.
+// Throws Error if per_stage is not one entry per stage.
+std::vector<MemorySplit> peak_bytes(const Schedule& lowered, std::span<const StageBytes> per_stage);
+MemorySplit peak_bytes(const Schedule& lowered, std::span<const StageBytes> per_stage, int rank);
 
 }  // namespace pptrain::schedule

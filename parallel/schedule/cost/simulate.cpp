@@ -146,6 +146,13 @@ std::vector<T> expanded(std::vector<T> given, size_t size, T fallback, const cha
   return given;
 }
 
+// Where a step begins. Default: all ranks at time 0, and nothing to wait for.
+struct Start {
+  std::vector<double> free = {};  // [rank] when it can begin; none: 0
+  std::vector<size_t> gate = {};  // [rank] place in its list that is not passed before `open`; none: no gate
+  double open = 0;
+};
+
 class Simulator {
  public:
   Simulator(const Schedule& schedule, const Costs& costs, const Start& start)
@@ -312,19 +319,16 @@ double Simulation::bubble() const {
   return ranks.empty() ? 0 : sum / static_cast<double>(ranks.size());
 }
 
-Simulation simulate(const Schedule& schedule, const Costs& costs, const Start& start) {
-  return Simulator(schedule, costs, start).run();
+Simulation simulate(const Schedule& schedule, const Costs& costs) {
+  return Simulator(schedule, costs, {}).run();
 }
 
-double steady_step_time(const Schedule& schedule, const Costs& costs, StepBoundary boundary) {
-  Start start{.free = std::vector<double>(schedule.ranks, 0.0),
-              .gate = boundary == StepBoundary::barrier ? std::vector<size_t>(schedule.ranks, 0)
-                                                        : speculate(schedule).prefix,
-              .open = 0};
+double post_validated_step_time(const Schedule& schedule, const Costs& costs) {
+  Start start{.free = std::vector<double>(schedule.ranks, 0.0), .gate = speculate(schedule).prefix};
   constexpr int settling = 8;  // steps until the ranks have found their offsets
   double settled = 0;
   for (int step = 0; step < 2 * settling; ++step) {
-    const Simulation one = simulate(schedule, costs, start);
+    const Simulation one = Simulator(schedule, costs, start).run();
     if (step + 1 == settling) settled = one.step_time;
     start.open = one.step_time;
     start.free = one.ends;

@@ -69,26 +69,15 @@ struct Simulation {
   double bubble() const;          // of all ranks together
 };
 
-// Where a step begins. Default: all ranks at time 0, and nothing to wait for.
-struct Start {
-  std::vector<double> free;  // [rank] when it can begin; none: 0
-  std::vector<size_t> gate;  // [rank] place in its list that is not passed before `open`; none: no gate
-  double open = 0;
-};
-
 // A rank runs its list in order; sends and receives take none of its time. A transfer begins when its data is
 // computed and its receive is posted. Weights are gathered and gradients reduced beside the passes, group by
 // group (simulate.cpp, ExchangeClock). Throws Error if the schedule deadlocks or the costs do not fit its
 // stages. Linear time.
-Simulation simulate(const Schedule& schedule, const Costs& costs = {}, const Start& start = {});
+Simulation simulate(const Schedule& schedule, const Costs& costs = {});
 
-// What a rank waits for between two steps.
-enum class StepBoundary {
-  barrier,          // the end of the step on every rank, before anything of the next
-  post_validation,  // the same, but only where the next step's prefix ends (see speculation.h)
-};
-
-// From a step to the next in a long run of them. `schedule`: lowered and validated.
-double steady_step_time(const Schedule& schedule, const Costs& costs, StepBoundary boundary);
+// From a step to the next in a long run of them under post-validation: a rank waits for the end of the step
+// on every rank only where the next step's prefix ends (see speculation.h). `schedule`: lowered and
+// validated.
+double post_validated_step_time(const Schedule& schedule, const Costs& costs);
 
 }  // namespace pptrain::schedule

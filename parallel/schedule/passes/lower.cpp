@@ -80,7 +80,7 @@ Schedule compute_only(const Schedule& schedule) {
   return filtered(schedule, is_compute);
 }
 
-Schedule lower(Schedule given, const ShardOptions& shard, int lookahead) {
+Schedule lower(Schedule given, const ShardOptions& shard) {
   validate(given);
   Proofs proofs;
   auto schedule = std::make_shared<Schedule>(std::move(given));
@@ -91,7 +91,7 @@ Schedule lower(Schedule given, const ShardOptions& shard, int lookahead) {
   if (has(*schedule, ActionKind::overlapped_pair)) pass(split_pairs(*schedule));
   if (!schedule->has_communication()) {
     pass(add_communication(*schedule), ReceiveModel::in_place);
-    pass(hoist_receives(*schedule, lookahead));
+    pass(hoist_receives(*schedule));
   }
   const int reductions = shard.reduce == Reduce::step ? 1 : schedule->microbatches;
   if (shard.reduce != Reduce::none && !schedule->forward_only &&

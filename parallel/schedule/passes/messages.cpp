@@ -171,12 +171,8 @@ struct ChannelState {
 // One rank's list: its compute actions are numbered, and a receive stands before one of them.
 class Hoist {
  public:
-  Hoist(const Schedule& schedule, const PlacementTable& table, const Consumers& consumers, int rank,
-        int lookahead)
-      : table_(table),
-        consumers_(consumers),
-        list_(schedule.actions[rank]),
-        lookahead_(static_cast<size_t>(std::max(lookahead, 0))) {}
+  Hoist(const Schedule& schedule, const PlacementTable& table, const Consumers& consumers, int rank)
+      : table_(table), consumers_(consumers), list_(schedule.actions[rank]) {}
 
   // A receive that moves goes before the last compute action, which therefore is held back in `last_`
   // with the sends that follow it; one that does not waits in `staying_` for the next compute action.
@@ -224,13 +220,12 @@ class Hoist {
   size_t place_in(ChannelState& channel) const {
     const size_t earlier = std::max(computes_ == 0 ? 0 : computes_ - 1, channel.last_place);
     std::erase_if(channel.waiting, [&](size_t consumer) { return consumer < earlier; });
-    return channel.waiting.size() <= lookahead_ ? earlier : computes_;
+    return channel.waiting.size() <= 1 ? earlier : computes_;
   }
 
   const PlacementTable& table_;
   const Consumers& consumers_;
   const std::vector<Action>& list_;
-  size_t lookahead_;
   size_t computes_ = 0;  // compute actions so far
   std::vector<ChannelState> channels_;
   std::vector<Action> last_, staying_, result_;
@@ -243,12 +238,12 @@ Schedule add_communication(const Schedule& schedule) {
   return CommunicationPass(schedule).run();
 }
 
-Schedule hoist_receives(const Schedule& schedule, int lookahead) {
+Schedule hoist_receives(const Schedule& schedule) {
   const PlacementTable table(schedule);
   const Consumers consumers(schedule);
   Schedule result = schedule.without_actions();
   for (int rank = 0; rank < schedule.ranks; ++rank) {
-    result.actions[rank] = Hoist(schedule, table, consumers, rank, lookahead).run();
+    result.actions[rank] = Hoist(schedule, table, consumers, rank).run();
   }
   return result;
 }

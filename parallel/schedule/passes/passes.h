@@ -21,10 +21,9 @@ Schedule split_pairs(const Schedule& schedule);
 Schedule add_communication(const Schedule& schedule);
 
 // Moves each receive one compute action ahead of its place, so that the transfer can overlap with that
-// action, keeping the order on each channel. A receive moves only while at most `lookahead` earlier receives
-// of its channel still wait for their consumer, which bounds the buffers. Receives then no longer may block
-// in place.
-Schedule hoist_receives(const Schedule& schedule, int lookahead = 1);
+// action, keeping the order on each channel. A receive moves only while at most one earlier receive of its
+// channel still waits for its consumer, which bounds the buffers. Receives then no longer may block in place.
+Schedule hoist_receives(const Schedule& schedule);
 
 // How often a stage's weights are gathered where ranks share them out.
 enum class Gather {
@@ -74,8 +73,7 @@ struct ShardOptions {
 // All passes in turn, with a validation before the first and after each. A schedule that brings its own
 // communication (a file) keeps it where it is. Its UNSHARD and RESHARD it keeps if it unshards every stage,
 // its REDUCE_GRAD if each stage has as many as `reduce` wants; otherwise they are dropped and placed anew.
-// What nothing asks for (UNSHARD where weights are not shared out) stays and costs nothing. `lookahead`: of
-// hoist_receives.
-Schedule lower(Schedule schedule, const ShardOptions& shard = {}, int lookahead = 1);
+// What nothing asks for (UNSHARD where weights are not shared out) stays and costs nothing.
+Schedule lower(Schedule schedule, const ShardOptions& shard = {});
 
 }  // namespace pptrain::schedule

@@ -2,6 +2,8 @@
 
 namespace pptrain::schedule {
 
+enum Replay::State : uint8_t { computed_f = 1, arrived_f = 2, computed_b = 4, arrived_b = 8 };
+
 Replay::Replay(const Schedule& schedule, ReceiveModel model, bool by_messages)
     : schedule_(schedule), model_(model), table_(schedule), by_message_(table_.crosses) {
   if (!by_messages) by_message_.assign(by_message_.size(), 0);

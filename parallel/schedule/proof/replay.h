@@ -38,7 +38,7 @@ class Replay {
 
  private:
   // What has happened to a microbatch of a stage. `arrived`: the neighbouring stage's rank can use it.
-  enum State : uint8_t { computed_f = 1, arrived_f = 2, computed_b = 4, arrived_b = 8 };
+  enum State : uint8_t;
 
   bool is(State state, int stage, int microbatch) const {
     return (states_[schedule_.cell(stage, microbatch)] & state) != 0;

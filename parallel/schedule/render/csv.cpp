@@ -162,12 +162,10 @@ Schedule load_schedule(const std::filesystem::path& path) {
   return schedule;
 }
 
-std::string write_csv(const Schedule& schedule, CsvCells cells) {
-  std::vector<std::vector<Span>> spans;
-  if (cells == CsvCells::stepped) {
-    if (schedule.has_communication()) throw Error("write_csv: only compute actions can be written in steps");
-    spans = simulate(schedule, {.stages = {{1, 1, 1, 1}}, .latency = {}, .overlap = 0.5}).spans;
-  }
+namespace {
+
+// `spans`: each action's column, by rank; none: without gaps.
+std::string write_cells(const Schedule& schedule, const std::vector<std::vector<Span>>& spans) {
   std::string text;
   for (int rank = 0; rank < schedule.ranks; ++rank) {
     const auto& list = schedule.actions[rank];
@@ -181,6 +179,18 @@ std::string write_csv(const Schedule& schedule, CsvCells cells) {
     text += "\n";
   }
   return text;
+}
+
+}  // namespace
+
+std::string write_csv(const Schedule& schedule) {
+  return write_cells(schedule, {});
+}
+
+std::string write_stepped_csv(const Schedule& schedule) {
+  if (schedule.has_communication()) throw Error("write_csv: only compute actions can be written in steps");
+  return write_cells(schedule,
+                     simulate(schedule, {.stages = {{1, 1, 1, 1}}, .latency = {}, .overlap = 0.5}).spans);
 }
 
 }  // namespace pptrain::schedule

@@ -17,12 +17,10 @@ Schedule parse_csv(const std::string& text, const std::string& name = "schedule"
 // Reads and validates a file; every failure is a UsageError, an unsound schedule's with the grid.
 Schedule load_schedule(const std::filesystem::path& path);
 
-enum class CsvCells {
-  packed,   // each rank's list without gaps
-  stepped,  // a column is a step in which every compute action takes one unit: idle steps are empty cells
-};
-
-// `stepped` is for schedules without communication; throws Error for others.
-std::string write_csv(const Schedule& schedule, CsvCells cells = CsvCells::packed);
+// Each rank's list without gaps.
+std::string write_csv(const Schedule& schedule);
+// A column is a step in which every compute action takes one unit; idle steps are empty cells. Throws Error
+// for schedules with communication.
+std::string write_stepped_csv(const Schedule& schedule);
 
 }  // namespace pptrain::schedule

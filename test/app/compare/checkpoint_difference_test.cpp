@@ -30,7 +30,7 @@ void save_changed(const std::filesystem::path& root, int pp, const Change& chang
         t = checkpoint::whole_tensor(t.name, t.tensor);
       }
     }
-    checkpoint::save(world, root, example_state(7), {}, "", {stage}, 0);
+    checkpoint::save(world, {.root = root}, example_state(7), {stage});
   });
 }
 
@@ -121,7 +121,7 @@ TEST_CASE("tensors of one checkpoint alone, and of two shapes, are told") {
     weights[0] = checkpoint::whole_tensor(weights[0].name, weights[0].tensor.reshape({5, 3}));
     weights.erase(weights.begin() + 1);
     weights.push_back(checkpoint::whole_tensor("embed.weight", example_tensor("model", "embed.weight", 7)));
-    checkpoint::save(world, folder / "b", example_state(7), {}, "", {stage}, 0);
+    checkpoint::save(world, {.root = folder / "b"}, example_state(7), {stage});
   });
   const auto found = differing(compare_checkpoints(folder / "a/step_7", folder / "b/step_7", false));
   REQUIRE(found.size() == 3);
@@ -144,7 +144,7 @@ TEST_CASE("slices of several ranks are compared as one tensor, beyond the first 
       checkpoint::StageContents stage{.stage = 0, .part = world.rank(), .parts = parts, .files = {}};
       stage.files["model"].push_back(
           {"layers.0.mlp.up.weight", slice, whole.slice(0, slice.begin, slice.end).contiguous()});
-      checkpoint::save(world, folder / name, example_state(7), {}, "", {stage}, 0);
+      checkpoint::save(world, {.root = folder / name}, example_state(7), {stage});
     });
   };
   save("a", 2, -1);

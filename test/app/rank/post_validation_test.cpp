@@ -105,7 +105,7 @@ std::filesystem::path poisoned_checkpoint(const std::filesystem::path& root, con
     for (auto& tensor : contents[0].files.at("model")) {
       if (tensor.name == "embed.weight") tensor.tensor.select(0, 'k').fill_(NAN);
     }
-    checkpoint::save(context.mesh.world(), root, {}, {}, "", contents, 0);
+    checkpoint::save(context.mesh.world(), {.root = root}, {}, contents);
     return 0;
   });
   return root / "step_0";

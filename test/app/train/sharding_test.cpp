@@ -184,10 +184,13 @@ TEST_CASE("a run resumes on any layout, to the bit where data ranks are as many"
   // One rank with microbatches of both data ranks' rows: the same samples, summed in another order.
   const Result alone = resume({"train.micro_batch_size=2"});
   REQUIRE(alone.job.metrics.size() == replicated.job.metrics.size());
-  const auto loss = [](const std::string& line) {
-    return nlohmann::json::parse(line).at("loss").get<double>();
+  const auto last_loss = [](const Result& result) {
+    double loss = 0;
+    for (const std::string& line : result.job.metrics)
+      loss = nlohmann::json::parse(line).value("loss", loss);
+    return loss;
   };
-  CHECK(loss(alone.job.metrics.back()) == Approx(loss(replicated.job.metrics.back())).epsilon(2e-3));
+  CHECK(last_loss(alone) == Approx(last_loss(replicated)).epsilon(2e-3));
 }
 
 namespace {

@@ -138,12 +138,18 @@ TEST_CASE("what cuDNN's backward pass takes, in bytes", "[attention]") {
   CHECK(attention::backward_scratch(BackEnd::cudnn, call, 132) == 524288 + 67108864 + 67108864);
   call.kv_heads = 32;
   CHECK(attention::backward_scratch(BackEnd::cudnn, call, 132) == 524288 + 67108864);
-  // 9 ragged documents of 4,000 tokens: 4,096 by the plan; gradients of every head's keys in float32.
+  // 9 ragged documents of 4,000 tokens: 4,096 by the plan; gradients of every head's keys in float32. Their
+  // sums have a fixed order in any mode, so score gradients are written: 16 documents by the plan, in 4 parts.
   call = hopper();
   call.documents = 9;
   call.tokens = 4000;
-  call.equal = call.deterministic = false;
-  CHECK(attention::backward_scratch(BackEnd::cudnn, call, 132) == 524288 + 3 * 67108864);
+  call.equal = false;
+  const int64_t scores = int64_t{16} * 8 * 2048 * 2048 * 2;
+  for (const bool deterministic : {true, false}) {
+    call.deterministic = deterministic;
+    CHECK(attention::cudnn_head_parts(call) == 4);
+    CHECK(attention::backward_scratch(BackEnd::cudnn, call, 132) == 524288 / 4 + 2 * 67108864 + scores);
+  }
 }
 
 TEST_CASE("what memory-efficient attention takes, in bytes", "[attention]") {

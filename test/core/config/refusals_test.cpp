@@ -481,6 +481,10 @@ TEST_CASE("tensor-parallel ranks must be able to share out heads, inner width, v
   CHECK(refused({"model.arch=qwen3_moe", "model.num_experts=4", "model.num_experts_per_tok=2",
                  "model.moe_intermediate_size=50", "model.mlp_only_layers=[1]",
                  "model.intermediate_size=126"}) == start + "does not divide intermediate_size = 126");
+  CHECK(refused({"model.arch=qwen2_moe", "model.num_experts=4", "model.num_experts_per_tok=2",
+                 "model.moe_intermediate_size=50", "model.shared_expert_intermediate_size=30"}) ==
+        start + "does not divide shared_expert_intermediate_size = 30");
+  CHECK_THAT(refused({"model.arch=olmo2"}), StartsWith(start + "cannot share out olmo2's norms"));
 }
 
 TEST_CASE("a value that could not be taken starts no contradiction of its own") {

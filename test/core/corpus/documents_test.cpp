@@ -48,9 +48,9 @@ struct Read {
 
 Read read(const std::vector<fs::path>& files, const DocumentFormat& format) {
   Read result;
-  DocumentSource source(files, format);
-  result.all_bytes = source.bytes();
-  while (const auto chunk = source.next()) {
+  result.all_bytes = bytes_of(files);
+  const NextChunk next = chunks_of(files, format);
+  while (const auto chunk = next()) {
     ++result.chunks;
     result.bytes += chunk->bytes;
     each_document(*chunk, format, [&](const Document& document) {
@@ -155,7 +155,7 @@ TEST_CASE("lines without a document are an error, or are passed over and told wi
   for (const auto& file : {folder.write("all.jsonl", all), folder.write("all.jsonl.gz", gzip(all))}) {
     CHECK(read({file}, format).texts == std::vector<std::string>(odd.size(), "good"));
     std::vector<std::string> told;
-    const auto chunk = DocumentSource({file}, format).next();
+    const auto chunk = open_chunks(file, format)();
     each_document(
         *chunk, format, [](const Document&) {}, [&](const std::string& what) { told.push_back(what); });
     REQUIRE(told.size() == odd.size());
@@ -163,7 +163,7 @@ TEST_CASE("lines without a document are an error, or are passed over and told wi
       CHECK_THAT(told[i], contains_text(file.string() + ":" + std::to_string(3 * i + 3) + ": "));
   }
   // What goes wrong with a good line is no bad line.
-  const auto good = DocumentSource({folder.write("good.jsonl", "{\"text\": \"good\"}\n")}, format).next();
+  const auto good = open_chunks(folder.write("good.jsonl", "{\"text\": \"good\"}\n"), format)();
   CHECK_THROWS_WITH(each_document(*good, format, [](const Document&) { throw Error("not the line's"); }),
                     "not the line's");
 }

@@ -13,7 +13,7 @@
 #include "core/data/data_loader.h"
 #include "core/data/document_index.h"
 #include "core/data/microbatch.h"
-#include "core/data/step_plan.h"
+#include "core/data/step_source.h"
 #include "test/core/data/token_files.h"
 #include "test/support/catch.h"
 

@@ -151,7 +151,6 @@ TEST_CASE("a packing takes the next documents without a gap, and no row holds mo
 
 TEST_CASE("levelled rows hold the same documents, none is emptied, and the dearest costs less") {
   for (const int64_t attention_length : {0, 50, 100000}) {
-    const DocumentCost cost{attention_length};
     for (uint32_t seed = 0; seed < 40; ++seed) {
       const Lengths64 lengths = long_tail(1 + seed * 7, 128, seed);
       const Packing how = seed % 2 == 0 ? Packing::sequential : Packing::best_fit;
@@ -161,10 +160,11 @@ TEST_CASE("levelled rows hold the same documents, none is emptied, and the deare
       const auto dearest = [&](const Rows& of) {
         int64_t most = 0;
         for (const auto& row : of)
-          most = std::max(most, sum(row, [&](int64_t i) { return cost(length(i)); }));
+          most =
+              std::max(most, sum(row, [&](int64_t i) { return document_cost(length(i), attention_length); }));
         return most;
       };
-      const Rows levelled = level_rows(rows, taken, 128, cost);
+      const Rows levelled = level_rows(rows, taken, 128, attention_length);
       CAPTURE(attention_length, seed);
       REQUIRE(levelled.size() == rows.size());
       CHECK(flat(levelled) == flat(rows));
@@ -183,9 +183,10 @@ TEST_CASE("rows that are level cost nearly alike") {
     const Lengths64 lengths = long_tail(600, 512, seed);
     const Rows rows = pack(Packing::sequential, 8, 512, offer(lengths));
     const Lengths64 taken(lengths.begin(), lengths.begin() + std::ssize(flat(rows)));
-    const DocumentCost cost{100};
+    constexpr int64_t attention_length = 100;
+    const auto cost = [](int64_t length) { return document_cost(length, attention_length); };
     Lengths64 costs;
-    for (const auto& row : level_rows(rows, taken, 512, cost))
+    for (const auto& row : level_rows(rows, taken, 512, attention_length))
       costs.push_back(sum(row, [&](int64_t i) { return cost(taken[static_cast<size_t>(i)]); }));
     const int64_t mean = std::accumulate(costs.begin(), costs.end(), int64_t{0}) / 8;
     const int64_t longest = cost(*std::ranges::max_element(taken));

@@ -26,10 +26,6 @@ double limit_by_sorting(const std::vector<double>& losses, double width) {
   return median + width * std::max(1.4826 * sorted_median(distances), 0.001 * std::abs(median));
 }
 
-DivergenceWatch watch_of(int64_t steps, int64_t window, double width) {
-  return DivergenceWatch({.steps = steps, .window = window, .width = width});
-}
-
 }  // namespace
 
 TEST_CASE("the watch counts what a plain reading of its rule counts, and goes on from its state alike") {
@@ -38,7 +34,7 @@ TEST_CASE("the watch counts what a plain reading of its rule counts, and goes on
   for (int run = 0; run < 200; ++run) {
     const int64_t window = 8 + run % 13, steps = 3 + run % 4;
     const double width = 1 + 0.3 * (run % 7);
-    DivergenceWatch whole = watch_of(steps, window, width), resumed = watch_of(steps, window, width);
+    DivergenceWatch whole(steps, window, width), resumed(steps, window, width);
     std::vector<double> inside;
     int64_t above = 0, since = 0;
     for (int64_t step = 1; step <= 120 && above < steps; ++step) {
@@ -60,7 +56,7 @@ TEST_CASE("the watch counts what a plain reading of its rule counts, and goes on
       REQUIRE(resumed.state().recent == whole.state().recent);
       REQUIRE(resumed.state().above == above);
       if (step % 7 == 0 && !whole.diverged()) {
-        DivergenceWatch next = watch_of(steps, window, width);
+        DivergenceWatch next(steps, window, width);
         next.restore(resumed.state());
         resumed = next;
       }
@@ -69,7 +65,7 @@ TEST_CASE("the watch counts what a plain reading of its rule counts, and goes on
 }
 
 TEST_CASE("a loss that rises for good is found, a spike and a loss that is no number are not") {
-  DivergenceWatch watch = watch_of(5, 10, 6);
+  DivergenceWatch watch(5, 10, 6);
   int64_t step = 0;
   const auto take = [&](double loss) { watch.take(++step, loss); };
   for (int i = 0; i < 30; ++i) take(2 + 0.01 * (i % 5));
@@ -86,7 +82,7 @@ TEST_CASE("a loss that rises for good is found, a spike and a loss that is no nu
 }
 
 TEST_CASE("losses that do not differ have a band of their own") {
-  DivergenceWatch watch = watch_of(1, 8, 6);
+  DivergenceWatch watch(1, 8, 6);
   for (int64_t step = 1; step <= 8; ++step) watch.take(step, 2.0);
   watch.take(9, 2.011);
   CHECK_FALSE(watch.above());
@@ -97,19 +93,19 @@ TEST_CASE("losses that do not differ have a band of their own") {
 TEST_CASE("going on from a state") {
   const DivergenceWatch::State seen{.recent = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10}, .above = 5, .since = 40};
   SECTION("of a run that diverged gives it as many steps again") {
-    DivergenceWatch watch = watch_of(5, 10, 6);
+    DivergenceWatch watch(5, 10, 6);
     watch.restore(seen);
     CHECK_FALSE(watch.above());
     CHECK(watch.state().recent.size() == 10);
   }
   SECTION("with a shorter window takes the newest losses") {
-    DivergenceWatch watch = watch_of(9, 8, 6);
+    DivergenceWatch watch(9, 8, 6);
     watch.restore(seen);
     CHECK(watch.state().recent == std::vector<double>{3, 4, 5, 6, 7, 8, 9, 10});
     CHECK(watch.state().above == 5);
   }
   SECTION("without a watch keeps nothing") {
-    DivergenceWatch watch = watch_of(0, 8, 6);
+    DivergenceWatch watch(0, 8, 6);
     watch.restore(seen);
     watch.take(41, 1e9);
     CHECK(watch.state().recent.empty());

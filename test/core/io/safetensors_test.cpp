@@ -14,10 +14,12 @@
 #include "core/io/hf_checkpoint.h"
 #include "test/core/io/scratch_folder.h"
 #include "test/support/catch.h"
+#include "test/support/write_safetensors.h"
 
 using namespace pptrain;
 using namespace pptrain::io;
 using pptrain::test::contains_text;
+using pptrain::test::write_safetensors;
 
 namespace {
 

@@ -14,10 +14,9 @@ namespace {
 
 std::vector<std::string> matches(const Pattern& pattern, std::string_view text) {
   std::vector<std::string> found;
-  Pattern::Search search(pattern, text, false);
-  while (const std::optional<Match> match = search.next()) {
-    found.emplace_back(text.substr(match->begin, match->end - match->begin));
-  }
+  pattern.each_match(text, false, [&](TextRange match) {
+    found.emplace_back(text.substr(match.begin, match.end - match.begin));
+  });
   return found;
 }
 

@@ -65,8 +65,12 @@ inline void save_example(const std::filesystem::path& root, int64_t step, int pp
   comm::run_thread_ranks(pp + idle, [&](comm::Communicator& world) {
     std::vector<checkpoint::StageContents> mine;
     if (world.rank() < pp) mine.push_back(example_stage(world.rank(), pp, step));
-    checkpoint::save(world, root, example_state(step), {{"pp", std::to_string(pp)}}, example_job, mine,
-                     keep_last_n);
+    checkpoint::save(world,
+                     {.root = root,
+                      .layout = {{"pp", std::to_string(pp)}},
+                      .job_toml = example_job,
+                      .keep_last_n = keep_last_n},
+                     example_state(step), mine);
   });
 }
 

@@ -47,7 +47,7 @@ void save_slices(const fs::path& root, int ranks) {
     StageContents stage{.stage = 0, .part = world.rank(), .parts = ranks, .files = {}};
     const nn::SliceShape slice = rows_of(world.rank(), ranks);
     for (int i = 0; i < tensors; ++i) stage.files["model"].push_back({name_of(i), slice, part(i, slice)});
-    save(world, root, example_state(1), {}, "", {stage}, 0);
+    save(world, {.root = root}, example_state(1), {stage});
   });
 }
 

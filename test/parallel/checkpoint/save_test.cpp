@@ -6,6 +6,7 @@
 #include "core/base/error.h"
 #include "core/io/checksum.h"
 #include "core/io/safetensors.h"
+#include "parallel/checkpoint/manifest.h"
 #include "test/parallel/checkpoint/example.h"
 #include "test/support/catch.h"
 
@@ -45,7 +46,7 @@ TEST_CASE("what any number of stages saved is read back by name") {
     CHECK(ScratchFolder::read_file(folder / "checkpoints/latest") == "step_7\n");
     const Reader reader(folder / "checkpoints/step_7");
     CHECK(reader.state() == example_state(7));
-    CHECK(reader.layout() == Layout{{"pp", std::to_string(pp)}});
+    CHECK(read_manifest(folder / "checkpoints/step_7").layout == Layout{{"pp", std::to_string(pp)}});
     CHECK(reads_back(reader, 7));
     CHECK(reader.contains("model", "layers.5.norm.weight"));
     CHECK_FALSE(reader.contains("model", "layers.6.norm.weight"));
@@ -60,8 +61,8 @@ TEST_CASE("one rank may hold several stages") {
   const ScratchFolder folder;
   comm::run_thread_ranks(2, [&](comm::Communicator& world) {
     const int first = world.rank();
-    save(world, folder.path(), example_state(3), {}, example_job,
-         {example_stage(first, 4, 3), example_stage(3 - first, 4, 3)}, 0);
+    save(world, {.root = folder.path(), .job_toml = example_job}, example_state(3),
+         {example_stage(first, 4, 3), example_stage(3 - first, 4, 3)});
   });
   CHECK(reads_back(Reader(folder / "step_3"), 3));
   CHECK(entries(folder / "step_3") ==
@@ -130,7 +131,8 @@ TEST_CASE("a tensor on two stages fails on every rank before anything is renamed
     const auto messages = messages_of(3, [&](comm::Communicator& world) {
       StageContents stage = example_stage(world.rank(), 3, 2);
       if (world.rank() == 2) stage.files["model"].push_back(whole_tensor(name, second));
-      save(world, folder.path(), example_state(2), {}, example_job, {stage}, 1);
+      save(world, {.root = folder.path(), .job_toml = example_job, .keep_last_n = 1}, example_state(2),
+           {stage});
     });
     for (const std::string& message : messages) CHECK_THAT(message, contains_text(text));
     CHECK(entries(folder.path()) == std::set<std::string>{"latest", "step_1"});
@@ -149,7 +151,8 @@ TEST_CASE("one rank's failure is every rank's") {
     return messages_of(3, [&](comm::Communicator& world) {
       StageContents stage = example_stage(world.rank(), 3, 2);
       change(world, stage);
-      save(world, folder.path(), example_state(2), {}, example_job, {stage}, 1);
+      save(world, {.root = folder.path(), .job_toml = example_job, .keep_last_n = 1}, example_state(2),
+           {stage});
     });
   };
   const auto all_say = [&](const std::vector<std::string>& messages, const std::string& text) {
@@ -184,7 +187,8 @@ TEST_CASE("a disk that is full fails clearly and leaves the older checkpoint") {
     StageContents stage = example_stage(world.rank(), 2, 2);
     if (world.rank() == 1)
       stage.files["model"].push_back(whole_tensor("big", at::empty({1 << 16}, at::kFloat)));
-    save(world, folder.path(), example_state(2), {}, example_job, {stage}, 1);
+    save(world, {.root = folder.path(), .job_toml = example_job, .keep_last_n = 1}, example_state(2),
+         {stage});
   };
   {
     const FileSizeLimit limit(1 << 17);
@@ -197,7 +201,8 @@ TEST_CASE("a disk that is full fails clearly and leaves the older checkpoint") {
   {
     const FileSizeLimit limit(512);  // the manifest is longer
     const auto messages = messages_of(1, [&](comm::Communicator& world) {
-      save(world, folder.path(), example_state(2), {}, std::string(1000, 'x'), {}, 1);
+      save(world, {.root = folder.path(), .job_toml = std::string(1000, 'x'), .keep_last_n = 1},
+           example_state(2), {});
     });
     CHECK_THAT(messages[0], contains_text("manifest.json") && contains_text("File too large"));
   }
@@ -212,7 +217,7 @@ TEST_CASE("a folder that cannot be is named") {
   folder.write("checkpoints", "a file");
   for (const auto& root : {folder / "checkpoints", folder / "checkpoints/below"}) {
     const auto messages = messages_of(2, [&](comm::Communicator& world) {
-      save(world, root, example_state(1), {}, "", {example_stage(world.rank(), 2, 1)}, 1);
+      save(world, {.root = root, .keep_last_n = 1}, example_state(1), {example_stage(world.rank(), 2, 1)});
     });
     for (const std::string& message : messages) {
       CHECK_THAT(message, contains_text("cannot create the folder") && contains_text(root.string()) &&

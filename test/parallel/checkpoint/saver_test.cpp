@@ -42,7 +42,7 @@ struct State {
 };
 
 SaveOptions options(const fs::path& root, int64_t keep_last_n = 0) {
-  return {.root = root, .layout = {}, .job_toml = "", .keep_last_n = keep_last_n, .keep = {}, .warn = {}};
+  return {.root = root, .layout = {}, .job_toml = "", .keep_last_n = keep_last_n};
 }
 
 std::map<std::string, std::string> files_below(const fs::path& folder) {

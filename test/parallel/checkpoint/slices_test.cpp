@@ -107,7 +107,7 @@ void save_cut(const std::filesystem::path& root, int n, const std::vector<Cut>& 
         files[kind].push_back({parameters[i].name, slice, cut_out(whole(kind, parameters[i]), slice)});
       }
     }
-    save(world, root, example_state(1), {}, example_job, stages, 0);
+    save(world, {.root = root, .job_toml = example_job}, example_state(1), stages);
   });
 }
 
@@ -160,7 +160,7 @@ void save_two(comm::Communicator& world, const std::filesystem::path& root, cons
   stage.files["model"] = {{"w", own, cut_out(w, own)}};
   const nn::SliceShape half = world.rank() == 0 ? range(0, 11) : range(11, 24);
   stage.files["adamw.exp_avg"] = {{"w", half, cut_out(w, half)}};
-  save(world, root, example_state(1), {}, example_job, {stage}, 0);
+  save(world, {.root = root, .job_toml = example_job}, example_state(1), {stage});
 }
 
 }  // namespace
@@ -227,7 +227,7 @@ TEST_CASE("one rank may save several slices of a tensor, as parts") {
       parts.push_back(
           {.stage = 0, .part = i, .parts = 3, .files = {{"model", {{"w", slice, cut_out(w, slice)}}}}});
     }
-    save(world, folder.path(), example_state(1), {}, example_job, parts, 0);
+    save(world, {.root = folder.path(), .job_toml = example_job}, example_state(1), parts);
   });
   at::Tensor out = at::empty({4, 6}, at::kFloat);
   Reader(folder / "step_1").read("model", "w", out);
@@ -266,7 +266,7 @@ TEST_CASE("a slice that is none is refused by the rank that passes it") {
   const ScratchFolder folder;
   const auto message = [&](const StageContents& stage) {
     return messages_of(1, [&](comm::Communicator& world) {
-      save(world, folder.path(), example_state(1), {}, example_job, {stage}, 0);
+      save(world, {.root = folder.path(), .job_toml = example_job}, example_state(1), {stage});
     })[0];
   };
   const at::Tensor five = at::empty({5}, at::kFloat);

@@ -25,9 +25,9 @@ TEST_CASE("folders of steps are listed by number") {
   }
   folder.write("step_40", "a file");
   std::vector<int64_t> steps;
-  for (const StepFolder& found : list_step_folders(folder.path())) {
-    CHECK(found.path == folder / step_folder_name(found.step));
-    steps.push_back(found.step);
+  for (const auto& [step, path] : list_step_folders(folder.path())) {
+    CHECK(path == folder / step_folder_name(step));
+    steps.push_back(step);
   }
   CHECK(steps == std::vector<int64_t>{1000, 200, 30});
   CHECK(list_step_folders(folder / "absent").empty());

@@ -66,7 +66,6 @@ class Job:
     def toml(self, model):
         router = f"router_aux_loss_coef = {self.balance}\nrouter_z_loss_coef = {self.z}\n" if self.balance else ""
         documents = f"document_end = {self.document_end}\n" if self.document_end >= 0 else ""
-        validation = f"interval = {self.eval_interval}\nbatches = {self.eval_batches}\n" if self.eval_interval else ""
         return f"""
 [run]
 dir = "run"
@@ -112,7 +111,9 @@ format = "npy"
 weight = {WEIGHTS[1]}
 val_path = "books_val.npy"
 [eval]
-{validation}[checkpoint]
+interval = {self.eval_interval}
+batches = {self.eval_batches}
+[checkpoint]
 interval = 0
 [metrics]
 peak_tflops = 1

@@ -139,7 +139,7 @@ def train(job, model, data, plain_bf16=False, saved=saved):
         schedule.step()
         if copied:
             copied.round()
-        if job.eval_interval and ((step + 1) % job.eval_interval == 0 or step + 1 == job.steps):
+        if step + 1 == job.steps or job.eval_interval and (step + 1) % job.eval_interval == 0:
             result.validation[step + 1] = validate(copied.model if copied else model, data)
     result.weights = saved(model)
     return result

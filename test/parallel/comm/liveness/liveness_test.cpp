@@ -237,12 +237,12 @@ TEST_CASE("a summons comes to every rank once, however many ranks send one, and 
 
 TEST_CASE("heartbeats that nobody can read are no frames") {
   const Verdict verdict{.rank = 3, .code = 2, .said = true, .text = "boom"};
-  FrameReader reader;
+  std::string stream;
   const std::string bytes = encode(verdict) + encode_beat({Doing::wait, "RECV_F stage 1 microbatch 2", 0.5});
   std::vector<Frame> frames;
   for (const char byte : bytes) {
-    reader.add({&byte, 1});
-    while (auto frame = reader.next()) frames.push_back(*frame);
+    stream += byte;
+    while (auto frame = take_frame(stream)) frames.push_back(*frame);
   }
   REQUIRE(frames.size() == 2);
   const auto decoded = decode_verdict(frames[0].body);
@@ -259,6 +259,8 @@ TEST_CASE("heartbeats that nobody can read are no frames") {
     CHECK_FALSE(decode_verdict(std::string_view(frames[0].body).substr(0, size)));
   CHECK_FALSE(decode_beat(frames[0].body));
   CHECK_FALSE(decode_verdict(frames[0].body + "x"));
+  std::string nonsense = "GET / HTTP/1.1\r\n";
+  CHECK_THROWS_AS(take_frame(nonsense), Error);
   CHECK(encode_beat({Doing::work, std::string(100'000, 'x'), 0}).size() < 5000);
 }
 

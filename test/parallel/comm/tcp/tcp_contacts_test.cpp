@@ -24,8 +24,9 @@ struct Rank {
   explicit Rank(int rank, net::Socket listener = {}, std::chrono::milliseconds silent = 10s)
       : contacts(
             {.key = "the key of this run", .run = "r", .rank = rank, .size = 3}, std::move(listener),
-            {.refused = 0ms, .silent = silent, .reports_strangers = false},
-            {.linked =
+            {.silent = silent,
+             .reports_strangers = false,
+             .linked =
                  [this](int peer, net::Socket socket) {
                    ++links;
                    link_to = peer;

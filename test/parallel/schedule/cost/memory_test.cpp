@@ -11,7 +11,7 @@ using namespace pptrain::schedule;
 
 namespace {
 
-std::vector<PeakBytes> uniform(const Schedule& s, const StageBytes& stage) {
+std::vector<MemorySplit> uniform(const Schedule& s, const StageBytes& stage) {
   return peak_bytes(s, std::vector<StageBytes>(s.stages(), stage));
 }
 
@@ -24,10 +24,9 @@ void check_unit_bytes(const Schedule& s) {
   const auto messages = uniform(s, {.message = 1});
   for (int r = 0; r < s.ranks; ++r) {
     CAPTURE(s.name, s.ranks, s.stages_per_rank, s.microbatches, r);
-    CHECK(activations[r].records == counts[r].activations);
-    CHECK(operands[r].records == counts[r].weight_operands);
-    CHECK(both[r].records == counts[r].held);
-    CHECK(both[r].peak.total() == counts[r].held);
+    CHECK(activations[r].total() == counts[r].activations);
+    CHECK(operands[r].total() == counts[r].weight_operands);
+    CHECK(both[r].total() == counts[r].held);
     CHECK(messages[r].buffers >= counts[r].receive_buffers);
   }
 }
@@ -62,29 +61,27 @@ TEST_CASE("stages of unequal size: the peak is where the bytes are, not the coun
   const std::vector<StageBytes> stages = {
       {.activation = 10, .workspace_forward = 3, .workspace_backward = 4},
       {.activation = 100, .workspace_forward = 30, .workspace_backward = 20, .message = 7}};
-  const PeakBytes rank = peak_bytes(s, stages)[0];
-  CHECK(rank.records == 120);
-  CHECK(rank.peak.activations == 120);
-  CHECK(rank.peak.workspace == 30);
-  CHECK(rank.peak.weight_operands == 0);
+  const MemorySplit rank = peak_bytes(s, stages)[0];
+  CHECK(rank.activations == 120);
+  CHECK(rank.workspace == 30);
+  CHECK(rank.weight_operands == 0);
   // Outputs of both forwards of stage 0 waited for stage 1, which has taken the first.
-  CHECK(rank.peak.buffers == 7);
-  CHECK(rank.buffers == 14);
+  CHECK(rank.buffers == 7);
+  CHECK(peak_bytes(s, std::vector<StageBytes>{{}, {.message = 7}})[0].buffers == 14);
 }
 
 TEST_CASE("operands that I leaves wait for W, and each action has its own workspace") {
   const Schedule s = parse_csv("0F0,0I0,0F1,0W0,0B1\n");
-  const PeakBytes rank = uniform(s, {.activation = 10,
-                                     .weight_operands = 8,
-                                     .workspace_forward = 1,
-                                     .workspace_backward = 2,
-                                     .workspace_backward_input = 5,
-                                     .workspace_backward_weight = 3})[0];
-  CHECK(rank.records == 18);
-  CHECK(rank.peak.total() == 21);  // W0 runs while F1's activations are there
-  CHECK(rank.peak.activations == 10);
-  CHECK(rank.peak.weight_operands == 8);
-  CHECK(rank.peak.workspace == 3);
+  const MemorySplit rank = uniform(s, {.activation = 10,
+                                       .weight_operands = 8,
+                                       .workspace_forward = 1,
+                                       .workspace_backward = 2,
+                                       .workspace_backward_input = 5,
+                                       .workspace_backward_weight = 3})[0];
+  CHECK(rank.total() == 21);  // W0 runs while F1's activations are there
+  CHECK(rank.activations == 10);
+  CHECK(rank.weight_operands == 8);
+  CHECK(rank.workspace == 3);
 }
 
 TEST_CASE("messages: a receive from its post, an output to one action after its send") {
@@ -101,8 +98,8 @@ TEST_CASE("messages: a receive from its post, an output to one action after its 
 TEST_CASE("a forward-only schedule keeps nothing from one forward to the next") {
   const auto ranks =
       uniform(parse_csv("0F0,0F1\n1F0,1F1\n"), {.activation = 10, .workspace_forward = 2, .message = 0});
-  CHECK(ranks[0].records == 10);
-  CHECK(ranks[0].peak.total() == 12);
+  CHECK(ranks[0].activations == 10);
+  CHECK(ranks[0].total() == 12);
 }
 
 TEST_CASE("gathered weights are there from UNSHARD to RESHARD") {
@@ -110,24 +107,23 @@ TEST_CASE("gathered weights are there from UNSHARD to RESHARD") {
     return uniform(parse_csv(csv), {.activation = 10, .gathered = 7})[0];
   };
   CHECK(gathered("0F0,0F1,0B0,0B1\n").gathered == 0);
-  CHECK(gathered("0UNSHARD,0F0,0F1,0B0,0B1\n").peak.total() == 27);
+  CHECK(gathered("0UNSHARD,0F0,0F1,0B0,0B1\n").total() == 27);
   // Both stages at once while the second's forward runs, but only one microbatch's activations.
-  const PeakBytes two = gathered("0UNSHARD,0F0,1UNSHARD,0RESHARD,1F0,0UNSHARD,1B0,1RESHARD,0B0,0RESHARD\n");
+  const MemorySplit two = gathered("0UNSHARD,0F0,1UNSHARD,0RESHARD,1F0,0UNSHARD,1B0,1RESHARD,0B0,0RESHARD\n");
+  CHECK(two.activations == 20);
+  CHECK(two.total() == 34);
   CHECK(two.gathered == 14);
-  CHECK(two.peak.activations == 20);
-  CHECK(two.peak.total() == 34);
-  CHECK(two.peak.gathered == 14);
-  CHECK(gathered("0UNSHARD,0F0,0I0,0RESHARD,0W0\n").peak.total() == 17);
+  CHECK(gathered("0UNSHARD,0F0,0I0,0RESHARD,0W0\n").total() == 17);
 }
 
 TEST_CASE("gradients on their way are held to the end of the next compute action") {
-  const PeakBytes rank =
+  const MemorySplit rank =
       uniform(parse_csv("0F0,0F1,0B0,0REDUCE_GRAD,0B1,0REDUCE_GRAD\n"), {.activation = 1, .reducing = 4})[0];
-  CHECK(rank.peak.total() == 9);  // B1: its activations, its gradients and those of B0
-  CHECK(rank.peak.reducing == 8);
+  CHECK(rank.total() == 9);  // B1: its activations, its gradients and those of B0
+  CHECK(rank.reducing == 8);
   CHECK(
       uniform(parse_csv("0F0,0F1,0B0,0REDUCE_GRAD,0B1,0REDUCE_GRAD\n"), {.activation = 100, .reducing = 4})[0]
-          .peak.total() == 204);
+          .total() == 204);
 }
 
 TEST_CASE("bytes of another number of stages are refused") {

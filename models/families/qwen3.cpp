@@ -7,13 +7,7 @@
 namespace pptrain::models {
 namespace {
 
-BlockConfig block(const ModelConfig& model, int64_t layer) {
-  BlockConfig config = llama_block(model, layer);
-  config.attention.qk_norm = nn::QkNorm::head;
-  return config;
-}
-
-void write_hf(const config::ModelSection& /*model*/, nlohmann::ordered_json& json) {
+void write_qwen3(const config::ModelSection& /*model*/, nlohmann::ordered_json& json) {
   json["use_sliding_window"] = false;
 }
 
@@ -23,10 +17,10 @@ constinit const Architecture qwen3 = {.name = "qwen3",
                                       .hf_model_type = "qwen3",
                                       .hf_class = "Qwen3ForCausalLM",
                                       .weights = decoder_weights,
-                                      .block = block,
+                                      .decoder = {.qk_norm = nn::QkNorm::head},
                                       .hf_kv_heads = 32,
                                       .hf_head_dim = 128,
                                       .hf_max_positions = 32768,
-                                      .write_hf = write_hf};
+                                      .write_hf = write_qwen3};
 
 }  // namespace pptrain::models

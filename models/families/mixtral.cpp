@@ -8,9 +8,8 @@ namespace pptrain::models {
 namespace {
 
 // transformers calls the number of experts either, and takes num_experts where both are there.
-void read_hf(const HfJson& json, config::ModelSection& model) {
+void read_mixtral(const HfJson& json, config::ModelSection& model) {
   model.rms_norm_eps = json.number("rms_norm_eps", 1e-5);
-  model.rope_theta = 1e6;  // where config.json has none
   model.num_experts = json.size(json.has("num_experts") ? "num_experts" : "num_local_experts", 8);
   model.num_experts_per_tok = json.size("num_experts_per_tok", 2);
   if (json.has("sliding_window")) json.fail("sliding_window", "sliding-window attention is not supported");
@@ -18,7 +17,7 @@ void read_hf(const HfJson& json, config::ModelSection& model) {
     json.fail("router_jitter_noise", "noise on the router's input is not supported; set it to 0");
 }
 
-void write_hf(const config::ModelSection& model, nlohmann::ordered_json& json) {
+void write_mixtral(const config::ModelSection& model, nlohmann::ordered_json& json) {
   json["num_local_experts"] = model.num_experts;
   json["num_experts_per_tok"] = model.num_experts_per_tok;
   json["router_jitter_noise"] = 0.0;
@@ -34,10 +33,10 @@ constinit const Architecture mixtral = {.name = "mixtral",
                                         .sparse = true,
                                         .experts_of_mlp_width = true,
                                         .has_attention_bias = false,
-                                        .block = sparse_block,
                                         .hf_kv_heads = 8,
                                         .hf_max_positions = 131072,
-                                        .read_hf = read_hf,
-                                        .write_hf = write_hf};
+                                        .hf_rope = {.theta = 1e6},
+                                        .read_hf = read_mixtral,
+                                        .write_hf = write_mixtral};
 
 }  // namespace pptrain::models

@@ -1,11 +1,12 @@
+// Numbers whose bits are mixed.
 #pragma once
 
 #include <cstdint>
 
-namespace pptrain::data {
+namespace pptrain {
 
 // SplitMix64's next value from state x (Steele, Lea, Flood, "Fast splittable pseudorandom number generators",
-// 2014).
+// 2014): numbers made of others so do not meet.
 inline uint64_t split_mix(uint64_t x) {
   x += 0x9e3779b97f4a7c15;
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
@@ -13,4 +14,4 @@ inline uint64_t split_mix(uint64_t x) {
   return x ^ (x >> 31);
 }
 
-}  // namespace pptrain::data
+}  // namespace pptrain

@@ -8,18 +8,12 @@
 namespace pptrain::models {
 namespace {
 
-BlockConfig block(const ModelConfig& model, int64_t layer) {
-  BlockConfig config = sparse_block(model, layer);
-  config.attention.qk_norm = nn::QkNorm::head;
-  return config;
-}
-
 // transformers calls the number of experts either, and takes num_local_experts where both are there.
 int64_t number_of_experts(const HfJson& json) {
   return json.size(json.has("num_local_experts") ? "num_local_experts" : "num_experts", 128);
 }
 
-void read_hf(const HfJson& json, config::ModelSection& model) {
+void read_qwen3_moe(const HfJson& json, config::ModelSection& model) {
   model.num_experts = number_of_experts(json);
   model.num_experts_per_tok = json.size("num_experts_per_tok", 8);
   model.moe_intermediate_size = json.size("moe_intermediate_size", 768);
@@ -28,7 +22,7 @@ void read_hf(const HfJson& json, config::ModelSection& model) {
   model.mlp_only_layers = json.integers("mlp_only_layers");
 }
 
-void write_hf(const config::ModelSection& model, nlohmann::ordered_json& json) {
+void write_qwen3_moe(const config::ModelSection& model, nlohmann::ordered_json& json) {
   json["use_sliding_window"] = false;
   if (model.intermediate_size == 0) json["intermediate_size"] = model.moe_intermediate_size;  // nobody's
   json["num_experts"] = model.num_experts;
@@ -45,11 +39,11 @@ constinit const Architecture qwen3_moe = {.name = "qwen3_moe",
                                           .hf_model_type = "qwen3_moe",
                                           .hf_class = "Qwen3MoeForCausalLM",
                                           .weights = qwen3_moe_weights,
+                                          .decoder = {.qk_norm = nn::QkNorm::head},
                                           .sparse = true,
-                                          .block = block,
                                           .hf_kv_heads = 4,
                                           .hf_max_positions = 32768,
-                                          .read_hf = read_hf,
-                                          .write_hf = write_hf};
+                                          .read_hf = read_qwen3_moe,
+                                          .write_hf = write_qwen3_moe};
 
 }  // namespace pptrain::models

@@ -1,0 +1,45 @@
+// Steps of rows cut from the streams, and of whole documents packed into rows.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "core/data/data_loader.h"
+#include "core/data/sampler.h"
+
+namespace pptrain::data {
+
+// How a token stream becomes the microbatches of steps.
+class StepSource {
+ public:
+  virtual ~StepSource() = default;
+
+  // Which sample comes at a place of the order that steps take them in; behind a stream's last one there is
+  // nothing but filling.
+  using Order = std::function<Sample(int64_t place)>;
+  // The step of the samples from place `next` on.
+  virtual Step step(int64_t next, const Order& order) const = 0;
+
+  // Samples of each stream that training takes in an epoch. Throws Error that says what is missing where one
+  // has none.
+  virtual std::vector<int64_t> checked_samples() const = 0;
+  // Those that validation takes of the first stream, whose last one may be shorter.
+  virtual int64_t all_samples() const = 0;
+  // How many samples step(next) takes, in the order of the first stream.
+  virtual int64_t samples_from(int64_t next) const = 0;
+};
+
+// Of one stream or more. Throws Error for options that no rank can have.
+std::shared_ptr<const StepSource> make_step_source(std::vector<TokenDataset> streams,
+                                                   const LoaderOptions& options);
+
+// The kind that keeps documents whole.
+std::shared_ptr<const StepSource> make_document_source(std::vector<TokenDataset> streams,
+                                                       const LoaderOptions& options);
+
+// The fewest tokens of a list of which every context- and tensor-parallel rank gets one.
+int64_t least_tokens(const LoaderOptions& options);
+
+}  // namespace pptrain::data

@@ -1,0 +1,21 @@
+// A decoder as its layers' configurations: what [model] and the architecture say of it.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "core/nn/rope.h"
+#include "core/nn/vocabulary.h"
+#include "models/block.h"
+#include "models/model_config.h"
+
+namespace pptrain::models {
+
+BlockConfig block_config(const ModelConfig& model, int64_t layer);
+nn::NormKind norm_kind(const ModelConfig& model);
+nn::EmbeddingConfig embedding_config(const ModelConfig& model);
+nn::LogitScaling logit_scaling(const ModelConfig& model);
+// The tables that LayerKind::rope counts; none with learned positions.
+std::vector<nn::RopeConfig> rope_tables(const ModelConfig& model);
+
+}  // namespace pptrain::models
