@@ -16,6 +16,7 @@
 #include "models/model_config.h"
 #include "models/transformer_stage.h"
 #include "models/weight_map.h"
+#include "parallel/checkpoint/manifest.h"
 
 namespace pptrain::app {
 
@@ -39,7 +40,7 @@ config::JobConfig saved_job(const std::filesystem::path& step_folder) {
 MergedParameters::MergedParameters(const checkpoint::Reader& reader, const config::JobConfig& job,
                                    const std::filesystem::path& step_folder)
     : reader_(reader), seed_(static_cast<uint64_t>(job.run.seed)) {
-  check_base(step_folder.string(), base_of(reader.layout()), base_of(job));
+  check_base(step_folder.string(), base_of(checkpoint::read_manifest(step_folder).layout), base_of(job));
   if (job.lora.rank > 0) scale_ = job.lora.alpha / static_cast<double>(job.lora.rank);
   const models::ModelConfig model = models::make_model_config(job.model, 1);
   models::TransformerStage whole(model, models::whole_model(model));

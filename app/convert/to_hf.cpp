@@ -58,6 +58,7 @@ class ParameterSource {
   void merge(const config::JobConfig& job, const fs::path& step_folder) {
     merged_.emplace(reader_, job, step_folder);
   }
+  bool merges() const { return merged_.has_value(); }
   // Throws Error where there is no such parameter.
   const std::vector<int64_t>& shape(const std::string& parameter) const {
     return merged_ ? merged_->shape(parameter) : reader_.global_shape(model_file, parameter);
@@ -180,7 +181,7 @@ class Export {
         type_(arguments.dtype.value_or(at::kFloat)),
         source_(step_folder),
         tensors_(models::hf_tensors(models::make_model_config(job_.model, 1))) {
-    if (base_of(source_.reader().layout()) != Base()) source_.merge(job_, step_folder);
+    if (base_of(checkpoint::read_manifest(step_folder).layout) != Base()) source_.merge(job_, step_folder);
     check_parameters();
   }
 
@@ -225,7 +226,7 @@ void Export::check_parameters() {
       ++parameters;
     }
   }
-  if (base_of(reader.layout()) != Base()) return;  // which gives the others
+  if (source_.merges()) return;  // the base gives the others
   if (const size_t stored = reader.names(model_file).size(); stored != parameters) {
     throw Error(fmt::format("{} holds {} parameters, but the model of the job that saved it has {}",
                             step_folder_.string(), stored, parameters));

@@ -31,6 +31,8 @@
 #include "models/model_config.h"
 #include "models/registry.h"
 #include "models/weight_map.h"
+#include "parallel/checkpoint/checkpoint.h"
+#include "parallel/checkpoint/manifest.h"
 
 namespace pptrain::app {
 namespace {
@@ -147,7 +149,7 @@ std::vector<std::string> to_peft(const fs::path& step_folder, const ConvertArgum
   write_adapters(reader, tensors, folder / "adapter_model.safetensors");
   int64_t elements = 0;
   for (const PeftTensor& tensor : tensors) elements += c10::multiply_integers(tensor.spec.shape);
-  const Base base = base_of(reader.layout());
+  const Base base = base_of(checkpoint::read_manifest(step_folder).layout);
   const bool of_hf = job.model.init == config::Init::hf;
   const bool transposed = std::ranges::any_of(tensors, &PeftTensor::transposed);
   const auto config =

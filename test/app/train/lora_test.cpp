@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <string>
 
+#include "app/convert/convert.h"
 #include "core/base/error.h"
 #include "test/app/checkpoint_elements.h"
 #include "test/app/small_job.h"
@@ -118,6 +119,26 @@ TEST_CASE("sparse models train adapters of attention, with frozen experts", "[lo
       run(folder.path() / "two", with(sparse, {"distributed.pp=2", "distributed.pp_schedule=zb_h1"}));
   check_equal(one, two);
   run(folder.path() / "ep", with(sparse, {"distributed.dp_shard=2", "distributed.ep=2"}));
+}
+
+TEST_CASE("adapters of parts of a tensor become a whole model alone") {
+  const TemporaryFolder folder;
+  run(folder.path() / "run", with(adapters, {"model.arch=phi3"}));
+  app::ConvertArguments arguments{.from = (folder.path() / "run").string(),
+                                  .to = (folder.path() / "adapter").string()};
+  const auto fault = [&]() -> std::string {
+    try {
+      app::convert(arguments);
+    } catch (const UsageError& error) {
+      return error.what();
+    }
+    return "";
+  };
+  CHECK_THAT(fault(), contains_text("peft knows those of whole tensors alone"));
+  CHECK(!fs::exists(arguments.to));
+  arguments.merge = true;
+  CHECK(fault().empty());
+  CHECK(fs::exists(folder.path() / "adapter/model.safetensors"));
 }
 
 TEST_CASE("what lora and frozen groups cannot do is refused before a rank starts", "[lora]") {
