@@ -5,23 +5,24 @@
 #include <functional>
 #include <numeric>
 
+#include "models/learning.h"
 #include "models/transformer_stage.h"
 
 namespace pptrain::models {
 namespace {
 
-// Declares the whole model's parameters, without memory, and sums the elements of those that `counts`
-// accepts: all elements, or with `active` those that one token meets, which goes through a few of each
+// Declares the whole model's parameters, without memory, and sums what `weight` makes of an element of each:
+// over all elements, or with `active` over those that one token meets, which goes through a few of each
 // layer's experts.
-template <typename Counts>
-int64_t sum_of_sizes(const ModelConfig& model, bool active, const Counts& counts) {
+template <typename Weight>
+int64_t sum_of_sizes(const ModelConfig& model, bool active, const Weight& weight) {
   TransformerStage whole(model, whole_model(model));
   int64_t sum = 0;
   for (const nn::ParameterGroup& group : whole.parameters().groups()) {
     int64_t elements = 0;
     for (const nn::ParameterSpec* spec : group.specs()) {
-      if (counts(*spec))
-        elements += std::accumulate(spec->shape.begin(), spec->shape.end(), int64_t{1}, std::multiplies<>());
+      elements += static_cast<int64_t>(weight(*spec)) *
+                  std::accumulate(spec->shape.begin(), spec->shape.end(), int64_t{1}, std::multiplies<>());
     }
     const bool few = active && group.of_experts();
     sum += few ? elements / model.sparse.experts * model.sparse.chosen : elements;
@@ -49,13 +50,28 @@ std::string parameters_text(int64_t count) {
                       : fmt::format("{:.2f} B parameters", number / 1e9);
 }
 
+std::string parameters_text(const ModelConfig& model) {
+  const std::string all = parameters_text(parameter_count(model));
+  if (!freezes(model)) return all;
+  const std::string learning = parameters_text(learning_count(model));
+  return fmt::format("{}, of which {} learn", all, learning.substr(0, learning.rfind(' ')));
+}
+
+int64_t learning_count(const ModelConfig& model) {
+  return sum_of_sizes(model, /*active=*/false, [&](const nn::ParameterSpec& spec) {
+    return !spec.frozen && !(model.tied && spec.role == nn::Role::head) && spec.role != nn::Role::balance;
+  });
+}
+
 double flops_per_token(const ModelConfig& model, int64_t seq) {
   const int64_t products = sum_of_sizes(model, /*active=*/true, [](const nn::ParameterSpec& spec) {
-    return spec.role == nn::Role::matrix || spec.role == nn::Role::head || spec.role == nn::Role::router;
+    const bool counts =
+        spec.role == nn::Role::matrix || spec.role == nn::Role::head || spec.role == nn::Role::router;
+    return counts ? (spec.frozen ? 4 : 6) : 0;
   });
   double keys = 0;  // twice those that a token sees on average, over all layers
   for (int64_t layer = 0; layer < model.layers; ++layer) keys += seen_keys(seq, model.kind(layer).window);
-  return 6 * static_cast<double>(products) + 6 * keys * static_cast<double>(model.heads * model.head_dim);
+  return static_cast<double>(products) + 6 * keys * static_cast<double>(model.heads * model.head_dim);
 }
 
 }  // namespace pptrain::models

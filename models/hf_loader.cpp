@@ -88,15 +88,16 @@ WeightMap weight_map(const ModelConfig& model, const StageSlice& slice) {
                    model.kv_heads);
 }
 
-// Biases that balance experts are in no Hugging Face directory: they start at zero.
+// Biases that balance experts, and adapters, are in no Hugging Face directory: they start as they are.
 void load_hf_weights(TransformerStage& stage, const std::filesystem::path& hf_dir) {
   const io::HfCheckpoint checkpoint(hf_dir);
   const WeightMap map = weight_map(stage.model(), stage.slice());
   refuse_left_over(stage.model(), stage.slice(), map, checkpoint);
   for (nn::Slice* slice : stage.parameters().slices()) {
-    if (slice->spec.role == nn::Role::balance) continue;
+    if (!has_tensor(slice->spec)) continue;
     const HfWeight weight = find_weight(checkpoint, map, slice->spec.name);
-    copy_slice(weight, checkpoint.tensor(weight.tensor), slice->shape, slice->master);
+    at::Tensor values = slice->values();
+    copy_slice(weight, checkpoint.tensor(weight.tensor), slice->shape, values);
   }
   stage.parameters().refresh_compute();
 }
@@ -107,7 +108,7 @@ std::vector<HfWeight> find_hf_weights(const ModelConfig& model, const io::HfChec
   refuse_left_over(model, whole.slice(), map, checkpoint);
   std::vector<HfWeight> weights;
   for (const nn::ParameterSpec* spec : whole.parameters().specs()) {
-    if (spec->role == nn::Role::balance) continue;
+    if (!has_tensor(*spec)) continue;
     weights.push_back(find_weight(checkpoint, map, spec->name));
   }
   return weights;
@@ -129,6 +130,7 @@ std::vector<HfTensor> hf_tensors(const ModelConfig& model) {
           "the model would compute something else",
           spec->name, find_architecture(model.arch).hf_class));
     }
+    if (!has_tensor(*spec)) continue;
     const std::string& tensor = map.tensors_of(spec->name).front();
     if (taken.insert(tensor).second) tensors.push_back(*map.find(tensor));
   }

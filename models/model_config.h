@@ -70,6 +70,9 @@ struct ModelConfig {
   double attention_scale = 0;                       // of scores; 0: 1 / sqrt(head_dim)
   double attention_softcap = 0, logit_softcap = 0;  // 0: none
   bool parallel_residual = false;
+  // What learns of it (learning.h).
+  config::LoraSection lora = {};
+  std::vector<config::OptimizerGroup> groups = {};
 
   LayerKind kind(int64_t layer) const {
     return layer_kinds.empty() ? LayerKind() : layer_kinds[static_cast<size_t>(layer)];

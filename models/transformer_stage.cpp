@@ -14,6 +14,7 @@
 #include "core/nn/feed_forward.h"
 #include "core/nn/rope.h"
 #include "models/decoder.h"
+#include "models/learning.h"
 
 namespace pptrain::models {
 namespace {
@@ -70,7 +71,7 @@ void TransformerStage::with(const Groups& groups, nn::Use use, const Body& body)
 
 TransformerStage::TransformerStage(const ModelConfig& model, const StageSlice& slice, Recompute recompute,
                                    const Seams& seams)
-    : model_(model), slice_(slice), region_(seams.region) {
+    : model_(model), slice_(slice), region_(seams.region), store_(learning_of(model)) {
   require(0 <= slice.first_layer && slice.first_layer < slice.end_layer && slice.end_layer <= model.layers,
           slice, "layers [{}, {}) of a model of {} layers", slice.first_layer, slice.end_layer, model.layers);
   if (slice.embedding) {
@@ -86,6 +87,7 @@ TransformerStage::TransformerStage(const ModelConfig& model, const StageSlice& s
       nn::ParameterGroup& group = store_.add_group(name);
       nn::ParameterGroup* const experts =
           block.experts ? &store_.add_group(name + ".experts", /*of_experts=*/true) : nullptr;
+      if (model.lora.rank > 0) group.put_adapters_in(store_.add_group(name + ".lora"));
       blocks_.emplace_back(group, name, block, seams, experts);
     }));
   }
@@ -326,6 +328,7 @@ at::Tensor TransformerStage::backward_input(int microbatch, at::Tensor dy) {
   pending.queues.assign(blocks_.size(), nn::WeightGradQueue(nn::WeightGradQueue::Mode::deferred));
   at::Tensor grad = backward_blocks(record, std::move(dy), nn::Use::backward_input, pending.queues);
   if (!embedding_) return grad;
+  if (!embedding_->learns()) return {};
   pending.tokens = std::move(record.tokens);
   pending.positions = std::move(record.info.positions);
   pending.embedding_dy = std::move(grad);
@@ -339,7 +342,7 @@ void TransformerStage::backward_weight(int microbatch) {
   PendingWeights& pending = node.mapped();
   for (size_t i = blocks_.size(); i-- > 0;)
     with(block_groups_[i], nn::Use::backward_weight, [&] { pending.queues[i].run(); });
-  if (!embedding_) return;
+  if (!embedding_ || !embedding_->learns()) return;
   with(embedding_groups_, nn::Use::backward_weight,
        [&] { embedding_->backward_weight(pending.tokens, pending.positions, pending.embedding_dy); });
 }

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "core/base/error.h"
+#include "core/nn/adapter.h"
 
 namespace pptrain::models {
 namespace {
@@ -104,6 +105,10 @@ int64_t to_number(std::string_view digits) {
 }
 
 }  // namespace
+
+bool has_tensor(const nn::ParameterSpec& spec) {
+  return spec.role != nn::Role::balance && !nn::adapted_weight(spec.name);
+}
 
 std::vector<std::string> hf_names(std::span<const WeightName> names, std::string_view global, bool tied) {
   std::vector<std::string> result;
@@ -206,7 +211,7 @@ WeightMap::WeightMap(std::span<const WeightName> names, const std::vector<const 
     : tied_(tied) {
   std::map<std::string, Shared> shared;
   for (const nn::ParameterSpec* spec : specs) {
-    if (spec->role != nn::Role::balance) add(names, *spec, shared);
+    if (has_tensor(*spec)) add(names, *spec, shared);
   }
   for (const auto& [name, tensor] : shared) tensors_.emplace(name, tensor.lay_out(name, kv_heads));
 }

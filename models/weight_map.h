@@ -103,9 +103,13 @@ struct HfWeight {
   at::Tensor rows_of(const at::Tensor& tensor, int64_t begin, int64_t end) const;
 };
 
-// Fills `out` (float32, slice.numel() elements) with a slice of the parameter; reads its rows alone.
+// Fills `out` (float32 or bfloat16, slice.numel() elements) with a slice of the parameter; reads its rows
+// alone.
 void copy_slice(const HfWeight& weight, const at::Tensor& tensor, const nn::SliceShape& slice,
                 at::Tensor& out);
+
+// Biases that balance experts, and adapters, have no tensor.
+bool has_tensor(const nn::ParameterSpec& spec);
 
 struct HfTensor {
   std::string name;
@@ -116,7 +120,7 @@ struct HfTensor {
 // All tensors that a Hugging Face directory may have for parameters.
 class WeightMap {
  public:
-  // specs: whole layers, in the model's order; parameters that balance experts have no tensor. kv_heads: of
+  // specs: whole layers, in the model's order; those without a tensor are left out. kv_heads: of
   // Rows::of_head.
   WeightMap(std::span<const WeightName> names, const std::vector<const nn::ParameterSpec*>& specs, bool tied,
             int64_t kv_heads);

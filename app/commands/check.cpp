@@ -78,9 +78,8 @@ bool say_job(const Plan& plan) {
   const config::JobConfig& job = plan.job;
   return say(
       "job", "",
-      fmt::format("{} of {}, {}, {}{} tokens a step", job.model.arch,
-                  models::parameters_text(models::parameter_count(plan.model)), job.train.dtype.text,
-                  job.data.lengths == config::Lengths::fixed ? "" : "at most ",
+      fmt::format("{} of {}, {}, {}{} tokens a step", job.model.arch, models::parameters_text(plan.model),
+                  job.train.dtype.text, job.data.lengths == config::Lengths::fixed ? "" : "at most ",
                   metrics::with_commas(job.train.micro_batch_size * job.train.seq_len *
                                        job.train.grad_accum_steps * plan.mesh.size(mesh::Group::batch))));
 }

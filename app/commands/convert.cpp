@@ -46,6 +46,10 @@ CLI::App* declare_convert(CLI::App& cli, ConvertArguments& arguments) {
       ->add_option("--tokenizer", arguments.tokenizer,
                    "Whose files go along: tokenizer.json, or the folder that it is in; default: the job's")
       ->option_text("DIR");
+  command->add_flag(
+      "--merge", arguments.merge,
+      "Of a checkpoint with adapters (lora.rank): write the whole model with the adapters added "
+      "to its weights; default: the adapters alone, as peft loads them");
   command->add_flag("--overwrite", arguments.overwrite,
                     "Replace what an earlier conversion has written there");
   return command;

@@ -49,6 +49,7 @@ void refuse_hf_options(const ConvertArguments& arguments) {
   const char* given = arguments.dtype                ? "--dtype"
                       : arguments.max_shard_gb > 0   ? "--max-shard-gb"
                       : !arguments.tokenizer.empty() ? "--tokenizer"
+                      : arguments.merge              ? "--merge"
                                                      : nullptr;
   if (given == nullptr) return;
   throw UsageError(

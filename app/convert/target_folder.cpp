@@ -40,9 +40,10 @@ std::set<std::string> files_of_checkpoint(const fs::path& folder) {
 }
 
 // Whether a file of this name (without a folder) may be one of a Hugging Face directory that was written
-// here: weights, their index, config.json, or of a tokenizer.
+// here: weights, their index, config.json, of adapters, or of a tokenizer.
 bool is_hf_file(const std::string& name) {
   return name == "config.json" || name == "model.safetensors.index.json" || is_shard_name(name) ||
+         name == "adapter_config.json" || name == "adapter_model.safetensors" ||
          std::ranges::find(tokenizer_files(), name) != tokenizer_files().end();
 }
 

@@ -21,8 +21,10 @@
 #include "app/convert/convert.h"
 #include "app/convert/element_types.h"
 #include "app/convert/hf_companions.h"
+#include "app/convert/merged_parameters.h"
 #include "app/convert/target_folder.h"
 #include "app/data/text_codec.h"
+#include "app/run/base_weights.h"
 #include "app/run/start_choice.h"
 #include "core/base/error.h"
 #include "core/io/atomic_file.h"
@@ -49,9 +51,17 @@ using checkpoint::model_file;
 class ParameterSource {
  public:
   // Throws Unusable where the checkpoint is.
-  explicit ParameterSource(const std::filesystem::path& step_folder) : reader_(step_folder) {}
+  explicit ParameterSource(const fs::path& step_folder) : reader_(step_folder) {}
 
   const checkpoint::Reader& reader() const { return reader_; }
+  // Parameters are from now on those of the whole model of `job`, which saved the checkpoint.
+  void merge(const config::JobConfig& job, const fs::path& step_folder) {
+    merged_.emplace(reader_, job, step_folder);
+  }
+  // Throws Error where there is no such parameter.
+  const std::vector<int64_t>& shape(const std::string& parameter) const {
+    return merged_ ? merged_->shape(parameter) : reader_.global_shape(model_file, parameter);
+  }
 
   // What fills the tensor `spec` of a file with its parts, ascending and together all of it, rounded to its
   // type. Asked for in order, it reads each once, and holds one at a time; all of a tensor whose parts
@@ -67,9 +77,11 @@ class ParameterSource {
   };
   static std::vector<Range> ranges(std::vector<models::HfWeight> parts, uint64_t elements);
   void read(const models::HfWeight& part);
+  void read(const std::string& parameter, at::Tensor& values);
   std::span<const float> values(const Range& range);  // until the next one is asked for
 
   checkpoint::Reader reader_;
+  std::optional<MergedParameters> merged_;
   std::string held_;
   at::Tensor values_;
 };
@@ -101,16 +113,24 @@ std::span<const float> ParameterSource::values(const Range& range) {
   return {values_.const_data_ptr<float>(), static_cast<size_t>(values_.numel())};
 }
 
+void ParameterSource::read(const std::string& parameter, at::Tensor& values) {
+  if (merged_) {
+    values.copy_(merged_->values(parameter));
+  } else {
+    reader_.read(model_file, parameter, values);
+  }
+}
+
 // Into its place in values_.
 void ParameterSource::read(const models::HfWeight& part) {
   const at::Tensor place = part.view_of(values_);
   if (part.is_contiguous()) {
     at::Tensor whole = place.view(part.shape);
-    reader_.read(model_file, part.parameter, whole);
+    read(part.parameter, whole);
     return;
   }
   at::Tensor whole = at::empty(part.shape, at::kFloat);
-  reader_.read(model_file, part.parameter, whole);
+  read(part.parameter, whole);
   place.copy_(whole.view(place.sizes()));
 }
 
@@ -119,7 +139,7 @@ io::SafetensorsWriter::Fill ParameterSource::fill(const io::TensorSpec& spec,
   const auto elements = static_cast<uint64_t>(c10::multiply_integers(spec.shape));
   uint64_t there = 0;
   for (const models::HfWeight& part : parts) {
-    const auto& shape = reader_.global_shape(model_file, part.parameter);
+    const auto& shape = this->shape(part.parameter);
     there += static_cast<uint64_t>(c10::multiply_integers(shape));
     if (shape != part.shape) there = 0;
   }
@@ -143,22 +163,6 @@ io::SafetensorsWriter::Fill ParameterSource::fill(const io::TensorSpec& spec,
   };
 }
 
-// The job that saved the checkpoint, its model's sizes filled in.
-config::JobConfig saved_job(const fs::path& step_folder) {
-  SavedRun saved = read_saved_run(step_folder);
-  if (!saved.job) {
-    throw UsageError(fmt::format("{} does not say which job saved it, and so not what its model is",
-                                 step_folder.string()));
-  }
-  config::JobConfig job = *std::move(saved.job);
-  models::finish_model(job.model, job.train.seq_len,
-                       [&](std::initializer_list<std::string_view> options, const std::string& text) {
-                         throw UsageError(fmt::format("the job that saved {}: {}: {}", step_folder.string(),
-                                                      *options.begin(), text));
-                       });
-  return job;
-}
-
 // Bytes of a file of weights.
 uint64_t largest_shard(const ConvertArguments& arguments) {
   if (arguments.max_shard_gb == 0) return default_shard_bytes;
@@ -176,6 +180,7 @@ class Export {
         type_(arguments.dtype.value_or(at::kFloat)),
         source_(step_folder),
         tensors_(models::hf_tensors(models::make_model_config(job_.model, 1))) {
+    if (base_of(source_.reader().layout()) != Base()) source_.merge(job_, step_folder);
     check_parameters();
   }
 
@@ -210,7 +215,7 @@ void Export::check_parameters() {
   size_t parameters = 0;
   for (const models::HfTensor& tensor : tensors_) {
     for (const models::HfWeight& part : tensor.parts) {
-      const auto& shape = reader.global_shape(model_file, part.parameter);
+      const auto& shape = source_.shape(part.parameter);
       if (shape != part.shape) {
         throw Error(fmt::format("{}: {} is [{}], but [{}] in the model of the job that saved it",
                                 step_folder_.string(), part.parameter, fmt::join(shape, ", "),
@@ -220,6 +225,7 @@ void Export::check_parameters() {
       ++parameters;
     }
   }
+  if (base_of(reader.layout()) != Base()) return;  // which gives the others
   if (const size_t stored = reader.names(model_file).size(); stored != parameters) {
     throw Error(fmt::format("{} holds {} parameters, but the model of the job that saved it has {}",
                             step_folder_.string(), stored, parameters));
@@ -365,6 +371,11 @@ std::vector<std::string> to_hf(const fs::path& step_folder, const ConvertArgumen
                                const fs::path& folder) {
   for (const checkpoint::Attachment& carried : checkpoint::read_manifest(step_folder).attachments)
     checkpoint::check_attachment(step_folder, carried);
+  const std::optional<config::JobConfig> job = read_saved_run(step_folder).job;
+  const bool has_adapters = job && job->lora.rank > 0;
+  if (arguments.merge && !has_adapters)
+    throw UsageError(fmt::format("--merge: {} holds no adapters", step_folder.string()));
+  if (has_adapters && !arguments.merge) return to_peft(step_folder, arguments, folder);
   const bool as_it_was = !arguments.dtype && arguments.max_shard_gb == 0 && arguments.tokenizer.empty();
   if (as_it_was && io::is_there(step_folder / carried_headers)) return {Rewrite(step_folder, folder).run()};
   return Export(step_folder, arguments, folder).run();

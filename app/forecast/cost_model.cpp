@@ -165,7 +165,8 @@ int64_t CostModel::sum_scratch(const models::StageSlice& slice) const {
   int64_t dense = 0, experts = 0;
   for (const GroupFootprint& group : own.groups) {
     int64_t& largest = group.experts ? experts : dense;
-    for (const BufferFootprint& buffer : group.buffers) largest = std::max(largest, 4 * buffer.elements);
+    for (const BufferFootprint& buffer : group.buffers)
+      largest = std::max(largest, buffer.frozen ? 0 : 4 * buffer.elements);
   }
   const mesh::MeshShape& mesh = base_.mesh;
   const auto scratch = [](int64_t bytes, int ranks) {
@@ -251,7 +252,9 @@ schedule::ExchangeCost CostModel::within_passes(const models::StageSlice& slice)
   double bytes = 0;
   for (const GroupFootprint& group : footprint(slice).groups) {
     for (const BufferFootprint& buffer : group.buffers)
-      bytes += static_cast<double>(buffer.elements) * (8 + 12.0 / shards_of(group, base_.mesh));
+      bytes += buffer.frozen
+                   ? 0
+                   : static_cast<double>(buffer.elements) * (8 + 12.0 / shards_of(group, base_.mesh));
   }
   within.reduce = all.reduce() + bytes / bandwidth_;
   return within;

@@ -5,11 +5,14 @@
 
 #include <algorithm>
 #include <functional>
+#include <map>
 #include <memory>
+#include <string>
 #include <utility>
 
 #include "core/kernels/dry_run.h"
 #include "core/tokens/context_split.h"
+#include "models/learning.h"
 #include "parallel/comm/dry/dry_communicator.h"
 
 namespace pptrain::app {
@@ -100,17 +103,18 @@ class DryStage {
         BufferFootprint& buffer = own.buffers.emplace_back();
         buffer.compute_bytes = static_cast<int64_t>(held->rounded().element_size());
         buffer.copies = held->copies;
+        buffer.frozen = held->frozen;
         for (const nn::Slice& slice : held->slices) {
           buffer.elements += slice.shape.numel();
-          specs.push_back(&slice.spec);
+          if (!slice.spec.frozen) specs.push_back(&slice.spec);
         }
       }
       own.parameters = optim::parameter_kinds(specs);
     }
     for (const nn::Slice* slice : stage_.parameters().slices()) {
-      footprint.weight_bytes += static_cast<int64_t>(slice->master.nbytes());
-      footprint.gradient_bytes += static_cast<int64_t>(slice->grad.nbytes());
-      if (slice->compute.scalar_type() != at::kFloat)
+      if (slice->master.defined()) footprint.weight_bytes += static_cast<int64_t>(slice->master.nbytes());
+      if (slice->grad.defined()) footprint.gradient_bytes += static_cast<int64_t>(slice->grad.nbytes());
+      if (slice->spec.frozen || slice->compute.scalar_type() != at::kFloat)
         footprint.weight_bytes += static_cast<int64_t>(slice->compute.nbytes());
     }
   }
@@ -207,13 +211,34 @@ StageFootprint extended(const StageFootprint& a, const StageFootprint& b, int n,
   return c;
 }
 
+// What a layer declares, without its number, and which of it learns.
+std::vector<std::pair<std::string, bool>> declared_by(const models::ModelConfig& model, int layer) {
+  models::TransformerStage alone(
+      model, {.index = 0, .first_layer = layer, .end_layer = layer + 1, .embedding = false, .head = false});
+  std::vector<std::pair<std::string, bool>> result;
+  for (const nn::ParameterSpec* spec : alone.parameters().specs())
+    result.emplace_back(spec->name.substr(spec->name.find('.', spec->name.find('.') + 1)), spec->frozen);
+  return result;
+}
+
 }  // namespace
 
+Footprints::Footprints(const models::ModelConfig& model, const BatchShape& batch)
+    : model_(model), batch_(batch) {
+  using Declared = std::vector<std::pair<std::string, bool>>;
+  std::map<std::tuple<bool, models::LayerKind, Declared>, int> kinds;
+  for (int layer = 0; layer < model.layers; ++layer) {
+    Declared declared = models::freezes(model) ? declared_by(model, layer) : Declared();
+    const auto known =
+        kinds.try_emplace({model.sparse.contains(layer), model.kind(layer), std::move(declared)},
+                          static_cast<int>(kinds.size()));
+    kind_of_layer_.push_back(known.first->second);
+  }
+}
+
 Footprints::Kind Footprints::kind_of(const models::StageSlice& slice) const {
-  std::vector<std::pair<bool, models::LayerKind>> layers;
-  for (int layer = slice.first_layer; layer < slice.end_layer; ++layer)
-    layers.emplace_back(model_.sparse.contains(layer), model_.kind(layer));
-  return {std::move(layers), slice.embedding, slice.head};
+  const auto layer = [&](int number) { return kind_of_layer_.begin() + number; };
+  return {std::vector<int>(layer(slice.first_layer), layer(slice.end_layer)), slice.embedding, slice.head};
 }
 
 const StageFootprint& Footprints::of(const models::StageSlice& slice) const {

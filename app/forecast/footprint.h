@@ -53,6 +53,7 @@ struct BufferFootprint {
   int64_t elements = 0;
   int64_t compute_bytes = 4;  // of an element as layers compute with it
   nn::Copies copies = nn::Copies::one;
+  bool frozen = false;  // compute weights alone
   bool operator==(const BufferFootprint&) const = default;
 };
 
@@ -60,7 +61,7 @@ struct BufferFootprint {
 struct GroupFootprint {
   bool experts = false;
   std::vector<BufferFootprint> buffers;
-  std::vector<optim::ParameterKind> parameters;  // in the buffers
+  std::vector<optim::ParameterKind> parameters;  // in the buffers; those that learn
   bool operator==(const GroupFootprint&) const = default;
 };
 
@@ -69,7 +70,7 @@ struct StageFootprint {
   // Between steps, of a rank whose groups are not divided. A tied head counts on its stage: it has its own
   // copy.
   int64_t parameters = 0;
-  int64_t weight_bytes = 0;    // float32 masters, and bfloat16 copies of all but norms
+  int64_t weight_bytes = 0;    // float32 masters, and bfloat16 copies of all but norms; of frozen ones alone
   int64_t gradient_bytes = 0;  // float32
 
   // Of one microbatch. The stage's input counts as activation, the microbatch's own tensors do not.
@@ -93,11 +94,11 @@ StageFootprint dry_run(const models::ModelConfig& model, const models::StageSlic
 // what each further layer adds. For one thread.
 class Footprints {
  public:
-  Footprints(const models::ModelConfig& model, const BatchShape& batch) : model_(model), batch_(batch) {}
+  Footprints(const models::ModelConfig& model, const BatchShape& batch);
 
-  // Which layers have experts and how their attention differs, embedding, head: where they begin changes
-  // nothing else.
-  using Kind = std::tuple<std::vector<std::pair<bool, models::LayerKind>>, bool, bool>;
+  // The kinds of the layers (those with experts, of other attention, and of which other weights learn,
+  // differ), embedding, head: where they begin changes nothing else.
+  using Kind = std::tuple<std::vector<int>, bool, bool>;
 
   const StageFootprint& of(const models::StageSlice& slice) const;
   Kind kind_of(const models::StageSlice& slice) const;  // stages of one kind have one footprint
@@ -111,6 +112,7 @@ class Footprints {
 
   models::ModelConfig model_;
   BatchShape batch_;
+  std::vector<int> kind_of_layer_;
   mutable std::map<Kind, StageFootprint> known_;
 };
 

@@ -100,7 +100,8 @@ class RankTimer {
       auto& stage = *stages_.emplace_back(std::make_unique<models::TransformerStage>(base.model, slice));
       stage.materialise(at::kCPU, base.job.train.dtype == config::Dtype::bf16 ? at::kBFloat16 : at::kFloat);
       stage.parameters().initialise(0);
-      for (nn::Buffer* buffer : stage.parameters().buffers()) buffers.push_back(buffer);
+      for (nn::Buffer* buffer : stage.parameters().buffers())
+        if (!buffer->frozen) buffers.push_back(buffer);
     }
     // What the groups of the job match need not be among these parameters.
     config::OptimizerSection options = base.job.optimizer;

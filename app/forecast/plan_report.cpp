@@ -46,7 +46,7 @@ std::string heading(const Plan& plan, const CostSource& source) {
   const config::JobConfig& job = plan.job;
   const schedule::Schedule& compute = plan.compute;
   std::string out = fmt::format("{} of {}; {} on {} pipeline rank{}, {} microbatches of {} x {} tokens\n",
-                                job.model.arch, models::parameters_text(models::parameter_count(plan.model)),
+                                job.model.arch, models::parameters_text(plan.model),
                                 job.distributed.pp_schedule, compute.ranks, compute.ranks == 1 ? "" : "s",
                                 compute.microbatches, job.train.micro_batch_size, job.train.seq_len);
   out += fmt::format("layers per stage {}, recompute {}\n", describe_layers(plan.layers),
@@ -196,8 +196,10 @@ int64_t checkpoint_bytes(const Plan& plan) {
       plan.model, {.end_layer = static_cast<int>(plan.model.layers), .embedding = true, .head = true});
   config::OptimizerSection stored = plan.job.optimizer;
   stored.post_validation = false;  // whose copies are not saved
-  const auto kinds = optim::parameter_kinds(whole.parameters().specs());
-  return models::parameter_count(plan.model) * 4 +
+  std::vector<const nn::ParameterSpec*> specs = whole.parameters().specs();
+  std::erase_if(specs, [](const nn::ParameterSpec* spec) { return spec->frozen; });
+  const auto kinds = optim::parameter_kinds(specs);
+  return models::learning_count(plan.model) * 4 +
          static_cast<int64_t>(optim::optimizer_share(stored, kinds, at::kFloat).held);
 }
 

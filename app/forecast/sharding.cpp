@@ -32,10 +32,14 @@ HeldBytes held_bytes(const StageFootprint& stage, const mesh::MeshShape& mesh,
     int64_t compute = 0, gradient = 0;
     for (const BufferFootprint& buffer : group.buffers) {
       const int64_t own = piece(buffer.elements, parts);
+      compute += buffer.elements * buffer.compute_bytes;
+      if (buffer.frozen) {
+        held.weights += own * buffer.compute_bytes;
+        continue;
+      }
       held.parameters += own;
       held.weights += own * (buffer.compute_bytes == 4 ? 4 : 4 + buffer.compute_bytes);
       if (every_microbatch) held.gradients += 4 * own;
-      compute += buffer.elements * buffer.compute_bytes;
       gradient += 4 * buffer.elements;
     }
     if (parts > 1) gathered.push_back(compute);
@@ -64,6 +68,7 @@ StageExchange stage_exchange(const StageFootprint& stage, const MeshLinks& links
     for (const BufferFootprint& buffer : group.buffers) {
       const auto elements = static_cast<double>(buffer.elements);
       seconds.gather += divided.gather(elements * buffer.compute_bytes);
+      if (buffer.frozen) continue;
       seconds.sum += summed.reduce_scatter(4 * elements);
       seconds.replicate += replicas.gather(4 * elements / divided.ranks);
       if (buffer.copies != nn::Copies::one)

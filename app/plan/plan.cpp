@@ -65,6 +65,8 @@ PlanBase plan_base(const config::JobConfig& job) {
   for (const mesh::Axis axis : mesh::axes) mesh.size(axis) = static_cast<int>(job.distributed.*key_of(axis));
   mesh::check_shape(mesh);
   PlanBase base{.job = job, .model = models::make_model_config(job.model, job.train.seq_len), .mesh = mesh};
+  base.model.lora = job.lora;
+  base.model.groups = job.optimizer.groups;
   base.job.train.recompute = resolved_recompute(job.train.recompute, job.run.device);
   base.chooses_recompute = base.job.train.recompute != job.train.recompute;
   return base;

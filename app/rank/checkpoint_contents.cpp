@@ -14,20 +14,20 @@ using checkpoint::model_file;
 using Stages = std::span<const RankModel::RankStage>;
 
 bool is_stored_here(const RunContext& context, const nn::Slice& slice) {
-  return slice.spec.counted && !is_tied_copy(context, slice);
+  return slice.spec.counted && !slice.spec.frozen && !is_tied_copy(context, slice);
 }
 
 std::string stored_name(const RunContext& context, const nn::Slice& slice) {
   return is_tied_copy(context, slice) ? std::string("embed.weight") : slice.spec.name;
 }
 
-// Names, over all stages; experts are on several ranks of each.
-size_t model_parameters(RunContext& context, Stages stages) {
+// Names of what learns, over all stages; experts are on several ranks of each.
+size_t learning_parameters(RunContext& context, Stages stages) {
   std::vector<double> counts(2, 0.0);  // dense, experts
   for (const RankModel::RankStage& own : stages) {
     for (nn::ParameterGroup& group : own.stage->parameters().groups()) {
       for (const nn::ParameterSpec* spec : group.specs()) {
-        if (context.model.tied && spec->name == "head.weight") continue;
+        if (spec->frozen || (context.model.tied && spec->name == "head.weight")) continue;
         counts[group.of_experts() ? 1 : 0] += 1;
       }
     }
@@ -39,10 +39,12 @@ size_t model_parameters(RunContext& context, Stages stages) {
 }
 
 void check_size(RunContext& context, Stages stages, const checkpoint::Reader& reader) {
-  const size_t stored = reader.names(model_file).size(), own = model_parameters(context, stages);
+  const size_t stored = reader.names(model_file).size(), own = learning_parameters(context, stages);
   if (stored == own) return;
-  throw Error(fmt::format("the checkpoint holds {} parameters, the job's model has {}: it is another model's",
-                          stored, own));
+  throw Error(fmt::format(
+      "the checkpoint holds {} parameters, of the job's model {} learn: it is another model's, or "
+      "other parameters were frozen",
+      stored, own));
 }
 
 }  // namespace
@@ -75,8 +77,10 @@ std::vector<checkpoint::StageContents> contents_of(const RunContext& context, St
 void read_weights(RunContext& context, Stages stages, const checkpoint::Reader& reader) {
   check_size(context, stages, reader);
   for (const RankModel::RankStage& own : stages) {
-    for (nn::Slice* slice : own.stage->parameters().slices())
-      reader.read(model_file, stored_name(context, *slice), slice->shape, slice->master);
+    for (nn::Slice* slice : own.stage->parameters().slices()) {
+      if (!slice->spec.frozen)
+        reader.read(model_file, stored_name(context, *slice), slice->shape, slice->master);
+    }
     own.stage->parameters().refresh_compute();
   }
 }
@@ -86,8 +90,10 @@ void read_all(RunContext& context, Stages stages, const checkpoint::Reader& read
   check_size(context, stages, reader);
   checkpoint::Destinations wanted;
   for (const RankModel::RankStage& own : stages) {
-    for (nn::Slice* slice : own.stage->parameters().slices())
-      wanted[model_file].push_back({stored_name(context, *slice), slice->shape, slice->master});
+    for (nn::Slice* slice : own.stage->parameters().slices()) {
+      if (!slice->spec.frozen)
+        wanted[model_file].push_back({stored_name(context, *slice), slice->shape, slice->master});
+    }
     for (const optim::StateTensor& state : own.optimizer->state()) {
       if (reader.weights_alone()) {
         state.tensor.zero_();  // as in a new run, whatever an attempt to load another checkpoint left

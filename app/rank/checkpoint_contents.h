@@ -1,4 +1,5 @@
-// What a checkpoint holds of a rank's stages: masters and optimizer states, by global name.
+// What a checkpoint holds of a rank's stages: masters and optimizer states of what learns, by global name.
+// Frozen weights come from the job's initial values (RankModel::initialise).
 #pragma once
 
 #include <span>

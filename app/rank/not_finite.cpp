@@ -37,8 +37,8 @@ bool is_finite(const at::Tensor& tensor) {
 }
 
 // Those of this rank, in the model's order.
-std::vector<Found> find_not_finite(std::span<const RankModel::RankStage> stages,
-                                   at::Tensor nn::Slice::*value) {
+template <typename Value>
+std::vector<Found> find_not_finite(std::span<const RankModel::RankStage> stages, const Value& value) {
   std::vector<Found> found;
   for (const RankModel::RankStage& own : stages) {
     nn::ParameterStore& parameters = own.stage->parameters();
@@ -46,7 +46,7 @@ std::vector<Found> find_not_finite(std::span<const RankModel::RankStage> stages,
     for (const nn::ParameterSpec* spec : parameters.specs())
       numbers.emplace(spec->name, static_cast<int64_t>(numbers.size()));
     for (const nn::Slice* slice : parameters.slices()) {
-      const at::Tensor& tensor = slice->*value;
+      const at::Tensor& tensor = value(*slice);
       if (slice->spec.role == nn::Role::balance || !tensor.defined() || is_finite(tensor)) continue;
       found.push_back(
           {own.stage->index() * places_of_stage + numbers.at(slice->spec.name), slice->spec.name});
@@ -78,8 +78,13 @@ std::optional<Found> back(const std::vector<Found>& found) {
 }  // namespace
 
 std::string describe_not_finite(comm::Communicator& world, std::span<const RankModel::RankStage> stages) {
-  const std::vector<Found> gradients = find_not_finite(stages, &nn::Slice::grad);
-  const std::string weight = lowest(world, front(find_not_finite(stages, &nn::Slice::master)), 1);
+  const std::vector<Found> gradients =
+      find_not_finite(stages, [](const nn::Slice& slice) -> const at::Tensor& { return slice.grad; });
+  const std::string weight =
+      lowest(world,
+             front(find_not_finite(
+                 stages, [](const nn::Slice& slice) -> const at::Tensor& { return slice.values(); })),
+             1);
   const std::string nearest_to_loss = lowest(world, back(gradients), -1);
   const std::string nearest_to_input = lowest(world, front(gradients), 1);
   std::string text;

@@ -11,6 +11,7 @@
 #include "app/rank/checkpoint_contents.h"
 #include "core/base/error.h"
 #include "models/hf_loader.h"
+#include "models/learning.h"
 #include "parallel/pipeline/tied_gradient.h"
 #include "parallel/shard/matrix_exchange.h"
 #include "parallel/tensor/tensor_region.h"
@@ -93,11 +94,14 @@ void RankModel::add_stage(int index, models::Seams seams) {
 
 void RankModel::add_optimizer(RankStage& own) {
   nn::ParameterStore& parameters = own.stage->parameters();
+  std::vector<nn::Buffer*> learning = parameters.buffers();
+  std::erase_if(learning, [](const nn::Buffer* buffer) { return buffer->frozen; });
   own.optimizer =
-      optim::make_optimizer(context_.job.optimizer, parameters.buffers(), matrix_exchange(context_),
+      optim::make_optimizer(context_.job.optimizer, std::move(learning), matrix_exchange(context_),
                             context_.job.model.router_bias_update_rate);
   for (nn::Slice* slice : parameters.slices()) {
-    if (slice->spec.counted && slice->spec.role != nn::Role::balance && !is_tied_copy(context_, *slice))
+    if (slice->spec.counted && !slice->spec.frozen && slice->spec.role != nn::Role::balance &&
+        !is_tied_copy(context_, *slice))
       own.counted.push_back(slice);
   }
 }
@@ -106,7 +110,7 @@ void RankModel::watch_weights() {
   guard_.emplace();
   for (RankStage& own : stages_) {
     for (const nn::Slice* slice : own.stage->parameters().slices())
-      guard_->watch(slice->spec.name, slice->master);
+      guard_->watch(slice->spec.name, slice->values());
     for (const optim::StateTensor& state : own.optimizer->state())
       guard_->watch(fmt::format("{} of {}", state.file, state.slice->spec.name), state.tensor);
   }
@@ -156,16 +160,18 @@ void RankModel::overlap_weight_gradients(nn::SideStream& side) {
 
 void RankModel::initialise() {
   for (RankStage& own : stages_) {
-    if (context_.job.model.init == config::Init::hf) {
-      models::load_hf_weights(*own.stage, context_.job.model.hf_dir);
-    } else {
-      own.stage->parameters().initialise(static_cast<uint64_t>(context_.job.run.seed));
+    const bool from_hf = context_.job.model.init == config::Init::hf;
+    if (from_hf) models::load_hf_weights(*own.stage, context_.job.model.hf_dir);
+    for (nn::ParameterGroup& group : own.stage->parameters().groups()) {
+      // Adapters are in no Hugging Face directory.
+      if (!from_hf || group.is_of_adapters()) group.initialise(static_cast<uint64_t>(context_.job.run.seed));
     }
   }
   if (guard_) guard_->note();
 }
 
 void RankModel::load(const checkpoint::Reader& reader, comm::Communicator& comm) {
+  if (models::freezes(context_.model)) initialise();
   read_all(context_, stages_, reader, comm);
   optimizer_step_ = reader.state().optimizer_step;
   if (guard_) guard_->note();
@@ -193,6 +199,7 @@ void RankModel::sum_tied_gradients() {
     if (own.stage->is_first()) embedding = gradient(*own.stage, "embed");
     if (own.stage->is_last()) head = gradient(*own.stage, "head");
   }
+  if (!embedding.defined() && !head.defined()) return;  // frozen, or on other ranks
   pipeline::sum_tied_gradient(context_.mesh.along(mesh::Axis::pp), schedule_.rank_of(0), last_stage_rank(),
                               embedding, head);
 }

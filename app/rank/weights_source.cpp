@@ -11,6 +11,7 @@
 #include "core/base/error.h"
 #include "core/config/field.h"
 #include "core/io/paths.h"
+#include "models/learning.h"
 #include "parallel/checkpoint/checkpoint.h"
 #include "parallel/checkpoint/manifest.h"
 #include "parallel/checkpoint/step_folders.h"
@@ -52,6 +53,7 @@ std::string find_checkpoint(const config::JobConfig& job, const std::string& nam
 
 void refuse_other_model(const fs::path& folder, const config::JobConfig& job) {
   const SavedRun saved = read_saved_run(folder);
+  check_base(folder.string(), saved.base, base_of(job));
   if (!saved.job) return;
   const std::vector<std::string> other = model_differences(*saved.job, job);
   if (other.empty()) return;
@@ -87,6 +89,7 @@ std::string load_weights(RunContext& context, RankModel& model, const std::strin
     model.initialise();
     return fmt::format("the weights of {}", context.job.model.hf_dir);
   }
+  if (models::freezes(context.model)) model.initialise();
   int64_t step = 0;
   const std::string problem = checkpoint::load_on_all(*disk, found, [&](const checkpoint::Reader& reader) {
     step = reader.state().step;

@@ -14,17 +14,28 @@
 #include "core/base/error.h"
 #include "core/config/data_sources.h"
 #include "core/optim/groups.h"
+#include "models/learning.h"
 #include "models/transformer_stage.h"
 
 namespace pptrain::app {
 
-void report_groups(const config::JobConfig& job, const models::ModelConfig& model,
-                   const config::ReportConflict& report) {
-  if (job.optimizer.groups.empty()) return;
-  models::TransformerStage whole(
-      model, {.end_layer = static_cast<int>(model.layers), .embedding = true, .head = true});
-  for (const auto& [group, text] : optim::check_groups(job.optimizer.groups, whole.parameters().specs()))
-    report({fmt::format("optimizer.groups[{}].match", group)}, text);
+void report_learning(const config::JobConfig& job, const models::ModelConfig& model,
+                     const config::ReportConflict& report) {
+  if (job.optimizer.groups.empty() && job.lora.rank == 0) return;
+  try {
+    models::TransformerStage whole(model, models::whole_model(model));
+    const std::vector<const nn::ParameterSpec*> specs = whole.parameters().specs();
+    for (const auto& [group, text] : optim::check_groups(job.optimizer.groups, specs))
+      report({fmt::format("optimizer.groups[{}].match", group)}, text);
+    if (job.lora.rank > 0) {
+      for (const auto& [target, text] : models::check_targets(job.lora, specs))
+        report({"lora.targets"}, text);
+    } else if (std::ranges::all_of(specs, &nn::ParameterSpec::frozen)) {
+      report({"optimizer.groups"}, "every parameter is frozen: nothing would learn");
+    }
+  } catch (const UsageError& error) {
+    report({"optimizer.groups"}, error.what());
+  }
 }
 
 void report_heads(const config::JobConfig& job, const models::ModelConfig& model,

@@ -10,9 +10,10 @@
 
 namespace pptrain::app {
 
-// Of optimizer.groups, patterns that match nothing in `model`.
-void report_groups(const config::JobConfig& job, const models::ModelConfig& model,
-                   const config::ReportConflict& report);
+// Of optimizer.groups and lora.targets, patterns that match nothing in `model`; weights of one GEMM of which
+// some are frozen and others are not.
+void report_learning(const config::JobConfig& job, const models::ModelConfig& model,
+                     const config::ReportConflict& report);
 
 // Heads that no library of a GPU computes, where the job is for GPUs.
 void report_heads(const config::JobConfig& job, const models::ModelConfig& model,

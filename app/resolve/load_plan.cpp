@@ -188,7 +188,7 @@ void Resolver::check_split() {
 std::optional<Plan> Resolver::plan() {
   if (!sound_) return std::nullopt;
   PlanBase base = plan_base(job_);
-  report_groups(job_, base.model, report_);
+  report_learning(job_, base.model, report_);
   report_heads(job_, base.model, report_);
   check_samples(job_, base.model, report_);
   if (!sound_) return std::nullopt;

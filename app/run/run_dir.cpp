@@ -142,6 +142,7 @@ void RunDir::take_lock() {
 void RunDir::choose() {
   const config::JobConfig& job = context_.job;
   data_ = data_fingerprint(job);
+  base_ = base_of(job);
   checkpoint::take_back_replaced(folder_ / "checkpoints", warn);
   const Progress progress = find_progress(folder_ / "checkpoints", warn, known_);
   choice_ = choose_start(job, progress);
@@ -151,7 +152,7 @@ void RunDir::choose() {
   const SavedRun saved = choice_.from == StartFrom::own_checkpoint
                              ? *progress.newest
                              : read_saved_run(find_named_checkpoint(job.checkpoint.resume, warn, known_));
-  terms_ = check_resume(saved, job, data_);
+  terms_ = check_resume(saved, job, data_, base_);
   checkpoint_ = saved.folder.string();
 }
 

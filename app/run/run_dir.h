@@ -49,6 +49,8 @@ class RunDir {
 
   // Rank 0: the fingerprint of the training data.
   const std::string& data() const { return data_; }
+  // Rank 0: where frozen weights come from.
+  const Base& base() const { return base_; }
 
   // Rank 0: the first line of this start in metrics.jsonl.
   metrics::RunHeader header(int64_t step, const checkpoint::Layout& layout) const;
@@ -66,6 +68,7 @@ class RunDir {
   StartChoice choice_;
   ResumeTerms terms_;  // its remarks: rank 0
   std::string checkpoint_, data_;
+  Base base_;
   bool begun_ = false;
 };
 

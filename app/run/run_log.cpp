@@ -81,9 +81,8 @@ void announce(const RunContext& context, const std::vector<OpenSource>& sources)
   const config::JobConfig& job = context.job;
   const int ranks = context.mesh.shape().world_size();
   spdlog::info("pptrain: {} of {}, {} {} rank{} ({}), {}", job.model.arch,
-               models::parameters_text(models::parameter_count(context.model)), ranks,
-               context.device.is_cpu() ? "CPU" : "GPU", ranks == 1 ? "" : "s",
-               context.mesh.shape().describe(), job.train.dtype.text);
+               models::parameters_text(context.model), ranks, context.device.is_cpu() ? "CPU" : "GPU",
+               ranks == 1 ? "" : "s", context.mesh.shape().describe(), job.train.dtype.text);
   const int data_ranks = context.mesh.size(mesh::Group::batch);
   spdlog::info("schedule {}, layers per stage {}, {} microbatches of {}{} x {} tokens a step{}",
                job.distributed.pp_schedule, fmt::join(pipeline::layers_per_stage(context.plan.layers), "+"),

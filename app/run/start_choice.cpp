@@ -192,6 +192,7 @@ SavedRun read_saved_run(const fs::path& step_folder) {
                  .seed = static_cast<int64_t>(manifest.state.seed),
                  .job = {},
                  .data = {},
+                 .base = {},
                  .weights_alone = manifest.weights_alone()};
   if (!manifest.job_toml.empty()) {
     const std::string name = fmt::format("the job in {}", (step_folder / checkpoint::manifest_name).string());
@@ -199,14 +200,15 @@ SavedRun read_saved_run(const fs::path& step_folder) {
   }
   const auto data = manifest.layout.find("data");
   if (data != manifest.layout.end()) saved.data = data->second;
+  saved.base = base_of(manifest.layout);
   return saved;
 }
 
 std::vector<std::string> model_differences(const config::JobConfig& saved, const config::JobConfig& job) {
   std::vector<std::string> found;
   for (const Difference& difference : config::differences(saved, job)) {
-    if (difference.effect == Effect::model && difference.option.starts_with("model."))
-      found.push_back(config::describe(difference));
+    const bool shapes = difference.option.starts_with("model.") || difference.option.starts_with("lora.");
+    if (difference.effect == Effect::model && shapes) found.push_back(config::describe(difference));
   }
   return found;
 }
@@ -226,7 +228,9 @@ std::string changed_rate(const config::JobConfig& saved, const config::JobConfig
 
 }  // namespace
 
-ResumeTerms check_resume(const SavedRun& saved, const config::JobConfig& job, const std::string& data) {
+ResumeTerms check_resume(const SavedRun& saved, const config::JobConfig& job, const std::string& data,
+                         const Base& base) {
+  check_base(saved.folder.string(), saved.base, base);
   if (saved.weights_alone) return check_weights_alone(saved, job);
   const Sorted sorted = compare(saved, job, data);
   refuse_other_model(saved, sorted.model);

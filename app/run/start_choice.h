@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "app/run/base_weights.h"
 #include "core/config/job_config.h"
 #include "parallel/checkpoint/checkpoint.h"
 
@@ -21,6 +22,7 @@ struct SavedRun {
   int64_t seed = 0;
   std::optional<config::JobConfig> job;  // that saved it; none in a checkpoint that was made without one
   std::string data;                      // fingerprint of its data; empty in checkpoints that have none
+  Base base;                             // of the frozen weights
   bool weights_alone = false;            // made by pptrain convert: no run has been there yet
 };
 
@@ -77,7 +79,9 @@ struct ResumeTerms {
 // optimizer differs, and if the data or their order do and checkpoint.data = "same". If both fingerprints are
 // known, they count and data.path does not: a file may have moved. A step may take another number of samples:
 // none is left out or comes twice, and a remark says so. Of weights alone only the model counts.
-ResumeTerms check_resume(const SavedRun& saved, const config::JobConfig& job, const std::string& data);
+// `base`: the job's (check_base).
+ResumeTerms check_resume(const SavedRun& saved, const config::JobConfig& job, const std::string& data,
+                         const Base& base = {});
 
 // What makes the model of one job another one than the other job's, in words: tensors of equal shapes may be
 // of a model that computes something else.

@@ -155,7 +155,8 @@ void Trainer::resume() {
 }
 
 void Trainer::open(bool resumed) {
-  const checkpoint::Layout layout = describe_layout(context_.plan, run_dir_.data());
+  checkpoint::Layout layout = describe_layout(context_.plan, run_dir_.data());
+  describe_base(run_dir_.base(), layout);
   if (context_.root()) {
     run_dir_.begin(state_.step);
     if (resumed) spdlog::info("resumed from {} at step {}", run_dir_.checkpoint(), state_.step);

@@ -209,6 +209,7 @@ struct OptimizerGroup {
   std::string match;  // a pattern for parameters' names, or a role
   double lr_scale = 1;
   std::optional<double> weight_decay = std::nullopt;  // none: as without the group
+  bool frozen = false;
 
   bool operator==(const OptimizerGroup&) const = default;
 };
@@ -226,6 +227,15 @@ struct OptimizerSection {
   bool post_validation = false;  // step before the global norm is known; take it back where that was wrong
 
   bool operator==(const OptimizerSection&) const = default;
+};
+
+struct LoraSection {
+  int64_t rank = 0;  // 0: off
+  double alpha = 16;
+  double dropout = 0;
+  std::vector<std::string> targets = {"*.q", "*.k", "*.v", "*.o", "*.gate", "*.up", "*.down"};
+
+  bool operator==(const LoraSection&) const = default;
 };
 
 struct LrScheduleSection {
@@ -284,6 +294,7 @@ struct JobConfig {
   TrainSection train;
   DataSection data;
   OptimizerSection optimizer;
+  LoraSection lora;
   LrScheduleSection lr_schedule;
   CheckpointSection checkpoint;
   EvalSection eval;

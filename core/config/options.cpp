@@ -887,7 +887,39 @@ TableList optimizer_groups() {
   group
       .add("weight_decay", &OptimizerGroup::weight_decay, "Replaces weight_decay, also for norms and biases.")
       .at_least(0);
+  group.add(
+      "frozen", &OptimizerGroup::frozen,
+      "These do not learn. They have neither gradients nor optimizer state, are held in train.dtype alone, "
+      "and checkpoints name where they come from (model.hf_dir or run.seed) in place of their values.");
   return list;
+}
+
+bool adapts(const JobConfig& job) {
+  return job.lora.rank > 0;
+}
+
+void add_lora(std::vector<Option>& options) {
+  SectionFields<LoraSection> lora(options, "lora", [](JobConfig& j) -> LoraSection& { return j.lora; });
+  const auto with_rank = [](auto& option) { option.only_if("lora.rank > 0", {"lora.rank"}, adapts); };
+  lora.add("rank", &LoraSection::rank,
+           "Rank of low-rank adapters (LoRA), which then alone learn: all other weights are frozen, held in "
+           "train.dtype alone, and come from model.hf_dir or run.seed. Checkpoints hold the adapters. 0: "
+           "none.")
+      .between(0, 1 << 16)
+      .decides(Effect::model);
+  with_rank(lora.add("alpha", &LoraSection::alpha, "Adapters' outputs are multiplied by alpha / rank.")
+                .above(0)
+                .decides(Effect::model));
+  with_rank(
+      lora.add("dropout", &LoraSection::dropout, "Dropout of adapters' inputs: 0, since layers have none.")
+          .at_least(0)
+          .decides(Effect::model));
+  with_rank(
+      lora.add("targets", &LoraSection::targets,
+               "Patterns for the linear layers that have an adapter, by the name of layer or weight with * "
+               "for any characters: \"*.q\", \"layers.0.attn.*\". Default: all projections of attention "
+               "(q, k, v, o) and of dense feed-forwards (gate, up, down); experts and routers have none.")
+          .decides(Effect::model));
 }
 
 void add_lr_schedule(std::vector<Option>& options) {
@@ -1031,6 +1063,7 @@ std::vector<Option> declare_options() {
   add_data(options);
   add_chat(options);
   add_optimizer(options);
+  add_lora(options);
   add_lr_schedule(options);
   add_checkpoint(options);
   add_eval_and_metrics(options);

@@ -315,6 +315,19 @@ void check_resume(Document& document) {
   }
 }
 
+void check_lora(Document& document) {
+  const JobConfig& job = document.job;
+  if (job.lora.dropout > 0) {
+    document.report("lora.dropout", "the layers have no dropout: leave it 0");
+  }
+  const auto frozen = std::ranges::find_if(job.optimizer.groups, &OptimizerGroup::frozen);
+  if (job.lora.rank > 0 && frozen != job.optimizer.groups.end()) {
+    document.report_conflict(
+        {fmt::format("optimizer.groups[{}].frozen", frozen - job.optimizer.groups.begin()), "lora.rank"},
+        "with lora.rank everything but the adapters is frozen: remove it, or choose lora.targets");
+  }
+}
+
 void check_run_dir(Document& document) {
   if (document.job.run.dir.empty()) {
     document.report("run.dir", "is empty: give the folder of the run's output");
@@ -439,6 +452,7 @@ void validate(Document& document, bool needs_files) {
   check_profile(document);
   check_metrics(document);
   check_run_dir(document);
+  check_lora(document);
   check_conditions(document);
 }
 

@@ -1,12 +1,16 @@
 #include "core/io/hf_checkpoint.h"
 
 #include <spdlog/fmt/fmt.h>
+#include <spdlog/fmt/ranges.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <nlohmann/json.hpp>
+#include <span>
 #include <string_view>
 
 #include "core/base/error.h"
+#include "core/io/checksum.h"
 #include "core/io/mapped_file.h"
 #include "core/io/paths.h"
 #include "core/io/strict_json.h"
@@ -79,6 +83,20 @@ std::vector<std::string> HfCheckpoint::names() const {
   for (const auto& [name, reader] : shard_of_) result.push_back(name);
   std::ranges::sort(result);
   return result;
+}
+
+std::string fingerprint(const HfCheckpoint& checkpoint) {
+  constexpr size_t ends = 4096;
+  Checksum sum;
+  const auto add = [&](std::string_view text) { sum.add(std::as_bytes(std::span(text))); };
+  for (const std::string& name : checkpoint.names()) {
+    const TensorSpec& spec = checkpoint.spec(name);
+    add(fmt::format("{} {} [{}]\n", name, dtype_name(spec.dtype), fmt::join(spec.shape, ", ")));
+    const std::span<const std::byte> bytes = checkpoint.shard(name).bytes(name);
+    sum.add(bytes.first(std::min(ends, bytes.size())));
+    sum.add(bytes.last(std::min(ends, bytes.size())));
+  }
+  return sum.hex();
 }
 
 }  // namespace pptrain::io

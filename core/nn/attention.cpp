@@ -110,7 +110,7 @@ ColumnLinear make_qkv(ParameterGroup& group, const std::string& name, const Atte
 }
 
 std::optional<Tensor> grad_of(const Weight* weight) {
-  return weight == nullptr ? std::nullopt : std::optional(weight->grad);
+  return weight == nullptr ? std::nullopt : std::optional(weight->grad_or_scratch());
 }
 
 std::optional<Tensor> factor_of(const Weight* weight, NormKind kind) {
@@ -277,9 +277,9 @@ Tensor Attention::fused_gradient(const Saved& saved, const attention::Gradients&
 Tensor Attention::norm_rows_back(const Tensor& dy, const Tensor& x, const Tensor& rstd,
                                  Weight& weight) const {
   const std::array<int64_t, 2> rows{-1, weight.compute.size(0)};
-  Tensor dx = kernels::contiguous(dy).view(rows);
+  Tensor dx = kernels::contiguous(dy).view(rows), weight_grad = weight.grad_or_scratch();
   kernels::rms_norm_backward(dx, x.view(rows), norm_factor(weight, local_.qk_norm_kind), rstd, std::nullopt,
-                             dx, weight.grad);
+                             dx, weight_grad);
   return dx.view(x.sizes());
 }
 
@@ -332,6 +332,7 @@ Tensor Attention::backward_input(Saved& saved, const Tensor& dy, const TokenInfo
 }
 
 void Attention::add_sinks_gradient(const Tensor& dsinks) {
+  if (sinks_->frozen()) return;
   sinks_->grad.add_(dsinks);
   kernels::record(kernels::moving(sinks_->grad, sinks_->grad, dsinks));
 }

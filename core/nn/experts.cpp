@@ -45,6 +45,7 @@ at::Tensor logits_of(const at::Tensor& x, const Weight& weight, const Weight* bi
 }
 
 void add_weight_gradient(const at::Tensor& x, const at::Tensor& dlogits, Weight& weight) {
+  if (weight.frozen()) return;
   for_pieces_in_float32(x, [&](int64_t first, const at::Tensor& piece) {
     kernels::accumulate_weight_gradient(dlogits.narrow(0, first, piece.size(0)), piece, weight.grad);
   });
@@ -247,7 +248,8 @@ at::Tensor Router::backward_input(const at::Tensor& x, const Routing& routing, c
   const at::Tensor loads = loads_of(routing, tokens.filling);
   loads_ = loads_.defined() ? loads_.add_(loads) : loads;
   // Its sign alone acts (optim/updates.h): of integers, whose sum over ranks does not depend on the order.
-  if (bias_ != nullptr) bias_->grad.add_(loads.mul(config_.experts).sub_(loads.sum()).to(at::kFloat));
+  if (bias_ != nullptr && !bias_->frozen())
+    bias_->grad.add_(loads.mul(config_.experts).sub_(loads.sum()).to(at::kFloat));
   at::Tensor dlogits = logits_gradient(config_.scale == 1 ? dweights : dweights.mul(config_.scale), routing,
                                        tokens, loads, exchange);
   at::Tensor dx = at::empty({x.size(0), config_.hidden}, dlogits.options());
@@ -272,7 +274,7 @@ at::Tensor Router::logits_gradient(const at::Tensor& dweights, const Routing& ro
 
 void Router::backward_weight(std::span<const at::Tensor> operands) {
   add_weight_gradient(operands[0], operands[1], *weight_);
-  if (logits_bias_ != nullptr) logits_bias_->grad.add_(operands[1].sum(0));
+  if (logits_bias_ != nullptr && !logits_bias_->frozen()) logits_bias_->grad.add_(operands[1].sum(0));
 }
 
 at::Tensor Router::take_loads() {

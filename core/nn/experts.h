@@ -128,6 +128,9 @@ class Router final : public HasWeightGradient {
   at::Tensor backward_input(const at::Tensor& x, const Routing& routing, const at::Tensor& dweights,
                             const TokenInfo& tokens, const ExpertExchange& exchange, WeightGradQueue& queue);
   void backward_weight(std::span<const at::Tensor> operands) override;  // x, dlogits
+  bool learns() const override {
+    return !weight_->frozen() || (logits_bias_ != nullptr && !logits_bias_->frozen());
+  }
 
   // Rows of documents that went to each expert in the backward passes since the last call, from this rank:
   // int64 [experts]; undefined where there were none.
@@ -163,6 +166,7 @@ class ExpertWeights final : public HasWeightGradient {
   void push(WeightGradQueue& queue, const GroupedRows& dy, const GroupedRows& x,
             const ExpertExchange::Plan& plan);
   void backward_weight(std::span<const at::Tensor> operands) override;
+  bool learns() const override { return !weight_->frozen(); }
 
  private:
   at::Tensor by_expert(const at::Tensor& weight) const { return weight.view({experts_, out_, in_}); }
@@ -188,6 +192,7 @@ class ExpertBiases final : public HasWeightGradient {
   void push(WeightGradQueue& queue, const GroupedRows& dy, const at::Tensor& weights,
             const ExpertExchange::Plan& plan);
   void backward_weight(std::span<const at::Tensor> operands) override;
+  bool learns() const override { return !bias_->frozen(); }
 
  private:
   at::Tensor of_rows(const ExpertExchange::Plan& plan, const at::Tensor& like) const;
@@ -270,6 +275,7 @@ class SharedExperts final : public FeedForward, public HasWeightGradient {
   at::Tensor backward_input(FeedForward::Saved& saved, const at::Tensor& dy, const TokenInfo& tokens,
                             WeightGradQueue& queue) override;
   void backward_weight(std::span<const at::Tensor> operands) override;  // x, gradient of the gate's logits
+  bool learns() const override { return gate_ != nullptr && !gate_->frozen(); }
 
   Experts& experts() { return experts_; }
 

@@ -2,6 +2,7 @@
 
 #include <ATen/ops/empty.h>
 
+#include <algorithm>
 #include <optional>
 #include <utility>
 
@@ -49,7 +50,8 @@ void keep_rows(const at::Tensor& part, const RowChunks& chunks, int64_t chunk, i
 
 // What ranks exchange for a weight gradient travels behind the input gradient, so there is no use of a second
 // stream where there are several ranks.
-bool takes_at_once(const WeightGradQueue& queue, const Region& region) {
+bool takes_at_once(const HasWeightGradient& layer, const WeightGradQueue& queue, const Region& region) {
+  if (!layer.learns()) return false;
   return queue.mode() == WeightGradQueue::Mode::immediate ||
          (queue.mode() == WeightGradQueue::Mode::beside && !region.alone());
 }
@@ -74,9 +76,14 @@ Linear::Linear(ParameterGroup& group, std::vector<ParameterSpec> weights, std::v
     out_ += shape[0];
     in_ = shape[1];
   }
+  adapter_ = Adapter::declare(group, weights);
   weight_ = &group.add(std::move(weights));
   weight_->grad_by_products = true;
   if (!biases.empty()) bias_ = &group.add(std::move(biases));
+}
+
+bool Linear::learns() const {
+  return adapter_ || !weight_->frozen() || (bias_ != nullptr && !bias_->frozen());
 }
 
 at::Tensor Linear::forward(const at::Tensor& x) const {
@@ -87,6 +94,7 @@ at::Tensor Linear::forward(const at::Tensor& x) const {
 
 void Linear::forward(const at::Tensor& x, at::Tensor y) const {
   kernels::linear(x, weight_->compute, bias_ == nullptr ? std::nullopt : std::optional(bias_->compute), y);
+  if (adapter_) adapter_->forward(x, y);
 }
 
 at::Tensor Linear::backward_input(const at::Tensor& dy) const {
@@ -97,13 +105,13 @@ at::Tensor Linear::backward_input(const at::Tensor& dy) const {
 
 void Linear::backward_input(const at::Tensor& dy, at::Tensor dx) const {
   kernels::matmul(dy, weight_->compute, dx);
+  if (adapter_) adapter_->backward_input(dy, dx);
 }
 
 void Linear::backward_weight(const at::Tensor& x, const at::Tensor& dy) {
   add_weight_gradient(*weight_, dy, x);
-  if (bias_ != nullptr) {
-    kernels::accumulate_bias_gradient(dy, bias_->grad);
-  }
+  if (bias_ != nullptr) add_bias_gradient(*bias_, dy);
+  if (adapter_) adapter_->backward_weight(x, dy);
 }
 
 ColumnLinear::ColumnLinear(ParameterGroup& group, int64_t in_features, const std::vector<LinearPart>& parts,
@@ -138,12 +146,16 @@ at::Tensor ColumnLinear::input_gradient(std::span<const at::Tensor> dy) const {
   return dx;
 }
 
+bool ColumnLinear::learns() const {
+  return std::ranges::any_of(blocks_, &Linear::learns);
+}
+
 void ColumnLinear::accumulate(const at::Tensor& all, std::span<const at::Tensor> dy) {
   for (size_t i = 0; i < blocks_.size(); ++i) blocks_[i].backward_weight(all, dy[i]);
 }
 
 at::Tensor ColumnLinear::backward(at::Tensor x, std::vector<at::Tensor> dy, WeightGradQueue& queue) {
-  const bool now = takes_at_once(queue, *region_);
+  const bool now = takes_at_once(*this, queue, *region_);
   Region::Arriving all;
   if (now) all = region_->begin_enter(x, dy[0].size(0));
   Region::Arriving dx = region_->begin_leave(input_gradient(dy));
@@ -212,7 +224,7 @@ at::Tensor RowLinear::backward(at::Tensor x, const at::Tensor& dy, WeightGradQue
     queue.push(*this, {std::move(x), dy});
     return linear_->backward_input(dy);
   }
-  if (!region_->alone() && region_->chunks() == 1 && takes_at_once(queue, *region_)) {
+  if (!region_->alone() && region_->chunks() == 1 && takes_at_once(*this, queue, *region_)) {
     const at::Tensor all = region_->enter(dy, x.size(0));
     accumulate(x, all, dy);
     x.reset();
@@ -226,7 +238,7 @@ at::Tensor RowLinear::backward(at::Tensor x, const at::Tensor& dy, WeightGradQue
 RowLinear::InputGradient RowLinear::backward_input(const at::Tensor& dy, int64_t rows,
                                                    const WeightGradQueue& queue) const {
   InputGradient first;
-  const bool now = takes_at_once(queue, *region_);
+  const bool now = takes_at_once(*this, queue, *region_);
   first.dx =
       region_->alone() ? linear_->backward_input(dy) : input_gradient(dy, rows, now ? &first.all : nullptr);
   return first;
@@ -241,9 +253,13 @@ void RowLinear::backward_weight(at::Tensor x, const at::Tensor& dy, const InputG
   }
 }
 
+bool RowLinear::learns() const {
+  return linear_->learns() || (bias_ != nullptr && !bias_->frozen());
+}
+
 void RowLinear::accumulate(const at::Tensor& x, const at::Tensor& all, const at::Tensor& dy) {
   linear_->backward_weight(x, all);
-  if (bias_ != nullptr) kernels::accumulate_bias_gradient(dy, bias_->grad);
+  if (bias_ != nullptr) add_bias_gradient(*bias_, dy);
 }
 
 void RowLinear::backward_weight(std::span<const at::Tensor> operands) {

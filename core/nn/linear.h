@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "core/nn/adapter.h"
 #include "core/nn/parameter.h"
 #include "core/nn/region.h"
 #include "core/nn/weight_grad_queue.h"
@@ -30,7 +31,8 @@ ParameterSpec bias_spec(const LinearPart& part);
 class Linear final : public HasWeightGradient {
  public:
   // Declares `<name>.weight` [out, in] (and `<name>.bias` [out]) for each part, of which this rank holds its
-  // shard of the outputs; the parts' outputs are concatenated.
+  // shard of the outputs; the parts' outputs are concatenated. Declares adapters where the group says so,
+  // which then belong to every pass.
   Linear(ParameterGroup& group, int64_t in_features, const std::vector<LinearPart>& parts, bool bias,
          double init_std, const TensorCut& outputs = {});
   // The same of any weights; the layer computes with their local shapes. `biases`: none, or one
@@ -47,6 +49,7 @@ class Linear final : public HasWeightGradient {
   void backward_weight(std::span<const at::Tensor> operands) override {  // x, dy
     backward_weight(operands[0], operands[1]);
   }
+  bool learns() const override;
 
   int64_t in_features() const { return in_; }
   int64_t out_features() const { return out_; }
@@ -56,6 +59,7 @@ class Linear final : public HasWeightGradient {
   int64_t in_ = 0, out_ = 0;
   Weight* weight_ = nullptr;
   Weight* bias_ = nullptr;
+  std::optional<Adapter> adapter_;
 };
 
 // Of the rows that a pass gathers, the two layers below save the rank's own alone: they are gathered again
@@ -80,6 +84,7 @@ class ColumnLinear final : public HasWeightGradient {
   // and the input gradient while the weight gradient is.
   at::Tensor backward(at::Tensor x, std::vector<at::Tensor> dy, WeightGradQueue& queue);
   void backward_weight(std::span<const at::Tensor> operands) override;  // x, dy of each block
+  bool learns() const override;
 
  private:
   at::Tensor input_gradient(
@@ -105,6 +110,7 @@ class RowLinear final : public HasWeightGradient {
   // input gradient, which others wait for.
   at::Tensor backward(at::Tensor x, const at::Tensor& dy, WeightGradQueue& queue);
   void backward_weight(std::span<const at::Tensor> operands) override;  // x, dy
+  bool learns() const override;
 
   // backward() in two parts, for who makes x between them. rows: of x.
   struct InputGradient {

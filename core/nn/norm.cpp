@@ -12,6 +12,7 @@
 
 #include "core/kernels/dry_run.h"
 #include "core/kernels/kernels.h"
+#include "core/nn/weight_grad_queue.h"
 
 namespace pptrain::nn {
 namespace {
@@ -84,10 +85,10 @@ Tensor Norm::forward(const Tensor& x, Tensor delta, Saved& saved) const {
 
 Tensor Norm::backward(const Saved& saved, const Tensor& dy, const Tensor& residual_grad) {
   if (kind_ == NormKind::layer) return layer_backward(saved, dy, residual_grad);
-  Tensor dx = dy;
+  Tensor dx = dy, weight_grad = weight_->grad_or_scratch();
   kernels::rms_norm_backward(dy, saved.x, norm_factor(*weight_, kind_), saved.rstd,
                              residual_grad.defined() ? std::optional(residual_grad) : std::nullopt, dx,
-                             weight_->grad);
+                             weight_grad);
   return dx;
 }
 
@@ -109,12 +110,12 @@ Tensor Norm::layer_forward(Saved& saved) const {
 // LibTorch sums the weight's and the bias's gradients in as many parts as there are threads: our kernel,
 // which takes rows in order, sums them instead.
 Tensor Norm::layer_backward(const Saved& saved, const Tensor& dy, const Tensor& residual_grad) {
-  {
+  if (!weight_->frozen()) {
     const Tensor slopes = at::sub(saved.x, saved.mean).mul_(saved.rstd).mul_(dy);  // float32 [rows, dim]
     kernels::record(kernels::moving(saved.x, saved.mean, saved.rstd, dy, slopes));
     kernels::accumulate_bias_gradient(slopes, weight_->grad);
   }
-  kernels::accumulate_bias_gradient(dy, bias_->grad);
+  add_bias_gradient(*bias_, dy);
   const Tensor x = operand_of(saved.x), g = operand_of(dy);
   Tensor dx;
   if (kernels::is_dry(x)) {

@@ -112,6 +112,10 @@ void check_stack(std::span<const ParameterSpec> stack, const std::deque<Weight>&
     if (spec.copies != first.copies)
       throw Error(fmt::format("parameters '{}' and '{}' are stacked, but have different copies", spec.name,
                               first.name));
+    if (spec.frozen != first.frozen)
+      throw UsageError(fmt::format(
+          "{} is frozen, but {}, which one GEMM computes with it, is not: freeze both, or neither",
+          (spec.frozen ? spec : first).name, (spec.frozen ? first : spec).name));
   }
 }
 
@@ -132,6 +136,18 @@ uint64_t mix(uint64_t z) {
   return z ^ (z >> 31);
 }
 
+// kernels::normal_values of any type, rounded from float32, of which it holds a piece at a time.
+void fill_normal(at::Tensor& out, uint64_t key, int64_t first, double std) {
+  if (out.scalar_type() == at::kFloat) return kernels::normal_values(out, key, first, std);
+  constexpr int64_t piece = int64_t{1} << 20;
+  for (int64_t at = 0; at < out.numel(); at += piece) {
+    const at::Tensor part = out.narrow(0, at, std::min(piece, out.numel() - at));
+    at::Tensor values = at::empty(part.sizes(), part.options().dtype(at::kFloat));
+    kernels::normal_values(values, key, first + at, std);
+    part.copy_(values);
+  }
+}
+
 }  // namespace
 
 std::vector<int64_t> ParameterSpec::local_shape() const {
@@ -140,9 +156,19 @@ std::vector<int64_t> ParameterSpec::local_shape() const {
   return local;
 }
 
+void ParameterGroup::put_adapters_in(ParameterGroup& group) {
+  adapters_ = &group;
+  group.of_adapters_ = true;
+}
+
+at::Tensor Weight::grad_or_scratch() const {
+  return frozen() ? at::empty(compute.sizes(), compute.options().dtype(at::kFloat)) : grad;
+}
+
 Weight& ParameterGroup::add(std::vector<ParameterSpec> parameters) {
   if (materialised_) throw Error("a parameter was declared after its group was materialised");
   if (parameters.empty()) throw Error("a weight needs at least one parameter");
+  for (ParameterSpec& spec : parameters) spec.frozen = learning_.freezes && learning_.freezes(spec);
   check_stack(parameters, weights_);
   const at::Tensor shape =
       at::empty(stacked_shape(parameters), at::TensorOptions().device(at::kMeta).dtype(at::kFloat));
@@ -158,13 +184,15 @@ size_t ParameterGroup::buffer_for(const ParameterSpec& spec) {
   const at::ScalarType type = precise ? at::kFloat : compute_dtype_;
   const bool with_input = is_taken_with_input(spec.role);
   const auto found = std::ranges::find_if(buffers_, [&](const Buffer& buffer) {
-    return buffer.type == type && buffer.copies == spec.copies && buffer.with_input == with_input;
+    return buffer.type == type && buffer.copies == spec.copies && buffer.with_input == with_input &&
+           buffer.frozen == spec.frozen;
   });
   if (found != buffers_.end()) return static_cast<size_t>(found - buffers_.begin());
   Buffer& added = buffers_.emplace_back();
   added.type = type;
   added.copies = spec.copies;
   added.with_input = with_input;
+  added.frozen = spec.frozen;
   return buffers_.size() - 1;
 }
 
@@ -185,11 +213,11 @@ std::vector<int64_t> ParameterGroup::lay_out() {
 void ParameterGroup::allocate(Buffer& buffer, int64_t size, at::Device device, bool with_gradients) {
   const int64_t shard = size / place_.count;
   const auto options = at::TensorOptions().device(device).dtype(at::kFloat);
-  buffer.master = at::zeros({shard}, options);
+  if (!buffer.frozen) buffer.master = at::zeros({shard}, options);
   const auto compute = options.dtype(buffer.type);
-  if (buffer.type != at::kFloat) buffer.compute = at::zeros({shard}, compute);
+  if (buffer.frozen || buffer.type != at::kFloat) buffer.compute = at::zeros({shard}, compute);
   buffer.whole_compute = is_sharded() ? at::empty({size}, compute) : buffer.rounded();
-  if (!with_gradients) return;
+  if (!with_gradients || buffer.frozen) return;
   if (place_.own_gradient) {
     buffer.whole_grad = at::empty({size}, options);
     buffer.grad = at::zeros({shard}, options);
@@ -202,7 +230,7 @@ void ParameterGroup::allocate(Buffer& buffer, int64_t size, at::Device device, b
 // Those of this rank's shard.
 void ParameterGroup::add_slices(const Weight& weight) {
   Buffer& buffer = buffers_[weight.buffer];
-  const int64_t held = buffer.master.numel();
+  const int64_t held = buffer.rounded().numel();
   const int64_t first = held * place_.index;
   int64_t at = weight.offset;
   for (const ParameterSpec& spec : weight.parameters) {
@@ -219,7 +247,7 @@ void ParameterGroup::add_slices(const Weight& weight) {
                   .compute = {}};
       const auto shape =
           slice.shape.covers_box() ? slice.shape.box : std::vector<int64_t>{slice.shape.numel()};
-      slice.master = view_of(buffer.master, slice.offset, shape);
+      if (buffer.master.defined()) slice.master = view_of(buffer.master, slice.offset, shape);
       slice.compute = buffer.compute.defined() ? view_of(buffer.compute, slice.offset, shape) : slice.master;
       if (buffer.grad.defined()) slice.grad = view_of(buffer.grad, slice.offset, shape);
       order_.emplace_back(weight.buffer, buffer.slices.size());
@@ -249,7 +277,8 @@ void ParameterGroup::materialise(at::Device device, at::ScalarType compute_dtype
     const Buffer& buffer = buffers_[weight.buffer];
     const std::vector<int64_t> shape = weight.compute.sizes().vec();
     weight.compute = view_of(buffer.whole_compute, weight.offset, shape);
-    weight.grad = with_gradients ? view_of(buffer.whole_grad, weight.offset, shape) : at::Tensor();
+    weight.grad =
+        buffer.whole_grad.defined() ? view_of(buffer.whole_grad, weight.offset, shape) : at::Tensor();
     add_slices(weight);
   }
   materialised_ = true;
@@ -259,13 +288,16 @@ void ParameterGroup::materialise(at::Device device, at::ScalarType compute_dtype
 }
 
 void ParameterGroup::initialise(uint64_t seed) {
-  for (Slice* slice : slices()) fill_initial_values(slice->spec, slice->shape, seed, slice->master);
+  for (Slice* slice : slices()) {
+    at::Tensor values = slice->values();
+    fill_initial_values(slice->spec, slice->shape, seed, values);
+  }
   refresh_compute();
 }
 
 void ParameterGroup::refresh_compute() {
   for (Buffer& buffer : buffers_) {
-    if (buffer.compute.defined()) buffer.compute.copy_(buffer.master);
+    if (!buffer.frozen && buffer.compute.defined()) buffer.compute.copy_(buffer.master);
   }
 }
 
@@ -376,7 +408,7 @@ int64_t ParameterGroup::parameter_count() const {
 }
 
 ParameterGroup& ParameterStore::add_group(std::string name, bool of_experts) {
-  return groups_.emplace_back(std::move(name), of_experts);
+  return groups_.emplace_back(std::move(name), of_experts, learning_);
 }
 
 void ParameterStore::materialise(at::Device device, at::ScalarType compute_dtype, bool with_gradients,
@@ -448,7 +480,7 @@ void fill_initial_values(const ParameterSpec& spec, const SliceShape& slice, uin
     out.fill_(spec.norm_start);
     return;
   }
-  if (spec.role == Role::bias || spec.role == Role::balance) {
+  if (spec.role == Role::bias || spec.role == Role::balance || spec.init_std == 0) {
     out.zero_();
     return;
   }
@@ -456,7 +488,7 @@ void fill_initial_values(const ParameterSpec& spec, const SliceShape& slice, uin
   const at::Tensor flat = out.view({-1});
   for (const ElementRun& run : element_runs(slice)) {
     at::Tensor values = flat.narrow(0, run.local, run.length);
-    kernels::normal_values(values, key, run.global, spec.init_std);
+    fill_normal(values, key, run.global, spec.init_std);
   }
 }
 

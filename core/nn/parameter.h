@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -51,6 +52,8 @@ struct ParameterSpec {
   // This rank answers for the parameter in the gradient norm and in checkpoints. Of ranks that hold copies,
   // one does.
   bool counted = true;
+  // It does not learn: it has neither master nor gradient nor optimizer state, compute weights alone.
+  bool frozen = false;
 
   std::vector<int64_t> local_shape() const;  // what this rank's layers see
 };
@@ -62,22 +65,26 @@ struct Slice {
   SliceShape shape;
   int64_t offset = 0;  // in this rank's shard of the buffer, in elements
   int64_t place = 0;   // in the whole buffer
-  at::Tensor master;   // float32
-  at::Tensor grad;     // float32 main gradient; undefined in a group without gradients
+  at::Tensor master;   // float32; undefined where frozen
+  at::Tensor grad;     // float32 main gradient; undefined where frozen or in a group without gradients
   at::Tensor compute;  // compute type; the same memory as master where that is float32
+
+  // What a loader fills, before refresh_compute().
+  const at::Tensor& values() const { return spec.frozen ? compute : master; }
 };
 
-// Weights of one kind (compute type, copies, norms apart) in flat memory, with gaps that stay zero. Ranks
-// that shard the buffer own equal ranges of it, in their order.
+// Weights of one kind (compute type, copies, frozen or not, norms apart) in flat memory, with gaps that stay
+// zero. Ranks that shard the buffer own equal ranges of it, in their order.
 struct Buffer {
   at::ScalarType type = at::kFloat;  // of compute weights
   Copies copies = Copies::one;
   bool with_input = false;  // is_taken_with_input, of all that lie here
+  bool frozen = false;      // all that lie here
 
   // This rank's shard.
-  at::Tensor master;          // float32
+  at::Tensor master;          // float32; undefined where frozen
   at::Tensor grad;            // float32; undefined without gradients
-  at::Tensor compute;         // masters rounded; undefined where layers compute in float32
+  at::Tensor compute;         // masters rounded; undefined where layers compute in float32 with the masters
   std::vector<Slice> slices;  // ascending
 
   // The whole buffer. Weights are gathered into it from each rank's rounded(), and must be gathered again
@@ -101,6 +108,19 @@ struct Weight {
   bool grad_by_products = false;
   // What grad holds means nothing, and it stands for zeros: the next GEMM overwrites it.
   bool grad_is_unset = false;
+
+  bool frozen() const { return parameters.front().frozen; }
+  // grad; of a frozen weight memory that nothing reads, for kernels that take both gradients in one pass.
+  at::Tensor grad_or_scratch() const;
+};
+
+// What learns of a model, asked as parameters are declared.
+struct Learning {
+  std::function<bool(const ParameterSpec&)> freezes = {};  // empty: nothing
+  // Weights of linear layers that have an adapter (Linear); empty: none.
+  std::function<bool(const ParameterSpec&)> adapts = {};
+  int64_t rank = 0;  // of adapters
+  double scale = 1;  // of their outputs
 };
 
 // Which of the equal shards of a group's buffers this rank owns. Shards are multiples of 1,024 elements, the
@@ -119,21 +139,28 @@ inline bool is_taken_with_input(Role role) {
   return role == Role::norm || role == Role::balance;
 }
 
-// Parameters that are gathered, reduced and freed together: the embedding; one block, or its experts; the
-// final norm; the head. Weights lie in flat buffers, those of one compute type and one kind of copies in one,
-// norms apart, each at a multiple of 64 elements, so that GEMMs see the same alignment (and give the same
-// bits) on every layout.
+// Parameters that are gathered, reduced and freed together: the embedding; one block, its experts, or its
+// adapters; the final norm; the head. Weights lie in flat buffers, those of one compute type and one kind of
+// copies in one, norms apart, each at a multiple of 64 elements, so that GEMMs see the same alignment (and
+// give the same bits) on every layout.
 class ParameterGroup {
  public:
   // of_experts: expert-parallel ranks have other experts each, so other ranks than for most groups shard it.
-  explicit ParameterGroup(std::string name = {}, bool of_experts = false)
-      : name_(std::move(name)), of_experts_(of_experts) {}
+  explicit ParameterGroup(std::string name = {}, bool of_experts = false, const Learning& learning = {})
+      : name_(std::move(name)), of_experts_(of_experts), learning_(learning) {}
   ParameterGroup(const ParameterGroup&) = delete;
   ParameterGroup& operator=(const ParameterGroup&) = delete;
 
   // Declares parameters that share all dims but the first and are stacked along it. The reference stays
-  // valid. Throws Error if parameters disagree, a name is repeated, or the group is materialised.
+  // valid. Throws Error if parameters disagree, a name is repeated, or the group is materialised, UsageError
+  // if some of them are frozen and others are not.
   Weight& add(std::vector<ParameterSpec> parameters);
+
+  // Linear layers of this group that are declared from now on declare their adapters in `group`.
+  void put_adapters_in(ParameterGroup& group);
+  ParameterGroup* adapters() const { return adapters_; }
+  bool is_of_adapters() const { return of_adapters_; }
+  const Learning& learning() const { return learning_; }
 
   // Allocates: masters of this rank's shard, and zero gradients (unless `with_gradients` is false). Whole
   // compute weights of a sharded group, and whole gradients beside own ones, have no memory before it is
@@ -188,6 +215,9 @@ class ParameterGroup {
 
   std::string name_;
   bool of_experts_;
+  Learning learning_;
+  ParameterGroup* adapters_ = nullptr;
+  bool of_adapters_ = false;
   std::deque<Weight> weights_;
   std::deque<Buffer> buffers_;
   std::vector<std::pair<size_t, size_t>> order_;  // buffer and place in its slices, in the order of add()
@@ -199,6 +229,8 @@ class ParameterGroup {
 // The groups of one stage.
 class ParameterStore {
  public:
+  explicit ParameterStore(Learning learning = {}) : learning_(std::move(learning)) {}
+
   ParameterGroup& add_group(std::string name, bool of_experts = false);  // the reference stays valid
 
   // The same for every group; `experts`: for those of experts. materialise throws Error too where two groups
@@ -219,16 +251,17 @@ class ParameterStore {
   at::ScalarType compute_dtype() const { return compute_dtype_; }
 
  private:
+  Learning learning_;
   std::deque<ParameterGroup> groups_;
   at::ScalarType compute_dtype_ = at::kFloat;
 };
 
-// Copies a slice of the whole parameter (any floating-point type, any device) into `out` (float32,
-// slice.numel() elements).
+// Copies a slice of the whole parameter (any floating-point type, any device) into `out` (float32 or
+// bfloat16, slice.numel() elements).
 void copy_slice(const at::Tensor& whole, const SliceShape& slice, at::Tensor& out);
 
-// Fills `out` (float32, any device, slice.numel() elements) with a slice of the initial values of `spec`
-// under `seed`.
+// Fills `out` (float32 or bfloat16, any device, slice.numel() elements) with a slice of the initial values of
+// `spec` under `seed`.
 void fill_initial_values(const ParameterSpec& spec, const SliceShape& slice, uint64_t seed, at::Tensor& out);
 
 }  // namespace pptrain::nn

@@ -100,12 +100,18 @@ at::Tensor Embedding::forward(const at::Tensor& tokens, const at::Tensor& positi
   return region_->alone() ? out : region_->leave(out);
 }
 
+bool Embedding::learns() const {
+  return !weight_->frozen() || (positions_ != nullptr && !positions_->frozen());
+}
+
 void Embedding::backward_weight(const at::Tensor& tokens, const at::Tensor& positions, const at::Tensor& dy) {
+  if (!learns()) return;
   at::Tensor all = region_->alone() ? dy : region_->enter(dy, tokens.numel());
-  if (positions_ != nullptr) {
+  if (positions_ != nullptr && !positions_->frozen()) {
     kernels::embedding_backward(positions.to(at::kLong), all, held_part(*region_, config_.positions),
                                 positions_->grad);
   }
+  if (weight_->frozen()) return;
   if (config_.scale != 1) {
     all = all.clone();
     kernels::record(kernels::moving(all, all));

@@ -33,7 +33,8 @@ class Embedding {
 
   // tokens: int64 [tokens]; positions (read only where they are learned): int32 [tokens] -> T [share, dim].
   at::Tensor forward(const at::Tensor& tokens, const at::Tensor& positions) const;
-  // dy: T [share, dim].
+  bool learns() const;
+  // Of tables that are not frozen. dy: T [share, dim].
   void backward_weight(const at::Tensor& tokens, const at::Tensor& positions, const at::Tensor& dy);
 
   Weight& weight() { return *weight_; }

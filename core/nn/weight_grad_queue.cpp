@@ -80,19 +80,26 @@ std::unique_ptr<SideStream> make_side_stream(c10::Device device) {
 }
 
 void add_weight_gradient(Weight& weight, const at::Tensor& dy, const at::Tensor& x) {
+  if (weight.frozen()) return;
   const bool first = std::exchange(weight.grad_is_unset, false);
   (first ? kernels::weight_gradient : kernels::accumulate_weight_gradient)(dy, x, weight.grad);
 }
 
 void add_grouped_weight_gradient(Weight& weight, const GroupedRows& dy, const GroupedRows& x,
                                  const at::Tensor& ends) {
+  if (weight.frozen()) return;
   const bool first = std::exchange(weight.grad_is_unset, false);
   at::Tensor by_expert = weight.grad.view({ends.size(0), dy.x.size(1), x.x.size(1)});
   (first ? kernels::grouped_weight_gradient : kernels::accumulate_grouped_weight_gradient)(
       dy.x, dy.optional_order(), x.x, x.optional_order(), std::max(dy.each, x.each), ends, by_expert);
 }
 
+void add_bias_gradient(Weight& bias, const at::Tensor& dy) {
+  if (!bias.frozen()) kernels::accumulate_bias_gradient(dy, bias.grad);
+}
+
 void WeightGradQueue::push(HasWeightGradient& layer, std::vector<at::Tensor> operands) {
+  if (!layer.learns()) return;
   if (mode_ == Mode::immediate) {
     layer.backward_weight(operands);
     return;

@@ -50,7 +50,8 @@ class NoSideStream final : public SideStream {
 // the first product since ParameterGroup::start_grad overwrites, so that nobody fills the gradient with zeros
 // first.
 
-// weight.grad += dy^T x. Operands as kernels::accumulate_weight_gradient takes them.
+// weight.grad += dy^T x. Operands as kernels::accumulate_weight_gradient takes them. Of a frozen weight, as
+// the two below, nothing.
 void add_weight_gradient(Weight& weight, const at::Tensor& dy, const at::Tensor& x);
 
 // Rows of an operand of grouped GEMMs, as kernels/expert_kernels.h takes them.
@@ -66,11 +67,16 @@ struct GroupedRows {
 void add_grouped_weight_gradient(Weight& weight, const GroupedRows& dy, const GroupedRows& x,
                                  const at::Tensor& ends);
 
+// bias.grad += the column sums of dy.
+void add_bias_gradient(Weight& bias, const at::Tensor& dy);
+
 // A layer whose weight gradient can be taken later than its input gradient.
 class HasWeightGradient {
  public:
   // Adds to the weight's main gradient what follows from the operands that the layer has pushed.
   virtual void backward_weight(std::span<const at::Tensor> operands) = 0;
+  // Some of its weights are not frozen.
+  virtual bool learns() const { return true; }
 
  protected:
   ~HasWeightGradient() = default;
@@ -90,8 +96,8 @@ class WeightGradQueue {
   // beside. `side` must outlive the queue.
   explicit WeightGradQueue(SideStream& side) : mode_(Mode::beside), side_(&side) {}
 
-  // Calls layer.backward_weight(operands), now or in run(). `layer` must outlive the queue. Nobody may write
-  // to an operand any more, but in immediate mode.
+  // Calls layer.backward_weight(operands), now or in run(); of a layer that does not learn never, and keeps
+  // nothing. `layer` must outlive the queue. Nobody may write to an operand any more, but in immediate mode.
   void push(HasWeightGradient& layer, std::vector<at::Tensor> operands);
 
   // deferred: computes what is pending, in push order, freeing the operands of each when it is done.

@@ -45,7 +45,7 @@ std::map<size_t, std::string> check_groups(std::span<const config::OptimizerGrou
     for (const nn::ParameterSpec* spec : specs) {
       if (!matches(match, *spec)) continue;
       if (matched == nullptr) matched = spec;
-      acts = acts || find_group(groups, *spec) == &groups[i];
+      acts = acts || (find_group(groups, *spec) == &groups[i] && (groups[i].frozen || !spec->frozen));
     }
     if (acts) continue;
     problems[i] =
@@ -54,10 +54,11 @@ std::map<size_t, std::string> check_groups(std::span<const config::OptimizerGrou
                   "\"{}\" matches no parameter of the model (the first is called {}). Give a pattern "
                   "such as \"*.q.weight\", or matrix, embedding, head, norm, bias or router",
                   match, specs.empty() ? "nothing" : specs.front()->name)
-            : fmt::format(
-                  "all that \"{}\" matches, such as {}, is in an earlier group: the first that matches "
-                  "counts",
-                  match, matched->name);
+            : fmt::format("all that \"{}\" matches, such as {}, is {}", match, matched->name,
+                          matched->frozen && find_group(groups, *matched) == &groups[i]
+                              ? "frozen: with lora.rank adapters alone learn (\"*.lora_a.weight\", "
+                                "\"*.lora_b.weight\")"
+                              : "in an earlier group: the first that matches counts");
   }
   return problems;
 }

@@ -27,6 +27,7 @@ int64_t elements(nn::ParameterGroup& group) {
 
 // Does the pass take the gradients that lie in this buffer?
 bool takes(nn::Use use, const nn::Buffer& buffer) {
+  if (buffer.frozen) return false;
   switch (use) {
     case nn::Use::forward:
       return false;

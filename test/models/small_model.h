@@ -83,8 +83,8 @@ inline models::ModelConfig small_model(const std::string& arch, bool tied, int64
 
 using Stages = std::vector<std::unique_ptr<models::TransformerStage>>;
 
-// One stage per entry of `layers_per_stage`. Norms and biases get random values too: ones and zeros hide
-// errors.
+// One stage per entry of `layers_per_stage`. Norms, biases and what else starts at zero get random values
+// too: ones and zeros hide errors.
 inline Stages build_stages(const models::ModelConfig& model, const std::vector<int64_t>& layers_per_stage,
                            at::ScalarType dtype, uint64_t seed = 7,
                            models::Recompute recompute = models::Recompute::none,
@@ -98,15 +98,15 @@ inline Stages build_stages(const models::ModelConfig& model, const std::vector<i
     stage.materialise(device, dtype);
     stage.parameters().initialise(seed);
     for (nn::Slice* slice : stage.parameters().slices()) {
-      if (const nn::Role role = slice->spec.role;
-          role != nn::Role::norm && role != nn::Role::bias && role != nn::Role::balance)
+      if (const nn::Role role = slice->spec.role; role != nn::Role::norm && role != nn::Role::bias &&
+                                                  role != nn::Role::balance && slice->spec.init_std != 0)
         continue;
       nn::ParameterSpec noise = slice->spec;
       noise.role = nn::Role::matrix;  // starts at random values
       noise.init_std = 0.2;
-      at::Tensor values = at::empty_like(slice->master);
+      at::Tensor values = at::empty_like(slice->values(), at::kFloat);
       nn::fill_initial_values(noise, slice->shape, seed, values);
-      slice->master.add_(values);
+      slice->values().add_(values);
     }
     stage.parameters().refresh_compute();
   }

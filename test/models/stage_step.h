@@ -54,7 +54,10 @@ inline StageStep run_step(Stages& stages, const std::vector<data::Microbatch>& b
   for (auto& stage : stages) {
     CHECK(stage->saved_bytes() == 0);
     CHECK(stage->pending_bytes() == 0);
-    for (const nn::Slice* p : stage->parameters().slices()) result.grads[p->spec.name] = p->grad;
+    for (const nn::Slice* p : stage->parameters().slices()) {
+      CHECK(p->grad.defined() != p->spec.frozen);
+      if (!p->spec.frozen) result.grads[p->spec.name] = p->grad;
+    }
   }
   return result;
 }

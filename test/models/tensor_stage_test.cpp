@@ -68,6 +68,7 @@ Tensor& box_of(std::map<std::string, Tensor>& whole, const nn::Slice& slice, Ten
 void collect(Stages& stages, Share& share) {
   for (auto& stage : stages) {
     for (const nn::Slice* slice : stage->parameters().slices()) {
+      if (slice->spec.frozen) continue;
       Tensor box;
       box_of(share.grads, *slice, box);
       box.copy_(slice->grad);
@@ -205,6 +206,20 @@ TEST_CASE("stages of tensor-parallel ranks compute what a rank alone does") {
   INFO(arch << ", " << tp << " ranks, " << kv_heads << " kv heads, I and W " << split_backward);
   check({.model = shared_model(arch, tied, kv_heads),
          .split = split_backward ? std::vector<int64_t>{1, 2, 1} : std::vector<int64_t>{4},
+         .split_backward = split_backward},
+        tp);
+}
+
+TEST_CASE("adapters of tensor-parallel ranks learn what those of a rank alone do") {
+  at::set_num_threads(1);
+  const auto [tp, kv_heads] = GENERATE(std::pair{2, 4}, std::pair{2, 1}, std::pair{3, 1}, std::pair{4, 2});
+  const bool split_backward = GENERATE(false, true);
+  INFO(tp << " ranks, " << kv_heads << " kv heads, I and W " << split_backward);
+  models::ModelConfig model = shared_model("qwen3", false, kv_heads);
+  model.lora = {.rank = 3, .alpha = 5};
+  check({.model = model,
+         .split = {1, 3},
+         .recompute = split_backward ? Recompute::full : Recompute::none,
          .split_backward = split_backward},
         tp);
 }

@@ -83,6 +83,86 @@ TEST_CASE("splitting a model over stages and its backward into I and W changes n
   }
 }
 
+TEST_CASE("adapters and frozen groups take the same bits whatever the stages and the backward") {
+  const c10::InferenceMode inference;
+  at::set_num_threads(1);
+  const at::ScalarType dtype = GENERATE(at::kFloat, at::kBFloat16);
+  const auto recompute = GENERATE(Recompute::none, Recompute::selective, Recompute::full);
+  auto model = small_model("qwen3_moe", true);
+  if (GENERATE(false, true)) {
+    model.lora = {.rank = 3, .alpha = 5};
+  } else {
+    model.groups = {{.match = "layers.*.mlp.*", .frozen = true}, {.match = "embedding", .frozen = true}};
+  }
+  const auto batches = microbatches(model);
+  Stages whole = build_stages(model, {4}, dtype);
+  const StageStep expected = run_step(whole, batches, Backward::at_once);
+  // Four adapted projections in three sparse layers, seven in the dense one.
+  if (model.lora.rank > 0) CHECK(expected.grads.size() == 2 * (3 * 4 + 7));
+  for (const auto& [name, grad] : expected.grads) {
+    INFO(name);
+    CHECK(grad.norm().item<double>() > 0);
+  }
+  for (const auto& split : std::vector<std::vector<int64_t>>{{4}, {1, 2, 1}}) {
+    for (const auto backward : every_way) {
+      Stages stages = build_stages(model, split, dtype, 7, recompute);
+      const StageStep actual = run_step(stages, batches, backward);
+      CHECK(actual.loss == expected.loss);
+      REQUIRE(actual.grads.size() == expected.grads.size());
+      for (const auto& [name, grad] : expected.grads) {
+        INFO(name);
+        CHECK(same_bits(actual.grads.at(name), grad));
+      }
+    }
+  }
+}
+
+TEST_CASE("what is frozen changes no gradient of what learns") {
+  const c10::InferenceMode inference;
+  at::set_num_threads(1);
+  const std::string arch = GENERATE(values<std::string>({"qwen3", "qwen3_moe"}), from_range(families));
+  INFO(arch);
+  auto model = small_model(arch, true);
+  const auto batches = microbatches(model);
+  Stages free = build_stages(model, {4}, at::kFloat);
+  const StageStep all = run_step(free, batches, Backward::split);
+  model.groups = {{.match = "*norm*", .frozen = true},
+                  {.match = "embedding", .frozen = true},
+                  {.match = "layers.1.*", .frozen = true}};
+  Stages stages = build_stages(model, {4}, at::kFloat);
+  const StageStep some = run_step(stages, batches, Backward::split);
+  CHECK(some.loss == all.loss);
+  CHECK(some.grads.size() < all.grads.size());
+  CHECK(!some.grads.contains("layers.1.attn.q.weight"));
+  CHECK(!some.grads.contains("head.weight"));
+  REQUIRE(some.grads.contains("layers.0.attn.q.weight"));
+  for (const auto& [name, grad] : some.grads) {
+    INFO(name);
+    CHECK(same_bits(grad, all.grads.at(name)));
+  }
+}
+
+TEST_CASE("adapters of a family learn, with equal bits whatever the stages and the backward") {
+  const c10::InferenceMode inference;
+  at::set_num_threads(1);
+  auto model = small_model(GENERATE(from_range(families)), true);
+  INFO(model.arch);
+  model.lora = {.rank = 3, .alpha = 5};
+  const auto batches = microbatches(model);
+  Stages whole = build_stages(model, {4}, at::kFloat);
+  const StageStep expected = run_step(whole, batches, Backward::at_once);
+  CHECK(expected.grads.size() >= 4 * 4 * 2);
+  Stages stages = build_stages(model, {1, 2, 1}, at::kFloat, 7, Recompute::full);
+  const StageStep actual = run_step(stages, batches, Backward::split);
+  CHECK(actual.loss == expected.loss);
+  REQUIRE(actual.grads.size() == expected.grads.size());
+  for (const auto& [name, grad] : expected.grads) {
+    INFO(name);
+    CHECK(grad.norm().item<double>() > 0);
+    CHECK(same_bits(actual.grads.at(name), grad));
+  }
+}
+
 TEST_CASE("a family's stages and recomputed activations change no bit") {
   const c10::InferenceMode inference;
   at::set_num_threads(1);

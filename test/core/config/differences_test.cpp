@@ -31,7 +31,8 @@ TEST_CASE("differences come with both values") {
   CHECK(describe(found[1]) == "optimizer.lr was 0.0003, is 0.001");
   CHECK(found[1].effect == Effect::course);
   CHECK(describe(found[2]) ==
-        "optimizer.groups was [], is [{match = \"*.norm*\", lr_scale = 2.0, weight_decay = 0.5}]");
+        "optimizer.groups was [], is [{match = \"*.norm*\", lr_scale = 2.0, weight_decay = 0.5, frozen = "
+        "false}]");
 }
 
 TEST_CASE("sources are compared field by field, and decide the data; other numbers of them as a whole") {
@@ -124,7 +125,11 @@ TEST_CASE("which options decide the model and the order of the data") {
                               "model.rope_scaling.low_freq_factor",
                               "model.rope_scaling.high_freq_factor",
                               "model.rope_scaling.original_max_position_embeddings",
-                              "optimizer.name"});
+                              "optimizer.name",
+                              "lora.rank",
+                              "lora.alpha",
+                              "lora.dropout",
+                              "lora.targets"});
   for (const char* name : {"optimizer.lr", "train.steps", "train.dtype", "lr_schedule.warmup_steps"})
     CHECK(by_effect[Effect::course].contains(name));
   for (const char* name : {"distributed.pp", "distributed.tp", "train.grad_accum_steps", "run.threads"})

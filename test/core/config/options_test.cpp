@@ -117,13 +117,14 @@ TEST_CASE("every field of a list's tables has an option, which sets it alone") {
             if constexpr (std::is_same_v<T, std::vector<std::string>>) access(job) = {"x"};
             if constexpr (std::is_same_v<T, double> || std::is_same_v<T, std::optional<double>>)
               access(job) = 3.5;
+            if constexpr (std::is_same_v<T, bool>) access(job) = !access(job);
           },
           field.target);
       CHECK(job != list.fresh());
       copy_value(field, list.fresh(), job);
       CHECK(job == list.fresh());
     }
-    CHECK(bytes == size);
+    CHECK((bytes + 7) / 8 * 8 == size);  // a bool is padded
   }
 }
 

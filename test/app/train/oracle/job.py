@@ -226,12 +226,12 @@ class Result:
     weights: dict
 
 
-def run_pptrain(program, folder, job, model, *settings):
-    """Trains in `folder`, where the data lie, and converts the last checkpoint."""
+def run_pptrain(program, folder, job, model, *settings, weights="model.safetensors"):
+    """Trains in `folder`, where the data lie, and converts the last checkpoint, to a folder with a file of `weights`."""
     (folder / "job.toml").write_text(job.toml(model))
     run([program, "--config", "job.toml", *sets(*settings)], folder)
     run([program, "convert", "--from", "run", "--to", folder / "trained"], folder)
-    result = Result([], [], [], {}, load_file(folder / "trained/model.safetensors"))
+    result = Result([], [], [], {}, load_file(folder / "trained" / weights))
     for record in records(folder / "run"):
         if "loss" in record:
             result.loss.append(record["loss"])

@@ -122,8 +122,8 @@ def validate(model, data):
     return {"": (all_nats / all_targets, all_targets), **found}
 
 
-def train(job, model, data, plain_bf16=False):
-    """Steps `model`, in its own type; with plain_bf16 its passes are those of a copy in bf16."""
+def train(job, model, data, plain_bf16=False, saved=saved):
+    """Steps `model`, in its own type; with plain_bf16 its passes are those of a copy in bf16. `saved` gives its weights."""
     optimizer, schedule = optimizer_of(job, model.named_parameters())
     copied = PlainBf16(model) if plain_bf16 else None
     result = Result([], [], [], {}, {})

@@ -1,0 +1,48 @@
+// The whole model of a checkpoint that holds what learned alone.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/config/job_config.h"
+#include "core/io/hf_checkpoint.h"
+#include "core/nn/parameter.h"
+#include "models/hf_loader.h"
+#include "parallel/checkpoint/checkpoint.h"
+
+namespace pptrain::app {
+
+// The job that saved the checkpoint, its model's sizes filled in. Throws UsageError where there is none.
+config::JobConfig saved_job(const std::filesystem::path& step_folder);
+
+// The parameters of the job's model without adapters: those that learned from the checkpoint, the others from
+// the base that it names, model.hf_dir or run.seed, and with an adapter W + alpha / rank B A.
+class MergedParameters {
+ public:
+  // `reader`: of the checkpoint that `job` saved. It must outlive this. Throws UsageError where the base has
+  // changed.
+  MergedParameters(const checkpoint::Reader& reader, const config::JobConfig& job,
+                   const std::filesystem::path& step_folder);
+
+  at::Tensor values(const std::string& parameter) const;  // float32, the whole one
+  const std::vector<int64_t>& shape(const std::string& parameter) const;
+
+ private:
+  at::Tensor of_base(const std::string& parameter) const;
+  at::Tensor read(const std::string& parameter) const;
+
+  const checkpoint::Reader& reader_;
+  double scale_ = 0;  // of adapters
+  uint64_t seed_;
+  std::map<std::string, nn::ParameterSpec> specs_;
+  std::optional<io::HfCheckpoint> hf_;
+  std::map<std::string, models::HfWeight> places_;  // in hf_
+};
+
+}  // namespace pptrain::app

@@ -1,0 +1,161 @@
+// The adapters of a checkpoint as a folder that peft loads.
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <c10/util/accumulate.h>
+#include <spdlog/fmt/fmt.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "app/convert/convert.h"
+#include "app/convert/element_types.h"
+#include "app/convert/hf_companions.h"
+#include "app/convert/merged_parameters.h"
+#include "app/run/base_weights.h"
+#include "core/base/error.h"
+#include "core/io/atomic_file.h"
+#include "core/io/safetensors.h"
+#include "core/nn/adapter.h"
+#include "models/flops.h"
+#include "models/hf_loader.h"
+#include "models/model_config.h"
+#include "models/registry.h"
+#include "models/weight_map.h"
+
+namespace pptrain::app {
+namespace {
+
+namespace fs = std::filesystem;
+using checkpoint::model_file;
+
+// "model.layers.0.self_attn.q_proj" of "layers.0.attn.q.weight". Throws UsageError for one of several
+// parameters of a tensor.
+std::string hf_module(const models::WeightMap& map, const std::string& weight) {
+  const models::HfTensor& tensor = *map.find(map.tensors_of(weight).front());
+  if (tensor.parts.size() > 1) {
+    throw UsageError(fmt::format(
+        "the adapter of {}: peft knows those of whole tensors alone, and {} holds {} parameters; --merge "
+        "writes the whole model",
+        weight, tensor.name, tensor.parts.size()));
+  }
+  return tensor.name.substr(0, tensor.name.rfind('.'));
+}
+
+std::string last_word(const std::string& module) {
+  return module.substr(module.rfind('.') + 1);
+}
+
+// peft's target_modules: "q_proj" where all modules of that name have an adapter, whole names elsewhere.
+std::vector<std::string> target_modules(const models::ModelConfig& model,
+                                        const std::set<std::string>& adapted) {
+  std::set<std::string> partly;
+  for (const models::HfTensor& tensor : models::hf_tensors(model)) {
+    const std::string module = tensor.name.substr(0, tensor.name.rfind('.'));
+    if (!adapted.contains(module)) partly.insert(last_word(module));
+  }
+  std::set<std::string> targets;
+  for (const std::string& module : adapted)
+    targets.insert(partly.contains(last_word(module)) ? module : last_word(module));
+  return {targets.begin(), targets.end()};
+}
+
+nlohmann::ordered_json adapter_config(const config::LoraSection& lora, const std::string& base,
+                                      const std::vector<std::string>& targets, bool transposed) {
+  nlohmann::ordered_json config = {{"peft_type", "LORA"},
+                                   {"task_type", "CAUSAL_LM"},
+                                   {"base_model_name_or_path", nullptr},
+                                   {"inference_mode", true},
+                                   {"r", lora.rank},
+                                   {"lora_alpha", lora.alpha},
+                                   {"lora_dropout", 0.0},
+                                   {"bias", "none"},
+                                   {"fan_in_fan_out", transposed},
+                                   {"use_rslora", false},
+                                   {"modules_to_save", nullptr},
+                                   {"target_modules", targets}};
+  if (!base.empty()) config["base_model_name_or_path"] = base;
+  if (lora.alpha == std::round(lora.alpha)) config["lora_alpha"] = static_cast<int64_t>(lora.alpha);
+  return config;
+}
+
+// "layers.0.attn.q.lora_a.weight" -> "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
+std::string peft_name(const models::WeightMap& map, const std::string& parameter) {
+  return fmt::format("base_model.model.{}.lora_{}.weight", hf_module(map, *nn::adapted_weight(parameter)),
+                     parameter.ends_with(".lora_a.weight") ? "A" : "B");
+}
+
+struct PeftTensor {
+  std::string parameter;
+  io::TensorSpec spec;
+  bool transposed = false;  // the module's weight is [in, out], as GPT-2's
+};
+
+// Of all adapters that the checkpoint holds; `adapted` becomes their modules.
+std::vector<PeftTensor> peft_tensors(const checkpoint::Reader& reader, const models::ModelConfig& model,
+                                     at::ScalarType type, std::set<std::string>& adapted) {
+  const models::WeightMap map = models::weight_map(model, models::whole_model(model));
+  std::vector<PeftTensor> tensors;
+  for (const std::string& parameter : reader.names(model_file)) {
+    const auto weight = nn::adapted_weight(parameter);
+    if (!weight) throw Error(fmt::format("the checkpoint holds {}, which is no adapter's", parameter));
+    adapted.insert(hf_module(map, *weight));
+    tensors.push_back({parameter,
+                       {peft_name(map, parameter), type, reader.global_shape(model_file, parameter)},
+                       map.place(*weight, map.tensors_of(*weight).front()).column_stride != 1});
+  }
+  return tensors;
+}
+
+void write_adapters(const checkpoint::Reader& reader, const std::vector<PeftTensor>& tensors,
+                    const fs::path& path) {
+  std::vector<io::TensorSpec> specs;
+  for (const PeftTensor& tensor : tensors) specs.push_back(tensor.spec);
+  io::SafetensorsWriter file(path, specs, {{"format", "pt"}});
+  for (const auto& [parameter, spec, transposed] : tensors) {
+    at::Tensor values = at::empty(spec.shape, at::kFloat);
+    reader.read(model_file, parameter, values);
+    file.write_pieces(spec.name, [&](uint64_t begin, std::span<std::byte> piece) {
+      const uint64_t size = c10::elementSize(spec.dtype);
+      to_type(spec.dtype, {values.const_data_ptr<float>() + begin / size, piece.size() / size}, piece,
+              fmt::format("the parameter '{}'", parameter));
+    });
+  }
+  file.finish();
+}
+
+}  // namespace
+
+std::vector<std::string> to_peft(const fs::path& step_folder, const ConvertArguments& arguments,
+                                 const fs::path& folder) {
+  if (arguments.max_shard_gb > 0) throw UsageError("--max-shard-gb: adapters are one file");
+  const config::JobConfig job = saved_job(step_folder);
+  const models::ModelConfig model = models::make_model_config(job.model, 1);
+  const checkpoint::Reader reader(step_folder);
+  std::set<std::string> adapted;
+  const std::vector<PeftTensor> tensors =
+      peft_tensors(reader, model, arguments.dtype.value_or(at::kFloat), adapted);
+  write_adapters(reader, tensors, folder / "adapter_model.safetensors");
+  int64_t elements = 0;
+  for (const PeftTensor& tensor : tensors) elements += c10::multiply_integers(tensor.spec.shape);
+  const Base base = base_of(reader.layout());
+  const bool of_hf = job.model.init == config::Init::hf;
+  const bool transposed = std::ranges::any_of(tensors, &PeftTensor::transposed);
+  const auto config =
+      adapter_config(job.lora, of_hf ? base.source : "", target_modules(model, adapted), transposed);
+  io::write_file_atomically(folder / "adapter_config.json", config.dump(2) + "\n");
+  if (!arguments.tokenizer.empty()) copy_tokenizer(arguments.tokenizer, folder, "--tokenizer");
+  return {fmt::format("adapters of {} ({}, rank {}) at step {}, for {}", job.model.arch,
+                      models::parameters_text(elements), job.lora.rank, reader.state().step, base.source)};
+}
+
+}  // namespace pptrain::app

@@ -1,0 +1,61 @@
+// Low-rank adapters of linear layers (LoRA, Hu et al., arXiv 2106.09685).
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/nn/parameter.h"
+
+namespace pptrain::nn {
+
+// y += scale (x A^T) B^T, for those parts of a linear layer's stacked outputs that have an adapter. The
+// parts' A are one GEMM, and so are their B, whose blocks of rows and columns lie among zeros.
+class Adapter {
+ public:
+  // For those of the layer's `weights` [out, in] that group.learning() adapts, declares
+  // `<part>.lora_a.weight` [rank, in] and `<part>.lora_b.weight` [out, rank] in group.adapters(): of a weight
+  // `<part>.weight` that is cut along outputs A is copied on every tensor-parallel rank and B is cut, along
+  // inputs A is cut and B is copied. A starts with standard deviation 1 / sqrt(3 in), that of PyTorch's and
+  // peft's uniform values, B with zeros. Nothing where no weight is adapted.
+  static std::optional<Adapter> declare(const ParameterGroup& group, std::span<const ParameterSpec> weights);
+
+  // T [rows, in], T [rows, out], contiguous both.
+  void forward(const at::Tensor& x, at::Tensor& y) const;           // y += its output
+  void backward_input(const at::Tensor& dy, at::Tensor& dx) const;  // dx += its input gradient
+  // Adds to the main gradients of A and B. What forward and backward_input had in between is computed again.
+  void backward_weight(const at::Tensor& x, const at::Tensor& dy);
+
+ private:
+  struct Part {
+    Weight* up;         // B: [rows of the part, rank]
+    int64_t first = 0;  // of these rows in y's columns
+  };
+
+  at::Tensor down(const at::Tensor& x) const;            // scale x A^T: T [rows, parts * rank]
+  at::Tensor down_gradient(const at::Tensor& dy) const;  // scale dy B, likewise
+  at::Tensor up() const;                                 // T [out, parts * rank]
+  at::Tensor block(const at::Tensor& all, size_t part) const;
+
+  Weight* down_ = nullptr;  // A of all parts: [parts * rank, in]
+  std::vector<Part> parts_;
+  int64_t out_ = 0, rank_ = 0;
+  double scale_ = 1;
+};
+
+// "layers.3.attn.q.lora_a.weight" and "layers.3.attn.q.lora_b.weight" of "layers.3.attn.q.weight".
+struct AdapterNames {
+  std::string down, up;
+};
+AdapterNames adapter_names(const std::string& weight);
+
+// "layers.3.attn.q.weight" of "layers.3.attn.q.lora_a.weight" and "layers.3.attn.q.lora_b.weight"; nothing
+// for the name of no adapter.
+std::optional<std::string> adapted_weight(std::string_view parameter);
+
+}  // namespace pptrain::nn

@@ -1,0 +1,145 @@
+// Runs of adapters and of frozen groups: equal bits on every layout, and checkpoints that hold what learned.
+#include <algorithm>
+#include <string>
+
+#include "core/base/error.h"
+#include "test/app/checkpoint_elements.h"
+#include "test/app/small_job.h"
+#include "test/support/catch.h"
+
+using namespace pptrain;
+using namespace pptrain::test;
+
+namespace {
+
+struct Result {
+  JobResult job;
+  std::map<std::string, std::string> elements;
+};
+
+Result run(const fs::path& run_dir, const Overrides& overrides) {
+  Result result{.job = run_small_job(small_job_text(), run_dir, overrides), .elements = {}};
+  REQUIRE(result.job.exit_code == 0);
+  result.elements = checkpoint_elements(run_dir);
+  return result;
+}
+
+void check_equal(const Result& reference, const Result& other) {
+  REQUIRE(reference.job.metrics.size() >= 3);
+  CHECK(other.job.metrics == reference.job.metrics);
+  CHECK(other.elements == reference.elements);
+}
+
+const Overrides adapters = {"lora.rank=3", "lora.alpha=6", "train.grad_accum_steps=4",
+                            "train.micro_batch_size=1"};
+const Overrides frozen_groups = {
+    "optimizer.groups=[{match=\"layers.*.mlp.*\", frozen=true}, {match=\"embedding\", frozen=true}]",
+    "train.grad_accum_steps=4", "train.micro_batch_size=1"};
+
+Overrides layout(const std::string& schedule, int pp, int dp_shard = 1) {
+  return {"distributed.pp_schedule=" + schedule, fmt::format("distributed.pp={}", pp),
+          fmt::format("distributed.dp_shard={}", dp_shard)};
+}
+
+}  // namespace
+
+TEST_CASE("adapters and frozen groups have equal bits on every pipeline and shard", "[lora]") {
+  const TemporaryFolder folder;
+  const Overrides job = with(GENERATE(adapters, frozen_groups), {"model.tie_word_embeddings=true"});
+  const auto dtype = GENERATE(as<std::string>{}, "train.dtype=fp32", "train.dtype=bf16");
+  const Overrides base = with(job, {dtype});
+  const Result reference = run(folder.path() / "one", base);
+  CHECK(reference.elements.size() == (job[0] == "lora.rank=3" ? 3 * 4 * 7 * 2 : 3 * (4 * 6 + 1)));
+  check_equal(reference, run(folder.path() / "a", with(base, layout("zb_h1", 2))));
+  check_equal(reference,
+              run(folder.path() / "b", with(with(base, layout("zbv", 2)), {"train.recompute=full"})));
+
+  const Overrides two = with(base, {"train.grad_accum_steps=2"});
+  const Result replicas = run(folder.path() / "two", with(two, {"distributed.dp_replicate=2"}));
+  check_equal(replicas, run(folder.path() / "c", with(two, layout("1f1b", 1, 2))));
+  check_equal(replicas, run(folder.path() / "d", with(with(two, layout("zb_h1", 2, 2)),
+                                                      {"distributed.reshard_after_forward=true",
+                                                       "distributed.reduce_gradients=microbatch"})));
+}
+
+TEST_CASE("a run of adapters goes on from its checkpoint on another layout, and learns", "[lora]") {
+  const TemporaryFolder folder;
+  const Overrides base = with(adapters, {"train.steps=6"});
+  const Result whole = run(folder.path() / "whole", base);
+  const auto run_dir = folder.path() / "parts";
+  run(run_dir, with(base, {"train.steps=3", "lr_schedule.name=constant"}));
+  const Overrides resumed = with(base, {"checkpoint.resume=auto", "lr_schedule.name=constant"});
+  const Result there = run(run_dir, with(resumed, layout("zb_h1", 2)));
+  const Result uninterrupted = run(folder.path() / "constant", with(base, {"lr_schedule.name=constant"}));
+  CHECK(there.elements == uninterrupted.elements);
+  CHECK(there.elements != whole.elements);
+
+  const auto refused = [&](const Overrides& changes) {
+    const JobResult result = run_small_job(small_job_text(), run_dir, with(resumed, changes));
+    return result.exit_code == 2;
+  };
+  CHECK(refused({"run.seed=7", "checkpoint.data=continue"}));
+  CHECK(refused({"lora.rank=4"}));
+  CHECK(refused({"lora.rank=0"}));
+}
+
+TEST_CASE("adapters of tensor- and context-parallel ranks and of replicas train as one rank's do", "[lora]") {
+  const TemporaryFolder folder;
+  const Overrides base = with(adapters, {"train.grad_accum_steps=2", "train.micro_batch_size=2"});
+  const auto loss = [&](const std::string& name, const Overrides& more) {
+    const Result result = run(folder.path() / name, with(base, more));
+    std::vector<double> losses;
+    for (const std::string& line : result.job.metrics) {
+      const auto record = nlohmann::json::parse(line);
+      if (record.contains("loss")) losses.push_back(record["loss"]);
+    }
+    return losses;
+  };
+  const std::vector<double> alone = loss("alone", {});
+  REQUIRE(alone.size() == 3);
+  for (const Overrides& more : std::vector<Overrides>{{"distributed.tp=2"},
+                                                      {"distributed.tp=4"},  // key-value heads are copied
+                                                      {"distributed.cp=2"},
+                                                      {"distributed.tp=2", "distributed.pp=2"}}) {
+    CAPTURE(more);
+    const std::vector<double> other = loss("other", more);
+    REQUIRE(other.size() == alone.size());
+    for (size_t i = 0; i < alone.size(); ++i) CHECK(other[i] == Approx(alone[i]).epsilon(1e-5));
+  }
+}
+
+TEST_CASE("sparse models train adapters of attention, with frozen experts", "[lora]") {
+  const TemporaryFolder folder;
+  const Overrides sparse = with(adapters, {"model.arch=qwen3_moe", "model.num_experts=4",
+                                           "model.num_experts_per_tok=2", "model.moe_intermediate_size=16"});
+  const Result one = run(folder.path() / "one", sparse);
+  CHECK(one.elements.size() == 3 * 4 * 4 * 2);
+  const Result two =
+      run(folder.path() / "two", with(sparse, {"distributed.pp=2", "distributed.pp_schedule=zb_h1"}));
+  check_equal(one, two);
+  run(folder.path() / "ep", with(sparse, {"distributed.dp_shard=2", "distributed.ep=2"}));
+}
+
+TEST_CASE("what lora and frozen groups cannot do is refused before a rank starts", "[lora]") {
+  const TemporaryFolder folder;
+  const auto fault = [&](const Overrides& overrides) -> std::string {
+    try {
+      small_plan(small_job_text(), folder.path() / "run", overrides);
+    } catch (const UsageError& error) {
+      return error.what();
+    }
+    return "";
+  };
+  CHECK(fault(adapters).empty());
+  CHECK_THAT(fault({"lora.rank=4", "lora.dropout=0.1"}), contains_text("dropout"));
+  CHECK_THAT(fault({"lora.alpha=4"}), contains_text("lora.rank"));
+  CHECK_THAT(fault({"lora.rank=4", "lora.targets=[\"*.nothing\"]"}), contains_text("matches no parameter"));
+  CHECK_THAT(fault({"lora.rank=4", "lora.targets=[\"*norm\"]"}), contains_text("can have no adapter"));
+  CHECK_THAT(fault({"lora.rank=4", "optimizer.groups=[{match=\"norm\", lr_scale=2}]"}),
+             contains_text("adapters alone learn"));
+  CHECK_THAT(fault({"lora.rank=4", "optimizer.groups=[{match=\"norm\", frozen=true}]"}),
+             contains_text("everything but the adapters is frozen"));
+  CHECK_THAT(fault({"optimizer.groups=[{match=\"*.q.weight\", frozen=true}]"}),
+             contains_text("freeze both, or neither"));
+  CHECK_THAT(fault({"optimizer.groups=[{match=\"*\", frozen=true}]"}), contains_text("nothing would learn"));
+}
