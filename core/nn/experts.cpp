@@ -335,6 +335,7 @@ ExpertBiases::ExpertBiases(ParameterGroup& group, const std::string& name, Exper
 }
 
 at::Tensor ExpertBiases::of_rows(const ExpertExchange::Plan& plan, const at::Tensor& like) const {
+  if (like.is_meta()) return at::empty({plan.rows, out_}, like.options());
   return bias_->compute.view({experts_, out_}).index_select(0, expert_of_rows(plan.ends, plan.rows, like));
 }
 
