@@ -35,6 +35,27 @@ Json parse_json(std::string_view text, const std::string& path) {
   throw UsageError(fmt::format("{} is not a JSON object: is the file complete?", path));
 }
 
+// What pptrain lacks for decoders that transformers has.
+struct Missing {
+  std::string_view model_type, lacks;
+};
+constexpr Missing missing_families[] = {
+    {"deepseek_v2", "latent attention in its blocks"},
+    {"deepseek_v3", "latent attention in its blocks, and the bias of its routers in weights"},
+    {"gemma3", "images; the text model alone is gemma3_text (its text_config)"},
+    {"llama4", "images, attention in chunks and scores scaled by position"},
+    {"llama4_text",
+     "attention in chunks, scores scaled by position, and a router that scales an expert's input"},
+    {"mamba", "state-space layers"},
+    {"mistral3", "images; the text model alone is mistral (its text_config)"},
+    {"qwen3_next", "linear attention and gates on attention"},
+};
+
+std::string why_not(std::string_view model_type) {
+  const auto* const found = std::ranges::find(missing_families, model_type, &Missing::model_type);
+  return found == std::end(missing_families) ? "" : fmt::format(": pptrain lacks {}", found->lacks);
+}
+
 const Architecture& architecture_of(const HfJson& json) {
   const std::string model_type = json.text("model_type", "");
   std::vector<std::string_view> supported;
@@ -42,8 +63,8 @@ const Architecture& architecture_of(const HfJson& json) {
     if (architecture->hf_model_type == model_type) return *architecture;
     supported.push_back(architecture->hf_model_type);
   }
-  json.fail("model_type",
-            fmt::format("\"{}\" is not supported; supported: {}", model_type, fmt::join(supported, ", ")));
+  json.fail("model_type", fmt::format("\"{}\" is not supported{}; supported: {}", model_type,
+                                      why_not(model_type), fmt::join(supported, ", ")));
 }
 
 using M = config::ModelSection;
@@ -478,6 +499,7 @@ OrderedJson hf_config(const config::ModelSection& model, at::ScalarType dtype, c
       {"num_attention_heads", model.num_attention_heads},
       {"num_hidden_layers", model.num_hidden_layers},
       {"num_key_value_heads", model.num_key_value_heads},
+      {"pad_token_id", nullptr},  // transformers' default may lie beyond the vocabulary
       {"rms_norm_eps", model.rms_norm_eps},
       {"rope_scaling", rope_scaling(model.rope_scaling)},
       {"rope_theta", model.rope_theta},

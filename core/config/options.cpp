@@ -55,9 +55,10 @@ void add_model_sizes(SectionFields<ModelSection>& model) {
   model.add("hidden_size", &ModelSection::hidden_size, "Width of the residual stream. 0: from hf_dir.")
       .between(0, max_size);
   model
-      .add("intermediate_size", &ModelSection::intermediate_size,
-           "Inner width of the MLP; of the dense layers of qwen2_moe and qwen3_moe; of each expert of mixtral "
-           "and gpt_oss. 0: from hf_dir.")
+      .add(
+          "intermediate_size", &ModelSection::intermediate_size,
+          "Inner width of the MLP; of the dense layers of qwen2_moe and qwen3_moe; of each expert of mixtral "
+          "and gpt_oss. 0: from hf_dir.")
       .between(0, max_size)
       .only_if("layers that have an MLP, or the experts of mixtral or gpt_oss",
                {"model.decoder_sparse_step", "model.mlp_only_layers", "model.arch"}, has_intermediate_size);
@@ -166,8 +167,8 @@ void add_windows(SectionFields<ModelSection>& model) {
       .only_with(arch, {"qwen2", "mistral", "gemma2", "gemma3_text", "phi3", "gpt_oss"});
   model
       .add("layer_types", &ModelSection::layer_types,
-           "sliding_attention or full_attention for each layer. Empty: every second layer of gemma2 and gpt_oss "
-           "and every sixth of gemma3_text is full, none of qwen2.")
+           "sliding_attention or full_attention for each layer. Empty: every second layer of gemma2 and "
+           "gpt_oss and every sixth of gemma3_text is full, none of qwen2.")
       .one_of({"sliding_attention", "full_attention"})
       .or_empty()
       .only_if("sliding_window > 0 and an arch whose layers may differ",
@@ -244,8 +245,8 @@ void add_model(std::vector<Option>& options) {
       options, "model", [](JobConfig& j) -> ModelSection& { return j.model; }, Effect::model);
   model
       .add("arch", &ModelSection::arch,
-           "Architecture, by its name in transformers. SmolLM2 and models built like Llama are llama; Phi-4-mini "
-           "is phi3, Pythia gpt_neox. With hf_dir, config.json says it.")
+           "Architecture, by its name in transformers. SmolLM2 and models built like Llama are llama; "
+           "Phi-4-mini is phi3, Pythia gpt_neox. With hf_dir, config.json says it.")
       .one_of({"llama", "qwen3", "qwen3_moe", "mixtral", "qwen2", "mistral", "gemma2", "gemma3_text", "olmo2",
                "phi3", "smollm3", "granite", "gpt2", "gpt_neox", "qwen2_moe", "gpt_oss"});
   model
@@ -314,10 +315,10 @@ void add_rope_scaling(std::vector<Option>& options) {
       Effect::model);
   const std::string type = "model.rope_scaling.rope_type";
   rope.add(
-      "rope_type", &RopeScaling::rope_type,
-      "How rotary frequencies are scaled: default does not, linear divides all by factor, dynamic raises "
-      "rope_theta for sequences beyond max_position_embeddings, llama3 divides the low ones (Llama 3.1), "
-      "yarn (arXiv 2309.00071) too, longrope (arXiv 2402.13753) divides each by a factor of its own.")
+          "rope_type", &RopeScaling::rope_type,
+          "How rotary frequencies are scaled: default does not, linear divides all by factor, dynamic raises "
+          "rope_theta for sequences beyond max_position_embeddings, llama3 divides the low ones (Llama 3.1), "
+          "yarn (arXiv 2309.00071) too, longrope (arXiv 2402.13753) divides each by a factor of its own.")
       .only_if("an arch with rotary embeddings", {"model.arch"}, has_rotary_embeddings);
   rope.add("factor", &RopeScaling::factor, "The context's length divided by the original one.")
       .at_least(1)

@@ -113,6 +113,7 @@ at::Tensor gather(const at::Tensor& x, const at::Tensor& order, int64_t each) {
 
 // int64 [rows]: the expert of each row in expert order, beside `like`.
 at::Tensor expert_of_rows(const at::Tensor& ends, int64_t rows, const at::Tensor& like) {
+  if (like.is_meta()) return at::empty({rows}, like.options().dtype(at::kLong));
   at::Tensor counts = ends.to(at::kLong);
   const int64_t rest = ends.size(0) - 1;
   counts.narrow(0, 1, rest).sub_(ends.narrow(0, 0, rest));
@@ -334,6 +335,7 @@ ExpertBiases::ExpertBiases(ParameterGroup& group, const std::string& name, Exper
 }
 
 at::Tensor ExpertBiases::of_rows(const ExpertExchange::Plan& plan, const at::Tensor& like) const {
+  if (like.is_meta()) return at::empty({plan.rows, out_}, like.options());
   return bias_->compute.view({experts_, out_}).index_select(0, expert_of_rows(plan.ends, plan.rows, like));
 }
 

@@ -53,7 +53,8 @@ void read_gemma2(const HfJson& json, M& model) {
 void read_gemma3(const HfJson& json, M& model) {
   read_gemma2(json, model);
   if (json.has("attn_logit_softcapping"))
-    json.fail("attn_logit_softcapping", "Gemma 3 bounds no scores, and transformers reads the key over; set it to null");
+    json.fail("attn_logit_softcapping",
+              "Gemma 3 bounds no scores, and transformers reads the key over; set it to null");
   const int64_t period = json.size("sliding_window_pattern", gemma3_decoder.full_attention_every);
   for (int64_t i = std::ssize(model.layer_types); i < model.num_hidden_layers; ++i)
     model.layer_types.emplace_back((i + 1) % period == 0 ? full_attention : sliding_attention);

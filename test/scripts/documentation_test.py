@@ -21,7 +21,7 @@ from pptrain import SOURCE, environment, free_port, is_open_mpi, job, run  # noq
 PPTRAIN = pathlib.Path(sys.argv.pop(1)).resolve()
 MPIEXEC = sys.argv.pop(1)
 LINK = re.compile(r"\]\(([^)#\s]+)?(?:#([^)\s]*))?\)")
-PAGES = ["README.md", *(f"docs/{name}" for name in ("launching.md", "stopping_and_resuming.md", "data.md", "evaluation.md")),
+PAGES = ["README.md", *(f"docs/{name}" for name in ("launching.md", "stopping_and_resuming.md", "data.md", "lora.md", "evaluation.md")),
          "configs/schedules/README.md", "scripts/README.md"]
 # Where a command is run instead, or why it is not.
 NOT_HERE = {
@@ -35,6 +35,8 @@ NOT_HERE = {
     "scripts/train.sh": "builds; its job is trained by command_line_test.py",
     "build/pptrain doctor": "test/app/commands/command_line_test.py",
     "build/pptrain fork": "test/app/commands/fork_test.py",
+    "build/pptrain eval    runs/lora": "test/app/train/lora_test.py",
+    "build/pptrain convert --from runs/lora": "test/app/train/lora_test.py",
     "pip install": "test/scripts/install_test.py",
     "tar xzf": "unpacks 500 MB that scripts/tarball.sh makes, of a build of its own",
 }

@@ -15,11 +15,16 @@ using M = config::ModelSection;
 
 namespace {
 
-const Overrides tiny = {"model.hidden_size=16",        "model.intermediate_size=24",
-                        "model.num_attention_heads=4", "model.initializer_range=0.2",
-                        "train.seq_len=16",            "train.micro_batch_size=1",
-                        "train.grad_accum_steps=4",    "train.steps=2",
-                        "eval.interval=0",             "optimizer.eps=1e-3"};
+const Overrides tiny = {"model.hidden_size=16",
+                        "model.intermediate_size=24",
+                        "model.num_attention_heads=4",
+                        "model.initializer_range=0.2",
+                        "train.seq_len=16",
+                        "train.micro_batch_size=1",
+                        "train.grad_accum_steps=4",
+                        "train.steps=2",
+                        "eval.interval=0",
+                        "optimizer.eps=1e-3"};
 
 // All that an architecture may have, none of it at its default.
 Overrides settings_of(const models::Architecture& family) {
@@ -61,8 +66,7 @@ class Family {
   explicit Family(const models::Architecture& family) : settings_(settings_of(family)) {}
 
   Run run(const Overrides& layout) const {
-    Run made{.result = test::run_small_job(job_text(), folder_.path() / "run",
-                                           with(settings_, layout)),
+    Run made{.result = test::run_small_job(job_text(), folder_.path() / "run", with(settings_, layout)),
              .elements = test::checkpoint_elements(folder_.path() / "run")};
     REQUIRE(made.result.exit_code == 0);
     REQUIRE(made.result.metrics.size() == 3);  // and what validation says
