@@ -29,7 +29,8 @@ SavedRun saved_by(const config::JobConfig& job) {
           .next_sample = 320,
           .seed = job.run.seed,
           .job = job,
-          .data = "aaaa"};
+          .data = "aaaa",
+          .base = {}};
 }
 
 using Change = std::function<void(config::JobConfig&)>;

@@ -26,7 +26,8 @@ Progress at_step_40(const config::JobConfig& job) {
                              .next_sample = 320,
                              .seed = 0,
                              .job = job,
-                             .data = {}},
+                             .data = {},
+                             .base = {}},
           .problem = {}};
 }
 
