@@ -113,7 +113,6 @@ at::Tensor gather(const at::Tensor& x, const at::Tensor& order, int64_t each) {
 
 // int64 [rows]: the expert of each row in expert order, beside `like`.
 at::Tensor expert_of_rows(const at::Tensor& ends, int64_t rows, const at::Tensor& like) {
-  if (like.is_meta()) return at::empty({rows}, like.options().dtype(at::kLong));
   at::Tensor counts = ends.to(at::kLong);
   const int64_t rest = ends.size(0) - 1;
   counts.narrow(0, 1, rest).sub_(ends.narrow(0, 0, rest));
@@ -144,13 +143,14 @@ struct ClampedGlu {
 
 // As kernels::weighted_swiglu.
 void weighted_clamped_glu(const at::Tensor& gate_up, const at::Tensor& weights, double limit, at::Tensor& y) {
-  y.copy_(ClampedGlu(gate_up, limit).value().mul_(weights.unsqueeze(1)));
+  if (!y.is_meta()) y.copy_(ClampedGlu(gate_up, limit).value().mul_(weights.unsqueeze(1)));
   kernels::record(kernels::moving(gate_up, weights, y));
 }
 
 // As kernels::weighted_swiglu_backward.
 void weighted_clamped_glu_backward(const at::Tensor& dy, at::Tensor& gate_up, const at::Tensor& weights,
                                    double limit, at::Tensor& dweights, const std::optional<at::Tensor>& y) {
+  if (gate_up.is_meta()) return kernels::record(kernels::moving(dy, gate_up, gate_up, weights, dweights));
   const ClampedGlu glu(gate_up, limit);
   const at::Tensor value = glu.value();
   dweights.copy_(dy.mul(value).sum(-1));
@@ -360,7 +360,8 @@ void ExpertBiases::push(WeightGradQueue& queue, const GroupedRows& dy, const at:
 void ExpertBiases::backward_weight(std::span<const at::Tensor> operands) {
   at::Tensor rows = in_order({.x = operands[0], .order = operands[1], .each = each_}).to(at::kFloat);
   if (operands[2].defined()) rows = rows.mul(operands[2].unsqueeze(1));
-  bias_->grad.view({experts_, out_}).index_add_(0, expert_of_rows(operands[3], rows.size(0), rows), rows);
+  if (!rows.is_meta())
+    bias_->grad.view({experts_, out_}).index_add_(0, expert_of_rows(operands[3], rows.size(0), rows), rows);
   kernels::record(kernels::moving(operands[0], rows));
 }
 

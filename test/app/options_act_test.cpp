@@ -53,6 +53,11 @@ const Overrides sparse = {"model.arch=qwen3_moe", "model.num_experts=4", "model.
                           "model.moe_intermediate_size=16"};
 const Overrides llama3 = {"model.rope_scaling.rope_type=llama3", "model.rope_scaling.factor=8",
                           "model.rope_scaling.original_max_position_embeddings=64"};
+const Overrides yarn = {"model.rope_scaling.rope_type=yarn", "model.rope_scaling.factor=8",
+                        "model.rope_theta=100", "model.rope_scaling.original_max_position_embeddings=64"};
+const Overrides longrope = {"model.rope_scaling.rope_type=longrope", "model.rope_scaling.factor=8",
+                            "model.rope_scaling.short_factor=[1.0, 1.0, 1.0, 1.0]",
+                            "model.rope_scaling.long_factor=[1.0, 1.0, 1.0, 1.0]"};
 const Overrides two_stages = {"distributed.pp=2", "train.grad_accum_steps=4", "model.num_hidden_layers=4"};
 const Overrides gpu = {"run.device=cuda"};
 const Overrides large_attention =
@@ -130,6 +135,44 @@ std::vector<Row> model_rows() {
       by_value("model.rope_scaling.low_freq_factor", numbers, "2", llama3),
       by_value("model.rope_scaling.high_freq_factor", numbers, "9", llama3),
       by_value("model.rope_scaling.original_max_position_embeddings", numbers, "32", llama3),
+  };
+}
+
+// Of some families alone.
+std::vector<Row> family_rows() {
+  using enum In;
+  const auto of = [](const std::string& key, const std::string& value, const Overrides& setup) {
+    return by_value("model." + key, numbers, value, setup);
+  };
+  return {
+      of("sliding_window", "3", {"model.arch=mistral"}),
+      of("layer_types", R"(["sliding_attention", "full_attention"])",
+         {"model.arch=gemma2", "model.sliding_window=3",
+          R"(model.layer_types=["full_attention", "sliding_attention"])"}),
+      of("rope_local_base_freq", "10", {"model.arch=gemma3_text", "model.sliding_window=3"}),
+      of("partial_rotary_factor", "0.5", {"model.arch=phi3"}),
+      of("no_rope_layers", "[0, 1]", {"model.arch=smollm3"}),
+      of("attn_logit_softcapping", "0.1", {"model.arch=gemma2"}),
+      of("final_logit_softcapping", "0.1", {"model.arch=gemma2"}),
+      of("query_pre_attn_scalar", "1", {"model.arch=gemma2"}),
+      of("attention_multiplier", "3", {"model.arch=granite"}),
+      of("embedding_multiplier", "3", {"model.arch=granite"}),
+      of("residual_multiplier", "3", {"model.arch=granite"}),
+      of("logits_scaling", "3", {"model.arch=granite"}),
+      of("use_parallel_residual", "false", {"model.arch=gpt_neox", "model.num_key_value_heads=2"}),
+      of("shared_expert_intermediate_size", "32",
+         with(sparse, {"model.arch=qwen2_moe", "model.shared_expert_intermediate_size=16"})),
+      of("swiglu_limit", "0.01",
+         {"model.arch=gpt_oss", "model.num_experts=4", "model.num_experts_per_tok=2"}),
+      of("rope_scaling.beta_fast", "2", yarn),
+      of("rope_scaling.beta_slow", "0.1", yarn),
+      of("rope_scaling.mscale", "3", with(yarn, {"model.rope_scaling.mscale_all_dim=0.5"})),
+      of("rope_scaling.mscale_all_dim", "3", with(yarn, {"model.rope_scaling.mscale=0.5"})),
+      of("rope_scaling.truncate", "false", yarn),
+      of("rope_scaling.attention_factor", "3", yarn),
+      of("rope_scaling.short_factor", "[2.0, 3.0, 4.0, 5.0]", longrope),
+      of("rope_scaling.long_factor", "[2.0, 3.0, 4.0, 5.0]",
+         with(longrope, {"model.rope_scaling.original_max_position_embeddings=4"})),
   };
 }
 
@@ -316,7 +359,7 @@ std::vector<Row> output_rows() {
 std::vector<Row> all_rows() {
   std::vector<Row> rows;
   for (const auto& some :
-       {model_rows(), run_and_distributed_rows(), train_rows(), data_rows(), output_rows()})
+       {model_rows(), family_rows(), run_and_distributed_rows(), train_rows(), data_rows(), output_rows()})
     rows.insert(rows.end(), some.begin(), some.end());
   return rows;
 }

@@ -41,7 +41,7 @@ std::string other_value(const Option& option) {
     std::string operator()(const Access<std::optional<double>>&) const { return "3.5"; }
     std::string operator()(const Access<PipelineSplit>&) const { return "[3, 1]"; }
     std::string operator()(const Access<std::vector<double>>&) const { return "[0.25, 0.5]"; }
-    std::string operator()(const Access<std::vector<int64_t>>&) const { return "[3, 1]"; }
+    std::string operator()(const Access<std::vector<int64_t>>&) const { return "[1, 1]"; }
     std::string operator()(const Access<std::vector<std::string>>&) const {
       return fmt::format("[{0}, {0}]", (*this)(Access<std::string>()));
     }

@@ -199,8 +199,8 @@ TEST_CASE("values outside their literals or range are refused with what is allow
        {"[run]\ndevice = 'gpu'\n",
         "job.toml:2:10: run.device: \"gpu\" is not a valid value; did you mean \"cuda\"? Valid: cpu, cuda",
         {}},
-       {"[model]\narch = 'gemma'\n",
-        "job.toml:2:8: model.arch: \"gemma\" is not a valid value. Valid: llama, qwen3,",
+       {"[model]\narch = 'falcon'\n",
+        "job.toml:2:8: model.arch: \"falcon\" is not a valid value. Valid: llama, qwen3,",
         {}},
        {"[distributed]\npp_split = '3,1'\n",
         "job.toml:2:12: distributed.pp_split: \"3,1\" is one string: write a list, [3, 1]",
@@ -482,7 +482,8 @@ TEST_CASE("tensor-parallel ranks must be able to share out heads, inner width, v
                  "model.moe_intermediate_size=50", "model.mlp_only_layers=[1]",
                  "model.intermediate_size=126"}) == start + "does not divide intermediate_size = 126");
   CHECK(refused({"model.arch=qwen2_moe", "model.num_experts=4", "model.num_experts_per_tok=2",
-                 "model.moe_intermediate_size=50", "model.shared_expert_intermediate_size=30"}) ==
+                 "model.moe_intermediate_size=50", "model.shared_expert_intermediate_size=30",
+                 "model.mlp_only_layers=[1]"}) ==
         start + "does not divide shared_expert_intermediate_size = 30");
   CHECK_THAT(refused({"model.arch=olmo2"}), StartsWith(start + "cannot share out olmo2's norms"));
 }
