@@ -11,8 +11,8 @@
 #include <string>
 #include <vector>
 
-#include "app/convert/hf_companions.h"
 #include "app/convert/element_types.h"
+#include "app/convert/hf_companions.h"
 #include "app/convert/target_folder.h"
 #include "core/base/error.h"
 #include "test/core/io/scratch_folder.h"

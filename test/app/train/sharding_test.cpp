@@ -186,8 +186,7 @@ TEST_CASE("a run resumes on any layout, to the bit where data ranks are as many"
   REQUIRE(alone.job.metrics.size() == replicated.job.metrics.size());
   const auto last_loss = [](const Result& result) {
     double loss = 0;
-    for (const std::string& line : result.job.metrics)
-      loss = nlohmann::json::parse(line).value("loss", loss);
+    for (const std::string& line : result.job.metrics) loss = nlohmann::json::parse(line).value("loss", loss);
     return loss;
   };
   CHECK(last_loss(alone) == Approx(last_loss(replicated)).epsilon(2e-3));

@@ -139,7 +139,8 @@ TEST_CASE("what cuDNN's backward pass takes, in bytes", "[attention]") {
   call.kv_heads = 32;
   CHECK(attention::backward_scratch(BackEnd::cudnn, call, 132) == 524288 + 67108864);
   // 9 ragged documents of 4,000 tokens: 4,096 by the plan; gradients of every head's keys in float32. Their
-  // sums have a fixed order in any mode, so score gradients are written: 16 documents by the plan, in 4 parts.
+  // sums have a fixed order in any mode, so score gradients are written: 16 documents by the plan, in 4
+  // parts.
   call = hopper();
   call.documents = 9;
   call.tokens = 4000;

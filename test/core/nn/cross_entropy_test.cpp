@@ -83,8 +83,7 @@ TEST_CASE("label smoothing is PyTorch's, in training alone", "[nn]") {
   Tensor labels = at::randint(0, vocab, {rows}, at::kLong);
   labels.narrow(0, 40, 7).fill_(-100);
   const Tensor oh = leaf(h), ow = leaf(weight.compute);
-  const Tensor oloss =
-      at::cross_entropy_loss(oh.mm(ow.t()), labels, {}, at::Reduction::Sum, -100, smoothing);
+  const Tensor oloss = at::cross_entropy_loss(oh.mm(ow.t()), labels, {}, at::Reduction::Sum, -100, smoothing);
   oloss.backward();
 
   const c10::InferenceMode inference;
