@@ -6,7 +6,7 @@
 namespace pptrain::nn {
 
 // What a pass does with a group: F reads its weights; B reads them and takes its gradients; I reads them and
-// takes the gradients of norms (is_taken_with_input); W takes the others.
+// takes the gradients of norms (is_taken_with_input); W takes the others, and reads adapters' weights alone.
 enum class Use { forward, backward, backward_input, backward_weight };
 
 constexpr bool reads_weights(Use use) {

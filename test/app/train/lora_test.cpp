@@ -59,6 +59,8 @@ TEST_CASE("adapters and frozen groups have equal bits on every pipeline and shar
   const Result replicas = run(folder.path() / "two", with(two, {"distributed.dp_replicate=2"}));
   check_equal(replicas, run(folder.path() / "c", with(two, layout("1f1b", 1, 2))));
   check_equal(replicas, run(folder.path() / "d", with(two, layout("zb_h1", 2, 2))));
+  check_equal(replicas, run(folder.path() / "e", with(with(two, layout("zb_h1", 2, 2)),
+                                                      {"distributed.reshard_after_forward=true"})));
 }
 
 TEST_CASE("a run of adapters goes on from its checkpoint on another layout, and learns", "[lora]") {
