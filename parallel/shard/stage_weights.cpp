@@ -171,7 +171,8 @@ void StageWeights::acquire(size_t index, nn::Use use) {
       wait_for_gather(index);
     }
     if (options_.gather == Gather::streamed) gather_ahead();
-  } else if (group.exchange.group().is_of_adapters()) {  // whose W reads them; all ranks come here in one order
+  } else if (group.exchange.group()
+                 .is_of_adapters()) {  // whose W reads them; all ranks come here in one order
     gather(index);
     wait_for_gather(index);
   }

@@ -154,16 +154,18 @@ def sanitizer(context):
     environment = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     # Libraries' kernels are not ours to judge, and calls by which LibTorch finds out what a driver can do may fail.
     ours = ["--kernel-name", "kns=pptrain"]
-    checks, parts = {"memcheck": [], "racecheck": ours, "synccheck": ours}, Parts()
-    for left, (check, which) in zip((3, 2, 1), checks.items()):
+    small = [context.program("test_gpu_model"), "[small]"]
+    # racecheck fails in itself where cuBLAS runs on Hopper, even outside of its filter (compute-sanitizer 2025.3).
+    checks = {"memcheck": ([], small), "synccheck": (ours, small), "racecheck": (ours, [context.program("test_gpu_kernels"), "~[gemm]"])}
+    parts = Parts()
+    for left, (check, (which, program)) in zip((3, 2, 1), checks.items()):
         with parts.part(check):
             options = ["--tool", check, "--report-api-errors", "no", "--error-exitcode", "17", *which]
-            [text] = context.run(([tool, *options, context.program("test_gpu_model"), "[small]"], environment), name=check,
-                                 timeout=context.left() / left)
+            [text] = context.run(([tool, *options, *program], environment), name=check, timeout=context.left() / left)
             if not ALL_PASSED.search(text) or NO_DEVICE in text or "SUMMARY: 0 " not in text:
                 raise Failed(f"no summary without errors\n{text[-1000:]}")
     parts.check()
-    return "memcheck of all kernels of a step; racecheck and synccheck of ours"
+    return "memcheck of all kernels of a step, synccheck of ours; racecheck of every kernel of ours"
 
 
 def equal_bits(results):
@@ -173,21 +175,21 @@ def equal_bits(results):
 
 # Limits: the seconds that each has for certain. What a step leaves over goes to those after it.
 SUITE = Suite("correct", [
-    Step("kernels", "every kernel against the CPU", 35, kernels,
+    Step("kernels", "every kernel against the CPU", 15, kernels,
          "The case's name says the kernel: core/kernels/cuda. Repair it first: all other steps use it."),
     Step("model", "layers, attention and stages against the CPU in float32", 30, model,
          "Where `kernels` passed, suspect attention (core/attention) and products (gemm.cu) at these shapes."),
-    Step("layouts", "pp 1, 2, 4 and schedules on thread ranks", 40, layouts,
+    Step("layouts", "pp 1, 2, 4 and schedules on thread ranks", 30, layouts,
          "The first step that differs: in step 1 the loss is a forward pass, the grad norm a backward one; later ones the optimizer. "
          "Where one layout alone differs, look for an event that is missing between streams (parallel/pipeline)."),
     Step("processes", "two processes on one device", 30, processes,
          "NCCL's own words are in the log (NCCL_DEBUG=WARN). Where `layouts` passed, the fault is in parallel/comm/nccl or the start."),
-    Step("attention", "every other test for GPUs", 40, others,
+    Step("attention", "every other test for GPUs", 30, others,
          "A back end that refuses a shape says so in the case; `train.deterministic` chooses between back ends."),
     Step("repeat", "one job again and again", 25, repeat,
          "Runs that differ have a race or an atomic sum: compare their first differing step, then run `sanitizer`."),
     Step("resume", "from a checkpoint, on three layouts", 20, resume,
          "Where `layouts` passed, what a checkpoint holds is not all of the state: parallel/checkpoint."),
-    Step("sanitizer", "compute-sanitizer on small shapes", 20, sanitizer,
+    Step("sanitizer", "compute-sanitizer on small shapes", 60, sanitizer,
          "Each report names the kernel, block and thread. Where time was short: --patience 4.", last=True),
 ])

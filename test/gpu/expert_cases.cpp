@@ -120,7 +120,7 @@ TEST_CASE("swiglu with a weight for each row, in place too", "[gpu]") {
   }
 }
 
-TEST_CASE("products with a weight for each expert", "[gpu]") {
+TEST_CASE("products with a weight for each expert", "[gpu][gemm]") {
   if (!can_run()) {
     return;
   }

@@ -142,7 +142,7 @@ TEST_CASE("cross_entropy and the embedding's gradient in float64", "[gpu]") {
   }
 }
 
-TEST_CASE("matrix products in float64", "[gpu]") {
+TEST_CASE("matrix products in float64", "[gpu][gemm]") {
   if (!can_run()) return;
   const Backend& b = subject();
   for (const auto type : types) {

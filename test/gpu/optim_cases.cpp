@@ -65,7 +65,7 @@ TEST_CASE("a first weight gradient overwrites, whatever was there", "[gpu]") {
   }
 }
 
-TEST_CASE("matrix products of odd sizes and unaligned operands, with and without bias", "[gpu]") {
+TEST_CASE("matrix products of odd sizes and unaligned operands, with and without bias", "[gpu][gemm]") {
   if (!can_run()) {
     return;
   }
@@ -95,7 +95,7 @@ TEST_CASE("matrix products of odd sizes and unaligned operands, with and without
   }
 }
 
-TEST_CASE("matrix products", "[gpu]") {
+TEST_CASE("matrix products", "[gpu][gemm]") {
   if (!can_run()) {
     return;
   }

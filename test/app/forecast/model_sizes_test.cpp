@@ -117,11 +117,11 @@ TEST_CASE("defaults follow from the other sizes") {
 TEST_CASE("wrong sizes are errors that name the key") {
   const auto ok = [](config::ModelSection&) {};
   CHECK(error_of(llama_8b(), ok) == "no error");
-  CHECK(error_of(llama_8b(), [](auto& s) { s.arch = "lama"; }) ==
-        "model.arch: \"lama\" is not known; valid are \"llama\", \"qwen3\", \"qwen3_moe\", \"mixtral\"");
   const auto check = [](const config::ModelSection& section, const char* start, const auto& change) {
     CHECK_THAT(error_of(section, change), Catch::Matchers::StartsWith(start));
   };
+  check(llama_8b(), R"(model.arch: "lama" is not known; valid are "llama", "qwen3")",
+        [](auto& s) { s.arch = "lama"; });
   check(llama_8b(), "model.vocab_size: is required", [](auto& s) { s.vocab_size = 0; });
   check(llama_8b(), "model.num_attention_heads: is required", [](auto& s) { s.num_attention_heads = 0; });
   check(llama_8b(), "model.hidden_size: hidden_size = 4096 is not divisible by num_attention_heads = 33",

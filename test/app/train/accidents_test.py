@@ -17,6 +17,7 @@ import random
 import shutil
 import signal
 import sys
+import time
 import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "support"))
@@ -187,6 +188,7 @@ class Accidents(unittest.TestCase):
                                  PPTRAIN_STOP_SECONDS=0.4,
                                  failing={"name": "end.json", "calls": "rename", "at": 1, "action": "late:3"})
         wait_for_steps(ranks, run_dir, 1, seconds=120)
+        time.sleep(0.5)  # into the next step, which takes seconds
         for rank in ranks:
             rank.send_signal(signal.SIGTERM)
         outputs = [rank.communicate(timeout=60) for rank in ranks]
