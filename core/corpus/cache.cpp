@@ -56,9 +56,17 @@ nlohmann::json end_beside(const fs::path& folder) {
 
 // All that a template puts into a conversation's tokens.
 std::vector<std::string> texts_of(const config::ChatSection& chat) {
-  return {chat.bos,         chat.system_prefix,     chat.system_suffix,    chat.user_prefix,
-          chat.user_suffix, chat.assistant_prefix,  chat.assistant_suffix, chat.default_system,
-          chat.system.text, chat.trim ? "trim" : ""};
+  return {chat.bos,
+          chat.system_prefix,
+          chat.system_suffix,
+          chat.user_prefix,
+          chat.user_suffix,
+          chat.assistant_prefix,
+          chat.assistant_suffix,
+          chat.default_system,
+          chat.system.text,
+          chat.trim ? "trim" : "",
+          chat.alternate ? "alternate" : ""};
 }
 
 // A folder in the making: gone with this object, unless it was renamed.

@@ -72,8 +72,8 @@ const Overrides texts = {"data.path={files}/texts.jsonl", "data.format=jsonl", "
                          "model.vocab_size=1024"};
 const Overrides prompts = with(texts, {"data.prompt_key=text", "data.completion_key=answer"});
 const Overrides lists = with(texts, {"data.tokens_key=tokens"});
-const Overrides chats =
-    with(texts, {"data.messages_key=messages", "data.chat.user_prefix=U", "data.chat.assistant_prefix=A"});
+const Overrides chats = with(texts, {"data.messages_key=messages", "data.chat.user_prefix=U",
+                                     "data.chat.assistant_prefix=A", "train.seq_len=128"});
 const Overrides long_rows = {"train.seq_len=64"};
 const Overrides documents = with(long_rows, {"data.document_end=10"});
 const Overrides validated = {"data.val_fraction=0.2", "eval.interval=1", "eval.batches=1"};

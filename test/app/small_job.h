@@ -122,7 +122,7 @@ inline JobResult read_result(const fs::path& run_dir, int exit_code) {
     if (record.contains("start")) continue;  // who wrote the lines that follow, and when
     nlohmann::ordered_json kept;
     for (const char* key : {"step", "loss", "grad_norm", "lr", "tokens", "skipped", "eval_loss",
-                            "expert_load", "expert_imbalance"}) {
+                            "expert_load", "expert_imbalance", "microbatch_losses"}) {
       if (record.contains(key)) kept[key] = record[key];
     }
     result.metrics.push_back(kept.dump());
