@@ -55,17 +55,11 @@ SparseMlp make_experts(nn::ParameterGroup& group, nn::ParameterGroup* experts, c
   return {std::move(layer), own};
 }
 
-// into += other.
-void add(const Tensor& into, const Tensor& other) {
-  into.add_(other);
-  kernels::record(kernels::moving(into, into, other));
-}
-
 }  // namespace
 
 Tensor sum(Residual residual) {
   if (!residual.delta.defined()) return residual.stream;
-  add(residual.delta, residual.stream);
+  kernels::add(residual.delta, residual.stream);
   return residual.delta;
 }
 
@@ -104,7 +98,7 @@ Tensor Block::leave(const MaybeNorm& norm, Tensor y, nn::Norm::Saved& saved) con
 Tensor Block::enter_backward(MaybeNorm& norm, const nn::Norm::Saved& saved, Tensor grad,
                              const Tensor& beside) {
   if (norm) return norm->backward(saved, grad, beside);
-  add(grad, beside);
+  kernels::add(grad, beside);
   return grad;
 }
 
@@ -130,7 +124,7 @@ Residual Block::forward(Residual in, const nn::TokenInfo& tokens, Saved& saved) 
   mlp_->activate(x, tokens, *saved.mlp);
   Residual out{.stream = saved.mlp_norm.x,
                .delta = leave(mlp_post_norm_, mlp_->project(*saved.mlp), saved.mlp_post_norm)};
-  if (parallel_) add(out.delta, attended);
+  if (parallel_) kernels::add(out.delta, attended);
   drop(saved);
   return out;
 }

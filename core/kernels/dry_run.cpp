@@ -95,4 +95,9 @@ at::Tensor contiguous(const at::Tensor& x) {
   return result;
 }
 
+void add(const at::Tensor& sum, const at::Tensor& x) {
+  record(moving(sum, sum, x));
+  sum.add_(x);
+}
+
 }  // namespace pptrain::kernels

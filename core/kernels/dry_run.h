@@ -60,6 +60,7 @@ void record_scratch(int64_t bytes);
 // LibTorch's operators of these names, with their cost recorded.
 void copy(const at::Tensor& from, const at::Tensor& to);
 at::Tensor contiguous(const at::Tensor& x);
+void add(const at::Tensor& sum, const at::Tensor& x);  // sum += x, rounded to the type of sum
 
 // cuBLAS's workspace: 32 MiB on Hopper, and everywhere with train.deterministic (numerics.h), less elsewhere.
 // LibTorch allocates one for each stream of a thread at the first GEMM there, and keeps it.

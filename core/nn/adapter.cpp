@@ -56,11 +56,6 @@ void scale_in_place(at::Tensor& x, double scale) {
   x.mul_(scale);
 }
 
-void add_to(at::Tensor& sum, const at::Tensor& x) {
-  kernels::record(kernels::moving(sum, sum, x));
-  sum.add_(x);
-}
-
 }  // namespace
 
 AdapterNames adapter_names(const std::string& weight) {
@@ -131,13 +126,13 @@ at::Tensor Adapter::down_gradient(const at::Tensor& dy) const {
 void Adapter::forward(const at::Tensor& x, at::Tensor& y) const {
   at::Tensor added = at::empty(y.sizes(), y.options());
   kernels::linear(down(x), up(), std::nullopt, added);
-  add_to(y, added);
+  kernels::add(y, added);
 }
 
 void Adapter::backward_input(const at::Tensor& dy, at::Tensor& dx) const {
   at::Tensor added = at::empty(dx.sizes(), dx.options());
   kernels::matmul(down_gradient(dy), down_->compute, added);
-  add_to(dx, added);
+  kernels::add(dx, added);
 }
 
 void Adapter::backward_weight(const at::Tensor& x, const at::Tensor& dy) {
@@ -147,7 +142,7 @@ void Adapter::backward_weight(const at::Tensor& x, const at::Tensor& dy) {
   kernels::weight_gradient(dy, inner, up_gradient);
   for (size_t part = 0; part < parts_.size(); ++part) {
     at::Tensor grad = parts_[part].up->grad;
-    add_to(grad, block(up_gradient, part));
+    kernels::add(grad, block(up_gradient, part));
   }
 }
 

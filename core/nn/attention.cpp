@@ -333,8 +333,7 @@ Tensor Attention::backward_input(Saved& saved, const Tensor& dy, const TokenInfo
 
 void Attention::add_sinks_gradient(const Tensor& dsinks) {
   if (sinks_->frozen()) return;
-  sinks_->grad.add_(dsinks);
-  kernels::record(kernels::moving(sinks_->grad, sinks_->grad, dsinks));
+  kernels::add(sinks_->grad, dsinks);
 }
 
 }  // namespace pptrain::nn

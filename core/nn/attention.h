@@ -60,9 +60,9 @@ class Attention {
   };
 
   // Declares `<name>.{q,k,v,o}.weight`, biases, `<name>.{q_norm,k_norm}.weight` and `<name>.sinks` [heads],
-  // which start at 0. The ranks of `region`
-  // share out the heads, and the rows of x and of the result: T [share, hidden] below is [tokens, hidden] for
-  // a rank alone. Where they are more than the key-value heads, neighbours have a copy of one.
+  // which start at 0. The ranks of `region` share out the heads, and the rows of x and of the result: T
+  // [share, hidden] below is [tokens, hidden] for a rank alone. Where they are more than the key-value heads,
+  // neighbours have a copy of one.
   Attention(ParameterGroup& group, const std::string& name, const AttentionConfig& config,
             std::shared_ptr<attention::CoreAttention> core = attention::make_local_attention(),
             std::shared_ptr<const Region> region = std::make_shared<Region>());

@@ -226,8 +226,8 @@ Tensor LatentAttention::backward_input(Saved& saved, const Tensor& dy, const Tok
   Tensor dx = queries_backward(saved, std::move(dq), queue);
   const Tensor by_keys = keys_backward(saved, std::move(dkv), dkey, queue);
   saved = {};
-  kernels::record(kernels::moving(dx, dx, by_keys));
-  return dx.add_(by_keys);
+  kernels::add(dx, by_keys);
+  return dx;
 }
 
 }  // namespace pptrain::nn

@@ -29,12 +29,6 @@ std::vector<ParameterSpec> biases_of(const std::vector<LinearPart>& parts, bool 
   return specs;
 }
 
-// y += x, rounded to its type.
-void add(at::Tensor& y, const at::Tensor& x) {
-  kernels::record(kernels::moving(y, y, x));
-  y.add_(x);
-}
-
 // Puts the rows of a chunk where they lie in the whole list.
 void keep_rows(const at::Tensor& part, const RowChunks& chunks, int64_t chunk, int64_t rows,
                at::Tensor& all) {
@@ -142,7 +136,7 @@ std::vector<at::Tensor> ColumnLinear::forward(const at::Tensor& x, int64_t rows)
 
 at::Tensor ColumnLinear::input_gradient(std::span<const at::Tensor> dy) const {
   at::Tensor dx = blocks_[0].backward_input(dy[0]);
-  for (size_t i = 1; i < blocks_.size(); ++i) add(dx, blocks_[i].backward_input(dy[i]));
+  for (size_t i = 1; i < blocks_.size(); ++i) kernels::add(dx, blocks_[i].backward_input(dy[i]));
   return dx;
 }
 
@@ -183,7 +177,7 @@ RowLinear::RowLinear(ParameterGroup& group, int64_t in_features, const LinearPar
 }
 
 void RowLinear::add_bias(at::Tensor& y) const {
-  if (bias_ != nullptr) add(y, bias_->compute);
+  if (bias_ != nullptr) kernels::add(y, bias_->compute);
 }
 
 at::Tensor RowLinear::forward(const at::Tensor& x) const {

@@ -33,12 +33,6 @@ Tensor rounded_to(at::ScalarType type, const Tensor& y) {
   return result;
 }
 
-// to += x, rounded.
-void add_rounded(Tensor& to, const Tensor& x) {
-  to.add_(x);
-  kernels::record(kernels::moving(to, to, x));
-}
-
 }  // namespace
 
 ParameterSpec norm_spec(const std::string& name, int64_t dim, NormKind kind) {
@@ -66,7 +60,7 @@ Norm::Norm(ParameterGroup& group, const std::string& name, int64_t dim, NormKind
 
 Tensor Norm::forward(const Tensor& x, Tensor delta, Saved& saved) const {
   if (kind_ == NormKind::layer) {
-    if (delta.defined()) add_rounded(delta, x);
+    if (delta.defined()) kernels::add(delta, x);
     saved.x = delta.defined() ? delta : x;
     return layer_forward(saved);
   }
@@ -126,7 +120,7 @@ Tensor Norm::layer_backward(const Saved& saved, const Tensor& dy, const Tensor& 
   }
   kernels::record(kernels::moving(g, x, saved.mean, saved.rstd, weight_->compute, dx));
   dx = rounded_to(dy.scalar_type(), dx);
-  if (residual_grad.defined()) add_rounded(dx, residual_grad);
+  if (residual_grad.defined()) kernels::add(dx, residual_grad);
   return dx;
 }
 

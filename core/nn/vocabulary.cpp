@@ -94,8 +94,7 @@ at::Tensor Embedding::forward(const at::Tensor& tokens, const at::Tensor& positi
   if (config_.scale != 1) kernels::softcap(out, factor(), 0);
   if (positions_ != nullptr) {
     const at::Tensor added = look_up(positions.to(at::kLong), *positions_, config_.positions);
-    out.add_(added);
-    kernels::record(kernels::moving(out, out, added));
+    kernels::add(out, added);
   }
   return region_->alone() ? out : region_->leave(out);
 }
