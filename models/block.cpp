@@ -20,6 +20,15 @@ std::optional<nn::Norm> make_norm(nn::ParameterGroup& group, const std::string& 
   return nn::Norm(group, name, config.attention.hidden, config.norm, config.norm_eps, seams.region->cut());
 }
 
+AnyAttention make_attention(nn::ParameterGroup& group, const std::string& name, const BlockConfig& config,
+                            const Seams& seams) {
+  if (config.latent)
+    return AnyAttention(std::in_place_type<nn::LatentAttention>, group, name, *config.latent, seams.attention,
+                        seams.region);
+  return AnyAttention(std::in_place_type<nn::Attention>, group, name, config.attention, seams.attention,
+                      seams.region);
+}
+
 std::unique_ptr<nn::FeedForward> make_mlp(nn::ParameterGroup& group, const std::string& name,
                                           const BlockConfig& config, const Seams& seams) {
   const auto make = [&]<class Layer>() -> std::unique_ptr<nn::FeedForward> {
@@ -69,7 +78,7 @@ Block::Block(nn::ParameterGroup& group, const std::string& name, const BlockConf
       parallel_(config.parallel),
       scale_(config.residual_scale),
       attention_norm_(make_norm(group, name + ".attn_norm", config, NormPlaces::after, seams)),
-      attention_(group, name + ".attn", config.attention, seams.attention, seams.region),
+      attention_(make_attention(group, name + ".attn", config, seams)),
       attention_post_norm_(make_norm(group, name + ".attn_post_norm", config, NormPlaces::before, seams)),
       mlp_norm_(make_norm(group, name + ".mlp_norm", config, NormPlaces::after, seams)) {
   if (config.experts) {
@@ -111,8 +120,12 @@ Tensor Block::leave_backward(MaybeNorm& norm, const nn::Norm::Saved& saved, cons
 
 Tensor Block::fill(Residual in, const nn::TokenInfo& tokens, Saved& saved, Tensor& attended) const {
   const Tensor x = enter(attention_norm_, std::move(in), saved.attention_norm);
-  attended =
-      leave(attention_post_norm_, attention_.forward(x, tokens, saved.attention), saved.attention_post_norm);
+  attended = std::visit(
+      [&]<class Layer>(const Layer& layer) {
+        return layer.forward(x, tokens, saved.attention.emplace<typename Layer::Saved>());
+      },
+      attention_);
+  attended = leave(attention_post_norm_, std::move(attended), saved.attention_post_norm);
   const Tensor& stream = saved.attention_norm.x;
   return enter(mlp_norm_, {stream, parallel_ ? Tensor() : std::move(attended)}, saved.mlp_norm);
 }
@@ -137,7 +150,7 @@ void Block::drop(Saved& saved) const {
     saved.attention_post_norm = {};
     saved.mlp_norm = {};
   } else {
-    saved.attention.x.reset();
+    std::visit([](auto& attention) { attention.x.reset(); }, saved.attention);
     saved.mlp_norm.drop();
   }
   saved.attention_norm.drop();
@@ -153,7 +166,8 @@ void Block::recompute(Saved& saved, const nn::TokenInfo& tokens) const {
     Tensor attended;
     x = fill({.stream = saved.attention_norm.x, .delta = {}}, tokens, saved, attended);
   } else {
-    saved.attention.x = enter(attention_norm_, {saved.attention_norm.x, {}}, saved.attention_norm);
+    x = enter(attention_norm_, {saved.attention_norm.x, {}}, saved.attention_norm);
+    std::visit([&](auto& attention) { attention.x = x; }, saved.attention);
     x = enter(mlp_norm_, {saved.mlp_norm.x, {}}, saved.mlp_norm);
   }
   mlp_->restore(x, tokens, *saved.mlp);
@@ -170,14 +184,19 @@ Tensor Block::backward_input(Saved& saved, const Tensor& dy, const nn::TokenInfo
   saved.mlp_norm = {};
   grad = leave_backward(attention_post_norm_, saved.attention_post_norm, parallel_ ? dy : stream_grad);
   saved.attention_post_norm = {};
-  grad = attention_.backward_input(saved.attention, grad, tokens, queue);
+  grad = std::visit(
+      [&]<class Layer>(Layer& layer) {
+        return layer.backward_input(std::get<typename Layer::Saved>(saved.attention), grad, tokens, queue);
+      },
+      attention_);
   grad = enter_backward(attention_norm_, saved.attention_norm, std::move(grad), stream_grad);
   saved.attention_norm = {};
   return grad;
 }
 
 std::vector<Tensor> saved_tensors(const Block::Saved& saved) {
-  std::vector<Tensor> result = saved.attention.tensors();
+  std::vector<Tensor> result =
+      std::visit([](const auto& attention) { return attention.tensors(); }, saved.attention);
   const auto add = [&](const std::vector<Tensor>& tensors) {
     result.insert(result.end(), tensors.begin(), tensors.end());
   };

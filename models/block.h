@@ -7,11 +7,13 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <variant>
 #include <vector>
 
 #include "core/nn/attention.h"
 #include "core/nn/experts.h"
 #include "core/nn/feed_forward.h"
+#include "core/nn/latent_attention.h"
 #include "core/nn/norm.h"
 #include "core/nn/parameter.h"
 #include "core/nn/token_info.h"
@@ -26,6 +28,7 @@ enum class NormPlaces { before, after, both };
 
 struct BlockConfig {
   nn::AttentionConfig attention;
+  std::optional<nn::LatentAttentionConfig> latent = std::nullopt;  // in its place
   int64_t intermediate = 0;
   nn::Activation activation = nn::Activation::silu;
   bool gated = true;
@@ -52,13 +55,15 @@ struct Residual {
 // into a norm does.
 at::Tensor sum(Residual residual);
 
+using AnyAttention = std::variant<nn::Attention, nn::LatentAttention>;
+
 class Block {
  public:
   // The x of a norm before a layer is the residual stream, also where there is no such norm; that of a norm
   // after it is the layer's result.
   struct Saved {
     nn::Norm::Saved attention_norm;
-    nn::Attention::Saved attention;
+    std::variant<nn::Attention::Saved, nn::LatentAttention::Saved> attention;
     nn::Norm::Saved attention_post_norm;
     nn::Norm::Saved mlp_norm;
     std::unique_ptr<nn::FeedForward::Saved> mlp;  // null where it holds nothing
@@ -108,7 +113,7 @@ class Block {
   bool parallel_;
   double scale_;
   MaybeNorm attention_norm_;
-  nn::Attention attention_;
+  AnyAttention attention_;
   MaybeNorm attention_post_norm_, mlp_norm_;
   std::unique_ptr<nn::FeedForward> mlp_;
   MaybeNorm mlp_post_norm_;

@@ -1,24 +1,30 @@
 #include "models/decoder.h"
 
+#include <cmath>
+
 #include "models/registry.h"
 
 namespace pptrain::models {
 namespace {
 
-nn::ExpertsConfig experts_config(const ModelConfig& model) {
+nn::ExpertsConfig experts_config(const ModelConfig& model, const Decoder& decoder) {
   const SparseLayers& sparse = model.sparse;
   return {.hidden = model.hidden,
           .experts = sparse.experts,
           .chosen = sparse.chosen,
           .intermediate = sparse.intermediate,
+          .scores = decoder.sigmoid_router ? nn::Scores::sigmoid : nn::Scores::softmax,
           .normalise = sparse.normalise,
+          .scale = sparse.scale,
+          .groups = sparse.groups,
+          .chosen_groups = sparse.chosen_groups,
           .limit = sparse.limit,
           .shared = sparse.shared,
-          .gated_shared = sparse.shared > 0,
+          .gated_shared = decoder.gated_shared,
           .init_std = model.initializer_range,
           .balance_loss = sparse.balance_loss,
           .z_loss = sparse.z_loss,
-          .balance_bias = sparse.bias_rate > 0};
+          .balance_bias = decoder.sigmoid_router || sparse.bias_rate > 0};
 }
 
 nn::AttentionConfig attention_config(const ModelConfig& model, const Decoder& decoder,
@@ -41,6 +47,31 @@ nn::AttentionConfig attention_config(const ModelConfig& model, const Decoder& de
                              .o_init_std = model.initializer_range};
   if (model.attention_scale > 0) config.scale = model.attention_scale;
   return config;
+}
+
+// As transformers: YaRN's mscale_all_dim multiplies queries and keys of all dims.
+double latent_scale(const ModelConfig& model) {
+  const config::RopeScaling& rope = model.rope_scaling;
+  const double scale = 1 / std::sqrt(static_cast<double>(model.head_dim));
+  if (rope.rope_type != config::RopeType::yarn || rope.mscale_all_dim == 0 || rope.factor <= 1) return scale;
+  const double mscale = 0.1 * rope.mscale_all_dim * std::log(rope.factor) + 1;
+  return scale * mscale * mscale;
+}
+
+// The norms of narrow rows have transformers' default epsilon, whatever the model's is.
+nn::LatentAttentionConfig latent_config(const ModelConfig& model) {
+  const LatentSizes& latent = model.latent;
+  return {.hidden = model.hidden,
+          .heads = model.heads,
+          .q_rank = latent.q_rank,
+          .kv_rank = latent.kv_rank,
+          .nope_dim = latent.nope_dim,
+          .rope_dim = latent.rope_dim,
+          .v_dim = latent.v_dim,
+          .bias = model.attention_bias,
+          .scale = latent_scale(model),
+          .init_std = model.initializer_range,
+          .o_init_std = model.initializer_range};
 }
 
 nn::RopeType rope_type(config::RopeType type) {
@@ -77,7 +108,8 @@ BlockConfig block_config(const ModelConfig& model, int64_t layer) {
                      .parallel = model.parallel_residual,
                      .residual_scale = model.residual_scale,
                      .init_std = model.initializer_range};
-  if (model.sparse.contains(layer)) config.experts = experts_config(model);
+  if (model.latent.kv_rank > 0) config.latent = latent_config(model);
+  if (model.sparse.contains(layer)) config.experts = experts_config(model, decoder);
   return config;
 }
 

@@ -40,8 +40,6 @@ struct Missing {
   std::string_view model_type, lacks;
 };
 constexpr Missing missing_families[] = {
-    {"deepseek_v2", "latent attention in its blocks"},
-    {"deepseek_v3", "latent attention in its blocks, and the bias of its routers in weights"},
     {"gemma3", "images; the text model alone is gemma3_text (its text_config)"},
     {"llama4", "images, attention in chunks and scores scaled by position"},
     {"llama4_text",

@@ -88,13 +88,13 @@ WeightMap weight_map(const ModelConfig& model, const StageSlice& slice) {
                    model.kv_heads);
 }
 
-// Biases that balance experts, and adapters, are in no Hugging Face directory: they start as they are.
+// Biases that balance experts in a family that stores none, and adapters, start as they are.
 void load_hf_weights(TransformerStage& stage, const std::filesystem::path& hf_dir) {
   const io::HfCheckpoint checkpoint(hf_dir);
   const WeightMap map = weight_map(stage.model(), stage.slice());
   refuse_left_over(stage.model(), stage.slice(), map, checkpoint);
   for (nn::Slice* slice : stage.parameters().slices()) {
-    if (!has_tensor(slice->spec)) continue;
+    if (!has_tensor(find_architecture(stage.model().arch).weights, slice->spec)) continue;
     const HfWeight weight = find_weight(checkpoint, map, slice->spec.name);
     at::Tensor values = slice->values();
     copy_slice(weight, checkpoint.tensor(weight.tensor), slice->shape, values);
@@ -108,7 +108,7 @@ std::vector<HfWeight> find_hf_weights(const ModelConfig& model, const io::HfChec
   refuse_left_over(model, whole.slice(), map, checkpoint);
   std::vector<HfWeight> weights;
   for (const nn::ParameterSpec* spec : whole.parameters().specs()) {
-    if (!has_tensor(*spec)) continue;
+    if (!has_tensor(find_architecture(model.arch).weights, *spec)) continue;
     weights.push_back(find_weight(checkpoint, map, spec->name));
   }
   return weights;
@@ -121,16 +121,18 @@ void check_hf_weights(const ModelConfig& model, const std::filesystem::path& hf_
 std::vector<HfTensor> hf_tensors(const ModelConfig& model) {
   TransformerStage whole(model, whole_model(model));
   const WeightMap map = weight_map(model, whole.slice());
+  const Architecture& architecture = find_architecture(model.arch);
   std::vector<HfTensor> tensors;
   std::set<std::string> taken;
   for (const nn::ParameterSpec* spec : whole.parameters().specs()) {
-    if (spec->role == nn::Role::balance) {
+    const bool stored = has_tensor(architecture.weights, *spec);
+    if (!stored && spec->role == nn::Role::balance) {
       throw Error(fmt::format(
           "{}: {} has no bias on the choice of experts (model.router_bias_update_rate > 0), and without it "
           "the model would compute something else",
-          spec->name, find_architecture(model.arch).hf_class));
+          spec->name, architecture.hf_class));
     }
-    if (!has_tensor(*spec)) continue;
+    if (!stored) continue;
     const std::string& tensor = map.tensors_of(spec->name).front();
     if (taken.insert(tensor).second) tensors.push_back(*map.find(tensor));
   }

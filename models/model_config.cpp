@@ -55,7 +55,7 @@ void check_experts(const config::ModelSection& m, const Architecture& architectu
   require_size(m, "model.num_experts_per_tok", m.num_experts_per_tok, report);
   if (!architecture.experts_of_mlp_width)
     require_size(m, "model.moe_intermediate_size", m.moe_intermediate_size, report);
-  if (architecture.takes(&config::ModelSection::shared_expert_intermediate_size))
+  if (architecture.has_shared_expert())
     require_size(m, "model.shared_expert_intermediate_size", m.shared_expert_intermediate_size, report);
   if (m.num_experts > 0 && m.num_experts_per_tok > m.num_experts) {
     report({"model.num_experts_per_tok", "model.num_experts", "model.hf_dir"},
@@ -118,14 +118,16 @@ SparseLayers sparse_layers(const config::ModelSection& m) {
           .balance_loss = m.router_aux_loss_coef,
           .z_loss = m.router_z_loss_coef,
           .bias_rate = m.router_bias_update_rate,
-          .shared = architecture.takes(&config::ModelSection::shared_expert_intermediate_size)
-                        ? m.shared_expert_intermediate_size
-                        : 0,
-          .limit = architecture.takes(&config::ModelSection::swiglu_limit) ? m.swiglu_limit : 0};
+          .shared = architecture.has_shared_expert() ? m.shared_expert_intermediate_size : 0,
+          .limit = architecture.takes(&config::ModelSection::swiglu_limit) ? m.swiglu_limit : 0,
+          .groups = m.n_group,
+          .chosen_groups = m.topk_group,
+          .scale = m.routed_scaling_factor};
 }
 
 // Rounded down, as transformers does it.
 int64_t rotary_dim(const config::ModelSection& m, int64_t head_dim) {
+  if (m.qk_rope_head_dim > 0) return m.qk_rope_head_dim;
   return static_cast<int64_t>(static_cast<double>(head_dim) * m.partial_rotary_factor);
 }
 
@@ -140,6 +142,47 @@ void check_factors(const config::ModelSection& m, const config::ReportConflict& 
     if (std::ssize(*list) == wanted) continue;
     report({option, "model.rope_scaling.rope_type", "model.hf_dir"},
            fmt::format("has {} numbers; give {}, one for each rotary frequency", list->size(), wanted));
+  }
+}
+
+// Of latent attention; the sizes that are there fit each other.
+void check_latent(const config::ModelSection& m, const config::ReportConflict& report) {
+  for (const auto& [option, size] :
+       {std::pair("model.kv_lora_rank", m.kv_lora_rank), std::pair("model.v_head_dim", m.v_head_dim),
+        std::pair("model.qk_nope_head_dim", m.qk_nope_head_dim),
+        std::pair("model.qk_rope_head_dim", m.qk_rope_head_dim)})
+    require_size(m, option, size, report);
+  if (m.v_head_dim > m.qk_nope_head_dim + m.qk_rope_head_dim) {
+    report({"model.v_head_dim", "model.qk_nope_head_dim", "model.qk_rope_head_dim", "model.hf_dir"},
+           fmt::format("v_head_dim = {} is above qk_nope_head_dim + qk_rope_head_dim = {}", m.v_head_dim,
+                       m.qk_nope_head_dim + m.qk_rope_head_dim));
+  }
+  if (m.qk_rope_head_dim % 2 != 0) {
+    report({"model.qk_rope_head_dim", "model.hf_dir"},
+           fmt::format("{} is odd: rotary embeddings need an even number", m.qk_rope_head_dim));
+  }
+}
+
+// What config.json of DeepSeek can say: dense layers are the first ones, shared experts as wide as the
+// others.
+void check_shared_and_groups(const config::ModelSection& m, const config::ReportConflict& report) {
+  for (size_t i = 0; i < m.mlp_only_layers.size(); ++i) {
+    if (m.mlp_only_layers[i] == static_cast<int64_t>(i)) continue;
+    report({"model.mlp_only_layers", "model.arch"},
+           fmt::format("names layer {} in the place of {}: dense layers of {} are the first ones",
+                       m.mlp_only_layers[i], i, m.arch));
+    break;
+  }
+  if (m.moe_intermediate_size > 0 && m.shared_expert_intermediate_size % m.moe_intermediate_size != 0) {
+    report({"model.shared_expert_intermediate_size", "model.moe_intermediate_size"},
+           fmt::format("is not a multiple of moe_intermediate_size = {}", m.moe_intermediate_size));
+  }
+  const int64_t group = m.num_experts / m.n_group;
+  if (m.num_experts % m.n_group != 0 || m.topk_group > m.n_group ||
+      m.num_experts_per_tok > group * m.topk_group) {
+    report({"model.n_group", "model.topk_group", "model.num_experts", "model.hf_dir"},
+           fmt::format("{} of {} experts cannot be chosen in {} of {} equal groups", m.num_experts_per_tok,
+                       m.num_experts, m.topk_group, m.n_group));
   }
 }
 
@@ -238,6 +281,12 @@ std::string_view to_string(Recompute recompute) {
 void finish_model(config::ModelSection& section, int64_t seq_len, const config::ReportConflict& report) {
   const Architecture& architecture = find_architecture(section.arch);
   check_sizes(section, architecture, report);
+  if (architecture.decoder.latent_attention) {
+    check_latent(section, report);
+    check_shared_and_groups(section, report);
+    section.head_dim = section.qk_nope_head_dim + section.qk_rope_head_dim;
+    section.num_key_value_heads = section.num_attention_heads;
+  }
   check_heads(section, report);
   if (architecture.plain_heads) check_plain_heads(section, report);
   check_experts(section, architecture, report);
@@ -284,6 +333,11 @@ ModelConfig make_model_config(const config::ModelSection& section, int64_t seq_l
       .attention_bias = finished.attention_bias,
       .mlp_bias = finished.mlp_bias,
       .sparse = sparse_layers(finished),
+      .latent = {.q_rank = finished.q_lora_rank,
+                 .kv_rank = finished.kv_lora_rank,
+                 .nope_dim = finished.qk_nope_head_dim,
+                 .rope_dim = finished.qk_rope_head_dim,
+                 .v_dim = finished.v_head_dim},
       .layer_kinds = layer_kinds(finished, architecture),
       .rotary_dim = rotary_dim(finished, finished.head_dim) % finished.head_dim,
       .local_rope_theta = architecture.has_local_rope ? finished.rope_local_base_freq : 0,

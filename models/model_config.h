@@ -26,6 +26,8 @@ struct SparseLayers {
   double bias_rate = 0;  // 0: no bias
   int64_t shared = 0;    // width of a gated MLP beside them; 0: there is none
   double limit = 0;      // of inner values, with biases (gpt-oss); 0: none
+  int64_t groups = 1, chosen_groups = 1;
+  double scale = 1;  // of the chosen ones' weights
 
   bool contains(int64_t layer) const {
     return experts > 0 && (layer + 1) % step == 0 && std::ranges::find(dense, layer) == dense.end();
@@ -35,6 +37,12 @@ struct SparseLayers {
 // The words of model.layer_types.
 inline constexpr std::string_view full_attention = "full_attention", sliding_attention = "sliding_attention";
 inline constexpr std::array all_layer_types = {full_attention, sliding_attention};
+
+// Latent attention, as nn::LatentAttentionConfig has it.
+struct LatentSizes {
+  int64_t q_rank = 0, kv_rank = 0;  // kv_rank 0: there is none
+  int64_t nope_dim = 0, rope_dim = 0, v_dim = 0;
+};
 
 // How attention of a layer differs from that of others.
 struct LayerKind {
@@ -62,6 +70,7 @@ struct ModelConfig {
   bool attention_bias = false;
   bool mlp_bias = false;
   SparseLayers sparse = {};
+  LatentSizes latent = {};
   std::vector<LayerKind> layer_kinds = {};  // of each layer; empty: all alike
   int64_t rotary_dim = 0;                   // dims of a head that are rotated; 0: all
   double local_rope_theta = 0;              // of a second rotary table; 0: there is none

@@ -27,8 +27,11 @@ struct Decoder {
   bool gated = true;
   bool qkv_bias = false, o_bias = false, mlp_bias = false;  // whatever [model] says
   bool sinks = false;                                       // of attention
-  bool learned_positions = false;                           // beside the embedding, and no rotary ones
-  bool scaled_embedding = false;                            // by the root of the width
+  bool latent_attention = false;
+  bool gated_shared = false;       // the shared expert
+  bool sigmoid_router = false;     // with a bias for the choice alone
+  bool learned_positions = false;  // beside the embedding, and no rotary ones
+  bool scaled_embedding = false;   // by the root of the width
   // With a sliding window: layer i, counted from 1, sees all keys where this divides i; 0: none does.
   int full_attention_every = 0;
   // Without no_rope_layers: layer i, counted from 1, has no rotary embeddings where this divides i; 0: all
@@ -94,6 +97,10 @@ struct Architecture {
 
   // config.json, and so [model], has this field.
   bool takes(const HfKey::Field& field) const;
+  // An MLP that every token of a sparse layer passes.
+  bool has_shared_expert() const {
+    return decoder.latent_attention || takes(&config::ModelSection::shared_expert_intermediate_size);
+  }
 };
 
 // Each is defined in the file of its name in families/.
@@ -113,10 +120,12 @@ extern const Architecture gpt2;
 extern const Architecture gpt_neox;
 extern const Architecture qwen2_moe;
 extern const Architecture gpt_oss;
+extern const Architecture deepseek_v2;
+extern const Architecture deepseek_v3;
 
 inline constexpr const Architecture* architectures[] = {
-    &llama, &qwen3, &qwen3_moe, &mixtral, &qwen2, &mistral,  &gemma2,    &gemma3_text,
-    &olmo2, &phi3,  &smollm3,   &granite, &gpt2,  &gpt_neox, &qwen2_moe, &gpt_oss,
+    &llama, &qwen3,   &qwen3_moe, &mixtral, &qwen2,    &mistral,   &gemma2,  &gemma3_text, &olmo2,
+    &phi3,  &smollm3, &granite,   &gpt2,    &gpt_neox, &qwen2_moe, &gpt_oss, &deepseek_v2, &deepseek_v3,
 };
 
 // Fills layer_types and no_rope_layers by the architecture's pattern where they are empty and act.

@@ -106,10 +106,6 @@ int64_t to_number(std::string_view digits) {
 
 }  // namespace
 
-bool has_tensor(const nn::ParameterSpec& spec) {
-  return spec.role != nn::Role::balance && !nn::adapted_weight(spec.name);
-}
-
 std::vector<std::string> hf_names(std::span<const WeightName> names, std::string_view global, bool tied) {
   std::vector<std::string> result;
   for (Translation& found : to_hf(names, tied && global == "head.weight" ? "embed.weight" : global))
@@ -124,6 +120,14 @@ std::string hf_name(std::span<const WeightName> names, std::string_view global, 
 std::optional<std::string> global_name(std::span<const WeightName> names, std::string_view hf) {
   auto result = translate(names, hf, &WeightName::hf, &WeightName::global);
   return result.empty() ? std::nullopt : std::optional(std::move(result.front().name));
+}
+
+bool has_tensor(std::span<const WeightName> names, const nn::ParameterSpec& spec) {
+  if (nn::adapted_weight(spec.name)) return false;
+  if (spec.role != nn::Role::balance) return true;
+  return std::ranges::any_of(names, [&](const WeightName& entry) {
+    return entry.global.ends_with(".bias") && match(entry.global, spec.name);
+  });
 }
 
 bool HfWeight::is_contiguous() const {
@@ -211,7 +215,7 @@ WeightMap::WeightMap(std::span<const WeightName> names, const std::vector<const 
     : tied_(tied) {
   std::map<std::string, Shared> shared;
   for (const nn::ParameterSpec* spec : specs) {
-    if (has_tensor(*spec)) add(names, *spec, shared);
+    if (has_tensor(names, *spec)) add(names, *spec, shared);
   }
   for (const auto& [name, tensor] : shared) tensors_.emplace(name, tensor.lay_out(name, kv_heads));
 }

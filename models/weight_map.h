@@ -108,8 +108,8 @@ struct HfWeight {
 void copy_slice(const HfWeight& weight, const at::Tensor& tensor, const nn::SliceShape& slice,
                 at::Tensor& out);
 
-// Biases that balance experts, and adapters, have no tensor.
-bool has_tensor(const nn::ParameterSpec& spec);
+// Adapters have no tensor; biases that balance experts have one where a family's names say so.
+bool has_tensor(std::span<const WeightName> names, const nn::ParameterSpec& spec);
 
 struct HfTensor {
   std::string name;

@@ -238,7 +238,7 @@ schedule::StageCost CostModel::stage(const models::StageSlice& slice) const {
   const schedule::ExchangeCost within = within_passes(slice);
   return {.forward = p.forward.total() + within.gather,
           .backward_input = p.backward_input.total() + within.gather,
-          .backward_weight = p.backward_weight.total() + within.reduce,
+          .backward_weight = p.backward_weight.total() + within.reduce + gather_of_weight_pass(slice),
           .backward = p.backward.total() + within.gather + within.reduce};
 }
 
@@ -258,6 +258,10 @@ schedule::ExchangeCost CostModel::within_passes(const models::StageSlice& slice)
   }
   within.reduce = all.reduce() + bytes / bandwidth_;
   return within;
+}
+
+double CostModel::gather_of_weight_pass(const models::StageSlice& slice) const {
+  return device_.is_cpu && shard_.gather == schedule::Gather::streamed ? exchange(slice).adapters : 0;
 }
 
 schedule::ExchangeCost CostModel::beside_passes(const models::StageSlice& slice) const {
@@ -315,6 +319,7 @@ class Calibrator {
     for (const MeasuredStage& stage : measured.stages) {
       parts_.push_back(plain.parts(stage.slice));
       within_.push_back(plain.within_passes(stage.slice));
+      gather_of_weight_pass_.push_back(plain.gather_of_weight_pass(stage.slice));
       optimizer += plain.optimizer(stage.slice).seconds;
     }
     if (measured.optimizer > 0) result_.optimizer = measured.optimizer / optimizer;
@@ -338,6 +343,7 @@ class Calibrator {
       for (double* pass : {&stage.forward, &stage.backward, &stage.backward_input})
         subtract(*pass, within_[i].gather);
       for (double* pass : {&stage.backward, &stage.backward_weight}) subtract(*pass, within_[i].reduce);
+      subtract(stage.backward_weight, gather_of_weight_pass_[i]);
       visit(stage, parts_[i]);
     }
   }
@@ -402,6 +408,7 @@ class Calibrator {
   const Measurement& measured_;
   std::vector<Parts> parts_;
   std::vector<schedule::ExchangeCost> within_;
+  std::vector<double> gather_of_weight_pass_;
   Calibration result_;
 };
 

@@ -122,6 +122,8 @@ class CostModel {
   // gathers of streamed weights in each pass that reads them, and sums after each microbatch in the pass
   // before them.
   schedule::ExchangeCost within_passes(const models::StageSlice& slice) const;
+  // Of that, what W gathers: adapters.
+  double gather_of_weight_pass(const models::StageSlice& slice) const;
   // The rest, which goes on beside passes.
   schedule::ExchangeCost beside_passes(const models::StageSlice& slice) const;
   double norm_exchange() const { return 2 * links_->world().broadcast(); }  // until all know the global norm

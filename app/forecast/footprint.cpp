@@ -96,8 +96,10 @@ class DryStage {
   void measure_parameters(StageFootprint& footprint) {
     footprint.parameters = stage_.parameters().parameter_count();
     for (nn::ParameterGroup& group : stage_.parameters().groups()) {
-      GroupFootprint& own = footprint.groups.emplace_back(
-          GroupFootprint{.experts = group.of_experts(), .buffers = {}, .parameters = {}});
+      GroupFootprint& own = footprint.groups.emplace_back(GroupFootprint{.experts = group.of_experts(),
+                                                                         .adapters = group.is_of_adapters(),
+                                                                         .buffers = {},
+                                                                         .parameters = {}});
       std::vector<const nn::ParameterSpec*> specs;
       for (const nn::Buffer* held : group.buffers()) {
         BufferFootprint& buffer = own.buffers.emplace_back();

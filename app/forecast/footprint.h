@@ -59,7 +59,7 @@ struct BufferFootprint {
 
 // What is gathered, reduced and freed together, as a rank that is not divided holds it.
 struct GroupFootprint {
-  bool experts = false;
+  bool experts = false, adapters = false;
   std::vector<BufferFootprint> buffers;
   std::vector<optim::ParameterKind> parameters;  // in the buffers; those that learn
   bool operator==(const GroupFootprint&) const = default;

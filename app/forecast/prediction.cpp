@@ -57,10 +57,15 @@ schedule::ExchangeCost beside(const Prediction& p, int stage) {
 ExchangeTime times_of_weights(const Plan& plan, const Prediction& p, const CostModel& costs) {
   ExchangeTime time{"weights"};
   const std::vector<schedule::ExchangeCost> within = within_passes(plan, costs);
+  std::vector<double> of_weight_pass;
+  for (int stage = 0; stage < plan.schedule.stages(); ++stage)
+    of_weight_pass.push_back(costs.gather_of_weight_pass(models::stage_slice(plan.layers, stage)));
   for (const auto& list : plan.compute.actions) {
     for (const schedule::Action& action : list) {
       if (schedule::needs_weights(action.kind))
         time.exposed += within[static_cast<size_t>(action.stage)].gather;
+      else if (action.kind == schedule::ActionKind::backward_weight)
+        time.exposed += of_weight_pass[static_cast<size_t>(action.stage)];
     }
   }
   time.total = time.exposed;

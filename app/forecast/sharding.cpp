@@ -67,7 +67,9 @@ StageExchange stage_exchange(const StageFootprint& stage, const MeshLinks& links
     const GroupLink& replicas = links.along(mesh::Axis::dp_replicate);
     for (const BufferFootprint& buffer : group.buffers) {
       const auto elements = static_cast<double>(buffer.elements);
-      seconds.gather += divided.gather(elements * buffer.compute_bytes);
+      const double gather = divided.gather(elements * buffer.compute_bytes);
+      seconds.gather += gather;
+      if (group.adapters) seconds.adapters += gather;
       if (buffer.frozen) continue;
       seconds.sum += summed.reduce_scatter(4 * elements);
       seconds.replicate += replicas.gather(4 * elements / divided.ranks);

@@ -42,6 +42,7 @@ schedule::StageBytes pass_bytes(const StageFootprint& stage, const HeldBytes& he
 // Seconds of exchanging one stage's parameters, all groups of it, once.
 struct StageExchange {
   double gather = 0;     // compute weights, over the ranks that they are divided over
+  double adapters = 0;   // of it, those of adapters: W reads them too
   double sum = 0;        // gradients, to the rank that answers for them (reduce-scatter)
   double replicate = 0;  // summed gradients, between replicas (all-gather)
   double copies = 0;     // gradients of what several tp ranks hold (all-reduce)

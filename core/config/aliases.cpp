@@ -376,6 +376,8 @@ constexpr Alias values[] = {
     {"model.arch=pythia", "gpt_neox"},
     {"model.arch=qwen2moeforcausallm", "qwen2_moe"},
     {"model.arch=gptossforcausallm", "gpt_oss"},
+    {"model.arch=deepseekv2forcausallm", "deepseek_v2"},
+    {"model.arch=deepseekv3forcausallm", "deepseek_v3"},
     {"model.init=pretrained", "hf"},
     {"model.init=huggingface", "hf"},
 };

@@ -70,6 +70,11 @@ struct ModelSection {
   std::vector<int64_t> no_rope_layers;  // empty: every fourth layer has none
   double embedding_multiplier = 1, residual_multiplier = 1, logits_scaling = 1;
   double attention_multiplier = 0;  // 0: 1 / sqrt(head_dim)
+  // Latent attention.
+  int64_t q_lora_rank = 0;  // 0: queries from the residual stream itself
+  int64_t kv_lora_rank = 0;
+  int64_t qk_nope_head_dim = 0, qk_rope_head_dim = 0;
+  int64_t v_head_dim = 0;
   bool use_parallel_residual = true;
   // Mixture of experts.
   bool norm_topk_prob = false;
@@ -78,6 +83,8 @@ struct ModelSection {
   int64_t moe_intermediate_size = 0;
   int64_t shared_expert_intermediate_size = 0;
   double swiglu_limit = 7;
+  int64_t n_group = 1, topk_group = 1;
+  double routed_scaling_factor = 1;
   int64_t decoder_sparse_step = 1;
   std::vector<int64_t> mlp_only_layers;
   double router_aux_loss_coef = 0;
@@ -233,7 +240,8 @@ struct LoraSection {
   int64_t rank = 0;  // 0: off
   double alpha = 16;
   double dropout = 0;
-  std::vector<std::string> targets = {"*.q", "*.k", "*.v", "*.o", "*.gate", "*.up", "*.down"};
+  std::vector<std::string> targets = {"*.q",    "*.k",   "*.v",   "*.o",    "*.gate", "*.up",
+                                      "*.down", "*.q_a", "*.q_b", "*.kv_a", "*.kv_b"};
 
   bool operator==(const LoraSection&) const = default;
 };

@@ -92,8 +92,9 @@ void check_layout(const JobConfig& job, const ReportConflict& report) {
 
 bool has_dense_layers(const ModelSection& model) {
   if (model.arch == "mixtral" || model.arch == "gpt_oss") return false;
-  return (model.arch != "qwen3_moe" && model.arch != "qwen2_moe") || model.decoder_sparse_step > 1 ||
-         !model.mlp_only_layers.empty();
+  const bool sparse = model.arch == "qwen3_moe" || model.arch == "qwen2_moe" || model.arch == "deepseek_v2" ||
+                      model.arch == "deepseek_v3";
+  return !sparse || model.decoder_sparse_step > 1 || !model.mlp_only_layers.empty();
 }
 
 }  // namespace pptrain::config

@@ -46,6 +46,10 @@ void add_run(std::vector<Option>& options) {
       .decides(Effect::none);
 }
 
+bool has_latent_attention(const ModelSection& model) {
+  return model.arch == "deepseek_v2" || model.arch == "deepseek_v3";
+}
+
 // intermediate_size is the width of mixtral's and gpt_oss's experts too.
 bool has_intermediate_size(const JobConfig& job) {
   return job.model.arch == "mixtral" || job.model.arch == "gpt_oss" || has_dense_layers(job.model);
@@ -55,10 +59,10 @@ void add_model_sizes(SectionFields<ModelSection>& model) {
   model.add("hidden_size", &ModelSection::hidden_size, "Width of the residual stream. 0: from hf_dir.")
       .between(0, max_size);
   model
-      .add(
-          "intermediate_size", &ModelSection::intermediate_size,
-          "Inner width of the MLP; of the dense layers of qwen2_moe and qwen3_moe; of each expert of mixtral "
-          "and gpt_oss. 0: from hf_dir.")
+      .add("intermediate_size", &ModelSection::intermediate_size,
+           "Inner width of the MLP, in models with experts that of the dense layers; of each expert of "
+           "mixtral "
+           "and gpt_oss. 0: from hf_dir.")
       .between(0, max_size)
       .only_if("layers that have an MLP, or the experts of mixtral or gpt_oss",
                {"model.decoder_sparse_step", "model.mlp_only_layers", "model.arch"}, has_intermediate_size);
@@ -69,11 +73,15 @@ void add_model_sizes(SectionFields<ModelSection>& model) {
   model
       .add("num_key_value_heads", &ModelSection::num_key_value_heads,
            "Key and value heads; divides num_attention_heads. 0: from hf_dir, else num_attention_heads.")
-      .between(0, 1 << 16);
+      .between(0, 1 << 16)
+      .only_if("an arch without latent attention", {"model.arch"},
+               [](const JobConfig& job) { return !has_latent_attention(job.model); });
   model
       .add("head_dim", &ModelSection::head_dim,
            "Width of one head; even. 0: from hf_dir, else hidden_size / num_attention_heads.")
-      .between(0, 1 << 16);
+      .between(0, 1 << 16)
+      .only_if("an arch without latent attention", {"model.arch"},
+               [](const JobConfig& job) { return !has_latent_attention(job.model); });
   model
       .add("vocab_size", &ModelSection::vocab_size,
            "Rows of the embedding and of the head. Text files are bytes: 256. 0: from hf_dir.")
@@ -83,8 +91,12 @@ void add_model_sizes(SectionFields<ModelSection>& model) {
 // Names are those of Hugging Face's Qwen3-MoE, where it has them.
 void add_experts(SectionFields<ModelSection>& model) {
   const std::string arch = "model.arch";
-  const std::vector<std::string> sparse = {"qwen3_moe", "mixtral", "qwen2_moe", "gpt_oss"};
+  const std::vector<std::string> sparse = {"qwen3_moe", "mixtral",     "qwen2_moe",
+                                           "gpt_oss",   "deepseek_v2", "deepseek_v3"};
+  const std::vector<std::string> softmax = {"qwen3_moe", "mixtral", "qwen2_moe", "gpt_oss", "deepseek_v2"};
   const std::vector<std::string> qwen = {"qwen3_moe", "qwen2_moe"};
+  const std::vector<std::string> deepseek = {"deepseek_v2", "deepseek_v3"};
+  const std::vector<std::string> own_width = {"qwen3_moe", "qwen2_moe", "deepseek_v2", "deepseek_v3"};
   model.add("num_experts", &ModelSection::num_experts, "Experts of each sparse layer. 0: from hf_dir.")
       .between(0, 4096)
       .only_with(arch, sparse);
@@ -97,13 +109,13 @@ void add_experts(SectionFields<ModelSection>& model) {
       .add("moe_intermediate_size", &ModelSection::moe_intermediate_size,
            "Inner width of each expert. 0: from hf_dir.")
       .between(0, max_size)
-      .only_with(arch, qwen);
+      .only_with(arch, own_width);
   model
       .add("shared_expert_intermediate_size", &ModelSection::shared_expert_intermediate_size,
            "Inner width of the MLP that every token of a sparse layer passes beside its experts. 0: from "
            "hf_dir.")
       .between(0, max_size)
-      .only_with(arch, {"qwen2_moe"});
+      .only_with(arch, {"qwen2_moe", "deepseek_v2", "deepseek_v3"});
   model
       .add("swiglu_limit", &ModelSection::swiglu_limit,
            "Bound of the inner values of each expert: of gate from above, of up on both sides.")
@@ -113,7 +125,20 @@ void add_experts(SectionFields<ModelSection>& model) {
       .add("norm_topk_prob", &ModelSection::norm_topk_prob,
            "The probabilities of a token's experts are divided by their sum; those of mixtral and gpt_oss "
            "always are.")
-      .only_with(arch, qwen);
+      .only_with(arch, {"qwen3_moe", "qwen2_moe", "deepseek_v3"});
+  model
+      .add("n_group", &ModelSection::n_group,
+           "Experts lie in this many groups of equal size, of which a token uses topk_group.")
+      .between(1, 4096)
+      .only_with(arch, deepseek);
+  model.add("topk_group", &ModelSection::topk_group, "Groups of experts that a token chooses among.")
+      .between(1, 4096)
+      .only_with(arch, deepseek);
+  model
+      .add("routed_scaling_factor", &ModelSection::routed_scaling_factor,
+           "Multiplies the weights of a token's experts.")
+      .above(0)
+      .only_with(arch, deepseek);
   model
       .add("decoder_sparse_step", &ModelSection::decoder_sparse_step,
            "Layer i, counted from 1, has experts if this number divides i; the other layers have an MLP.")
@@ -121,10 +146,11 @@ void add_experts(SectionFields<ModelSection>& model) {
       .only_with(arch, qwen);
   model
       .add("mlp_only_layers", &ModelSection::mlp_only_layers,
-           "Layers, counted from 0, that have an MLP and no experts.")
+           "Layers, counted from 0, that have an MLP and no experts; of deepseek_v2 and deepseek_v3 the "
+           "first ones.")
       .between(0, 1 << 16)
       .or_empty()
-      .only_with(arch, qwen);
+      .only_with(arch, own_width);
   model
       .add("router_aux_loss_coef", &ModelSection::router_aux_loss_coef,
            "Coefficient of the loss that balances the experts of each sparse layer: num_experts * sum over "
@@ -133,14 +159,14 @@ void add_experts(SectionFields<ModelSection>& model) {
            "layers instead: its router_aux_loss_coef divided by the number of sparse layers has about the "
            "same effect. It changes gradients, not the reported loss. Never taken from hf_dir.")
       .between(0, 1000)
-      .only_with(arch, sparse)
+      .only_with(arch, softmax)
       .decides(Effect::course);
   model
       .add("router_z_loss_coef", &ModelSection::router_z_loss_coef,
            "Coefficient of the mean squared logsumexp of each router's logits, which keeps them small. It "
            "changes gradients, not the reported loss.")
       .between(0, 1000)
-      .only_with(arch, sparse)
+      .only_with(arch, softmax)
       .decides(Effect::course);
   model
       .add("router_bias_update_rate", &ModelSection::router_bias_update_rate,
@@ -240,6 +266,38 @@ void add_scales(SectionFields<ModelSection>& model) {
       .only_with(arch, {"gpt_neox"});
 }
 
+// Latent attention. Names are those of Hugging Face's config.json.
+void add_latent(SectionFields<ModelSection>& model) {
+  const std::string arch = "model.arch";
+  const std::vector<std::string> deepseek = {"deepseek_v2", "deepseek_v3"};
+  model
+      .add(
+          "q_lora_rank", &ModelSection::q_lora_rank,
+          "Width of the row that a token's queries come from. 0: from hf_dir, else from the residual stream.")
+      .between(0, max_size)
+      .only_with(arch, deepseek);
+  model
+      .add("kv_lora_rank", &ModelSection::kv_lora_rank,
+           "Width of the row that keys and values of all heads come from. 0: from hf_dir.")
+      .between(0, max_size)
+      .only_with(arch, deepseek);
+  model
+      .add("qk_nope_head_dim", &ModelSection::qk_nope_head_dim,
+           "Dims of each head's query and key that are not rotated. 0: from hf_dir.")
+      .between(0, 1 << 16)
+      .only_with(arch, deepseek);
+  model
+      .add("qk_rope_head_dim", &ModelSection::qk_rope_head_dim,
+           "Dims of each head's query and key that are rotated; even. 0: from hf_dir.")
+      .between(0, 1 << 16)
+      .only_with(arch, deepseek);
+  model
+      .add("v_head_dim", &ModelSection::v_head_dim,
+           "Width of each head's value; at most qk_nope_head_dim + qk_rope_head_dim. 0: from hf_dir.")
+      .between(0, 1 << 16)
+      .only_with(arch, deepseek);
+}
+
 void add_model(std::vector<Option>& options) {
   SectionFields<ModelSection> model(
       options, "model", [](JobConfig& j) -> ModelSection& { return j.model; }, Effect::model);
@@ -248,7 +306,8 @@ void add_model(std::vector<Option>& options) {
            "Architecture, by its name in transformers. SmolLM2 and models built like Llama are llama; "
            "Phi-4-mini is phi3, Pythia gpt_neox. With hf_dir, config.json says it.")
       .one_of({"llama", "qwen3", "qwen3_moe", "mixtral", "qwen2", "mistral", "gemma2", "gemma3_text", "olmo2",
-               "phi3", "smollm3", "granite", "gpt2", "gpt_neox", "qwen2_moe", "gpt_oss"});
+               "phi3", "smollm3", "granite", "gpt2", "gpt_neox", "qwen2_moe", "gpt_oss", "deepseek_v2",
+               "deepseek_v3"});
   model
       .add("hf_dir", &ModelSection::hf_dir,
            "Hugging Face directory whose config.json describes the model. Keys of this section that fix the "
@@ -285,6 +344,7 @@ void add_model(std::vector<Option>& options) {
             "Biases in the MLP's projections (llama, smollm3, granite).");
   add_windows(model);
   add_scales(model);
+  add_latent(model);
   add_experts(model);
 }
 
@@ -918,7 +978,8 @@ void add_lora(std::vector<Option>& options) {
       lora.add("targets", &LoraSection::targets,
                "Patterns for the linear layers that have an adapter, by the name of layer or weight with * "
                "for any characters: \"*.q\", \"layers.0.attn.*\". Default: all projections of attention "
-               "(q, k, v, o) and of dense feed-forwards (gate, up, down); experts and routers have none.")
+               "(q, k, v, o; where it is latent q_a, q_b, kv_a, kv_b) and of dense feed-forwards (gate, up, "
+               "down); experts and routers have none.")
           .decides(Effect::model));
 }
 

@@ -118,8 +118,10 @@ Checked parameters(const ModelSection& m) {
   const Checked heads = Checked(2) * (Checked(m.num_attention_heads) + kv_heads(m)) * head_dim(m);
   const Checked experts = Checked(m.num_experts) * (Checked(3) * expert_width(m) + 1);
   const Checked inner = Checked(3) * (Checked(m.intermediate_size) + m.shared_expert_intermediate_size);
+  const Checked dims = Checked(m.qk_nope_head_dim) + m.qk_rope_head_dim + m.v_head_dim;
+  const Checked latent = (Checked(m.q_lora_rank) + m.kv_lora_rank) * (hidden + m.num_attention_heads * dims);
   const Checked biases = heads + inner + Checked(8) * hidden + m.num_experts;
-  return Checked(m.num_hidden_layers) * (hidden * (heads + inner + experts) + biases) +
+  return Checked(m.num_hidden_layers) * (hidden * (heads + inner + experts) + latent + biases) +
          (Checked(2) * m.vocab_size + learned_positions(m)) * hidden + hidden;
 }
 

@@ -44,7 +44,7 @@ namespace {
 namespace fs = std::filesystem;
 
 // Of [model]: what fixes which weights there are and their shapes.
-constexpr std::array<std::string_view, 18> fixed_by_hf = {
+constexpr std::array<std::string_view, 23> fixed_by_hf = {
     "model.arch",
     "model.hidden_size",
     "model.intermediate_size",
@@ -60,6 +60,11 @@ constexpr std::array<std::string_view, 18> fixed_by_hf = {
     "model.num_experts_per_tok",
     "model.moe_intermediate_size",
     "model.shared_expert_intermediate_size",
+    "model.q_lora_rank",
+    "model.kv_lora_rank",
+    "model.qk_nope_head_dim",
+    "model.qk_rope_head_dim",
+    "model.v_head_dim",
     "model.norm_topk_prob",
     "model.decoder_sparse_step",
     "model.mlp_only_layers",

@@ -51,7 +51,7 @@ bool check_products(Document& document);
 void check_layout(const JobConfig& job, const ReportConflict& report);
 
 // Has a layer an MLP of intermediate_size? The layers of mixtral and gpt_oss all have experts; those of
-// qwen2_moe and qwen3_moe have them but for those that decoder_sparse_step and mlp_only_layers name.
+// other models with experts have them but for those that decoder_sparse_step and mlp_only_layers name.
 bool has_dense_layers(const ModelSection& model);
 
 }  // namespace pptrain::config

@@ -58,6 +58,16 @@ const Overrides yarn = {"model.rope_scaling.rope_type=yarn", "model.rope_scaling
 const Overrides longrope = {"model.rope_scaling.rope_type=longrope", "model.rope_scaling.factor=8",
                             "model.rope_scaling.short_factor=[1.0, 1.0, 1.0, 1.0]",
                             "model.rope_scaling.long_factor=[1.0, 1.0, 1.0, 1.0]"};
+const Overrides latent = {"model.arch=deepseek_v2",
+                          "model.num_experts=4",
+                          "model.num_experts_per_tok=1",
+                          "model.moe_intermediate_size=16",
+                          "model.shared_expert_intermediate_size=16",
+                          "model.kv_lora_rank=6",
+                          "model.qk_nope_head_dim=4",
+                          "model.qk_rope_head_dim=2",
+                          "model.v_head_dim=2"};
+const Overrides grouped = with(latent, {"model.num_experts=8", "model.num_experts_per_tok=2"});
 const Overrides two_stages = {"distributed.pp=2", "train.grad_accum_steps=4", "model.num_hidden_layers=4"};
 const Overrides gpu = {"run.device=cuda"};
 const Overrides large_attention =
@@ -164,6 +174,14 @@ std::vector<Row> family_rows() {
          with(sparse, {"model.arch=qwen2_moe", "model.shared_expert_intermediate_size=16"})),
       of("swiglu_limit", "0.01",
          {"model.arch=gpt_oss", "model.num_experts=4", "model.num_experts_per_tok=2"}),
+      of("q_lora_rank", "8", latent),
+      of("kv_lora_rank", "12", latent),
+      of("qk_nope_head_dim", "8", latent),
+      of("qk_rope_head_dim", "4", latent),
+      of("v_head_dim", "3", latent),
+      of("n_group", "2", grouped),
+      of("topk_group", "2", with(grouped, {"model.n_group=4", "model.num_experts_per_tok=2"})),
+      of("routed_scaling_factor", "3", latent),
       of("rope_scaling.beta_fast", "2", yarn),
       of("rope_scaling.beta_slow", "0.1", yarn),
       of("rope_scaling.mscale", "3", with(yarn, {"model.rope_scaling.mscale_all_dim=0.5"})),

@@ -201,8 +201,6 @@ TEST_CASE("models that pptrain would compute otherwise than transformers are ref
   REQUIRE(refused(folder, llama()) == "");
   CHECK_THAT(changed(llama(), "model_type", "falcon"),
              contains_text("model_type: \"falcon\" is not supported; supported: llama, qwen3"));
-  CHECK_THAT(changed(llama(), "model_type", "deepseek_v3"),
-             contains_text("\"deepseek_v3\" is not supported: pptrain lacks latent attention"));
   CHECK_THAT(changed(llama(), "model_type", "llama4_text"),
              contains_text("\"llama4_text\" is not supported: pptrain lacks attention in chunks"));
   CHECK_THAT(changed(llama(), "hidden_act", "gelu"),

@@ -16,7 +16,7 @@ import unittest
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
-from transformers import (AutoConfig, Gemma2Config, Gemma3TextConfig, GPT2Config, GPTNeoXConfig, GptOssConfig,
+from transformers import (AutoConfig, DeepseekV2Config, DeepseekV3Config, Gemma2Config, Gemma3TextConfig, GPT2Config, GPTNeoXConfig, GptOssConfig,
                           GraniteConfig,
                           LlamaConfig, MistralConfig, MixtralConfig, Olmo2Config, Phi3Config, Qwen2Config, Qwen2MoeConfig, Qwen3Config,
                           Qwen3MoeConfig, SmolLM3Config)
@@ -27,8 +27,9 @@ ORACLE = sys.argv.pop(1)
 CLASSES = {"llama": LlamaConfig, "mixtral": MixtralConfig, "qwen3": Qwen3Config, "qwen3_moe": Qwen3MoeConfig,
            "qwen2": Qwen2Config, "mistral": MistralConfig, "gemma2": Gemma2Config, "gemma3_text": Gemma3TextConfig,
            "olmo2": Olmo2Config, "phi3": Phi3Config, "smollm3": SmolLM3Config, "granite": GraniteConfig,
-           "gpt2": GPT2Config, "gpt_neox": GPTNeoXConfig, "qwen2_moe": Qwen2MoeConfig, "gpt_oss": GptOssConfig}
-SPARSE = ("mixtral", "qwen3_moe", "qwen2_moe", "gpt_oss")
+           "gpt2": GPT2Config, "gpt_neox": GPTNeoXConfig, "qwen2_moe": Qwen2MoeConfig, "gpt_oss": GptOssConfig,
+           "deepseek_v2": DeepseekV2Config, "deepseek_v3": DeepseekV3Config}
+SPARSE = ("mixtral", "qwen3_moe", "qwen2_moe", "gpt_oss", "deepseek_v2", "deepseek_v3")
 # What a config.json must say itself. No size is any class's default, nor another's here.
 SIZES = {"hidden_size": 192, "intermediate_size": 416, "num_hidden_layers": 6, "num_attention_heads": 24,
          "vocab_size": 1000}
@@ -44,15 +45,21 @@ FACTS = {
     "n_embd": 384, "n_inner": 320, "n_layer": 5, "n_head": 8, "n_positions": 777, "layer_norm_epsilon": 1e-4,
     "layer_norm_eps": 1e-4, "query_pre_attn_scalar": 99, "attn_logit_softcapping": 7.0, "final_logit_softcapping": 9.0,
     "embedding_multiplier": 3.0, "attention_multiplier": 0.3, "residual_multiplier": 0.3, "logits_scaling": 3.0,
+    "q_lora_rank": 44, "kv_lora_rank": 45, "qk_nope_head_dim": 20, "qk_rope_head_dim": 12, "v_head_dim": 22,
+    "n_routed_experts": 24, "routed_scaling_factor": 1.75, "n_group": 2, "topk_group": 2, "first_k_dense_replace": 2,
+    "n_shared_experts": 4,
     "shared_expert_intermediate_size": 77, "swiglu_limit": 5.0, "use_parallel_residual": False, "no_rope_layers": [1, 1, 0, 1, 0, 1], "no_rope_layer_interval": 3,
 }
 # What layers of these families have.
-BIASED = {"llama", "qwen3", "qwen3_moe", "gemma2", "gemma3_text", "olmo2", "smollm3", "granite", "gpt_neox",
+BIASED = {"llama", "qwen3", "qwen3_moe", "deepseek_v2", "deepseek_v3", "gemma2", "gemma3_text", "olmo2", "smollm3", "granite", "gpt_neox",
           "gpt_oss"}
 MLP_BIASED = {"llama", "smollm3", "granite"}
 CAPPED = ("query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping")
+LATENT = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim",
+          "moe_intermediate_size", "routed_scaling_factor")
 OWN = {"gemma2": CAPPED, "gemma3_text": CAPPED[::2], "smollm3": ("no_rope_layers",),
        "granite": ("embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling"),
+       "deepseek_v2": LATENT, "deepseek_v3": LATENT + ("norm_topk_prob", "n_group", "topk_group"),
        "gpt_neox": ("use_parallel_residual",), "qwen2_moe": ("shared_expert_intermediate_size",),
        "gpt_oss": ("swiglu_limit",)}
 WINDOWED = {"qwen2", "mistral", "gemma2", "gemma3_text", "phi3", "gpt_oss"}
@@ -69,7 +76,7 @@ WINDOWS = {
 # Keys that change what transformers computes in a way that pptrain has not, with such a value.
 REFUSED = {"hidden_act": "relu", "hidden_activation": "relu", "activation_function": "relu",
            "use_bidirectional_attention": True, "resid_pdrop": 0.1, "embd_pdrop": 0.1, "hidden_dropout": 0.1,
-           "qkv_bias": False, "attn_logit_softcapping": 3.0, "swiglu_alpha": 1.5, "scale_attn_weights": False, "scale_attn_by_inverse_layer_idx": True, "add_cross_attention": True,
+           "qkv_bias": False, "rope_interleave": False, "topk_method": "noaux_tc", "attn_logit_softcapping": 3.0, "swiglu_alpha": 1.5, "scale_attn_weights": False, "scale_attn_by_inverse_layer_idx": True, "add_cross_attention": True,
            "attention_dropout": 0.1, "use_sliding_window": True, "router_jitter_noise": 0.1,
            "partial_rotary_factor": 0.5, "quantization_config": {"bits": 4}}
 # Refused by itself in mixtral; in the others it needs use_sliding_window.
@@ -85,6 +92,8 @@ IDLE = {
     "summary_proj_to_labels", "summary_type", "summary_use_proj",
     "attn_pdrop",  # with its like, gpt2's dropout: of transformers' training alone
     "original_max_position_embeddings",
+    "num_nextn_predict_layers", "num_mtp_layers",  # of layers that a base model has not
+    "qk_head_dim",  # follows from its parts
 }
 LLAMA3 = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.5, "high_freq_factor": 5.0}
 LINEAR = {"rope_type": "linear", "factor": 2.0}
@@ -150,11 +159,16 @@ def theirs(config):
     facts["arch"] = kind
     facts["num_key_value_heads"] = getattr(config, "num_key_value_heads", None) or heads
     facts["head_dim"] = getattr(config, "head_dim", None) or config.hidden_size // heads
+    if kind in ("deepseek_v2", "deepseek_v3"):
+        facts["head_dim"] = config.qk_nope_head_dim + config.qk_rope_head_dim
+        facts["num_key_value_heads"] = heads  # whatever is written
+        facts["mlp_only_layers"] = list(range(config.first_k_dense_replace))
+        facts["shared_expert_intermediate_size"] = config.n_shared_experts * config.moe_intermediate_size
     # transformers' Mixtral has no biases, and Qwen3's MLPs have none, whatever is written.
     facts["attention_bias"] = kind in BIASED and config.attention_bias
     facts["mlp_bias"] = kind in MLP_BIASED and config.mlp_bias
     if kind in SPARSE:
-        facts["num_experts"] = config.num_experts
+        facts["num_experts"] = config.n_routed_experts if kind.startswith("deepseek") else config.num_experts
         facts["num_experts_per_tok"] = config.num_experts_per_tok
     if kind in ("qwen3_moe", "qwen2_moe"):
         for key in ("moe_intermediate_size", "norm_topk_prob", "decoder_sparse_step", "mlp_only_layers"):
@@ -178,6 +192,8 @@ class HfFactsTest(unittest.TestCase):
         sizes = {GPT2_NAMES.get(key, key): value for key, value in SIZES.items()} if name == "gpt2" else SIZES
         if name == "gpt_oss":  # its default is a whole YaRN, which is refused
             sizes = {**sizes, "rope_parameters": {"rope_type": "default"}}
+        if name == "deepseek_v2":  # its class says nothing
+            sizes = {**sizes, "num_experts_per_tok": 2}
         config = {"model_type": name, **sizes, **changes}
         folder = os.path.join(self.folder.name, str(len(self.cases)))
         os.mkdir(folder)
@@ -225,9 +241,11 @@ class HfFactsTest(unittest.TestCase):
             if name in ("mixtral", "qwen3_moe"):
                 keys |= {"num_experts", "num_local_experts"}  # two names of one
             for key, value in FACTS.items():
-                skipped = {"gpt2": "head_dim", "gpt_neox": "head_dim", "gpt_oss": "num_experts",
-                           "gemma3_text": "attn_logit_softcapping"}  # refused
-                if key in keys and key != skipped.get(name):
+                skipped = {"gpt2": ["head_dim"], "gpt_neox": ["head_dim"], "gpt_oss": ["num_experts"],
+                           "gemma3_text": ["attn_logit_softcapping"],  # refused, as these of deepseek_v2
+                           "deepseek_v2": ["head_dim", "mlp_bias", "norm_topk_prob", "n_group", "topk_group"],
+                           "deepseek_v3": ["head_dim"]}
+                if key in keys and key not in skipped.get(name, ()):
                     default = getattr(kind(), key, None)
                     value = not default if isinstance(default, bool) else value
                     self.assertNotEqual(default, value)
@@ -299,6 +317,7 @@ class HfFactsTest(unittest.TestCase):
                 own = {"mixtral": ("router_jitter_noise",), "qwen2_moe": ("qkv_bias",), "gpt_oss": ("swiglu_alpha",), "phi3": ("resid_pdrop", "embd_pdrop"),
                        "gemma2": ("hidden_activation", "use_bidirectional_attention"), "gpt_neox": ("hidden_dropout",),
                        "gemma3_text": ("hidden_activation", "use_bidirectional_attention", "attn_logit_softcapping"),
+                       "deepseek_v2": ("topk_method",), "deepseek_v3": ("rope_interleave",),
                        "gpt2": ("activation_function", "scale_attn_weights", "scale_attn_by_inverse_layer_idx",
                                 "add_cross_attention")}
                 common = {"hidden_act", "attention_dropout", "use_sliding_window", "partial_rotary_factor",

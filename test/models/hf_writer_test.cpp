@@ -50,6 +50,23 @@ void add_own_settings(ModelSection& m) {
     m.head_dim = 14;
   }
   if (arch == "gpt2") m.rope_theta = 10000;
+  if (arch.starts_with("deepseek")) {
+    m.num_experts = 8;
+    m.moe_intermediate_size = 40;
+    m.shared_expert_intermediate_size = 120;
+    m.mlp_only_layers = {0, 1};
+    m.n_group = 4;
+    m.topk_group = 2;
+    m.routed_scaling_factor = 1.75;
+    m.q_lora_rank = 18;
+    m.kv_lora_rank = 22;
+    m.qk_nope_head_dim = 12;
+    m.qk_rope_head_dim = 6;
+    m.v_head_dim = 10;
+    m.num_key_value_heads = m.num_attention_heads;
+    m.head_dim = 18;
+  }
+  if (arch == "deepseek_v3") m.norm_topk_prob = true;
 }
 
 // No two sizes alike, no value a default.
@@ -72,7 +89,8 @@ ModelSection section_of(std::string_view arch) {
                                                    "mistral", "phi3",  "gpt2"};
   m.attention_bias = !without_bias.contains(arch);
   m.mlp_bias = arch == "llama" || arch == "smollm3" || arch == "granite";
-  if (arch == "mixtral" || arch == "qwen3_moe" || arch == "qwen2_moe" || arch == "gpt_oss") {
+  if (arch == "mixtral" || arch == "qwen3_moe" || arch == "qwen2_moe" || arch == "gpt_oss" ||
+      arch.starts_with("deepseek")) {
     m.num_experts = 5;
     m.num_experts_per_tok = 4;
   }

@@ -101,7 +101,9 @@ class Model {
 
   double gradient_norm() {
     std::vector<nn::Slice*> counted;
-    for_each([&](nn::Slice& parameter) { counted.push_back(&parameter); });
+    for_each([&](nn::Slice& parameter) {
+      if (parameter.spec.role != nn::Role::balance) counted.push_back(&parameter);
+    });
     return std::sqrt(optim::sum_of_squares(counted).rounded());
   }
 

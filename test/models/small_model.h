@@ -16,9 +16,9 @@
 
 namespace pptrain::test {
 
-inline const std::vector<std::string> families = {"qwen2", "mistral",  "gemma2",    "gemma3_text",
-                                                  "olmo2", "phi3",     "smollm3",   "granite",
-                                                  "gpt2",  "gpt_neox", "qwen2_moe", "gpt_oss"};
+inline const std::vector<std::string> families = {
+    "qwen2",   "mistral", "gemma2",   "gemma3_text", "olmo2",   "phi3",        "smollm3",
+    "granite", "gpt2",    "gpt_neox", "qwen2_moe",   "gpt_oss", "deepseek_v2", "deepseek_v3"};
 
 // What sets the family apart, beside what its architecture says.
 inline void set_family(models::ModelConfig& model) {
@@ -45,6 +45,22 @@ inline void set_family(models::ModelConfig& model) {
     model.logit_scale = 0.7;
   }
   model.parallel_residual = arch == "gpt_neox";
+  if (arch.starts_with("deepseek")) {
+    model.latent = {
+        .q_rank = arch == "deepseek_v3" ? 20 : 0, .kv_rank = 12, .nope_dim = 6, .rope_dim = 4, .v_dim = 8};
+    model.head_dim = 10;
+    model.rotary_dim = 4;
+    model.kv_heads = model.heads;
+    model.sparse = {.experts = 6,
+                    .chosen = 2,
+                    .intermediate = 24,
+                    .normalise = arch == "deepseek_v3",
+                    .dense = {0},
+                    .shared = 20,
+                    .groups = 3,
+                    .chosen_groups = 2,
+                    .scale = 1.5};
+  }
 }
 
 inline models::ModelConfig small_model(const std::string& arch, bool tied, int64_t layers = 4) {

@@ -215,7 +215,8 @@ class TransformersTest(unittest.TestCase):
         self.assertGreater(tie.distance, 1e-5, "float32 may choose other experts: take another seed")
         slack = {name.replace("slack", "weight"): expected.pop(name) for name in list(expected) if name.startswith("slack.")}
         actual = run_oracle(model, path, tokens, labels, filling, stages, balance, z, **(save_options or {}))
-        self.assertEqual(set(actual), set(expected))
+        choice = ".e_score_correction_bias"  # of DeepSeek-V3's routers, which has no gradient
+        self.assertEqual({name for name in actual if not name.endswith(choice)}, set(expected))
         self.near(actual["logits"], expected["logits"], 1e-5, "logits")
         for name in expected:
             if name.startswith("gradient."):

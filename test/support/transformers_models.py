@@ -12,6 +12,8 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss
 LONGROPE = {"rope_type": "longrope", "rope_theta": 9000.0, "partial_rotary_factor": 0.75,
             "short_factor": [1.0, 1.1, 1.3, 1.2, 1.5, 1.25], "long_factor": [1.5, 2.0, 2.5, 3.5, 6.0, 9.0]}
 HEADS = {"num_key_value_heads": 2, "head_dim": 20}  # 6 * 20 != 72
+LATENT = {"num_key_value_heads": 6, "kv_lora_rank": 20, "qk_nope_head_dim": 10, "qk_rope_head_dim": 6, "v_head_dim": 14, "n_routed_experts": 8,
+          "n_group": 4, "topk_group": 2, "n_shared_experts": 2, "moe_intermediate_size": 44, "first_k_dense_replace": 1}
 FAMILIES = {
     "qwen2": {"num_key_value_heads": 2, "use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1},
     "mistral": {**HEADS, "sliding_window": 9},
@@ -31,6 +33,11 @@ FAMILIES = {
     "gpt_oss": {**HEADS, "num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": 6, "swiglu_limit": 1.5,
                 "rope_parameters": {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "truncate": False,
                                     "original_max_position_embeddings": 16}},
+    "deepseek_v2": {**LATENT, "q_lora_rank": None, "num_experts_per_tok": 2, "routed_scaling_factor": 1.5,
+                    "topk_method": "group_limited_greedy"},
+    "deepseek_v3": {**LATENT, "q_lora_rank": 28, "num_experts_per_tok": 3, "attention_bias": True,
+                    "rope_parameters": {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "mscale": 1.0,
+                                        "mscale_all_dim": 0.7, "original_max_position_embeddings": 16}},
     "gpt_neox": {"rope_parameters": {"rope_type": "default", "rope_theta": 5000.0, "partial_rotary_factor": 0.5}},
 }
 
@@ -58,6 +65,9 @@ def shake_norms(model):
         for name, parameter in model.named_parameters():
             if parameter.dim() == 1 or name.endswith("bias"):
                 parameter.add_(torch.randn_like(parameter) * 0.2)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.add_(torch.randn_like(buffer) * 0.02)
 
 
 def balance_loss(model, logits, coefficient, attention_mask=None):

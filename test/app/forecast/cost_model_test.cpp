@@ -221,6 +221,20 @@ TEST_CASE("a device that copies itself exchanges within its passes, others do be
   CHECK(gpu.beside_passes(first).reduce == gpu.exchange(first).reduce());
 }
 
+TEST_CASE("weight gradients of adapters wait for the adapters' weights where each pass gathers its own") {
+  const auto costs = [](bool reshard) {
+    PlanBase base = over_four_ranks(true);
+    base.job.distributed.reshard_after_forward = reshard;
+    base.model.lora = {.rank = 16, .alpha = 16, .dropout = 0, .targets = {"*.q"}};
+    return CostModel(base, {.device = find_device("cpu")});
+  };
+  const CostModel streamed = costs(true), kept = costs(false);
+  const double gather = streamed.exchange(first).adapters;
+  CHECK(gather > 0);
+  CHECK(gather < streamed.exchange(first).gather / 10);
+  CHECK(streamed.stage(first).backward_weight == Approx(kept.stage(first).backward_weight + gather));
+}
+
 TEST_CASE("Muon's products are counted, each matrix once over the ranks that hold parts of it") {
   const DeviceModel& device = find_device("h100");
   constexpr StageSlice block{.index = 0, .first_layer = 1, .end_layer = 2, .embedding = false, .head = false};

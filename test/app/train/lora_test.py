@@ -17,6 +17,7 @@ import unittest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file
+from transformers import GPT2Config, GPT2LMHeadModel
 
 PPTRAIN = pathlib.Path(sys.argv.pop(1)).resolve()
 
@@ -85,6 +86,10 @@ class Lora(unittest.TestCase):
         actual = run_pptrain(PPTRAIN, self.folder, job, keys, weights=WEIGHTS)
         same(self, actual, truth, way(start, truth.weights))
 
+    def merged(self, model_class):
+        run([PPTRAIN, "convert", "--from", "run", "--to", "merged", "--merge"], self.folder)
+        return model_class.from_pretrained(self.folder / "merged", attn_implementation="eager").eval()
+
     def logits(self, model):
         tokens = torch.arange(24).remainder(VOCAB)[None]
         with torch.inference_mode():
@@ -95,16 +100,17 @@ class Lora(unittest.TestCase):
         self.check(job)
         folder = self.folder
         exported = PeftModel.from_pretrained(build(job.arch), folder / "trained").eval()
-        run([PPTRAIN, "convert", "--from", "run", "--to", "merged", "--merge"], folder)
-        merged = type(build(job.arch)).from_pretrained(folder / "merged", attn_implementation="eager").eval()
-        expected = self.logits(exported)
-        self.assertGreater((expected - self.logits(build(job.arch).eval())).abs().max().item(), 0.1)
-        self.assertLess((self.logits(merged) - expected).abs().max().item(), 1e-5 * expected.abs().max().item())
+        self.check_logits(build(job.arch).eval(), exported, self.merged(type(build(job.arch))))
         config = json.loads((folder / "trained/adapter_config.json").read_text())
         self.assertEqual(sorted(config["target_modules"]), sorted(MODULES))
         self.assertEqual(config["base_model_name_or_path"], str(folder / "hf"))
         self.check_eval(job, exported)
         self.check_other_base()
+
+    def check_logits(self, base, exported, merged):
+        expected = self.logits(exported)
+        self.assertGreater((expected - self.logits(base)).abs().max().item(), 0.1)
+        self.assertLess((self.logits(merged) - expected).abs().max().item(), 1e-5 * expected.abs().max().item())
 
     def check_eval(self, job, model):
         """Of the run, and of the merged model without adapters."""
@@ -133,6 +139,19 @@ class Lora(unittest.TestCase):
             failed = subprocess.run([PPTRAIN, *command], cwd=self.folder, capture_output=True, text=True, timeout=300)
             self.assertEqual(failed.returncode, 2, failed.stderr)
             self.assertIn("was trained on the frozen weights of", failed.stderr)
+
+    def test_exports_adapters_of_gpt2(self):
+        """Whose modules' weights are [in, out], two of a layer by one name."""
+        torch.manual_seed(2)
+        base = GPT2LMHeadModel(GPT2Config(n_embd=48, n_layer=3, n_head=4, n_positions=64, vocab_size=VOCAB)).eval()
+        base.save_pretrained(self.folder / "hf")
+        job = LoraJob(lr=2e-2, clip=0.7, targets=("o_proj", "up_proj", "down_proj"))
+        run_pptrain(PPTRAIN, self.folder, job, f'hf_dir = "{self.folder / "hf"}"\ninit = "hf"', weights=WEIGHTS)
+        exported = PeftModel.from_pretrained(copy.deepcopy(base), self.folder / "trained").eval()
+        self.check_logits(base, exported, self.merged(GPT2LMHeadModel))
+        config = json.loads((self.folder / "trained/adapter_config.json").read_text())
+        self.assertEqual(sorted(config["target_modules"]), ["c_fc", "c_proj"])
+        self.assertTrue(config["fan_in_fan_out"])
 
     def test_some_projections_of_qwen3(self):
         self.check(LoraJob(arch="qwen3", lr=2e-2, clip=0.7, targets=("q_proj", "v_proj")))
