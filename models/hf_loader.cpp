@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "core/base/error.h"
+#include "core/nn/adapter.h"
 #include "models/registry.h"
 
 namespace pptrain::models {
@@ -80,21 +81,28 @@ HfWeight find_weight(const io::HfCheckpoint& checkpoint, const WeightMap& map, s
   return {};
 }
 
+// Adapters have no tensor, nor have biases that balance experts where they are no part of the family.
+bool has_tensor(const ModelConfig& model, const nn::ParameterSpec& spec) {
+  if (spec.role == nn::Role::balance) return find_architecture(model.arch).decoder.sigmoid_router;
+  return !nn::adapted_weight(spec.name);
+}
+
 }  // namespace
 
 WeightMap weight_map(const ModelConfig& model, const StageSlice& slice) {
   TransformerStage stage(model, slice);
-  return WeightMap(find_architecture(model.arch).weights, stage.parameters().specs(), model.tied,
-                   model.kv_heads);
+  std::vector<const nn::ParameterSpec*> specs = stage.parameters().specs();
+  std::erase_if(specs, [&](const nn::ParameterSpec* spec) { return !has_tensor(model, *spec); });
+  return WeightMap(find_architecture(model.arch).weights, specs, model.tied, model.kv_heads);
 }
 
-// Biases that balance experts in a family that stores none, and adapters, start as they are.
+// Parameters without a tensor start as they are.
 void load_hf_weights(TransformerStage& stage, const std::filesystem::path& hf_dir) {
   const io::HfCheckpoint checkpoint(hf_dir);
   const WeightMap map = weight_map(stage.model(), stage.slice());
   refuse_left_over(stage.model(), stage.slice(), map, checkpoint);
   for (nn::Slice* slice : stage.parameters().slices()) {
-    if (!has_tensor(find_architecture(stage.model().arch).weights, slice->spec)) continue;
+    if (!has_tensor(stage.model(), slice->spec)) continue;
     const HfWeight weight = find_weight(checkpoint, map, slice->spec.name);
     at::Tensor values = slice->values();
     copy_slice(weight, checkpoint.tensor(weight.tensor), slice->shape, values);
@@ -108,7 +116,7 @@ std::vector<HfWeight> find_hf_weights(const ModelConfig& model, const io::HfChec
   refuse_left_over(model, whole.slice(), map, checkpoint);
   std::vector<HfWeight> weights;
   for (const nn::ParameterSpec* spec : whole.parameters().specs()) {
-    if (!has_tensor(find_architecture(model.arch).weights, *spec)) continue;
+    if (!has_tensor(model, *spec)) continue;
     weights.push_back(find_weight(checkpoint, map, spec->name));
   }
   return weights;
@@ -121,16 +129,15 @@ void check_hf_weights(const ModelConfig& model, const std::filesystem::path& hf_
 std::vector<HfTensor> hf_tensors(const ModelConfig& model) {
   TransformerStage whole(model, whole_model(model));
   const WeightMap map = weight_map(model, whole.slice());
-  const Architecture& architecture = find_architecture(model.arch);
   std::vector<HfTensor> tensors;
   std::set<std::string> taken;
   for (const nn::ParameterSpec* spec : whole.parameters().specs()) {
-    const bool stored = has_tensor(architecture.weights, *spec);
+    const bool stored = has_tensor(model, *spec);
     if (!stored && spec->role == nn::Role::balance) {
       throw Error(fmt::format(
           "{}: {} has no bias on the choice of experts (model.router_bias_update_rate > 0), and without it "
           "the model would compute something else",
-          spec->name, architecture.hf_class));
+          spec->name, find_architecture(model.arch).hf_class));
     }
     if (!stored) continue;
     const std::string& tensor = map.tensors_of(spec->name).front();

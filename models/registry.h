@@ -29,7 +29,7 @@ struct Decoder {
   bool sinks = false;                                       // of attention
   bool latent_attention = false;
   bool gated_shared = false;       // the shared expert
-  bool sigmoid_router = false;     // with a bias for the choice alone
+  bool sigmoid_router = false;     // always with a bias for the choice, which is one of the weights
   bool learned_positions = false;  // beside the embedding, and no rotary ones
   bool scaled_embedding = false;   // by the root of the width
   // With a sliding window: layer i, counted from 1, sees all keys where this divides i; 0: none does.

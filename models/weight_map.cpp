@@ -8,7 +8,6 @@
 #include <utility>
 
 #include "core/base/error.h"
-#include "core/nn/adapter.h"
 
 namespace pptrain::models {
 namespace {
@@ -122,14 +121,6 @@ std::optional<std::string> global_name(std::span<const WeightName> names, std::s
   return result.empty() ? std::nullopt : std::optional(std::move(result.front().name));
 }
 
-bool has_tensor(std::span<const WeightName> names, const nn::ParameterSpec& spec) {
-  if (nn::adapted_weight(spec.name)) return false;
-  if (spec.role != nn::Role::balance) return true;
-  return std::ranges::any_of(names, [&](const WeightName& entry) {
-    return entry.global.ends_with(".bias") && match(entry.global, spec.name);
-  });
-}
-
 bool HfWeight::is_contiguous() const {
   return (columns() == 1 || column_stride == 1) && row_stride == columns() &&
          (bands == 1 || band_stride == rows() / bands * row_stride);
@@ -214,9 +205,7 @@ WeightMap::WeightMap(std::span<const WeightName> names, const std::vector<const 
                      bool tied, int64_t kv_heads)
     : tied_(tied) {
   std::map<std::string, Shared> shared;
-  for (const nn::ParameterSpec* spec : specs) {
-    if (has_tensor(names, *spec)) add(names, *spec, shared);
-  }
+  for (const nn::ParameterSpec* spec : specs) add(names, *spec, shared);
   for (const auto& [name, tensor] : shared) tensors_.emplace(name, tensor.lay_out(name, kv_heads));
 }
 

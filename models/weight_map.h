@@ -3,6 +3,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -72,6 +74,15 @@ inline constexpr WeightName mixtral_weights[] = {
     {"layers.*.mlp.experts.*.down.weight", "model.layers.*.mlp.experts.down_proj"},
 };
 
+// One table of two: names of weights, or keys of config.json.
+template <typename T, size_t A, size_t B>
+constexpr std::array<T, A + B> joined(const T (&first)[A], const T (&second)[B]) {
+  std::array<T, A + B> all{};
+  std::ranges::copy(first, all.begin());
+  std::ranges::copy(second, all.begin() + A);
+  return all;
+}
+
 // "layers.17.attn.q.weight" -> "model.layers.17.self_attn.q_proj.weight": among `names`, then among
 // decoder_weights. With `tied`, "head.weight" is the embedding's tensor. Throws Error for a name that is not
 // in either list.
@@ -108,9 +119,6 @@ struct HfWeight {
 void copy_slice(const HfWeight& weight, const at::Tensor& tensor, const nn::SliceShape& slice,
                 at::Tensor& out);
 
-// Adapters have no tensor; biases that balance experts have one where a family's names say so.
-bool has_tensor(std::span<const WeightName> names, const nn::ParameterSpec& spec);
-
 struct HfTensor {
   std::string name;
   std::vector<int64_t> shape;
@@ -120,7 +128,7 @@ struct HfTensor {
 // All tensors that a Hugging Face directory may have for parameters.
 class WeightMap {
  public:
-  // specs: whole layers, in the model's order; those without a tensor are left out. kv_heads: of
+  // specs: whole layers, in the model's order, of parameters that have a tensor. kv_heads: of
   // Rows::of_head.
   WeightMap(std::span<const WeightName> names, const std::vector<const nn::ParameterSpec*>& specs, bool tied,
             int64_t kv_heads);

@@ -235,19 +235,22 @@ StagePasses CostModel::passes(const models::StageSlice& slice) const {
 
 schedule::StageCost CostModel::stage(const models::StageSlice& slice) const {
   const StagePasses p = passes(slice);
-  const schedule::ExchangeCost within = within_passes(slice);
+  const WithinPasses within = within_passes(slice);
   return {.forward = p.forward.total() + within.gather,
           .backward_input = p.backward_input.total() + within.gather,
-          .backward_weight = p.backward_weight.total() + within.reduce + gather_of_weight_pass(slice),
+          .backward_weight = p.backward_weight.total() + within.reduce + within.adapters,
           .backward = p.backward.total() + within.gather + within.reduce};
 }
 
 // A sum after a microbatch also clears whole gradients, and adds the sum to this rank's part.
-schedule::ExchangeCost CostModel::within_passes(const models::StageSlice& slice) const {
-  schedule::ExchangeCost within;
+WithinPasses CostModel::within_passes(const models::StageSlice& slice) const {
+  WithinPasses within;
   if (!device_.is_cpu) return within;
   const StageExchange all = exchange(slice);
-  if (shard_.gather == schedule::Gather::streamed) within.gather = all.gather;
+  if (shard_.gather == schedule::Gather::streamed) {
+    within.gather = all.gather;
+    within.adapters = all.adapters;
+  }
   if (shard_.reduce != schedule::Reduce::microbatch) return within;
   double bytes = 0;
   for (const GroupFootprint& group : footprint(slice).groups) {
@@ -260,13 +263,9 @@ schedule::ExchangeCost CostModel::within_passes(const models::StageSlice& slice)
   return within;
 }
 
-double CostModel::gather_of_weight_pass(const models::StageSlice& slice) const {
-  return device_.is_cpu && shard_.gather == schedule::Gather::streamed ? exchange(slice).adapters : 0;
-}
-
 schedule::ExchangeCost CostModel::beside_passes(const models::StageSlice& slice) const {
   const StageExchange all = exchange(slice);
-  const schedule::ExchangeCost within = within_passes(slice);
+  const WithinPasses within = within_passes(slice);
   return {.gather = within.gather > 0 ? 0 : all.gather,
           .reduce = within.reduce > 0 ? 0 : all.reduce(),
           .groups = static_cast<int>(footprint(slice).groups.size())};
@@ -319,7 +318,6 @@ class Calibrator {
     for (const MeasuredStage& stage : measured.stages) {
       parts_.push_back(plain.parts(stage.slice));
       within_.push_back(plain.within_passes(stage.slice));
-      gather_of_weight_pass_.push_back(plain.gather_of_weight_pass(stage.slice));
       optimizer += plain.optimizer(stage.slice).seconds;
     }
     if (measured.optimizer > 0) result_.optimizer = measured.optimizer / optimizer;
@@ -343,7 +341,7 @@ class Calibrator {
       for (double* pass : {&stage.forward, &stage.backward, &stage.backward_input})
         subtract(*pass, within_[i].gather);
       for (double* pass : {&stage.backward, &stage.backward_weight}) subtract(*pass, within_[i].reduce);
-      subtract(stage.backward_weight, gather_of_weight_pass_[i]);
+      subtract(stage.backward_weight, within_[i].adapters);
       visit(stage, parts_[i]);
     }
   }
@@ -407,8 +405,7 @@ class Calibrator {
 
   const Measurement& measured_;
   std::vector<Parts> parts_;
-  std::vector<schedule::ExchangeCost> within_;
-  std::vector<double> gather_of_weight_pass_;
+  std::vector<WithinPasses> within_;
   Calibration result_;
 };
 

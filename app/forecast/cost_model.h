@@ -83,11 +83,23 @@ class FootprintCache {
   std::vector<std::shared_ptr<const Each>> known_;
 };
 
+// Seconds that passes of a stage exchange its weights and gradients.
+struct WithinPasses {
+  double gather = 0;    // of all weights, in F, I and B
+  double adapters = 0;  // of adapters' weights alone, in W
+  double reduce = 0;    // of gradients, in B and W
+
+  double gather_of(schedule::ActionKind kind) const {
+    if (schedule::needs_weights(kind)) return gather;
+    return kind == schedule::ActionKind::backward_weight ? adapters : 0;
+  }
+};
+
 // What one stage of a job takes, in seconds and in bytes.
 struct StageForecast {
   StagePasses passes;
   schedule::StageCost cost;       // passes with what is exchanged within them
-  schedule::ExchangeCost within;  // of weights and gradients: what a device that copies itself does in passes
+  WithinPasses within;            // of weights and gradients: what a device that copies itself does in passes
   schedule::ExchangeCost beside;  // and what goes on beside passes
   HeldBytes held;                 // between steps, and gathered and reduced in passes
   schedule::StageBytes bytes;     // of passes
@@ -121,9 +133,7 @@ class CostModel {
   // The part of it that a device which copies itself does within its passes, which stage() therefore counts:
   // gathers of streamed weights in each pass that reads them, and sums after each microbatch in the pass
   // before them.
-  schedule::ExchangeCost within_passes(const models::StageSlice& slice) const;
-  // Of that, what W gathers: adapters.
-  double gather_of_weight_pass(const models::StageSlice& slice) const;
+  WithinPasses within_passes(const models::StageSlice& slice) const;
   // The rest, which goes on beside passes.
   schedule::ExchangeCost beside_passes(const models::StageSlice& slice) const;
   double norm_exchange() const { return 2 * links_->world().broadcast(); }  // until all know the global norm

@@ -173,12 +173,12 @@ TimeSplit LayoutModel::split(ScheduleShapes& shapes, const Candidate& estimate) 
   const schedule::Schedule& schedule = *known.more;
   const pipeline::LayerAssignment& split = layers(schedule.stages());
   PassTime passes;
-  schedule::ExchangeCost within;
+  WithinPasses within;
   for (const auto& list : schedule.actions) {
     for (const schedule::Action& action : list) {
       const StageForecast& own = costs_.of(models::stage_slice(split, action.stage));
       if (schedule::is_compute(action.kind)) passes += own.passes.of(action.kind);
-      if (schedule::needs_weights(action.kind)) within.gather += own.within.gather;
+      within.gather += own.within.gather_of(action.kind);
       if (schedule::is_weight_gradient(action.kind)) within.reduce += own.within.reduce;
     }
   }

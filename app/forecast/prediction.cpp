@@ -43,8 +43,8 @@ double exposed(const Plan& plan, const Prediction& p, double schedule::ExchangeC
 }
 
 // By stage, what goes on within its passes.
-std::vector<schedule::ExchangeCost> within_passes(const Plan& plan, const CostModel& costs) {
-  std::vector<schedule::ExchangeCost> stages;
+std::vector<WithinPasses> within_passes(const Plan& plan, const CostModel& costs) {
+  std::vector<WithinPasses> stages;
   for (int stage = 0; stage < plan.schedule.stages(); ++stage)
     stages.push_back(costs.of(models::stage_slice(plan.layers, stage)).within);
   return stages;
@@ -56,16 +56,10 @@ schedule::ExchangeCost beside(const Prediction& p, int stage) {
 
 ExchangeTime times_of_weights(const Plan& plan, const Prediction& p, const CostModel& costs) {
   ExchangeTime time{"weights"};
-  const std::vector<schedule::ExchangeCost> within = within_passes(plan, costs);
-  std::vector<double> of_weight_pass;
-  for (int stage = 0; stage < plan.schedule.stages(); ++stage)
-    of_weight_pass.push_back(costs.gather_of_weight_pass(models::stage_slice(plan.layers, stage)));
+  const std::vector<WithinPasses> within = within_passes(plan, costs);
   for (const auto& list : plan.compute.actions) {
     for (const schedule::Action& action : list) {
-      if (schedule::needs_weights(action.kind))
-        time.exposed += within[static_cast<size_t>(action.stage)].gather;
-      else if (action.kind == schedule::ActionKind::backward_weight)
-        time.exposed += of_weight_pass[static_cast<size_t>(action.stage)];
+      time.exposed += within[static_cast<size_t>(action.stage)].gather_of(action.kind);
     }
   }
   time.total = time.exposed;
@@ -83,7 +77,7 @@ ExchangeTime times_of_weights(const Plan& plan, const Prediction& p, const CostM
 
 ExchangeTime times_of_gradients(const Plan& plan, const Prediction& p, const CostModel& costs) {
   ExchangeTime time{"gradients"};
-  const std::vector<schedule::ExchangeCost> within = within_passes(plan, costs);
+  const std::vector<WithinPasses> within = within_passes(plan, costs);
   for (const auto& list : plan.compute.actions) {
     for (const schedule::Action& action : list) {
       if (schedule::is_weight_gradient(action.kind))

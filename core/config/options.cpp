@@ -46,8 +46,14 @@ void add_run(std::vector<Option>& options) {
       .decides(Effect::none);
 }
 
-bool has_latent_attention(const ModelSection& model) {
-  return model.arch == "deepseek_v2" || model.arch == "deepseek_v3";
+// Architectures with latent attention.
+const std::vector<std::string>& deepseek() {
+  static const std::vector<std::string> names = {"deepseek_v2", "deepseek_v3"};
+  return names;
+}
+
+bool has_plain_attention(const JobConfig& job) {
+  return std::ranges::find(deepseek(), job.model.arch) == deepseek().end();
 }
 
 // intermediate_size is the width of mixtral's and gpt_oss's experts too.
@@ -61,8 +67,7 @@ void add_model_sizes(SectionFields<ModelSection>& model) {
   model
       .add("intermediate_size", &ModelSection::intermediate_size,
            "Inner width of the MLP, in models with experts that of the dense layers; of each expert of "
-           "mixtral "
-           "and gpt_oss. 0: from hf_dir.")
+           "mixtral and gpt_oss. 0: from hf_dir.")
       .between(0, max_size)
       .only_if("layers that have an MLP, or the experts of mixtral or gpt_oss",
                {"model.decoder_sparse_step", "model.mlp_only_layers", "model.arch"}, has_intermediate_size);
@@ -74,14 +79,12 @@ void add_model_sizes(SectionFields<ModelSection>& model) {
       .add("num_key_value_heads", &ModelSection::num_key_value_heads,
            "Key and value heads; divides num_attention_heads. 0: from hf_dir, else num_attention_heads.")
       .between(0, 1 << 16)
-      .only_if("an arch without latent attention", {"model.arch"},
-               [](const JobConfig& job) { return !has_latent_attention(job.model); });
+      .only_if("an arch without latent attention", {"model.arch"}, has_plain_attention);
   model
       .add("head_dim", &ModelSection::head_dim,
            "Width of one head; even. 0: from hf_dir, else hidden_size / num_attention_heads.")
       .between(0, 1 << 16)
-      .only_if("an arch without latent attention", {"model.arch"},
-               [](const JobConfig& job) { return !has_latent_attention(job.model); });
+      .only_if("an arch without latent attention", {"model.arch"}, has_plain_attention);
   model
       .add("vocab_size", &ModelSection::vocab_size,
            "Rows of the embedding and of the head. Text files are bytes: 256. 0: from hf_dir.")
@@ -95,7 +98,6 @@ void add_experts(SectionFields<ModelSection>& model) {
                                            "gpt_oss",   "deepseek_v2", "deepseek_v3"};
   const std::vector<std::string> softmax = {"qwen3_moe", "mixtral", "qwen2_moe", "gpt_oss", "deepseek_v2"};
   const std::vector<std::string> qwen = {"qwen3_moe", "qwen2_moe"};
-  const std::vector<std::string> deepseek = {"deepseek_v2", "deepseek_v3"};
   const std::vector<std::string> own_width = {"qwen3_moe", "qwen2_moe", "deepseek_v2", "deepseek_v3"};
   model.add("num_experts", &ModelSection::num_experts, "Experts of each sparse layer. 0: from hf_dir.")
       .between(0, 4096)
@@ -130,15 +132,15 @@ void add_experts(SectionFields<ModelSection>& model) {
       .add("n_group", &ModelSection::n_group,
            "Experts lie in this many groups of equal size, of which a token uses topk_group.")
       .between(1, 4096)
-      .only_with(arch, deepseek);
+      .only_with(arch, deepseek());
   model.add("topk_group", &ModelSection::topk_group, "Groups of experts that a token chooses among.")
       .between(1, 4096)
-      .only_with(arch, deepseek);
+      .only_with(arch, deepseek());
   model
       .add("routed_scaling_factor", &ModelSection::routed_scaling_factor,
            "Multiplies the weights of a token's experts.")
       .above(0)
-      .only_with(arch, deepseek);
+      .only_with(arch, deepseek());
   model
       .add("decoder_sparse_step", &ModelSection::decoder_sparse_step,
            "Layer i, counted from 1, has experts if this number divides i; the other layers have an MLP.")
@@ -269,33 +271,32 @@ void add_scales(SectionFields<ModelSection>& model) {
 // Latent attention. Names are those of Hugging Face's config.json.
 void add_latent(SectionFields<ModelSection>& model) {
   const std::string arch = "model.arch";
-  const std::vector<std::string> deepseek = {"deepseek_v2", "deepseek_v3"};
   model
       .add(
           "q_lora_rank", &ModelSection::q_lora_rank,
           "Width of the row that a token's queries come from. 0: from hf_dir, else from the residual stream.")
       .between(0, max_size)
-      .only_with(arch, deepseek);
+      .only_with(arch, deepseek());
   model
       .add("kv_lora_rank", &ModelSection::kv_lora_rank,
            "Width of the row that keys and values of all heads come from. 0: from hf_dir.")
       .between(0, max_size)
-      .only_with(arch, deepseek);
+      .only_with(arch, deepseek());
   model
       .add("qk_nope_head_dim", &ModelSection::qk_nope_head_dim,
            "Dims of each head's query and key that are not rotated. 0: from hf_dir.")
       .between(0, 1 << 16)
-      .only_with(arch, deepseek);
+      .only_with(arch, deepseek());
   model
       .add("qk_rope_head_dim", &ModelSection::qk_rope_head_dim,
            "Dims of each head's query and key that are rotated; even. 0: from hf_dir.")
       .between(0, 1 << 16)
-      .only_with(arch, deepseek);
+      .only_with(arch, deepseek());
   model
       .add("v_head_dim", &ModelSection::v_head_dim,
            "Width of each head's value; at most qk_nope_head_dim + qk_rope_head_dim. 0: from hf_dir.")
       .between(0, 1 << 16)
-      .only_with(arch, deepseek);
+      .only_with(arch, deepseek());
 }
 
 void add_model(std::vector<Option>& options) {

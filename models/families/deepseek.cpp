@@ -13,42 +13,34 @@ namespace {
 
 using M = config::ModelSection;
 
-constexpr WeightName deepseek_weights[] = {
+constexpr WeightName own_weights[] = {
     {"layers.*.attn.q_a", "model.layers.*.self_attn.q_a_proj"},
     {"layers.*.attn.q_a_norm", "model.layers.*.self_attn.q_a_layernorm"},
     {"layers.*.attn.q_b", "model.layers.*.self_attn.q_b_proj"},
     {"layers.*.attn.kv_a", "model.layers.*.self_attn.kv_a_proj_with_mqa"},
     {"layers.*.attn.kv_a_norm", "model.layers.*.self_attn.kv_a_layernorm"},
     {"layers.*.attn.kv_b", "model.layers.*.self_attn.kv_b_proj"},
-    {"layers.*.mlp.router.weight", "model.layers.*.mlp.gate.weight"},
     {"layers.*.mlp.router.bias", "model.layers.*.mlp.gate.e_score_correction_bias"},
-    {"layers.*.mlp.experts.*.gate", "model.layers.*.mlp.experts.*.gate_proj"},
-    {"layers.*.mlp.experts.*.up", "model.layers.*.mlp.experts.*.up_proj"},
-    {"layers.*.mlp.experts.*.down", "model.layers.*.mlp.experts.*.down_proj"},
-    {"layers.*.mlp.experts.*.gate.weight", "model.layers.*.mlp.experts.gate_up_proj"},
-    {"layers.*.mlp.experts.*.up.weight", "model.layers.*.mlp.experts.gate_up_proj"},
-    {"layers.*.mlp.experts.*.down.weight", "model.layers.*.mlp.experts.down_proj"},
     {"layers.*.mlp.shared.gate", "model.layers.*.mlp.shared_experts.gate_proj"},
     {"layers.*.mlp.shared.up", "model.layers.*.mlp.shared_experts.up_proj"},
     {"layers.*.mlp.shared.down", "model.layers.*.mlp.shared_experts.down_proj"},
 };
-constexpr HfKey v2_keys[] = {
+constexpr auto deepseek_weights = joined(own_weights, qwen3_moe_weights);
+constexpr HfKey latent_keys[] = {
     {"q_lora_rank", &M::q_lora_rank, 1536, /*null_is_zero=*/true},
     {"kv_lora_rank", &M::kv_lora_rank, 512},
     {"qk_nope_head_dim", &M::qk_nope_head_dim, 128},
     {"qk_rope_head_dim", &M::qk_rope_head_dim, 64},
     {"v_head_dim", &M::v_head_dim, 128},
+};
+constexpr HfKey v2_own_keys[] = {
     {"n_routed_experts", &M::num_experts, 64},
     {"num_experts_per_tok", &M::num_experts_per_tok, -1},
     {"moe_intermediate_size", &M::moe_intermediate_size, 1407},
     {"routed_scaling_factor", &M::routed_scaling_factor, 1},
 };
-constexpr HfKey v3_keys[] = {
-    {"q_lora_rank", &M::q_lora_rank, 1536, /*null_is_zero=*/true},
-    {"kv_lora_rank", &M::kv_lora_rank, 512},
-    {"qk_nope_head_dim", &M::qk_nope_head_dim, 128},
-    {"qk_rope_head_dim", &M::qk_rope_head_dim, 64},
-    {"v_head_dim", &M::v_head_dim, 128},
+constexpr auto v2_keys = joined(latent_keys, v2_own_keys);
+constexpr HfKey v3_own_keys[] = {
     {"n_routed_experts", &M::num_experts, 256},
     {"num_experts_per_tok", &M::num_experts_per_tok, 8},
     {"moe_intermediate_size", &M::moe_intermediate_size, 2048},
@@ -57,6 +49,7 @@ constexpr HfKey v3_keys[] = {
     {"n_group", &M::n_group, 8},
     {"topk_group", &M::topk_group, 4},
 };
+constexpr auto v3_keys = joined(latent_keys, v3_own_keys);
 
 // Every layer from the first sparse one on is sparse; the shared experts are one MLP.
 void read_deepseek(const HfJson& json, M& model, int64_t dense, int64_t shared) {

@@ -10,19 +10,13 @@ namespace {
 
 using M = config::ModelSection;
 
-constexpr WeightName qwen2_moe_weights[] = {
-    {"layers.*.mlp.router", "model.layers.*.mlp.gate"},
-    {"layers.*.mlp.experts.*.gate", "model.layers.*.mlp.experts.*.gate_proj"},
-    {"layers.*.mlp.experts.*.up", "model.layers.*.mlp.experts.*.up_proj"},
-    {"layers.*.mlp.experts.*.down", "model.layers.*.mlp.experts.*.down_proj"},
-    {"layers.*.mlp.experts.*.gate.weight", "model.layers.*.mlp.experts.gate_up_proj"},
-    {"layers.*.mlp.experts.*.up.weight", "model.layers.*.mlp.experts.gate_up_proj"},
-    {"layers.*.mlp.experts.*.down.weight", "model.layers.*.mlp.experts.down_proj"},
+constexpr WeightName shared_expert_weights[] = {
     {"layers.*.mlp.shared.gate", "model.layers.*.mlp.shared_expert.gate_proj"},
     {"layers.*.mlp.shared.up", "model.layers.*.mlp.shared_expert.up_proj"},
     {"layers.*.mlp.shared.down", "model.layers.*.mlp.shared_expert.down_proj"},
     {"layers.*.mlp.shared_gate", "model.layers.*.mlp.shared_expert_gate"},
 };
+constexpr auto qwen2_moe_weights = joined(qwen3_moe_weights, shared_expert_weights);
 constexpr HfKey qwen2_moe_keys[] = {
     {"num_experts", &M::num_experts, 60},
     {"num_experts_per_tok", &M::num_experts_per_tok, 4},

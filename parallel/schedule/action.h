@@ -63,7 +63,7 @@ constexpr bool is_communication(ActionKind kind) {
 constexpr bool is_weight_gradient(ActionKind kind) {  // B or W: what adds to the gradients of a stage
   return kind == ActionKind::backward || kind == ActionKind::backward_weight;
 }
-constexpr bool needs_weights(ActionKind kind) {  // F, B or I; W needs its operands alone
+constexpr bool needs_weights(ActionKind kind) {  // F, B or I; W needs its operands, and adapters
   return kind <= ActionKind::backward_input;
 }
 constexpr bool is_gradient(ActionKind kind) {  // B or I: what produces the gradient of a stage's input

@@ -3,6 +3,7 @@
 
 #include <ATen/Functions.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <string>
@@ -218,9 +219,18 @@ TEST_CASE("a tensor of all experts holds the matrices one after the other") {
   }
 }
 
-TEST_CASE("a bias that balances experts has no tensor") {
-  ModelSection section = section_of("mixtral");
-  section.router_bias_update_rate = 0.01;
-  CHECK_THROWS_WITH(models::hf_tensors(models::make_model_config(section, 1)),
+TEST_CASE("a bias that balances experts has a tensor in DeepSeek-V3 alone") {
+  const auto tensors = [](const char* arch) {
+    ModelSection section = section_of(arch);
+    section.router_bias_update_rate = 0.01;
+    return models::hf_tensors(models::make_model_config(section, 1));
+  };
+  CHECK_THROWS_WITH(tensors("mixtral"),
                     contains_text("MixtralForCausalLM") && contains_text("router_bias_update_rate"));
+  CHECK_THROWS_WITH(tensors("deepseek_v2"),
+                    contains_text("DeepseekV2ForCausalLM") && contains_text("router_bias_update_rate"));
+  const auto written = tensors("deepseek_v3");
+  CHECK(std::ranges::any_of(written, [](const models::HfTensor& tensor) {
+    return tensor.name.ends_with("mlp.gate.e_score_correction_bias");
+  }));
 }
