@@ -32,7 +32,7 @@ int main(int argc, char** argv) {
   pptrain::io::report_file_faults();
   pptrain::keep_freed_memory();
   try {
-    pptrain::kernels::cpu::isa();  // refuses a wrong PPTRAIN_ISA before anything starts
+    pptrain::kernels::cpu::loops();  // refuses a wrong PPTRAIN_ISA before anything starts
     pptrain::app::CommandLine command_line(pptrain::app::commit());
     const auto build_asks = [&](const char* option) {
       return argc == 3 && std::strcmp(argv[1], option) == 0;

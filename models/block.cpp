@@ -31,12 +31,9 @@ AnyAttention make_attention(nn::ParameterGroup& group, const std::string& name, 
 
 std::unique_ptr<nn::FeedForward> make_mlp(nn::ParameterGroup& group, const std::string& name,
                                           const BlockConfig& config, const Seams& seams) {
-  const auto make = [&]<class Layer>() -> std::unique_ptr<nn::FeedForward> {
-    return std::make_unique<Layer>(group, name, config.attention.hidden, config.intermediate,
-                                   config.activation, config.mlp_bias, config.init_std, config.init_std,
-                                   seams.region);
-  };
-  return config.gated ? make.operator()<nn::GatedMlp>() : make.operator()<nn::Mlp>();
+  return std::make_unique<nn::Mlp>(group, name, config.attention.hidden, config.intermediate,
+                                   config.activation, config.gated, config.mlp_bias, config.init_std,
+                                   config.init_std, seams.region);
 }
 
 // A block's experts, alone or in a layer with a shared one.

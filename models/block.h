@@ -86,8 +86,8 @@ class Block {
   at::Tensor backward_input(Saved& saved, const at::Tensor& dy, const nn::TokenInfo& tokens,
                             nn::WeightGradQueue& queue);
 
-  // Router::take_loads of a block with experts; undefined without.
-  at::Tensor take_loads() { return experts_ == nullptr ? at::Tensor() : experts_->router().take_loads(); }
+  // Experts::take_loads of a block with experts; undefined without.
+  at::Tensor take_loads() { return experts_ == nullptr ? at::Tensor() : experts_->take_loads(); }
 
  private:
   using MaybeNorm = std::optional<nn::Norm>;

@@ -13,7 +13,7 @@ nn::ExpertsConfig experts_config(const ModelConfig& model, const Decoder& decode
           .experts = sparse.experts,
           .chosen = sparse.chosen,
           .intermediate = sparse.intermediate,
-          .scores = decoder.sigmoid_router ? nn::Scores::sigmoid : nn::Scores::softmax,
+          .sigmoid = decoder.sigmoid_router,
           .normalise = sparse.normalise,
           .scale = sparse.scale,
           .groups = sparse.groups,
@@ -60,37 +60,17 @@ double latent_scale(const ModelConfig& model) {
 
 // The norms of narrow rows have transformers' default epsilon, whatever the model's is.
 nn::LatentAttentionConfig latent_config(const ModelConfig& model) {
-  const LatentSizes& latent = model.latent;
   return {.hidden = model.hidden,
           .heads = model.heads,
-          .q_rank = latent.q_rank,
-          .kv_rank = latent.kv_rank,
-          .nope_dim = latent.nope_dim,
-          .rope_dim = latent.rope_dim,
-          .v_dim = latent.v_dim,
+          .q_rank = model.q_rank,
+          .kv_rank = model.kv_rank,
+          .nope_dim = model.nope_dim,
+          .rope_dim = model.rope_dim,
+          .v_dim = model.v_dim,
           .bias = model.attention_bias,
           .scale = latent_scale(model),
           .init_std = model.initializer_range,
           .o_init_std = model.initializer_range};
-}
-
-nn::RopeType rope_type(config::RopeType type) {
-  using enum config::RopeType;
-  switch (type) {
-    case none:
-      return nn::RopeType::none;
-    case linear:
-      return nn::RopeType::linear;
-    case llama3:
-      return nn::RopeType::llama3;
-    case dynamic:
-      return nn::RopeType::dynamic;
-    case yarn:
-      return nn::RopeType::yarn;
-    case longrope:
-      return nn::RopeType::longrope;
-  }
-  return nn::RopeType::none;
 }
 
 }  // namespace
@@ -108,7 +88,7 @@ BlockConfig block_config(const ModelConfig& model, int64_t layer) {
                      .parallel = model.parallel_residual,
                      .residual_scale = model.residual_scale,
                      .init_std = model.initializer_range};
-  if (model.latent.kv_rank > 0) config.latent = latent_config(model);
+  if (model.kv_rank > 0) config.latent = latent_config(model);
   if (model.sparse.contains(layer)) config.experts = experts_config(model, decoder);
   return config;
 }
@@ -127,17 +107,13 @@ nn::EmbeddingConfig embedding_config(const ModelConfig& model) {
           .positions = decoder.learned_positions ? model.max_positions : 0};
 }
 
-nn::LogitScaling logit_scaling(const ModelConfig& model) {
-  return {.scale = model.logit_scale, .cap = model.logit_softcap};
-}
-
 std::vector<nn::RopeConfig> rope_tables(const ModelConfig& model) {
   if (find_architecture(model.arch).decoder.learned_positions) return {};
   const config::RopeScaling& scaling = model.rope_scaling;
   const int64_t dim = model.rotary_dim > 0 ? model.rotary_dim : model.head_dim;
   nn::RopeConfig rope{.dim = dim,
                       .theta = model.rope_theta,
-                      .type = rope_type(scaling.rope_type),
+                      .type = scaling.rope_type,
                       .factor = scaling.factor,
                       .max_positions = model.max_positions,
                       .original_positions = scaling.original_max_position_embeddings,

@@ -71,7 +71,7 @@ double flops_per_token(const ModelConfig& model, int64_t seq) {
   });
   double keys = 0;  // twice those that a token sees on average, over all layers
   for (int64_t layer = 0; layer < model.layers; ++layer) keys += seen_keys(seq, model.kind(layer).window);
-  const int64_t v_dim = model.latent.kv_rank > 0 ? model.latent.v_dim : model.head_dim;
+  const int64_t v_dim = model.kv_rank > 0 ? model.v_dim : model.head_dim;
   return static_cast<double>(products) +
          3 * keys * static_cast<double>(model.heads * (model.head_dim + v_dim));
 }

@@ -138,9 +138,7 @@ void refuse_unsupported(const HfJson& json, const Architecture& architecture) {
   if (std::ranges::find(names, activation) == names.end()) {
     json.fail(key, fmt::format("\"{}\" is not supported; supported: {}", activation, fmt::join(names, ", ")));
   }
-  if (json.number("attention_dropout", 0) != 0) {
-    json.fail("attention_dropout", "dropout is not supported; set it to 0");
-  }
+  json.refuse_dropout({"attention_dropout"});
   if (!architecture.has_window && json.flag("use_sliding_window", false)) {
     json.fail("use_sliding_window", "sliding-window attention is not supported");
   }
@@ -341,6 +339,12 @@ std::string dtype_text(at::ScalarType dtype) {
 }
 
 }  // namespace
+
+void HfJson::refuse_dropout(std::initializer_list<const char*> keys) const {
+  for (const char* key : keys) {
+    if (number(key, 0) != 0) fail(key, "dropout is not supported; set it to 0");
+  }
+}
 
 void HfJson::fail(std::string_view key, const std::string& text) const {
   throw UsageError(fmt::format("{}: {}: {}", where_, key, text));

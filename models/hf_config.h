@@ -4,6 +4,7 @@
 #include <c10/core/ScalarType.h>
 
 #include <cstdint>
+#include <initializer_list>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <span>
@@ -38,6 +39,9 @@ class HfJson {
                                  std::span<const std::string_view> allowed) const;  // the same
   std::string text(const char* key, const std::string& fallback) const;
   HfJson object(const char* key) const;  // required
+
+  // Fails where one of the keys is not 0, its default.
+  void refuse_dropout(std::initializer_list<const char*> keys) const;
 
   [[noreturn]] void fail(std::string_view key, const std::string& text) const;
 

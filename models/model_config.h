@@ -38,12 +38,6 @@ struct SparseLayers {
 inline constexpr std::string_view full_attention = "full_attention", sliding_attention = "sliding_attention";
 inline constexpr std::array all_layer_types = {full_attention, sliding_attention};
 
-// Latent attention, as nn::LatentAttentionConfig has it.
-struct LatentSizes {
-  int64_t q_rank = 0, kv_rank = 0;  // kv_rank 0: there is none
-  int64_t nope_dim = 0, rope_dim = 0, v_dim = 0;
-};
-
 // How attention of a layer differs from that of others.
 struct LayerKind {
   int64_t window = 0;  // keys that a token sees, itself among them; 0: all
@@ -70,7 +64,8 @@ struct ModelConfig {
   bool attention_bias = false;
   bool mlp_bias = false;
   SparseLayers sparse = {};
-  LatentSizes latent = {};
+  // Of latent attention (core/nn/latent_attention.h); kv_rank 0: there is none.
+  int64_t q_rank = 0, kv_rank = 0, nope_dim = 0, rope_dim = 0, v_dim = 0;
   std::vector<LayerKind> layer_kinds = {};  // of each layer; empty: all alike
   int64_t rotary_dim = 0;                   // dims of a head that are rotated; 0: all
   double local_rope_theta = 0;              // of a second rotary table; 0: there is none

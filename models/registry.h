@@ -122,10 +122,12 @@ extern const Architecture qwen2_moe;
 extern const Architecture gpt_oss;
 extern const Architecture deepseek_v2;
 extern const Architecture deepseek_v3;
+extern const Architecture starcoder2;
 
 inline constexpr const Architecture* architectures[] = {
-    &llama, &qwen3,   &qwen3_moe, &mixtral, &qwen2,    &mistral,   &gemma2,  &gemma3_text, &olmo2,
-    &phi3,  &smollm3, &granite,   &gpt2,    &gpt_neox, &qwen2_moe, &gpt_oss, &deepseek_v2, &deepseek_v3,
+    &llama,       &qwen3,   &qwen3_moe,   &mixtral,     &qwen2,      &mistral, &gemma2,
+    &gemma3_text, &olmo2,   &phi3,        &smollm3,     &granite,    &gpt2,    &gpt_neox,
+    &qwen2_moe,   &gpt_oss, &deepseek_v2, &deepseek_v3, &starcoder2,
 };
 
 // Fills layer_types and no_rope_layers by the architecture's pattern where they are empty and act.

@@ -27,7 +27,7 @@ Seams make_seams(const StageGroups& groups) {
                           : context::make_ulysses_attention(*groups.cp, groups.deterministic);
   }
   if (shared(groups.ep) || shared(groups.stage))
-    seams.experts = std::make_shared<expert::RankExchange>(groups.ep, groups.stage);
+    seams.experts = expert::make_rank_exchange(groups.ep, groups.stage);
   return seams;
 }
 

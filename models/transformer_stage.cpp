@@ -36,13 +36,14 @@ StageSlice whole_model(const ModelConfig& model) {
           .head = true};
 }
 
-StageSlice stage_slice(const pipeline::LayerAssignment& assignment, int index) {
+StageSlice stage_slice(const pipeline::LayerAssignment& assignment, int index, int head_parts) {
   const auto& [start, end] = assignment.at(static_cast<size_t>(index));
   return {.index = index,
           .first_layer = start,
           .end_layer = end,
           .embedding = index == 0,
-          .head = static_cast<size_t>(index) + 1 == assignment.size()};
+          .head = static_cast<size_t>(index) + 1 == assignment.size(),
+          .head_parts = head_parts};
 }
 
 template <typename Declare>
@@ -96,17 +97,25 @@ TransformerStage::TransformerStage(const ModelConfig& model, const StageSlice& s
     norm_groups_ = declare([&] {
       norm_.emplace(store_.add_group("norm"), "norm", model.hidden, norm_kind(model), model.norm_eps, cut);
     });
-    head_groups_ = declare([&] {
-      head_weight_ = &store_.add_group("head").add({cut.cut({.name = "head.weight",
-                                                             .shape = {model.vocab, model.hidden},
-                                                             .role = nn::Role::head,
-                                                             .init_std = model.initializer_range,
-                                                             .init_name = model.tied ? "embed.weight" : ""},
-                                                            0)});
-      head_weight_->grad_by_products = true;
-      head_.emplace(*head_weight_, model.vocab, region_, logit_scaling(model));
-    });
   }
+  if (slice.has_whole_head() || slice.has_head_part()) head_groups_ = declare([&] { declare_head(); });
+}
+
+void TransformerStage::declare_head() {
+  const bool whole = slice_.has_whole_head();
+  const nn::TensorCut& cut = region_->cut();
+  const nn::TensorCut held =
+      whole ? cut : nn::LinearCrossEntropy::part_of(cut, slice_.index, slice_.head_parts);
+  head_weight_ = &store_.add_group("head").add({held.cut({.name = "head.weight",
+                                                          .shape = {model_.vocab, model_.hidden},
+                                                          .role = nn::Role::head,
+                                                          .init_std = model_.initializer_range,
+                                                          .init_name = model_.tied ? "embed.weight" : ""},
+                                                         0)});
+  head_weight_->grad_by_products = true;
+  head_.emplace(*head_weight_, model_.vocab, region_);
+  head_->scale_logits(model_.logit_scale, model_.logit_softcap);
+  if (!whole) head_->hold_part(slice_.index, slice_.head_parts);
 }
 
 void TransformerStage::materialise(at::Device device, at::ScalarType compute_dtype, bool with_gradients,
@@ -211,7 +220,13 @@ at::Tensor TransformerStage::forward(int microbatch, const data::Microbatch& dat
     with(block_groups_[i], nn::Use::forward,
          [&] { residual = blocks_[i].forward(std::move(residual), record.info, record.blocks[i]); });
   }
-  if (!head_) return sum(std::move(residual));
+  if (!slice_.head) return sum(std::move(residual));
+  if (!slice_.has_whole_head()) {
+    at::Tensor normed;
+    with(norm_groups_, nn::Use::forward,
+         [&] { normed = norm_->forward(residual.stream, std::move(residual.delta), record.norm); });
+    return normed;
+  }
 
   with(norm_groups_, nn::Use::backward, [&] {
     nn::Norm::Saved saved;
@@ -237,8 +252,9 @@ at::Tensor TransformerStage::final_norm(Residual residual) const {
 
 at::Tensor TransformerStage::forward_only(const data::Microbatch& data, at::Tensor input) {
   Residual residual = run_blocks(data, std::move(input));
-  if (!head_) return sum(std::move(residual));
+  if (!slice_.head) return sum(std::move(residual));
   const at::Tensor normed = final_norm(std::move(residual));
+  if (!slice_.has_whole_head()) return normed;
   at::Tensor losses;
   with(head_groups_, nn::Use::forward, [&] { losses = head_->losses(normed, data.labels); });
   add_loss(losses.sum(at::kDouble));
@@ -260,7 +276,7 @@ at::Tensor TransformerStage::chosen_rows(const at::Tensor& normed, int64_t token
 }
 
 at::Tensor TransformerStage::logits(const data::Microbatch& data, at::Tensor input, const at::Tensor& rows) {
-  if (!head_)
+  if (!slice_.has_whole_head())
     throw Error(fmt::format("stage {} has no head: only the last stage gives logits", slice_.index));
   const at::Tensor normed =
       chosen_rows(final_norm(run_blocks(data, std::move(input))), data.token_count(), rows);
@@ -275,9 +291,18 @@ TransformerStage::Record TransformerStage::take_record(int microbatch) {
   return std::move(node.mapped());
 }
 
+// Where backward enters the last block.
+at::Tensor TransformerStage::gradient_of_blocks(Record& record, at::Tensor dy, nn::Use use) {
+  if (!slice_.head) return dy;
+  if (slice_.has_whole_head()) return std::move(record.dy);
+  with(norm_groups_, use, [&] { dy = norm_->backward(record.norm, dy, {}); });
+  record.norm = {};
+  return dy;
+}
+
 at::Tensor TransformerStage::backward_blocks(Record& record, at::Tensor dy, nn::Use use,
                                              std::span<nn::WeightGradQueue> queues) {
-  at::Tensor grad = head_ ? std::move(record.dy) : std::move(dy);
+  at::Tensor grad = gradient_of_blocks(record, std::move(dy), use);
   for (size_t i = blocks_.size(); i-- > 0;) {
     with(block_groups_[i], use,
          [&] { grad = blocks_[i].backward_input(record.blocks[i], grad, record.info, queues[i]); });
@@ -299,7 +324,7 @@ at::Tensor TransformerStage::backward_blocks_beside(Record& record, at::Tensor d
     queues[i].join();
     release(block_groups_[i], nn::Use::backward_weight);
   };
-  at::Tensor grad = head_ ? std::move(record.dy) : std::move(dy);
+  at::Tensor grad = gradient_of_blocks(record, std::move(dy), nn::Use::backward);
   for (size_t i = blocks_.size(); i-- > 0;) {
     acquire(block_groups_[i], nn::Use::backward_weight);
     with(block_groups_[i], nn::Use::backward_input,
@@ -324,27 +349,49 @@ at::Tensor TransformerStage::backward_input(int microbatch, at::Tensor dy) {
   require(!pending_.contains(microbatch), slice_, "the weight gradients of microbatch {} are still pending",
           microbatch);
   Record record = take_record(microbatch);
-  PendingWeights& pending = pending_[microbatch];
-  pending.queues.assign(blocks_.size(), nn::WeightGradQueue(nn::WeightGradQueue::Mode::deferred));
-  at::Tensor grad = backward_blocks(record, std::move(dy), nn::Use::backward_input, pending.queues);
-  if (!embedding_) return grad;
-  if (!embedding_->learns()) return {};
-  pending.tokens = std::move(record.tokens);
-  pending.positions = std::move(record.info.positions);
-  pending.embedding_dy = std::move(grad);
-  return {};
+  record.queues.assign(blocks_.size(), nn::WeightGradQueue(nn::WeightGradQueue::Mode::deferred));
+  at::Tensor grad = backward_blocks(record, std::move(dy), nn::Use::backward_input, record.queues);
+  record.blocks.clear();
+  if (embedding_ && embedding_->learns()) record.dy = grad;
+  pending_.emplace(microbatch, std::move(record));
+  return embedding_ ? at::Tensor() : grad;
 }
 
 // In the order of the input gradients, which made them.
 void TransformerStage::backward_weight(int microbatch) {
   auto node = pending_.extract(microbatch);
   require(!node.empty(), slice_, "no weight gradients of microbatch {} are pending", microbatch);
-  PendingWeights& pending = node.mapped();
+  Record& pending = node.mapped();
   for (size_t i = blocks_.size(); i-- > 0;)
     with(block_groups_[i], nn::Use::backward_weight, [&] { pending.queues[i].run(); });
   if (!embedding_ || !embedding_->learns()) return;
   with(embedding_groups_, nn::Use::backward_weight,
-       [&] { embedding_->backward_weight(pending.tokens, pending.positions, pending.embedding_dy); });
+       [&] { embedding_->backward_weight(pending.tokens, pending.info.positions, pending.dy); });
+}
+
+at::Tensor TransformerStage::head_forward(int microbatch, const data::Microbatch& data, at::Tensor h) {
+  require(slice_.has_head_part(), slice_, "it has no part of the head");
+  nn::LinearCrossEntropy::Pending& pending = head_pending_[microbatch];
+  at::Tensor statistics;
+  with(head_groups_, nn::Use::forward,
+       [&] { statistics = head_->statistics(h, data.labels.reshape({-1}), pending); });
+  return statistics;
+}
+
+at::Tensor TransformerStage::head_backward(int microbatch, const data::Microbatch& data,
+                                           const at::Tensor& statistics, bool with_gradients) {
+  auto node = head_pending_.extract(microbatch);
+  require(!node.empty(), slice_, "T of microbatch {}, which did not run S", microbatch);
+  at::Tensor losses, dh;
+  with(head_groups_, with_gradients ? nn::Use::backward : nn::Use::forward, [&] {
+    losses =
+        head_->finish(node.mapped(), data.labels.reshape({-1}), statistics, with_gradients ? &dh : nullptr);
+  });
+  const at::Tensor loss = losses.sum(at::kDouble);
+  if (with_gradients && keeps_losses_) microbatch_losses_[microbatch] = loss;
+  add_loss(loss);
+  if (!with_gradients && loss_listener_) loss_listener_(data, losses);
+  return dh;
 }
 
 double TransformerStage::take_loss() {
@@ -360,11 +407,11 @@ std::vector<double> TransformerStage::microbatch_losses(int64_t count) const {
   return losses;
 }
 
-std::vector<TransformerStage::ExpertLoads> TransformerStage::take_loads() {
-  std::vector<ExpertLoads> loads;
+std::map<int, at::Tensor> TransformerStage::take_loads() {
+  std::map<int, at::Tensor> loads;
   for (size_t i = 0; i < blocks_.size(); ++i) {
     if (at::Tensor rows = blocks_[i].take_loads(); rows.defined())
-      loads.push_back({.layer = slice_.first_layer + static_cast<int>(i), .rows = std::move(rows)});
+      loads.emplace(slice_.first_layer + static_cast<int>(i), std::move(rows));
   }
   return loads;
 }
@@ -372,6 +419,7 @@ std::vector<TransformerStage::ExpertLoads> TransformerStage::take_loads() {
 void TransformerStage::discard() {
   records_.clear();
   pending_.clear();
+  head_pending_.clear();
   loss_.reset();
   take_loads();
 }
@@ -384,6 +432,16 @@ int64_t TransformerStage::saved_bytes() const {
       tensors.insert(tensors.end(), saved.begin(), saved.end());
     }
     tensors.push_back(record.dy);
+    const auto norm = record.norm.tensors();
+    tensors.insert(tensors.end(), norm.begin(), norm.end());
+  }
+  return nn::storage_bytes(tensors);
+}
+
+int64_t TransformerStage::head_bytes() const {
+  std::vector<at::Tensor> tensors;
+  for (const auto& [microbatch, pending] : head_pending_) {
+    tensors.insert(tensors.end(), pending.begin(), pending.end());
   }
   return nn::storage_bytes(tensors);
 }
@@ -395,7 +453,7 @@ int64_t TransformerStage::pending_bytes() const {
       const auto operands = queue.operands();
       tensors.insert(tensors.end(), operands.begin(), operands.end());
     }
-    tensors.push_back(pending.embedding_dy);
+    tensors.push_back(pending.dy);
   }
   return nn::storage_bytes(tensors);
 }

@@ -39,13 +39,19 @@ struct StageSlice {
   int first_layer = 0;
   int end_layer = 0;  // one past the last
   bool embedding = false;
-  bool head = false;
+  bool head = false;  // with the final norm
+  // Pipeline ranks that share out the head's vocabulary. With more than one the stage with `head` has the
+  // norm alone of it, and the first stage of each rank a part: the parts in the order of these stages.
+  int head_parts = 1;
+
+  bool has_head_part() const { return head_parts > 1 && index < head_parts; }
+  bool has_whole_head() const { return head && head_parts == 1; }
 };
 
 // The model as one stage.
 StageSlice whole_model(const ModelConfig& model);
-// Stage `index` of the assignment; the embedding is on stage 0, the head on the last one.
-StageSlice stage_slice(const pipeline::LayerAssignment& assignment, int index);
+// Stage `index` of the assignment; the embedding is on stage 0, the head on the last one or in parts.
+StageSlice stage_slice(const pipeline::LayerAssignment& assignment, int index, int head_parts = 1);
 
 // Parameters, by global name: `embed.weight`, `embed_positions.weight`;
 // `layers.N.{attn_norm,attn_post_norm,mlp_norm,mlp_post_norm}.{weight,bias}`,
@@ -93,7 +99,8 @@ class TransformerStage final : public pipeline::Stage {
 
   int index() const override { return slice_.index; }
   bool is_first() const override { return slice_.embedding; }
-  bool is_last() const override { return slice_.head; }
+  bool is_last() const override { return slice_.has_whole_head(); }
+  bool has_head_part() const override { return slice_.has_head_part(); }
   at::Tensor empty_boundary(const data::Microbatch& data) const override;  // T [share, hidden]
 
   // The record keeps `input` (read only) until the microbatch's backward.
@@ -104,6 +111,9 @@ class TransformerStage final : public pipeline::Stage {
   // dy is an operand of W: it stays in use, read only, until backward_weight.
   at::Tensor backward_input(int microbatch, at::Tensor dy) override;
   void backward_weight(int microbatch) override;
+  at::Tensor head_forward(int microbatch, const data::Microbatch& data, at::Tensor h) override;
+  at::Tensor head_backward(int microbatch, const data::Microbatch& data, const at::Tensor& statistics,
+                           bool with_gradients) override;
 
   double take_loss() override;
   // The part of it that each microbatch of the last step of forward() added, of `count` of them, after
@@ -119,12 +129,8 @@ class TransformerStage final : public pipeline::Stage {
   bool tied() const { return model_.tied; }
 
   // How many rows each expert of a sparse layer got in the backward passes since the last call, from this
-  // rank: int64 [experts]. Layers that ran none are left out.
-  struct ExpertLoads {
-    int layer = 0;
-    at::Tensor rows;
-  };
-  std::vector<ExpertLoads> take_loads();
+  // rank: int64 [experts], by layer. Layers that ran none are left out.
+  std::map<int, at::Tensor> take_loads();
 
   const ModelConfig& model() const { return model_; }
   const StageSlice& slice() const { return slice_; }
@@ -134,17 +140,18 @@ class TransformerStage final : public pipeline::Stage {
   int64_t saved_bytes() const;
   // The same of what microbatches between I and W hold: the two operands of each pending weight gradient.
   int64_t pending_bytes() const;
+  // The same of what microbatches between S and T hold.
+  int64_t head_bytes() const;
 
  private:
   struct Record {
     nn::TokenInfo info;
-    at::Tensor tokens;  // first stage
-    std::vector<Block::Saved> blocks;
-    at::Tensor dy;  // last stage: gradient at the last block's output, taken in F
-  };
-  struct PendingWeights {
-    std::vector<nn::WeightGradQueue> queues;     // of each block
-    at::Tensor tokens, positions, embedding_dy;  // first stage
+    at::Tensor tokens;                             // first stage
+    std::vector<Block::Saved> blocks;              // from F to B or I
+    std::vector<nn::WeightGradQueue> queues = {};  // from I to W, of each block
+    // Last stage, from F on: gradient at the last block's output. First stage, from I on: at the embedding's.
+    at::Tensor dy;
+    nn::Norm::Saved norm = {};  // last stage of a head in parts
   };
   // Indices in the store, which follow each other.
   using Groups = std::ranges::iota_view<size_t, size_t>;
@@ -167,6 +174,8 @@ class TransformerStage final : public pipeline::Stage {
   Residual enter(const data::Microbatch& data, at::Tensor input) const;
   Residual run_blocks(const data::Microbatch& data, at::Tensor input) const;
   at::Tensor final_norm(Residual residual) const;
+  at::Tensor gradient_of_blocks(Record& record, at::Tensor dy, nn::Use use);
+  void declare_head();
   void add_loss(const at::Tensor& loss);
   Record take_record(int microbatch);
   // queues: of each block.
@@ -191,8 +200,9 @@ class TransformerStage final : public pipeline::Stage {
   nn::WeightAccess* access_ = nullptr;
   nn::SideStream* side_ = nullptr;  // for weight gradients, if any
 
-  std::map<int, Record> records_;
-  std::map<int, PendingWeights> pending_;
+  std::map<int, Record> records_;                                // from F to B or I
+  std::map<int, Record> pending_;                                // from I to W
+  std::map<int, nn::LinearCrossEntropy::Pending> head_pending_;  // from S to T
   at::Tensor loss_;  // float64 scalar on the device, undefined when nothing was added
   bool keeps_losses_ = false;
   std::map<int, at::Tensor> microbatch_losses_;  // last stage: float64 scalars

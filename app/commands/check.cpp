@@ -55,7 +55,7 @@ void print_resolved(const Plan& plan) {
       "microbatch\n");
   const CostModel costs(plan, {.device = default_device(job)});
   for (size_t i = 0; i < plan.layers.size(); ++i) {
-    const models::StageSlice slice = models::stage_slice(plan.layers, static_cast<int>(i));
+    const models::StageSlice slice = costs.slice(plan.layers, static_cast<int>(i));
     const StageFootprint& own = costs.footprint(slice);
     const bool copy = plan.model.tied && slice.head;
     const HeldBytes& held = costs.of(slice).held;

@@ -114,6 +114,12 @@ class HelpWithDefaults final : public CLI::Formatter {
 
 }  // namespace
 
+struct CommandLine::Command {
+  const CLI::App* app = nullptr;
+  std::function<int()> run;
+  bool of_ranks = false;
+};
+
 CommandLine::CommandLine(const std::string& commit)
     : cli_(
           "pptrain trains large language models with pipeline parallelism.\n\n"
@@ -146,7 +152,13 @@ CommandLine::CommandLine(const std::string& commit)
   add_train(*this);
 }
 
-const Command& CommandLine::chosen() const {
+CommandLine::~CommandLine() = default;
+
+void CommandLine::add(const CLI::App* app, std::function<int()> run, bool of_ranks) {
+  commands_.push_back({app, std::move(run), of_ranks});
+}
+
+const CommandLine::Command& CommandLine::chosen() const {
   const auto subcommands = cli_.get_subcommands();
   const CLI::App* app = subcommands.empty() ? &cli_ : subcommands.front();
   return *std::ranges::find(commands_, app, &Command::app);

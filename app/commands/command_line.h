@@ -17,19 +17,12 @@ namespace pptrain::app {
 // arguments. Returns a hint such as "a job is named so: --config job.toml", or "".
 std::string argument_hint(std::span<const std::string> arguments, std::string_view refusal);
 
-// A command of the program, and the function that runs it.
-struct Command {
-  const CLI::App* app = nullptr;
-  std::function<int()> run;
-  bool of_ranks =
-      false;  // the ranks of a launch run it together: one of them prints what is wrong with the arguments
-};
-
 // The whole tree of options and subcommands. CLI11 refers to the arguments that it fills, so it stays where
 // it is made.
 class CommandLine {
  public:
   explicit CommandLine(const std::string& commit);  // that --version names
+  ~CommandLine();
   CommandLine(const CommandLine&) = delete;
   CommandLine& operator=(const CommandLine&) = delete;
 
@@ -39,15 +32,20 @@ class CommandLine {
   const CLI::App& cli() const { return cli_; }
   CLI::App& cli() { return cli_; }
 
-  // `declare` makes the subcommand, whose parsing fills the arguments with which `run` is called.
+  // `declare` makes the subcommand, whose parsing fills the arguments with which `run` is called. of_ranks:
+  // the ranks of a launch run it together: one of them prints what is wrong with the arguments.
   template <class Arguments>
   void add(CLI::App* (*declare)(CLI::App&, Arguments&), int (*run)(const Arguments&), bool of_ranks = false) {
     const auto arguments = std::make_shared<Arguments>();
     const CLI::App* app = declare(cli_, *arguments);
-    commands_.push_back({app, [arguments, run] { return run(*arguments); }, of_ranks});
+    add(
+        app, [arguments, run] { return run(*arguments); }, of_ranks);
   }
 
  private:
+  struct Command;
+
+  void add(const CLI::App* app, std::function<int()> run, bool of_ranks);
   const Command& chosen() const;
 
   CLI::App cli_;

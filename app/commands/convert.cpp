@@ -9,6 +9,7 @@
 
 #include "app/commands/job_options.h"
 #include "app/convert/convert.h"
+#include "core/base/heap.h"
 #include "core/base/printable.h"
 
 namespace pptrain::app {
@@ -56,6 +57,7 @@ CLI::App* declare_convert(CLI::App& cli, ConvertArguments& arguments) {
 }
 
 int run_convert(const ConvertArguments& arguments) {
+  return_freed_memory();
   log_to_stderr();
   const std::vector<std::string> lines = convert(arguments);
   fmt::print("{}\n", printable(lines.front()));

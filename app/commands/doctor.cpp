@@ -169,7 +169,7 @@ void Examination::links() {
   if (pp == 1) return say("links", "", "one pipeline rank sends to nobody");
   if (!context_.device.is_cpu()) return say("links", "", "not measured between GPUs");
   const CostModel costs(context_.plan, make_cost_source(context_.plan, ""));
-  const StageForecast first = costs.of(models::stage_slice(context_.plan.layers, 0));
+  const StageForecast first = costs.of(context_.plan.layers, 0);
   const int64_t activation = first.bytes.message;
   const int place = context_.mesh.along(mesh::Axis::pp).rank();
   double own[2] = {0, 0};  // s of a short message, and of an activation
@@ -185,9 +185,9 @@ void Examination::links() {
   const auto slowest = std::ranges::max_element(all, {}, [](const auto& times) { return times[1]; });
   const double forward = first.cost.forward;
   const std::string figures = fmt::format(
-      "the slowest, at rank {}: {:.0f} us, {:.2f} GB/s; an activation of {:.2f} MB takes {:.2f} ms, a "
+      "the slowest, at rank {}: {:.0f} us, {:.3g} Gb/s; an activation of {:.2f} MB takes {:.2f} ms, a "
       "forward pass {:.2f} ms",
-      slowest - all.begin(), (*slowest)[0] * 1e6, static_cast<double>(activation) / (*slowest)[1] / 1e9,
+      slowest - all.begin(), (*slowest)[0] * 1e6, static_cast<double>(activation) / (*slowest)[1] * 8e-9,
       static_cast<double>(activation) / 1e6, (*slowest)[1] * 1e3, forward * 1e3);
   say("links", (*slowest)[1] > forward ? figures : "", figures);
 }
@@ -203,7 +203,7 @@ CLI::App* declare_doctor(CLI::App& cli, JobArguments& arguments) {
 int doctor(const JobArguments& arguments) {
   const auto load = [&] {
     log_to_stderr();
-    return load_plan(arguments.config, arguments.set, {.world = world_of(arguments), .inspect = inspect_all});
+    return load_plan(arguments.config, arguments.set, options_of_rank(arguments, inspect_all));
   };
   return run_ranks(load, [](RunContext& context) {
     Examination examination(context);

@@ -237,12 +237,13 @@ int eval(const EvalArguments& given) {
     log_to_stderr();
     take_run(arguments, arguments.checkpoint);
     std::vector<std::string> overrides = arguments.set;
-    if (arguments.logits.empty()) overrides.emplace_back("eval.interval=1");
+    // One validates, the other wants all logits on one rank.
+    overrides.emplace_back(arguments.logits.empty() ? "eval.interval=1" : "distributed.pp_head=last");
     if (!arguments.documents.empty() && arguments.batches < 0) arguments.batches = 0;
     if (arguments.batches >= 0) overrides.push_back(fmt::format("eval.batches={}", arguments.batches));
     for (std::string& text : hf_overrides(arguments.checkpoint)) overrides.push_back(std::move(text));
     if (arguments.logits.empty())
-      return load_plan(arguments.config, overrides, {.world = world_of(arguments), .inspect = inspect_data});
+      return load_plan(arguments.config, overrides, options_of_rank(arguments, inspect_data));
     Plan plan = load_plan(arguments.config, overrides,
                           {.world = world_of(arguments), .needs_files = false, .reads_data = false});
     ids = wanted_ids(arguments);

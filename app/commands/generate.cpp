@@ -457,6 +457,7 @@ int generate(const GenerateArguments& given) {
     log_to_stderr();
     take_run(arguments, arguments.checkpoint);
     std::vector<std::string> overrides = arguments.set;
+    overrides.emplace_back("distributed.pp_head=last");  // logits are of one rank
     for (std::string& text : hf_overrides(arguments.checkpoint)) overrides.push_back(std::move(text));
     Plan plan = load_plan(arguments.config, overrides,
                           {.world = world_of(arguments), .needs_files = false, .reads_data = false});

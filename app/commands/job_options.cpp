@@ -14,6 +14,7 @@
 #include <mutex>
 #include <string_view>
 #include <system_error>
+#include <utility>
 
 #include "core/base/error.h"
 #include "core/base/printable.h"
@@ -101,6 +102,14 @@ int64_t world_of(const JobArguments& arguments) {
   if (arguments.world == 0 || arguments.world == launch.world_size) return launch.world_size;
   throw UsageError(
       fmt::format("--world {}, but {} processes were launched", arguments.world, launch.world_size));
+}
+
+LoadOptions options_of_rank(const JobArguments& arguments,
+                            std::function<void(const Plan&, const config::ReportConflict&)> inspect) {
+  const comm::Launch launch = comm::detect_launch();
+  return {.world = world_of(arguments),
+          .awaits_choices = launch.kind != comm::LaunchKind::threads && launch.rank != 0,
+          .inspect = std::move(inspect)};
 }
 
 namespace {

@@ -3,8 +3,11 @@
 
 #include <CLI/App.hpp>
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
+
+#include "app/resolve/load_plan.h"
 
 namespace pptrain::app {
 
@@ -43,6 +46,10 @@ std::vector<int64_t> parse_ids(const std::string& text, const std::string& optio
 // The ranks that the launcher has started, or that --world says; 0 where neither does. Throws UsageError
 // where they contradict each other.
 int64_t world_of(const JobArguments& arguments);
+
+// For the plan of a command that every launched process runs. Throws UsageError as world_of() does.
+LoadOptions options_of_rank(const JobArguments& arguments,
+                            std::function<void(const Plan&, const config::ReportConflict&)> inspect);
 
 // From here on what is logged goes to standard error, of rank 0 alone but for warnings: standard output is
 // for results.

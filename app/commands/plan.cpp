@@ -24,6 +24,7 @@
 #include "app/forecast/prediction.h"
 #include "app/forecast/search.h"
 #include "app/forecast/search_report.h"
+#include "app/forecast/step_costs.h"
 #include "app/launch/memory_check.h"
 #include "app/resolve/load_plan.h"
 #include "app/trace/trace_file.h"
@@ -74,7 +75,7 @@ int text_width(bool on_terminal) {
   return columns > 0 ? std::clamp(columns, narrowest, widest) : elsewhere;
 }
 
-TextStyle text_style(const PlanArguments& arguments) {
+schedule::TextOptions text_options(const PlanArguments& arguments) {
   const bool on_terminal = arguments.output.empty() && isatty(STDOUT_FILENO) != 0;
   return {.colour = on_terminal && std::getenv("NO_COLOR") == nullptr, .width = text_width(on_terminal)};
 }
@@ -84,6 +85,7 @@ std::string render(const PlanArguments& arguments, const Plan& plan, const CostS
   const CostModel costs(plan, source);
   Prediction p = predict(plan, costs);
   if (plan.job.run.device == config::Device::cpu) p.program_bytes = program;
+  p.lengths = forecast_lengths(plan, p);
   if (arguments.format == PlanFormat::json) {
     const nlohmann::ordered_json json = plan_json(plan, p, costs, source, arguments.rates);
     return arguments.actions ? schedule::render_json_with_actions(json, plan.schedule, p.pipeline)
@@ -92,7 +94,7 @@ std::string render(const PlanArguments& arguments, const Plan& plan, const CostS
   if (arguments.format == PlanFormat::svg)
     return schedule::render_svg(plan.schedule, p.pipeline, /*seconds=*/true);
   if (arguments.format == PlanFormat::trace) return schedule::render_trace(plan.schedule, p.pipeline);
-  return render_plan(plan, p, costs, source, text_style(arguments), arguments.rates);
+  return render_plan(plan, p, costs, source, text_options(arguments), arguments.rates);
 }
 
 // Bytes a rank, without what is to stay free: predictions are some percent off, and libraries take memory
@@ -122,28 +124,32 @@ void warn_of_cores(const PlanBase& base, int64_t ranks) {
                threads, ranks, cores);
 }
 
+constexpr int order_effort = 30;  // a few seconds
+
 std::string search_world(const PlanArguments& arguments, const PlanBase& base, const CostSource& source) {
   MeshSearchOptions options{.world = static_cast<int>(arguments.world),
-                            .budget = budget_of(arguments, base, source)};
+                            .budget = budget_of(arguments, base, source),
+                            .order_effort = order_effort};
   if (arguments.all) options.rows = std::numeric_limits<size_t>::max();
   const MeshSearchResult found = search_meshes(base, source, options);
   warn_of_cores(base, arguments.world);
   write_pick(arguments, found.ranking);
   if (arguments.format == PlanFormat::json) return meshes_json(found, base, source, options);
   if (arguments.format == PlanFormat::csv) return meshes_csv(found);
-  return render_meshes(found, base, source, options, text_style(arguments).width);
+  return render_meshes(found, base, source, options, text_options(arguments).width);
 }
 
 std::string search_plan(const PlanArguments& arguments, const PlanBase& base, const CostSource& source) {
   if (arguments.world > 0) return search_world(arguments, base, source);
   const double budget = budget_of(arguments, base, source);
-  const std::vector<Candidate> found = search(base, source, {.microbatches = true, .budget = budget});
+  const std::vector<Candidate> found =
+      search(base, source, {.microbatches = true, .budget = budget, .order_effort = order_effort});
   warn_of_cores(base, base.mesh.world_size());
   write_pick(arguments, found);
   if (arguments.format == PlanFormat::json) return ranking_json(found, base.job, budget);
   if (arguments.format == PlanFormat::csv) return ranking_csv(found, base.job);
   return fmt::format("costs: {}\n", source.description) + render_ranking(found, base.job, budget,
-                                                                         text_style(arguments).width,
+                                                                         text_options(arguments).width,
                                                                          arguments.all ? found.size() : 10);
 }
 
@@ -279,7 +285,8 @@ int plan(const PlanArguments& arguments) {
   } else {
     const Plan plan = load_plan(arguments.config, arguments.set, options);
     if (arguments.format == PlanFormat::csv) {  // costs nothing
-      text = schedule::write_stepped_csv(schedule::compute_only(given_schedule(plan.job)));
+      text = schedule::write_stepped_csv(
+          plan.keeps_schedule ? plan.compute : schedule::compute_only(given_schedule(plan.job)));
     } else {
       const CostSource costs = cost_source(arguments, plan);
       text = arguments.compare.empty() ? render(arguments, plan, costs, program)

@@ -118,9 +118,9 @@ corpus::DocumentFormat format_of(const TokenizeArguments& arguments) {
   };
   const bool parquet = any(DataFormat::parquet) != arguments.files.end() ||
                        (keys && !none_of(DataFormat::parquet) && none_of(DataFormat::jsonl));
-  return {.kind = parquet ? corpus::Kind::parquet
-                  : keys  ? corpus::Kind::jsonl
-                          : corpus::Kind::text,
+  return {.kind = parquet ? DataFormat::parquet
+                  : keys  ? DataFormat::jsonl
+                          : DataFormat::text,
           .key = arguments.key,
           .prompt_key = arguments.prompt_key,
           .completion_key = arguments.completion_key,
@@ -131,11 +131,8 @@ corpus::DocumentFormat format_of(const TokenizeArguments& arguments) {
 }
 
 // A folder stands for its files of this kind.
-std::vector<std::filesystem::path> files_of(const TokenizeArguments& arguments, corpus::Kind kind) {
-  const DataFormat format = kind == corpus::Kind::jsonl     ? DataFormat::jsonl
-                            : kind == corpus::Kind::parquet ? DataFormat::parquet
-                                                            : DataFormat::text;
-  return source_files(arguments.files, config::file_endings(format));
+std::vector<std::filesystem::path> files_of(const TokenizeArguments& arguments, DataFormat kind) {
+  return source_files(arguments.files, config::file_endings(kind));
 }
 
 // "[#####-----]  45%  450 of 1,000 MB  52.1 MB/s  0:11 left", as much of it as there is room for.
@@ -266,16 +263,16 @@ CLI::App* declare_tokenize(CLI::App& cli, TokenizeArguments& arguments) {
 
 int tokenize(const TokenizeArguments& arguments) {
   const Tokenizer tokenizer = Tokenizer::load(arguments.tokenizer);
-  corpus::TokenizeOptions options;
-  options.format = format_of(arguments);
-  options.add_special = !arguments.no_special;
-  options.end_id = find_end(tokenizer, arguments.eos);
-  options.max_tokens = arguments.max_document_tokens;
+  corpus::TokenizeRequest request;
+  request.format = format_of(arguments);
+  request.add_special = !arguments.no_special;
+  request.end_id = find_end(tokenizer, arguments.eos);
+  request.max_tokens = arguments.max_document_tokens;
   const int64_t cores = std::max(1U, std::thread::hardware_concurrency());
-  options.threads = static_cast<int>(arguments.threads > 0 ? arguments.threads : cores);
-  if (options.format.has_messages()) {
+  request.threads = static_cast<int>(arguments.threads > 0 ? arguments.threads : cores);
+  if (request.format.has_messages()) {
     fmt::print("each document ends as its chat template says\n");
-  } else if (const auto end = options.end_id) {
+  } else if (const auto end = request.end_id) {
     fmt::print("each document ends with the token {}, {}\n", *end,
                shown(tokenizer.token_of(*end).value_or("")));
   } else if (arguments.eos.empty()) {
@@ -284,7 +281,7 @@ int tokenize(const TokenizeArguments& arguments) {
         "only the index says where documents end\n");
   }
   const int token_bytes = tokenizer.vocab_size() <= 65536 ? 2 : 4;
-  const std::vector<std::filesystem::path> files = files_of(arguments, options.format.kind);
+  request.files = files_of(arguments, request.format.kind);
   if (const auto folder = std::filesystem::path(arguments.out).parent_path(); !folder.empty()) {
     std::error_code error;
     std::filesystem::create_directories(folder, error);
@@ -303,7 +300,7 @@ int tokenize(const TokenizeArguments& arguments) {
       return bar_text(progress, seconds, columns);
     });
   };
-  const TokenizeProgress result = corpus::tokenize_files(&tokenizer, files, options, writer, report);
+  const TokenizeProgress result = corpus::tokenize_files(&tokenizer, request, writer, report);
   console.clear();
   print_result(arguments, tokenizer, result, token_bytes, seconds_since(begin));
   return 0;

@@ -105,8 +105,7 @@ int train(const TrainArguments& arguments) {
     start_log(arguments.color, launch);
     turn_on_logs(arguments.log, arguments.log_dir,
                  launch.kind == comm::LaunchKind::threads ? -1 : launch.rank);
-    Plan plan =
-        load_plan(arguments.config, arguments.set, {.world = world_of(arguments), .inspect = inspect_data});
+    Plan plan = load_plan(arguments.config, arguments.set, options_of_rank(arguments, inspect_data));
     // From here on a signal asks for an orderly stop.
     shutdown.emplace(launch.kind != comm::LaunchKind::threads, patience_of(launch).notice);
     if (metrics::terminal_columns()) shutdown->set_last_words("\r\x1b[K");  // over the progress bar

@@ -80,7 +80,8 @@ std::string processor_name() {
 
 std::string cpu_text() {
   return fmt::format("{}, {} cores; kernels {}, ATen {}", processor_name(),
-                     std::thread::hardware_concurrency(), kernels::cpu::isa().name, at::get_cpu_capability());
+                     std::thread::hardware_concurrency(), kernels::cpu::loops().isa,
+                     at::get_cpu_capability());
 }
 
 std::string gpu_text() {

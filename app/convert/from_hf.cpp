@@ -230,12 +230,11 @@ std::vector<std::string> Import::carry_files(checkpoint::FolderWriter& writer) {
     carry(writer, shard.path(), fs::path(carried_headers) / name, shard.header_bytes());
     names.insert(name);
   }
-  const OtherFiles others = list_other_files(hf_dir_, names);
-  for (const fs::path& file : others.carried)
-    carry(writer, hf_dir_ / file, carried_files / file, largest_carried);
   std::vector<std::string> notes;
-  for (const std::string& left : others.left_out)
-    notes.push_back(fmt::format("left out, and not written when it is converted back: {}", left));
+  for (const fs::path& file : list_other_files(hf_dir_, names, notes))
+    carry(writer, hf_dir_ / file, carried_files / file, largest_carried);
+  for (std::string& left : notes)
+    left = fmt::format("left out, and not written when it is converted back: {}", left);
   return notes;
 }
 

@@ -91,27 +91,27 @@ std::optional<std::string> reason_to_leave(const fs::directory_entry& entry, con
 
 }  // namespace
 
-OtherFiles list_other_files(const fs::path& hf_dir, const std::set<std::string>& shards, uint64_t largest) {
-  OtherFiles files;
+std::vector<fs::path> list_other_files(const fs::path& hf_dir, const std::set<std::string>& shards,
+                                       std::vector<std::string>& left_out, uint64_t largest) {
+  std::vector<fs::path> carried;
   for (auto entry = fs::recursive_directory_iterator(hf_dir); entry != fs::end(entry); ++entry) {
     const fs::path relative = entry->path().lexically_relative(hf_dir);
     const bool hidden = relative.filename().string().starts_with('.');
     if (entry->is_directory()) {
       if (!hidden && !entry->is_symlink()) continue;
       entry.disable_recursion_pending();
-      files.left_out.push_back(
-          fmt::format("{}: a {} folder", relative.string(), hidden ? "hidden" : "linked"));
+      left_out.push_back(fmt::format("{}: a {} folder", relative.string(), hidden ? "hidden" : "linked"));
     } else if (!shards.contains(relative.string())) {
       if (const auto reason = reason_to_leave(*entry, hf_dir, largest)) {
-        files.left_out.push_back(fmt::format("{}: {}", relative.string(), *reason));
+        left_out.push_back(fmt::format("{}: {}", relative.string(), *reason));
       } else {
-        files.carried.push_back(relative);
+        carried.push_back(relative);
       }
     }
   }
-  std::ranges::sort(files.carried);
-  std::ranges::sort(files.left_out);
-  return files;
+  std::ranges::sort(carried);
+  std::ranges::sort(left_out);
+  return carried;
 }
 
 }  // namespace pptrain::app

@@ -35,15 +35,12 @@ inline constexpr const char* carried_tensors = "hf/extra.safetensors";  // tenso
 // What is larger and no weights of the model's is left where it is.
 inline constexpr uint64_t largest_carried = uint64_t{256} << 20;
 
-struct OtherFiles {
-  std::vector<std::filesystem::path> carried;  // relative, sorted
-  std::vector<std::string> left_out;           // in words: which, and why
-};
-
 // The files of a directory and its folders that are not among `shards` (relative names). Links to files of
 // the directory (or of the Hub's cache that it lies in) are files; other links, linked and hidden folders are
-// left out, and so is what is larger than `largest`.
-OtherFiles list_other_files(const std::filesystem::path& hf_dir, const std::set<std::string>& shards,
-                            uint64_t largest = largest_carried);
+// left out, and so is what is larger than `largest`: `left_out` gets in words which, and why. Both sorted.
+std::vector<std::filesystem::path> list_other_files(const std::filesystem::path& hf_dir,
+                                                    const std::set<std::string>& shards,
+                                                    std::vector<std::string>& left_out,
+                                                    uint64_t largest = largest_carried);
 
 }  // namespace pptrain::app

@@ -78,10 +78,10 @@ at::Tensor MergedParameters::of_base(const std::string& parameter) const {
 at::Tensor MergedParameters::values(const std::string& parameter) const {
   if (reader_.contains(model_file, parameter)) return read(parameter);
   at::Tensor values = of_base(parameter);
-  const nn::AdapterNames adapter = nn::adapter_names(parameter);
+  const std::string down = nn::adapter_weight(parameter, 'a');
   const bool is_weight = parameter.ends_with(".weight");  // the layer's bias has no adapter
-  if (is_weight && reader_.contains(model_file, adapter.down))
-    values.addmm_(read(adapter.up), read(adapter.down), 1, scale_);
+  if (is_weight && reader_.contains(model_file, down))
+    values.addmm_(read(nn::adapter_weight(parameter, 'b')), read(down), 1, scale_);
   return values;
 }
 

@@ -343,9 +343,9 @@ void Rewrite::write_shard(const std::string& name) {
   const std::string file = fmt::format("'{}'", header.path().string());
   fs::create_directories((folder_ / name).parent_path());
   auto writer = io::SafetensorsWriter::with_header(folder_ / name, header.bytes());
-  for (const io::DescribedTensor& tensor : io::parse_header(header.bytes(), file).tensors) {
-    const std::string what = fmt::format("{}: the tensor '{}'", file, tensor.spec.name);
-    writer.write_pieces(tensor.spec.name, fill(tensor.spec, what));
+  for (const io::TensorSpec& tensor : io::parse_header(header.bytes(), file).tensors) {
+    const std::string what = fmt::format("{}: the tensor '{}'", file, tensor.name);
+    writer.write_pieces(tensor.name, fill(tensor, what));
   }
   writer.finish();
 }

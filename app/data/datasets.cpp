@@ -52,9 +52,7 @@ data::Source data_source(const StreamFiles& stream) {
 namespace {
 
 corpus::DocumentFormat document_format(const config::JobConfig& job, const config::DataSource& source) {
-  return {.kind = source.format == config::DataFormat::jsonl     ? corpus::Kind::jsonl
-                  : source.format == config::DataFormat::parquet ? corpus::Kind::parquet
-                                                                 : corpus::Kind::text,
+  return {.kind = source.format,
           .key = source.text_key,
           .prompt_key = source.prompt_key,
           .completion_key = source.completion_key,
@@ -70,13 +68,12 @@ corpus::DocumentFormat document_format(const config::JobConfig& job, const confi
 
 }  // namespace
 
-corpus::CacheRequest cache_request(const config::JobConfig& job, const StreamFiles& stream) {
-  corpus::CacheRequest request{.files = stream.files(),
-                               .tokenizer = stream.options.tokens_key.empty() ? tokenizer_of(job) : "",
-                               .format = document_format(job, stream.options),
-                               .add_special = job.data.add_special,
-                               .max_tokens = job.data.max_document_tokens,
-                               .end_id = std::nullopt};
+corpus::TokenizeRequest cache_request(const config::JobConfig& job, const StreamFiles& stream) {
+  corpus::TokenizeRequest request{.files = stream.files(),
+                                  .tokenizer = stream.options.tokens_key.empty() ? tokenizer_of(job) : "",
+                                  .format = document_format(job, stream.options),
+                                  .add_special = job.data.add_special,
+                                  .max_tokens = job.data.max_document_tokens};
   if (request.format.has_tokens()) return request;
   if (request.tokenizer.empty())
     throw UsageError(
@@ -164,29 +161,36 @@ int64_t attention_length(const models::ModelConfig& model) {
 
 }  // namespace
 
-data::LoaderOptions loader_options(const RunContext& context) {
-  const config::TrainSection& train = context.job.train;
-  const schedule::Schedule& schedule = context.plan.schedule;
-  mesh::DeviceMesh& mesh = context.mesh;
-  const int pp = mesh.coordinate(mesh::Axis::pp);
+data::LoaderOptions loader_options(const Plan& plan) {
+  const config::TrainSection& train = plan.job.train;
+  const config::DataSection& data = plan.job.data;
   return {.seq_len = train.seq_len,
           .micro_batch_size = train.micro_batch_size,
           .microbatches = train.grad_accum_steps,
-          .dp_size = mesh.size(mesh::Group::batch),
-          .dp_rank = mesh.place(mesh::Group::batch),
-          .cp_size = mesh.size(mesh::Axis::cp),
-          .cp_rank = mesh.coordinate(mesh::Axis::cp),
-          .cp_order = models::order_of(context.job.distributed.cp_kind),
-          .document_end = context.job.data.document_end >= 0 ? std::optional(context.job.data.document_end)
-                                                             : std::nullopt,
-          .packing = context.job.data.packing,
-          .lengths = context.job.data.lengths,
-          .pad_to_multiple_of = context.job.data.pad_to_multiple_of,
-          .tp_size = mesh.size(mesh::Axis::tp),
-          .attention_length = attention_length(context.model),
-          .need_tokens = pp == schedule.rank_of(0),
-          .need_labels = pp == schedule.rank_of(schedule.stages() - 1),
-          .device = context.device};
+          .dp_size = plan.mesh.size(mesh::Group::batch),
+          .cp_size = plan.mesh.cp,
+          .cp_order = models::order_of(plan.job.distributed.cp_kind),
+          .document_end = data.document_end >= 0 ? std::optional(data.document_end) : std::nullopt,
+          .packing = data.packing,
+          .lengths = data.lengths,
+          .pad_to_multiple_of = data.pad_to_multiple_of,
+          .tp_size = plan.mesh.tp,
+          .attention_length = attention_length(plan.model),
+          .need_tokens = false,
+          .need_labels = false};
+}
+
+data::LoaderOptions loader_options(const RunContext& context) {
+  const schedule::Schedule& schedule = context.plan.schedule;
+  mesh::DeviceMesh& mesh = context.mesh;
+  const int pp = mesh.coordinate(mesh::Axis::pp);
+  data::LoaderOptions options = loader_options(context.plan);
+  options.dp_rank = mesh.place(mesh::Group::batch);
+  options.cp_rank = mesh.coordinate(mesh::Axis::cp);
+  options.need_tokens = pp == schedule.rank_of(0);
+  options.need_labels = schedule.spread_head || pp == schedule.rank_of(schedule.stages() - 1);
+  options.device = context.device;
+  return options;
 }
 
 }  // namespace pptrain::app

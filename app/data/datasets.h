@@ -38,7 +38,7 @@ std::vector<StreamFiles> streams_of(const config::JobConfig& job, Wanted wanted)
 data::Source data_source(const StreamFiles& stream);
 
 // Of a stream that a tokenizer makes tokens of. Throws UsageError where the job has no tokenizer.
-corpus::CacheRequest cache_request(const config::JobConfig& job, const StreamFiles& stream);
+corpus::TokenizeRequest cache_request(const config::JobConfig& job, const StreamFiles& stream);
 
 // Of the training data: what they hold, wherever they lie. For one source that of its files, if these are of
 // tokens (data::fingerprint), or else of what its tokens are made of (corpus::fingerprint).
@@ -62,7 +62,9 @@ std::vector<OpenSource> open_data(const config::JobConfig& job, int64_t vocab_si
 
 std::vector<data::WeightedStream> training_streams(const std::vector<OpenSource>& sources);
 
-// Tokens for the rank of the first stage, labels for the rank of the last.
+// Of the first data rank, without tokens and labels: what lengths follow from.
+data::LoaderOptions loader_options(const Plan& plan);
+// Of this rank: tokens for the rank of the first stage, labels for the rank of the last.
 data::LoaderOptions loader_options(const RunContext& context);
 
 }  // namespace pptrain::app

@@ -67,7 +67,7 @@ void check_lengths(const Plan& plan, const OpenSource& source, size_t index,
 
 // The first documents of the first and the last file, as a tokenizer will get them.
 void inspect_texts(const config::JobConfig& job, const StreamFiles& stream) {
-  const corpus::CacheRequest request = cache_request(job, stream);
+  const corpus::TokenizeRequest request = cache_request(job, stream);
   if (request.format.has_messages())
     corpus::require_tokens(request.format.chat, tokenizer::Tokenizer::load(request.tokenizer));
   for (const fs::path& file : {request.files.front(), request.files.back()}) {

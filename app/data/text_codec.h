@@ -50,23 +50,15 @@ std::filesystem::path tokenizer_of(const config::JobConfig& job);
 // model.
 std::shared_ptr<const TextCodec> make_text_codec(const config::JobConfig& job);
 
-// How much text the tokens of a job stand for: what bits per byte are counted with.
-class TokenBytes {
- public:
-  // Every token is a byte.
-  TokenBytes() = default;
-  // `bytes`: of each id; those beyond have none.
-  explicit TokenBytes(std::vector<uint32_t> bytes) : bytes_(std::move(bytes)) {}
+// --- How much text the tokens of a job stand for: what bits per byte are counted with.
 
-  // Of the labels that count, of microbatches that have labels here, on any device.
-  int64_t of_labels(std::span<const data::Microbatch> microbatches) const;
+// Bytes of each id, by the job's tokenizer; nothing where it names none, or one that does not say. Throws
+// Error where it cannot be read.
+std::optional<std::vector<uint32_t>> read_token_bytes(const config::JobConfig& job);
 
- private:
-  std::optional<std::vector<uint32_t>> bytes_;
-};
-
-// By the job's tokenizer; nothing where it names none, or one that does not say. Throws Error where it cannot
-// be read.
-std::optional<TokenBytes> read_token_bytes(const config::JobConfig& job);
+// Of the labels that count, of microbatches that have labels here, on any device. token_bytes: of each id;
+// those beyond have none; empty: every token is a byte.
+int64_t bytes_of_labels(std::span<const uint32_t> token_bytes,
+                        std::span<const data::Microbatch> microbatches);
 
 }  // namespace pptrain::app

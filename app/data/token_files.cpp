@@ -60,7 +60,7 @@ void together(comm::Communicator& comm, Body&& body) {
 // One stream whose tokens are in a cache, or will be.
 struct Wish {
   std::string key;
-  corpus::CacheRequest request;
+  corpus::TokenizeRequest request;
   std::string name;              // of the cache
   std::vector<fs::path> places;  // folders in which it may be
   fs::path cache;                // "" while there is none
@@ -129,11 +129,11 @@ class Reporter {
 void make(Wish& wish, const std::function<bool()>& stopped) {
   wish.cache = corpus::find_cache(wish.places, wish.name);
   if (!wish.cache.empty()) return;
-  const int threads = static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
+  wish.request.threads = static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
   spdlog::info("{}: making tokens of {} file{} with {} threads", wish.key, wish.request.files.size(),
-               wish.request.files.size() == 1 ? "" : "s", threads);
+               wish.request.files.size() == 1 ? "" : "s", wish.request.threads);
   Reporter report(wish, stopped);
-  wish.cache = corpus::make_cache(wish.places, wish.name, wish.request, threads,
+  wish.cache = corpus::make_cache(wish.places, wish.name, wish.request,
                                   [&](const corpus::TokenizeProgress& progress) { report(progress); });
   report.finish(wish.cache);
 }

@@ -10,12 +10,6 @@
 
 namespace pptrain::app {
 
-// A signal came before there was anything to save.
-class StoppedAtStart : public Error {
- public:
-  using Error::Error;
-};
-
 // The caches of the tokenized streams that are wanted, on every rank. What is missing is made: by rank 0, on
 // all cores, and then by one rank of each host that does not see what rank 0 made. The others wait, over
 // `patient` (checkpoint::patient), which is of all ranks. The rank that makes them asks `stopped` now and

@@ -68,6 +68,10 @@ const PassTime& StagePasses::of(schedule::ActionKind pass) const {
       return backward_input;
     case schedule::ActionKind::backward_weight:
       return backward_weight;
+    case schedule::ActionKind::head_forward:
+      return head_forward;
+    case schedule::ActionKind::head_backward:
+      return head_backward;
     default:
       throw Error("an action that is no pass takes no time of one");
   }
@@ -176,6 +180,20 @@ int64_t CostModel::sum_scratch(const models::StageSlice& slice) const {
          scratch(own.boundary * mesh.tp, mesh.tp);
 }
 
+// Of a stage, in seconds that are not calibrated, by what a calibration scales.
+struct CostModel::Parts {
+  PassTime forward;  // of the blocks
+  PassTime again;    // what the blocks' backward computes again
+  PassTime input;
+  PassTime weight;
+  PassTime embedding_forward;
+  PassTime embedding_weight;
+  PassTime head;                         // in F: all of it, or of a spread head the final norm
+  PassTime norm_input;                   // of the norm of a spread head, in B or I
+  PassTime head_forward, head_backward;  // S, T
+  PassTime exchange;                     // of B at once, beyond `again`; it computes nothing
+};
+
 // Embedding and head are what a stage with them costs beyond one without.
 CostModel::Parts CostModel::parts(const models::StageSlice& slice) const {
   const models::StageSlice blocks = blocks_of(slice);
@@ -189,6 +207,9 @@ CostModel::Parts CostModel::parts(const models::StageSlice& slice) const {
               .embedding_forward = {},
               .embedding_weight = {},
               .head = {},
+              .norm_input = {},
+              .head_forward = {},
+              .head_backward = {},
               .exchange = {}};
   parts.again = time(footprint(blocks, recompute).backward_input.cost) - parts.input;
   if (slice.embedding) {
@@ -200,7 +221,16 @@ CostModel::Parts CostModel::parts(const models::StageSlice& slice) const {
   if (slice.head) {
     models::StageSlice last = blocks;
     last.head = true;
+    last.head_parts = slice.head_parts;
+    if (slice.head_parts > 1) last.index = slice.head_parts;  // with no part
     parts.head = time(kept.of(last).forward.cost - own.forward.cost);
+    parts.norm_input = time(kept.of(last).backward_input.cost - own.backward_input.cost);
+  }
+  if (slice.has_head_part()) {
+    models::StageSlice with_part = blocks;
+    with_part.head_parts = slice.head_parts;
+    parts.head_forward = time(kept.of(with_part).head_forward.cost);
+    parts.head_backward = time(kept.of(with_part).head_backward.cost);
   }
   parts.exchange = exchange_of_backward(footprint(slice, recompute), parts);
   return parts;
@@ -228,23 +258,39 @@ StagePasses CostModel::passes(const models::StageSlice& slice) const {
   return {.forward =
               p.embedding_forward + p.forward.scaled(calibration_.forward) + p.head.scaled(calibration_.head),
           .backward = again + (input + weight).scaled(calibration_.backward).alone() +
-                      p.embedding_weight.alone() + p.exchange,
-          .backward_input = again + input,
-          .backward_weight = weight + p.embedding_weight};
+                      p.embedding_weight.alone() + p.norm_input.alone() + p.exchange,
+          .backward_input = again + input + p.norm_input,
+          .backward_weight = weight + p.embedding_weight,
+          .head_forward = p.head_forward.scaled(calibration_.head),
+          .head_backward = p.head_backward.scaled(calibration_.head)};
 }
 
 schedule::StageCost CostModel::stage(const models::StageSlice& slice) const {
   const StagePasses p = passes(slice);
-  const WithinPasses within = within_passes(slice);
+  const StageExchange within = within_passes(slice);
   return {.forward = p.forward.total() + within.gather,
           .backward_input = p.backward_input.total() + within.gather,
-          .backward_weight = p.backward_weight.total() + within.reduce + within.adapters,
-          .backward = p.backward.total() + within.gather + within.reduce};
+          .backward_weight = p.backward_weight.total() + within.reduce() + within.adapters,
+          .backward = p.backward.total() + within.gather + within.reduce(),
+          .head_forward = p.head_forward.total(),
+          .head_backward = p.head_backward.total(),
+          .forward_wire = wire(p.forward),
+          .backward_input_wire = wire(p.backward_input),
+          .backward_wire = wire(p.backward)};
+}
+
+double CostModel::wire(const PassTime& pass) const {
+  double seconds = 0;
+  for (size_t w = 0; w < kernels::wire_count; ++w) {
+    const bool copies = device_.is_cpu && !link_of(*links_, static_cast<kernels::Wire>(w)).between_hosts;
+    seconds += copies ? 0 : std::max(0.0, pass.exposed[w]);
+  }
+  return seconds;
 }
 
 // A sum after a microbatch also clears whole gradients, and adds the sum to this rank's part.
-WithinPasses CostModel::within_passes(const models::StageSlice& slice) const {
-  WithinPasses within;
+StageExchange CostModel::within_passes(const models::StageSlice& slice) const {
+  StageExchange within;
   if (!device_.is_cpu) return within;
   const StageExchange all = exchange(slice);
   if (shard_.gather == schedule::Gather::streamed) {
@@ -259,15 +305,15 @@ WithinPasses CostModel::within_passes(const models::StageSlice& slice) const {
                    ? 0
                    : static_cast<double>(buffer.elements) * (8 + 12.0 / shards_of(group, base_.mesh));
   }
-  within.reduce = all.reduce() + bytes / bandwidth_;
+  within.sum = all.reduce() + bytes / bandwidth_;
   return within;
 }
 
 schedule::ExchangeCost CostModel::beside_passes(const models::StageSlice& slice) const {
   const StageExchange all = exchange(slice);
-  const WithinPasses within = within_passes(slice);
+  const StageExchange within = within_passes(slice);
   return {.gather = within.gather > 0 ? 0 : all.gather,
-          .reduce = within.reduce > 0 ? 0 : all.reduce(),
+          .reduce = within.reduce() > 0 ? 0 : all.reduce(),
           .groups = static_cast<int>(footprint(slice).groups.size())};
 }
 
@@ -305,6 +351,13 @@ double CostModel::transfer(int from, int to) const {
   return links_->transfer(from, to, static_cast<double>(footprint(any, models::Recompute::none).boundary));
 }
 
+// The rank with the last stage has one link to all others.
+double CostModel::head_transfer(int last) const {
+  double seconds = 0;
+  for (int rank = 0; rank < head_parts(base_); ++rank) seconds += rank == last ? 0 : transfer(last, rank);
+  return seconds;
+}
+
 StageExchange CostModel::exchange(const models::StageSlice& slice) const {
   return stage_exchange(footprint(slice), *links_);
 }
@@ -340,7 +393,7 @@ class Calibrator {
       MeasuredStage stage = measured_.stages[i];
       for (double* pass : {&stage.forward, &stage.backward, &stage.backward_input})
         subtract(*pass, within_[i].gather);
-      for (double* pass : {&stage.backward, &stage.backward_weight}) subtract(*pass, within_[i].reduce);
+      for (double* pass : {&stage.backward, &stage.backward_weight}) subtract(*pass, within_[i].reduce());
       subtract(stage.backward_weight, within_[i].adapters);
       visit(stage, parts_[i]);
     }
@@ -405,7 +458,7 @@ class Calibrator {
 
   const Measurement& measured_;
   std::vector<Parts> parts_;
-  std::vector<WithinPasses> within_;
+  std::vector<StageExchange> within_;
   Calibration result_;
 };
 

@@ -83,23 +83,11 @@ class FootprintCache {
   std::vector<std::shared_ptr<const Each>> known_;
 };
 
-// Seconds that passes of a stage exchange its weights and gradients.
-struct WithinPasses {
-  double gather = 0;    // of all weights, in F, I and B
-  double adapters = 0;  // of adapters' weights alone, in W
-  double reduce = 0;    // of gradients, in B and W
-
-  double gather_of(schedule::ActionKind kind) const {
-    if (schedule::needs_weights(kind)) return gather;
-    return kind == schedule::ActionKind::backward_weight ? adapters : 0;
-  }
-};
-
 // What one stage of a job takes, in seconds and in bytes.
 struct StageForecast {
   StagePasses passes;
   schedule::StageCost cost;       // passes with what is exchanged within them
-  WithinPasses within;            // of weights and gradients: what a device that copies itself does in passes
+  StageExchange within;           // of weights and gradients: what a device that copies itself does in passes
   schedule::ExchangeCost beside;  // and what goes on beside passes
   HeldBytes held;                 // between steps, and gathered and reduced in passes
   schedule::StageBytes bytes;     // of passes
@@ -122,18 +110,31 @@ class CostModel {
 
   // All of these of a stage, found once.
   const StageForecast& of(const models::StageSlice& slice) const;
+  // The same of a stage of the job with these layers.
+  const StageForecast& of(const pipeline::LayerAssignment& layers, int stage) const {
+    return of(slice(layers, stage));
+  }
+  models::StageSlice slice(const pipeline::LayerAssignment& layers, int stage) const {
+    return models::stage_slice(layers, stage, head_parts(base_));
+  }
+  // Seconds until the head's input is on all ranks, or all their terms of its gradient are on the last
+  // stage's.
+  double head_transfer(int last) const;
 
   StagePasses passes(const models::StageSlice& slice) const;
   schedule::StageCost stage(const models::StageSlice& slice) const;  // seconds: passes() and within_passes()
+  // The part of a pass's waiting that another pass can hide. On a CPU that is what travels between hosts:
+  // within a host processors copy.
+  double wire(const PassTime& pass) const;
   // Bytes that are read and written; of Muon also its products, or the exchange of matrices beside them where
   // that takes longer.
   OptimizerCost optimizer(const models::StageSlice& slice) const;
   double transfer(int from, int to) const;                        // seconds of one boundary tensor
   StageExchange exchange(const models::StageSlice& slice) const;  // of weights and gradients
   // The part of it that a device which copies itself does within its passes, which stage() therefore counts:
-  // gathers of streamed weights in each pass that reads them, and sums after each microbatch in the pass
-  // before them.
-  WithinPasses within_passes(const models::StageSlice& slice) const;
+  // gathers of streamed weights in each pass that reads them, and in `sum` all reductions after each
+  // microbatch, in the pass before them.
+  StageExchange within_passes(const models::StageSlice& slice) const;
   // The rest, which goes on beside passes.
   schedule::ExchangeCost beside_passes(const models::StageSlice& slice) const;
   double norm_exchange() const { return 2 * links_->world().broadcast(); }  // until all know the global norm
@@ -154,17 +155,7 @@ class CostModel {
 
  private:
   friend class Calibrator;
-  // Of a stage, in seconds that are not calibrated, by what a calibration scales.
-  struct Parts {
-    PassTime forward;  // of the blocks
-    PassTime again;    // what the blocks' backward computes again
-    PassTime input;
-    PassTime weight;
-    PassTime embedding_forward;
-    PassTime embedding_weight;
-    PassTime head;
-    PassTime exchange;  // of B at once, beyond `again`; it computes nothing
-  };
+  struct Parts;
   Parts parts(const models::StageSlice& slice) const;
   PassTime exchange_of_backward(const StageFootprint& stage, const Parts& parts) const;
   PassTime time(const kernels::Cost& cost) const;

@@ -46,13 +46,14 @@ schedule::Costs simulation_costs(const CostModel& model, const pipeline::LayerAs
   schedule::Costs costs;
   costs.streamed = model.shard().gather == schedule::Gather::streamed;
   for (int stage = 0; stage < static_cast<int>(layers.size()); ++stage) {
-    const StageForecast& own = model.of(models::stage_slice(layers, stage));
+    const StageForecast& own = model.of(layers, stage);
     costs.stages.push_back(own.cost);
     costs.exchange.push_back(own.beside);
     if (stage > 0)
       costs.latency.push_back(model.transfer(schedule.rank_of(stage - 1), schedule.rank_of(stage)));
   }
   if (costs.latency.empty()) costs.latency = {0};
+  costs.head_latency = model.head_transfer(schedule.rank_of(schedule.stages() - 1));
   const auto nothing = [](const schedule::ExchangeCost& cost) { return cost.gather + cost.reduce == 0; };
   if (std::ranges::all_of(costs.exchange, nothing)) costs.exchange.clear();
   return costs;
@@ -112,6 +113,15 @@ void check_same_costs(const PlanBase& base, const PlanBase& run, const std::stri
   }
 }
 
+// A spread head's passes stand apart in a trace, and of a stage with a whole one nothing follows from them.
+void check_whole_head(const PlanBase& run, const std::string& path) {
+  if (head_parts(run) == 1) return;
+  throw UsageError(
+      fmt::format("{} is of a run with pp_head = \"spread\": trace one with "
+                  "--set distributed.pp_head=last",
+                  path));
+}
+
 // Of times over microbatches of many lengths nothing follows for a full one.
 void check_full_microbatches(const PlanBase& run, const std::string& path) {
   const config::Word<config::Lengths>& lengths = run.job.data.lengths;
@@ -122,19 +132,28 @@ void check_full_microbatches(const PlanBase& run, const std::string& path) {
                   path, lengths.text));
 }
 
+// The device on the hosts, and with the links between them, that the job names.
+DeviceModel on_hosts(DeviceModel device, const config::DistributedSection& d) {
+  if (d.ranks_per_host > 0) device.ranks_per_host = static_cast<int>(d.ranks_per_host);
+  if (d.host_link_gbps > 0) device.between_hosts.bandwidth = d.host_link_gbps * 1e9 / 8;
+  if (d.host_latency_us > 0) device.between_hosts.latency = d.host_latency_us * 1e-6;
+  return device;
+}
+
 // Throws UsageError where the path is no trace, or one of another model, sequence length, type or number of
 // threads.
 CostSource measured_costs(const PlanBase& base, const std::string& trace_path) {
   const TraceSummary trace = read_trace(trace_path);
   check_same_costs(base, trace.run, trace_path);
   check_full_microbatches(trace.run, trace_path);
+  check_whole_head(trace.run, trace_path);
   const DeviceModel& device = default_device(base.job);
   const Measurement measured{
       .stages = measured_stages(trace),
       .optimizer = value_or_zero(trace.phases, name(Phase::optimizer)) * trace.run.mesh.pp,
       .overhead = overhead_of(trace)};
   return {.device = device,
-          .calibration = calibrate(trace.run, device, measured),
+          .calibration = calibrate(trace.run, on_hosts(device, trace.run.job.distributed), measured),
           .description = fmt::format("measured in {}", trace_path)};
 }
 
@@ -150,9 +169,7 @@ CostSource make_cost_source(const PlanBase& base, const std::string& costs) {
     const std::string why = why_no_attention(base.job, base.model);
     if (!why.empty()) throw UsageError(fmt::format("{}: {}", source.device.name, why));
   }
-  const config::DistributedSection& d = base.job.distributed;
-  if (d.ranks_per_host > 0) source.device.ranks_per_host = static_cast<int>(d.ranks_per_host);
-  if (d.host_link_gbps > 0) source.device.between_hosts.bandwidth = d.host_link_gbps * 1e9 / 8;
+  source.device = on_hosts(source.device, base.job.distributed);
   return source;
 }
 

@@ -89,6 +89,9 @@ class DryStage {
     footprint.backward_input = pass(footprint.activation, [&] { stage_.backward_input(0, gradient()); });
     footprint.weight_operands = stage_.pending_bytes();
     footprint.backward_weight = pass(footprint.weight_operands, [&] { stage_.backward_weight(0); });
+    const models::StageSlice& slice = stage_.slice();
+    if (slice.has_head_part()) measure_head(footprint);
+    if (slice.head && slice.head_parts > 1) footprint.head_gradient = slice.head_parts * footprint.boundary;
     return footprint;
   }
 
@@ -121,6 +124,16 @@ class DryStage {
     }
   }
 
+  void measure_head(StageFootprint& footprint) {
+    footprint.head_forward = pass(0, [&] { stage_.head_forward(0, data_, stage_.empty_boundary(data_)); });
+    footprint.head = stage_.head_bytes();
+    footprint.head_forward.workspace -= footprint.head;
+    const at::Tensor statistics = at::empty({stage_.slice().head_parts, data_.labels.numel(), 3},
+                                            at::TensorOptions().device(at::kMeta).dtype(at::kFloat));
+    footprint.head_backward =
+        pass(footprint.head, [&] { stage_.head_backward(0, data_, statistics, /*with_gradients=*/true); });
+  }
+
   at::Tensor gradient() { return stage_.is_last() ? at::Tensor() : stage_.empty_boundary(data_); }
 
   // Sets `activation` to what the pass leaves.
@@ -145,7 +158,7 @@ class DryStage {
   }
 
   DryGroups groups_;
-  nn::NoSideStream side_;
+  nn::SideStream side_;
   models::TransformerStage stage_;
   data::Microbatch data_;
   bool beside_;          // two streams compute in B
@@ -161,7 +174,11 @@ schedule::StageBytes StageFootprint::bytes() const {
           .workspace_backward = backward.workspace,
           .workspace_backward_input = backward_input.workspace,
           .workspace_backward_weight = backward_weight.workspace,
-          .message = boundary};
+          .message = boundary,
+          .head = head,
+          .workspace_head_forward = head_forward.workspace,
+          .workspace_head_backward = head_backward.workspace,
+          .head_gradient = head_gradient};
 }
 
 StageFootprint dry_run(const models::ModelConfig& model, const models::StageSlice& slice,
@@ -204,7 +221,11 @@ StageFootprint extended(const StageFootprint& a, const StageFootprint& b, int n,
                    .forward = extended(a.forward, b.forward, n),
                    .backward = extended(a.backward, b.backward, n),
                    .backward_input = extended(a.backward_input, b.backward_input, n),
-                   .backward_weight = extended(a.backward_weight, b.backward_weight, n)};
+                   .backward_weight = extended(a.backward_weight, b.backward_weight, n),
+                   .head = b.head,
+                   .head_forward = b.head_forward,
+                   .head_backward = b.head_backward,
+                   .head_gradient = b.head_gradient};
   const auto layer = b.groups.begin() + before;
   const std::vector<GroupFootprint> more(layer, layer + (std::ssize(b.groups) - std::ssize(a.groups)));
   c.groups.reserve(b.groups.size() + static_cast<size_t>(n) * more.size());
@@ -240,7 +261,8 @@ Footprints::Footprints(const models::ModelConfig& model, const BatchShape& batch
 
 Footprints::Kind Footprints::kind_of(const models::StageSlice& slice) const {
   const auto layer = [&](int number) { return kind_of_layer_.begin() + number; };
-  return {std::vector<int>(layer(slice.first_layer), layer(slice.end_layer)), slice.embedding, slice.head};
+  return {std::vector<int>(layer(slice.first_layer), layer(slice.end_layer)), slice.embedding, slice.head,
+          slice.head_parts, slice.has_head_part()};
 }
 
 const StageFootprint& Footprints::of(const models::StageSlice& slice) const {

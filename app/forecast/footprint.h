@@ -83,6 +83,12 @@ struct StageFootprint {
   PassFootprint backward_input;   // I; what is recomputed is in it
   PassFootprint backward_weight;  // W
 
+  // Of a stage with a part of a spread head.
+  int64_t head = 0;             // bytes from S to T
+  PassFootprint head_forward;   // S
+  PassFootprint head_backward;  // T
+  int64_t head_gradient = 0;    // of the last stage: bytes of all terms of a microbatch, from T to B or I
+
   schedule::StageBytes bytes() const;  // as schedule::peak_bytes wants it
 };
 
@@ -97,8 +103,9 @@ class Footprints {
   Footprints(const models::ModelConfig& model, const BatchShape& batch);
 
   // The kinds of the layers (those with experts, of other attention, and of which other weights learn,
-  // differ), embedding, head: where they begin changes nothing else.
-  using Kind = std::tuple<std::vector<int>, bool, bool>;
+  // differ), embedding, head, into how many parts it is cut and whether one is here: where they begin changes
+  // nothing else.
+  using Kind = std::tuple<std::vector<int>, bool, bool, int, bool>;
 
   const StageFootprint& of(const models::StageSlice& slice) const;
   Kind kind_of(const models::StageSlice& slice) const;  // stages of one kind have one footprint

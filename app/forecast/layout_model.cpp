@@ -25,22 +25,26 @@ RankBytes combined(const RankBytes& a, const RankBytes& b, const Each& each) {
 
 }  // namespace
 
-const WholeModelCosts::Passes& WholeModelCosts::passes(const Layout& layout, const CostModel& costs) {
+struct LayoutModel::Shapes {  // of a short step, and of a shorter one
+  Stretch stretch;
+  std::shared_ptr<const schedule::Schedule> few, more;
+};
+
+const StagePasses& WholeModelCosts::passes(const Layout& layout, const CostModel& costs) {
   const std::pair key(layout.micro_batch_size, layout.recompute.front());
   if (const auto known = passes_.find(key); known != passes_.end()) return known->second;
-  return passes_
-      .emplace(key, Passes{.time = costs.passes(whole_), .activation = costs.footprint(whole_).activation})
-      .first->second;
+  return passes_.emplace(key, costs.passes(whole_)).first->second;
 }
 
-const WholeModelCosts::Shards& WholeModelCosts::shards(const Layout& layout, const CostModel& costs) {
+const HeldBytes& WholeModelCosts::held(const Layout& layout, const CostModel& costs) {
   const std::pair key(layout.reshard, layout.every_microbatch);
-  if (const auto known = shards_.find(key); known != shards_.end()) return known->second;
-  return shards_
-      .emplace(key, Shards{.exchange = costs.exchange(whole_),
-                           .held = held_bytes(costs.footprint(whole_), costs.base().mesh, costs.shard()),
-                           .groups = static_cast<double>(costs.footprint(whole_).groups.size())})
-      .first->second;
+  if (const auto known = held_.find(key); known != held_.end()) return known->second;
+  return held_.emplace(key, held_bytes(footprint(costs), costs.base().mesh, costs.shard())).first->second;
+}
+
+const StageExchange& WholeModelCosts::exchange(const CostModel& costs) {
+  if (!exchange_) exchange_ = costs.exchange(whole_);
+  return *exchange_;
 }
 
 const OptimizerCost& WholeModelCosts::optimizer(const CostModel& costs) {
@@ -56,15 +60,15 @@ LayoutModel::LayoutModel(const Layout& layout, const PlanBase& base, const CostS
 // behind them are the optimizer and the norm. Streamed weights bound each pass, but for a group that is there
 // already; gradients reduced after each microbatch go through one channel.
 double LayoutModel::least_time(WholeModelCosts& whole) const {
-  const StagePasses& passes = whole.passes(layout_, costs_).time;
-  const StageExchange& exchange = whole.shards(layout_, costs_).exchange;
+  const StagePasses& passes = whole.passes(layout_, costs_);
+  const StageExchange& exchange = whole.exchange(costs_);
   const double ranks = layout_.mesh.pp;
   const auto microbatches = static_cast<double>(layout_.grad_accum_steps);
   double forward = passes.forward.total();
   double backward =
       std::min(passes.backward.total(), passes.backward_input.total() + passes.backward_weight.total());
   if (layout_.reshard) {
-    const double groups = whole.shards(layout_, costs_).groups / ranks;
+    const double groups = static_cast<double>(whole.footprint(costs_).groups.size()) / ranks;
     const double gather = exchange.gather * std::max(0.0, 1 - 1 / groups);
     forward = std::max(forward, gather);
     backward = std::max(backward, gather);
@@ -77,14 +81,13 @@ double LayoutModel::least_time(WholeModelCosts& whole) const {
 
 // The mean rank's between steps, and of one stage's microbatch.
 RankBytes LayoutModel::least_bytes(WholeModelCosts& whole) const {
-  const HeldBytes& held = whole.shards(layout_, costs_).held;
+  const HeldBytes& held = whole.held(layout_, costs_);
   const int64_t ranks = layout_.mesh.pp;
   return {.weights = held.weights / ranks,
           .gathered = layout_.reshard ? held.gathered / 2 : held.gathered / ranks / most_stages_per_rank,
           .gradients = held.gradients / ranks,
           .optimizer = whole.optimizer(costs_).held / ranks,
-          .activations =
-              whole.passes(layout_, costs_).activation / ranks / (ranks == 1 ? 1 : most_stages_per_rank),
+          .activations = whole.footprint(costs_).activation / ranks / (ranks == 1 ? 1 : most_stages_per_rank),
           .buffers = 0};
 }
 
@@ -139,7 +142,7 @@ std::vector<RankBytes> LayoutModel::bytes_of(const schedule::Schedule& schedule)
   const pipeline::LayerAssignment& split = layers(schedule.stages());
   std::vector<RankBytes> ranks = rank_bytes(costs_, split, schedule);
   if (schedule.ranks == 1) return ranks;
-  for (RankBytes& rank : ranks) rank.buffers += 4 * costs_.of(models::stage_slice(split, 0)).bytes.message;
+  for (RankBytes& rank : ranks) rank.buffers += 4 * costs_.of(split, 0).bytes.message;
   return ranks;
 }
 
@@ -173,13 +176,15 @@ TimeSplit LayoutModel::split(ScheduleShapes& shapes, const Candidate& estimate) 
   const schedule::Schedule& schedule = *known.more;
   const pipeline::LayerAssignment& split = layers(schedule.stages());
   PassTime passes;
-  WithinPasses within;
+  StageExchange within;
   for (const auto& list : schedule.actions) {
     for (const schedule::Action& action : list) {
-      const StageForecast& own = costs_.of(models::stage_slice(split, action.stage));
-      if (schedule::is_compute(action.kind)) passes += own.passes.of(action.kind);
-      within.gather += own.within.gather_of(action.kind);
-      if (schedule::is_weight_gradient(action.kind)) within.reduce += own.within.reduce;
+      schedule::for_each_part(action, [&](const schedule::Action& part) {
+        const StageForecast& own = costs_.of(split, part.stage);
+        if (schedule::is_compute(part.kind)) passes += own.passes.of(part.kind);
+        within.gather += own.within.gather_of(part.kind);
+        if (schedule::is_weight_gradient(part.kind)) within.sum += own.within.reduce();
+      });
     }
   }
   const double scale = static_cast<double>(known.stretch.all) / known.stretch.more / schedule.ranks;
@@ -193,7 +198,7 @@ TimeSplit LayoutModel::split(ScheduleShapes& shapes, const Candidate& estimate) 
   TimeSplit time{.compute = passes.compute * scale,
                  .waiting = passes.exposed,
                  .weights = within.gather * scale + longer_by(&schedule::ExchangeCost::gather),
-                 .gradients = within.reduce * scale + longer_by(&schedule::ExchangeCost::reduce),
+                 .gradients = within.sum * scale + longer_by(&schedule::ExchangeCost::reduce),
                  .bubble = 0,
                  .optimizer = slowest_optimizer(schedule),
                  .others = costs_.norm_exchange() + costs_.overhead()};

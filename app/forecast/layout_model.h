@@ -19,31 +19,19 @@ namespace pptrain::app {
 // Costs of the whole model as one stage, which the bounds of a mesh's layouts share: each is found once.
 class WholeModelCosts {
  public:
-  struct Passes {  // of a microbatch
-    StagePasses time;
-    int64_t activation = 0;  // bytes
-  };
-  struct Shards {  // as weights and gradients are exchanged
-    StageExchange exchange;
-    HeldBytes held;
-    double groups = 0;  // that are exchanged one by one
-  };
+  explicit WholeModelCosts(const models::ModelConfig& model) : whole_(models::whole_model(model)) {}
 
-  explicit WholeModelCosts(const models::ModelConfig& model)
-      : whole_{.index = 0,
-               .first_layer = 0,
-               .end_layer = static_cast<int>(model.layers),
-               .embedding = true,
-               .head = true} {}
-
-  const Passes& passes(const Layout& layout, const CostModel& costs);
-  const Shards& shards(const Layout& layout, const CostModel& costs);
+  const StagePasses& passes(const Layout& layout, const CostModel& costs);  // of a microbatch
+  const HeldBytes& held(const Layout& layout, const CostModel& costs);
+  const StageExchange& exchange(const CostModel& costs);
   const OptimizerCost& optimizer(const CostModel& costs);
+  const StageFootprint& footprint(const CostModel& costs) const { return costs.footprint(whole_); }
 
  private:
   models::StageSlice whole_;
-  std::map<std::pair<int64_t, std::string>, Passes> passes_;  // by micro_batch_size, recompute
-  std::map<std::pair<bool, bool>, Shards> shards_;            // by reshard, every_microbatch
+  std::map<std::pair<int64_t, std::string>, StagePasses> passes_;  // by micro_batch_size, recompute
+  std::map<std::pair<bool, bool>, HeldBytes> held_;                // by reshard, every_microbatch
+  std::optional<StageExchange> exchange_;
   std::optional<OptimizerCost> optimizer_;
 };
 
@@ -69,10 +57,7 @@ class LayoutModel {
   int64_t actions() const { return actions_; }          // simulated so far
 
  private:
-  struct Shapes {  // of a short step, and of a shorter one
-    Stretch stretch;
-    std::shared_ptr<const schedule::Schedule> few, more;
-  };
+  struct Shapes;
 
   std::optional<Shapes> shapes_of(ScheduleShapes& shapes, const std::string& schedule,
                                   int64_t stages_per_rank) const;

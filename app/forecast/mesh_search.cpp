@@ -4,23 +4,19 @@
 #include <spdlog/fmt/ranges.h>
 
 #include <algorithm>
-#include <atomic>
-#include <exception>
-#include <functional>
 #include <limits>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <set>
 #include <span>
-#include <thread>
 #include <tuple>
 
 #include "app/forecast/layout_model.h"
 #include "app/forecast/legal_meshes.h"
 #include "app/plan/plan.h"
 #include "core/base/error.h"
+#include "core/base/for_each_in_parallel.h"
 #include "parallel/schedule/generators/generators.h"
 #include "parallel/schedule/passes/passes.h"
 
@@ -57,28 +53,6 @@ std::string axes_of(const mesh::MeshShape& mesh) {
   return axes.empty() ? "one rank" : fmt::format("{}", fmt::join(axes, " x "));
 }
 
-// body(0), ..., body(count - 1), on all cores; the last that throws is thrown again.
-void for_each_in_parallel(size_t count, const std::function<void(size_t)>& body) {
-  std::atomic<size_t> next = 0;
-  std::mutex mutex;
-  std::exception_ptr failure;
-  const auto work = [&] {
-    try {
-      for (size_t i = next++; i < count; i = next++) body(i);
-    } catch (...) {
-      const std::lock_guard lock(mutex);
-      failure = std::current_exception();
-    }
-  };
-  {
-    std::vector<std::jthread> others;
-    const size_t threads = std::min<size_t>(std::max(1U, std::thread::hardware_concurrency()), count);
-    for (size_t i = 1; i < threads; ++i) others.emplace_back(work);
-    work();
-  }
-  if (failure) std::rethrow_exception(failure);
-}
-
 class MeshSearcher {
  public:
   MeshSearcher(const PlanBase& base, const CostSource& source, const MeshSearchOptions& options)
@@ -113,6 +87,7 @@ class MeshSearcher {
       result.time = split(found_[ranking.front()]);
       add_losers(ranking.front(), result.losers);
       if (exact) put_first(*exact, result);
+      if (exact && options_.order_effort > 0) result.order = searched_order(result.ranking.front());
     } else {
       add_losers(std::nullopt, result.losers);
     }
@@ -154,6 +129,7 @@ class MeshSearcher {
   std::optional<Prediction> predict_whole(const Layout& layout) const;
   void refuse(Found& found, const RankBytes& bytes);
   static void put_first(const Prediction& exact, MeshSearchResult& result);
+  std::optional<Candidate> searched_order(const Candidate& first) const;
   void add_losers(std::optional<size_t> best, std::vector<Loser>& losers);
   std::optional<std::string> difference(const Found& other, const Found* best) const;
   static bool better(const Found& one, const Found& other);
@@ -430,6 +406,17 @@ void MeshSearcher::put_first(const Prediction& exact, MeshSearchResult& result) 
   first.bytes = exact.fullest();
 }
 
+// Nothing where no order is faster.
+std::optional<Candidate> MeshSearcher::searched_order(const Candidate& first) const {
+  PlanBase base = on_layout(base_, first.layout);
+  base.job.distributed.pp_split = {.text = "", .layers = pipeline::layers_per_stage(first.layout.layers)};
+  for (Candidate& found :
+       search(base, source_, {.budget = options_.budget, .order_effort = options_.order_effort})) {
+    if (found.is_order() && found.fits && found.step_time < first.step_time) return std::move(found);
+  }
+  return std::nullopt;
+}
+
 std::string MeshSearcher::why(const Found& loser, const Found* best) {
   const RankBytes& bytes = loser.candidate.bytes;
   if (!loser.candidate.fits) {
@@ -532,6 +519,8 @@ std::vector<std::pair<std::string, double>> TimeSplit::parts() const {
 
 MeshSearchResult search_meshes(const PlanBase& base, const CostSource& source,
                                const MeshSearchOptions& options) {
+  if (base.job.distributed.pp_head == config::HeadPlace::spread)
+    throw UsageError("the search over meshes knows no spread heads: give --set distributed.pp_head=last");
   MeshSearchResult result = MeshSearcher(base, source, options).run();
   if (result.meshes == 0) {
     throw UsageError(

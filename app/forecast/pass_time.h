@@ -50,8 +50,9 @@ struct StagePasses {
   PassTime backward;  // B at once
   PassTime backward_input;
   PassTime backward_weight;
+  PassTime head_forward, head_backward;  // S, T
 
-  const PassTime& of(schedule::ActionKind pass) const;  // F, B, I or W; throws Error for anything else
+  const PassTime& of(schedule::ActionKind pass) const;  // F, B, I, W, S or T; throws Error for anything else
 };
 
 }  // namespace pptrain::app

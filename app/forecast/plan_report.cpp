@@ -14,7 +14,6 @@
 #include "models/transformer_stage.h"
 #include "parallel/schedule/cost/memory.h"
 #include "parallel/schedule/passes/passes.h"
-#include "parallel/schedule/render/render.h"
 #include "parallel/schedule/render/text_layout.h"
 
 namespace pptrain::app {
@@ -49,8 +48,9 @@ std::string heading(const Plan& plan, const CostSource& source) {
                                 job.model.arch, models::parameters_text(plan.model),
                                 job.distributed.pp_schedule, compute.ranks, compute.ranks == 1 ? "" : "s",
                                 compute.microbatches, job.train.micro_batch_size, job.train.seq_len);
-  out += fmt::format("layers per stage {}, recompute {}\n", describe_layers(plan.layers),
-                     describe_recompute(job.train.recompute));
+  out += fmt::format("layers per stage {}, recompute {}{}\n", describe_layers(plan.layers),
+                     describe_recompute(job.train.recompute),
+                     compute.spread_head ? ", head spread over the ranks" : "");
   if (job.data.lengths != config::Lengths::fixed)
     out += fmt::format(
         "data.lengths = {}: times are of full microbatches, the longest that can come, and bytes those that "
@@ -140,6 +140,22 @@ double model_flops_utilization(const Plan& plan, const Prediction& p, const Cost
                               peak);
 }
 
+// What the job's own documents take.
+std::string lengths(const Prediction& p) {
+  if (!p.lengths) return "";
+  return fmt::format("the first {} steps of the data take {} each; with data.balance = schedule {}\n",
+                     forecast_steps, schedule::format_seconds(p.lengths->first),
+                     schedule::format_seconds(p.lengths->second));
+}
+
+// What the searched schedule gains.
+std::string gain(const Plan& plan, const Prediction& p) {
+  if (!plan.searched) return "";
+  if (plan.named.empty()) return "the schedule was searched; no named one fits\n";
+  return fmt::format("the schedule was searched: {} takes {}, {:.1f} % more\n", plan.named,
+                     schedule::format_seconds(plan.named_time), 100 * (plan.named_time / p.step_time - 1));
+}
+
 double rank_hours(const Plan& plan, double seconds) {
   return seconds / 3600 * plan.mesh.world_size();
 }
@@ -204,12 +220,14 @@ int64_t checkpoint_bytes(const Plan& plan) {
 }
 
 std::string render_plan(const Plan& plan, const Prediction& p, const CostModel& costs,
-                        const CostSource& source, const TextStyle& style, const JobRates& rates) {
-  const auto width = static_cast<size_t>(style.width);
+                        const CostSource& source, schedule::TextOptions options, const JobRates& rates) {
+  const auto width = static_cast<size_t>(options.width);
+  options.seconds = true;
   return schedule::wrapped(heading(plan, source), width, 4) + '\n' +
-         schedule::render_text(plan.compute, p.costs,
-                               {.colour = style.colour, .width = style.width, .seconds = true}) +
-         '\n' + schedule::wrapped(summary(plan, p, source) + whole_job(plan, p, rates), width, 4) + '\n' +
+         schedule::render_text(plan.compute, p.costs, options) + '\n' +
+         schedule::wrapped(summary(plan, p, source) + lengths(p) + gain(plan, p) + whole_job(plan, p, rates),
+                           width, 4) +
+         '\n' +
          schedule::wrapped(times(p) + '\n' + exchanges(exchange_times(plan, costs, p), p) + bytes(p) + '\n' +
                                in_flight(plan),
                            width, 6);
@@ -222,6 +240,10 @@ nlohmann::ordered_json plan_json(const Plan& plan, const Prediction& p, const Co
   json["costs"] = source.description;
   json["transfer_time"] = p.costs.latency.front();
   json["predicted_step_time"] = p.step_time;
+  if (!plan.named.empty()) json["searched"] = {{"named", plan.named}, {"named_step_time", plan.named_time}};
+  if (p.lengths)
+    json["predicted_lengths"] = {
+        {"steps", forecast_steps}, {"microbatches", p.lengths->first}, {"schedule", p.lengths->second}};
   json["predicted_tokens_per_s"] = p.tokens_per_s;
   json["predicted_bubble"] = p.bubble();
   const double mfu = model_flops_utilization(plan, p, source);

@@ -7,13 +7,9 @@
 #include "app/forecast/costs.h"
 #include "app/forecast/prediction.h"
 #include "app/plan/plan.h"
+#include "parallel/schedule/render/render.h"
 
 namespace pptrain::app {
-
-struct TextStyle {
-  bool colour = false;
-  int width = 100;  // columns that no line exceeds
-};
 
 // What a rank costs while it trains; 0: not given.
 struct JobRates {
@@ -21,9 +17,10 @@ struct JobRates {
   double watts = 0;
 };
 
-// The step as a grid, its time, what the whole job takes, and where time and memory of each rank go.
+// The step as a grid, its time, what the whole job takes, and where time and memory of each rank go. options:
+// of the grid; no line of text is wider either.
 std::string render_plan(const Plan& plan, const Prediction& prediction, const CostModel& costs,
-                        const CostSource& source, const TextStyle& style, const JobRates& rates = {});
+                        const CostSource& source, schedule::TextOptions options, const JobRates& rates = {});
 
 // Seconds, bytes and layers; each rank's busy, fill, steady, drain, barrier and optimizer_time make the step.
 nlohmann::ordered_json plan_json(const Plan& plan, const Prediction& prediction, const CostModel& costs,

@@ -14,20 +14,37 @@ int64_t tokens_of_step(const Plan& plan) {
 }
 
 // What the passes of a step exchange, [wire].
-std::vector<ExchangeTime> times_on_wires(const Plan& plan, const CostModel& costs) {
+// Of all that the halves of an overlapped pair wait for, the part that is not behind the other half.
+double left_to_wait(const schedule::StageCost& forward, const schedule::StageCost& backward,
+                    schedule::ActionKind kind) {
+  using schedule::ActionKind;
+  const double wires = schedule::wire(forward, ActionKind::forward) + schedule::wire(backward, kind);
+  const double hidden = schedule::duration(forward, ActionKind::forward) +
+                        schedule::duration(backward, kind) - schedule::pair_duration(forward, backward, kind);
+  return wires > 0 ? 1 - hidden / wires : 1;
+}
+
+std::vector<ExchangeTime> times_on_wires(const Plan& plan, const CostModel& costs, const Prediction& p) {
   std::vector<ExchangeTime> times;
   for (const char* wire : kernels::wire_names) times.push_back({wire});
   std::vector<StagePasses> stages;
   for (int stage = 0; stage < plan.compute.stages(); ++stage)
-    stages.push_back(costs.of(models::stage_slice(plan.layers, stage)).passes);
+    stages.push_back(costs.of(plan.layers, stage).passes);
   const double ranks = plan.compute.ranks;
   for (const auto& list : plan.compute.actions) {
     for (const schedule::Action& action : list) {
-      const PassTime& pass = stages[static_cast<size_t>(action.stage)].of(action.kind);
-      for (size_t wire = 0; wire < times.size(); ++wire) {
-        times[wire].exposed += pass.exposed[wire] / ranks;
-        times[wire].total += (pass.exposed[wire] + pass.hidden[wire]) / ranks;
-      }
+      const double waits =
+          action.kind == schedule::ActionKind::overlapped_pair
+              ? left_to_wait(p.costs.stages[static_cast<size_t>(action.stage)],
+                             p.costs.stages[static_cast<size_t>(action.backward_stage)], action.backward_kind)
+              : 1;
+      schedule::for_each_part(action, [&](const schedule::Action& part) {
+        const PassTime& pass = stages[static_cast<size_t>(part.stage)].of(part.kind);
+        for (size_t wire = 0; wire < times.size(); ++wire) {
+          times[wire].exposed += waits * pass.exposed[wire] / ranks;
+          times[wire].total += (pass.exposed[wire] + pass.hidden[wire]) / ranks;
+        }
+      });
     }
   }
   return times;
@@ -43,10 +60,10 @@ double exposed(const Plan& plan, const Prediction& p, double schedule::ExchangeC
 }
 
 // By stage, what goes on within its passes.
-std::vector<WithinPasses> within_passes(const Plan& plan, const CostModel& costs) {
-  std::vector<WithinPasses> stages;
+std::vector<StageExchange> within_passes(const Plan& plan, const CostModel& costs) {
+  std::vector<StageExchange> stages;
   for (int stage = 0; stage < plan.schedule.stages(); ++stage)
-    stages.push_back(costs.of(models::stage_slice(plan.layers, stage)).within);
+    stages.push_back(costs.of(plan.layers, stage).within);
   return stages;
 }
 
@@ -56,18 +73,22 @@ schedule::ExchangeCost beside(const Prediction& p, int stage) {
 
 ExchangeTime times_of_weights(const Plan& plan, const Prediction& p, const CostModel& costs) {
   ExchangeTime time{"weights"};
-  const std::vector<WithinPasses> within = within_passes(plan, costs);
+  const std::vector<StageExchange> within = within_passes(plan, costs);
   for (const auto& list : plan.compute.actions) {
     for (const schedule::Action& action : list) {
-      time.exposed += within[static_cast<size_t>(action.stage)].gather_of(action.kind);
+      schedule::for_each_part(action, [&](const schedule::Action& part) {
+        time.exposed += within[static_cast<size_t>(part.stage)].gather_of(part.kind);
+      });
     }
   }
   time.total = time.exposed;
   for (const auto& list : plan.schedule.actions) {
     for (const schedule::Action& action : list) {
-      const bool gathers = p.costs.streamed ? schedule::needs_weights(action.kind)
-                                            : action.kind == schedule::ActionKind::unshard;
-      if (gathers) time.total += beside(p, action.stage).gather;
+      schedule::for_each_part(action, [&](const schedule::Action& part) {
+        const bool gathers = p.costs.streamed ? schedule::needs_weights(part.kind)
+                                              : part.kind == schedule::ActionKind::unshard;
+        if (gathers) time.total += beside(p, part.stage).gather;
+      });
     }
   }
   time.exposed = time.exposed / plan.schedule.ranks + exposed(plan, p, &schedule::ExchangeCost::gather);
@@ -77,11 +98,13 @@ ExchangeTime times_of_weights(const Plan& plan, const Prediction& p, const CostM
 
 ExchangeTime times_of_gradients(const Plan& plan, const Prediction& p, const CostModel& costs) {
   ExchangeTime time{"gradients"};
-  const std::vector<WithinPasses> within = within_passes(plan, costs);
+  const std::vector<StageExchange> within = within_passes(plan, costs);
   for (const auto& list : plan.compute.actions) {
     for (const schedule::Action& action : list) {
-      if (schedule::is_weight_gradient(action.kind))
-        time.exposed += within[static_cast<size_t>(action.stage)].reduce / plan.schedule.ranks;
+      schedule::for_each_part(action, [&](const schedule::Action& part) {
+        if (schedule::is_weight_gradient(part.kind))
+          time.exposed += within[static_cast<size_t>(part.stage)].reduce() / plan.schedule.ranks;
+      });
     }
   }
   time.total = time.exposed;
@@ -120,8 +143,7 @@ std::vector<OptimizerCost> optimizer_costs(const CostModel& costs, const pipelin
                                            const schedule::Schedule& schedule) {
   std::vector<OptimizerCost> ranks(static_cast<size_t>(schedule.ranks));
   for (int stage = 0; stage < schedule.stages(); ++stage)
-    ranks[static_cast<size_t>(schedule.rank_of(stage))] +=
-        costs.of(models::stage_slice(layers, stage)).optimizer;
+    ranks[static_cast<size_t>(schedule.rank_of(stage))] += costs.of(layers, stage).optimizer;
   return ranks;
 }
 
@@ -130,7 +152,7 @@ std::vector<RankBytes> rank_bytes(const CostModel& costs, const pipeline::LayerA
   std::vector<RankBytes> ranks(static_cast<size_t>(schedule.ranks));
   std::vector<schedule::StageBytes> stages;
   for (int stage = 0; stage < schedule.stages(); ++stage) {
-    const StageForecast& own = costs.of(models::stage_slice(layers, stage));
+    const StageForecast& own = costs.of(layers, stage);
     RankBytes& rank = ranks[static_cast<size_t>(schedule.rank_of(stage))];
     rank.weights += own.held.weights;
     rank.gradients += own.held.gradients;
@@ -178,7 +200,7 @@ Prediction predict(const Plan& plan, const CostModel& costs) {
 
 std::vector<ExchangeTime> exchange_times(const Plan& plan, const CostModel& costs,
                                          const Prediction& prediction) {
-  std::vector<ExchangeTime> times = times_on_wires(plan, costs);
+  std::vector<ExchangeTime> times = times_on_wires(plan, costs, prediction);
   times.push_back(times_of_weights(plan, prediction, costs));
   times.push_back(times_of_gradients(plan, prediction, costs));
   times.push_back(times_between_stages(plan, prediction));

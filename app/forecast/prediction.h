@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -34,6 +35,8 @@ struct ExchangeTime {
   double exposed = 0;  // that ranks wait for
 };
 
+inline constexpr int64_t forecast_steps = 8;
+
 struct Prediction {
   schedule::Costs costs;          // s
   schedule::Simulation pipeline;  // of the lowered schedule
@@ -46,6 +49,9 @@ struct Prediction {
   // What a process takes beside its ranks' bytes, for the program and its libraries; 0 where that is not
   // known.
   int64_t program_bytes = 0;
+  // With data.lengths = "exact", where the data are at hand: mean s of the first `forecast_steps` steps, by
+  // data.balance (microbatches, schedule). All else is of full microbatches.
+  std::optional<std::pair<double, double>> lengths{};
 
   double bubble() const;       // idle part of the step, all ranks together, barrier included
   int64_t peak_bytes() const;  // of the fullest rank

@@ -41,7 +41,7 @@ class RecomputeChooser {
   bool fits(int64_t bytes) const { return static_cast<double>(bytes) <= budget_; }
 
   schedule::StageBytes bytes_of(int stage, Recompute recompute) const {
-    return costs_.bytes(models::stage_slice(plan_.layers, stage), recompute);
+    return costs_.bytes(costs_.slice(plan_.layers, stage), recompute);
   }
 
   // What the rank's passes hold at the worst moment.

@@ -12,7 +12,7 @@ std::shared_ptr<const schedule::Schedule> ScheduleShapes::of(const schedule::Sch
   if (const auto known = known_.find(key); known != known_.end()) return known->second;
   std::shared_ptr<const schedule::Schedule> made;
   try {
-    schedule::Schedule lists = schedule::split_pairs(schedule::make_schedule(spec));
+    schedule::Schedule lists = schedule::split_pairs(schedule::make_schedule(spec), shard.keep_pairs);
     if (shard.gather != schedule::Gather::never) lists = schedule::add_unshard(lists, shard.gather);
     made = std::make_shared<const schedule::Schedule>(schedule::add_reduce_grad(lists, shard.reduce));
   } catch (const UsageError&) {  // it does not exist for these numbers

@@ -10,8 +10,10 @@
 #include "app/forecast/prediction.h"
 #include "app/forecast/stage_choices.h"
 #include "core/base/error.h"
+#include "parallel/schedule/cost/memory.h"
 #include "parallel/schedule/generators/generators.h"
 #include "parallel/schedule/passes/passes.h"
+#include "parallel/schedule/search/search.h"
 
 namespace pptrain::app {
 
@@ -36,9 +38,9 @@ class Searcher {
   std::vector<Candidate> run() {
     find_schedules();
     try_all();
-    std::ranges::stable_sort(found_, {}, [](const Candidate& c) {
-      return std::tuple(!c.fits, c.fits ? c.step_time : 0.0, c.bytes.total());
-    });
+    sort();
+    const bool searches = options_.order_effort > 0 && base_.mesh.pp > 1 && head_parts(base_) == 1;
+    if (searches && !found_.empty()) search_orders();
     return std::move(found_);
   }
 
@@ -87,12 +89,25 @@ class Searcher {
   }
 
   void try_all() {
+    const config::HeadPlace head = base_.job.distributed.pp_head;
     for (Candidate& tried : tried_) {
-      for (const pipeline::LayerAssignment& layers : splits(tried)) {
-        tried.layout.layers = layers;
-        add(tried);
+      for (const bool spread : {false, true}) {
+        if (head == (spread ? config::HeadPlace::last : config::HeadPlace::spread)) continue;
+        tried.layout.spread_head = spread;
+        for (const pipeline::LayerAssignment& layers : splits(tried)) {
+          tried.layout.layers = layers;
+          add(spread ? with_head_spread(tried) : tried);
+        }
       }
     }
+  }
+
+  // The order of a spread head depends on the split.
+  Candidate with_head_spread(Candidate tried) {
+    schedule::Schedule compute = given_schedule(on_layout(base_, tried.layout).job);
+    tried.lowered = std::make_shared<const schedule::Schedule>(schedule::lower(
+        with_head(cost_model(tried), std::move(compute), tried.layout.layers), lower_options(base_)));
+    return tried;
   }
 
   // A split that the job gives is kept where it fits; else even and by cost.
@@ -129,13 +144,92 @@ class Searcher {
     add(tried, choice.prediction);
   }
 
-  void add(const Candidate& tried, const Prediction& p) {
-    Candidate& found = found_.emplace_back(tried);
+  void add(const Candidate& tried, const Prediction& p) { found_.push_back(predicted(tried, p)); }
+
+  Candidate predicted(Candidate found, const Prediction& p) const {
     found.step_time = p.step_time;
     found.tokens_per_s = p.tokens_per_s;
     found.bytes = p.fullest();
     found.fits = options_.budget <= 0 || static_cast<double>(p.peak_bytes()) <= options_.budget;
     found.bubble = p.bubble();
+    return found;
+  }
+
+  void sort() {
+    std::ranges::stable_sort(found_, {}, [](const Candidate& c) {
+      return std::tuple(!c.fits, c.fits ? c.step_time : 0.0, c.bytes.total());
+    });
+  }
+
+  // Short searches on the best layouts, then a longer one on the best of these.
+  void search_orders() {
+    constexpr int short_percent = 10;
+    std::optional<Candidate> best;
+    for (const Candidate& layout : layouts_to_search()) {
+      const auto found = searched(layout, std::max(1, options_.order_effort * short_percent / 100));
+      if (found && (!best || found->step_time < best->step_time)) best = found;
+    }
+    if (!best) return;
+    const auto longer = searched(*best, options_.order_effort);
+    if (longer && longer->step_time < best->step_time) best = longer;
+    const Candidate& named = found_.front();
+    if (named.fits && best->step_time >= (1 - options_.order_gain) * named.step_time) return;
+    found_.push_back(*best);
+    sort();
+  }
+
+  // Those of the first rows that differ in more than the order. Some that do not fit too: with another order
+  // they may, and recompute less than those that do.
+  std::vector<Candidate> layouts_to_search() const {
+    constexpr size_t most_that_fit = 6, most = 10;
+    std::vector<Candidate> chosen;
+    for (const Candidate& c : found_) {
+      if (c.layout.spread_head) continue;
+      const bool known =
+          std::ranges::any_of(chosen, [&](const Candidate& other) { return same_shape(c, other); });
+      if (!known && chosen.size() < (c.fits ? most_that_fit : most)) chosen.push_back(c);
+    }
+    return chosen;
+  }
+
+  static bool same_shape(const Candidate& a, const Candidate& b) {
+    Layout layout = a.layout;
+    layout.schedule = b.layout.schedule;
+    return layout == b.layout &&
+           (a.layout.stages_per_rank == 1 || a.lowered->placement == b.lowered->placement);
+  }
+
+  // Nothing where no order fits.
+  std::optional<Candidate> searched(Candidate layout, int percent) {
+    const CostModel costs = cost_model(layout);
+    try {
+      schedule::SearchResult found = schedule::search_schedule(search_problem(layout, costs), percent);
+      layout.lowered = std::make_shared<const schedule::Schedule>(std::move(found.lowered));
+    } catch (const UsageError&) {
+      return std::nullopt;
+    }
+    layout.layout.schedule = "search";
+    return predicted(layout, predict(make_plan(base_, layout.layout, *layout.lowered), costs));
+  }
+
+  schedule::SearchProblem search_problem(const Candidate& layout, const CostModel& costs) const {
+    const schedule::Schedule& shape = *layout.lowered;
+    const pipeline::LayerAssignment& layers = layout.layout.layers;
+    schedule::SearchProblem problem{.shape = shape.without_actions(),
+                                    .costs = simulation_costs(costs, layers, shape),
+                                    .shard = costs.shard(),
+                                    .post_validated = base_.job.optimizer.post_validation};
+    for (int stage = 0; stage < shape.stages(); ++stage)
+      problem.bytes.push_back(costs.of(layers, stage).bytes);
+    if (options_.budget <= 0) return problem;
+    const std::vector<RankBytes> ranks = rank_bytes(costs, layers, shape);
+    const std::vector<schedule::MemorySplit> passes = schedule::peak_bytes(shape, problem.bytes);
+    for (size_t rank = 0; rank < ranks.size(); ++rank) {
+      const int64_t besides = ranks[rank].weights + ranks[rank].gradients - passes[rank].reducing +
+                              ranks[rank].optimizer + ranks[rank].buffers - passes[rank].buffers;
+      problem.room.push_back(static_cast<int64_t>(options_.budget) - besides);
+    }
+    return problem;
   }
 
   const PlanBase& base_;

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -20,6 +21,11 @@ namespace pptrain::app {
 struct SearchOptions {
   bool microbatches = false;  // also other micro_batch_size x grad_accum_steps of the same product
   double budget = 0;          // bytes a rank; 0: no bound
+  // For the layouts that rank first, also orders that are searched (schedule::search_schedule); per cent of
+  // its usual work on the best of them. 0: named schedules alone.
+  int order_effort = 0;
+  // An order is listed where it is faster by this part of the best named schedule's step.
+  double order_gain = 0;
 };
 
 // A layout with what predictions or estimates say of it.
@@ -33,12 +39,16 @@ struct Candidate {
   // in the split share `lowered`.
   std::shared_ptr<const schedule::Schedule> lowered = nullptr;
   double bubble = 0;
+
+  // Is its order a searched one?
+  bool is_order() const { return schedule_choice(layout.schedule) == ScheduleChoice::search; }
 };
 
-// Every training schedule x stages per rank x split (even, cost) that the job allows, fitting ones first, the
-// fastest first; of equally fast ones the one with less memory. Where a layout does not fit and the job
-// leaves train.recompute open, stages recompute more. Schedules that are the same lists of actions are one,
-// the first of training_schedule_names(). Throws UsageError if there is none.
+// Every training schedule x stages per rank x split (even, cost) x place of the head that the job allows,
+// fitting ones first, the fastest first; of equally fast ones the one with less memory. Where a layout does
+// not fit and the job leaves train.recompute open, stages recompute more. A searched order is the schedule
+// "search": one row at most, of a layout that may fit with it alone. Schedules that are the same lists of
+// actions are one, the first of training_schedule_names(). Throws UsageError if there is none.
 std::vector<Candidate> search(const PlanBase& base, const CostSource& source, const SearchOptions& options);
 
 // Bytes that a rank may use: distributed.pp_memory_gb, else the device's memory, else 0 for no bound.
@@ -47,9 +57,10 @@ double memory_budget(const PlanBase& base, const CostSource& source);
 // --- All meshes of a number of ranks.
 
 struct MeshSearchOptions {
-  int world = 1;      // ranks
-  double budget = 0;  // bytes a rank; 0: no bound
-  size_t rows = 10;   // meshes ranked, at most: the more, the longer the search takes
+  int world = 1;         // ranks
+  double budget = 0;     // bytes a rank; 0: no bound
+  size_t rows = 10;      // meshes ranked, at most: the more, the longer the search takes
+  int order_effort = 0;  // of SearchOptions, for the first of the ranking
 };
 
 // Where the time of a step goes, s: the mean of the ranks. The parts add up to the step.
@@ -74,13 +85,14 @@ struct Loser {
 };
 
 struct MeshSearchResult {
-  int64_t samples = 0;             // of a step, of all data ranks: what every layout keeps
-  int64_t meshes = 0;              // that are legal
-  int64_t layouts = 0;             // meshes x microbatches x recompute x sharding
-  int64_t simulated = 0;           // layouts; the others are slower or larger by what they take at least
-  std::vector<Candidate> ranking;  // the best layout of each mesh that fits, the fastest first
-  TimeSplit time;                  // of the first
-  std::vector<Loser> losers;       // fitting ones first, the fastest first
+  int64_t samples = 0;               // of a step, of all data ranks: what every layout keeps
+  int64_t meshes = 0;                // that are legal
+  int64_t layouts = 0;               // meshes x microbatches x recompute x sharding
+  int64_t simulated = 0;             // layouts; the others are slower or larger by what they take at least
+  std::vector<Candidate> ranking;    // the best layout of each mesh that fits, the fastest first
+  TimeSplit time;                    // of the first
+  std::optional<Candidate> order{};  // the first with a searched order, where that is faster
+  std::vector<Loser> losers;         // fitting ones first, the fastest first
 };
 
 // Searches every mesh of the ranks x microbatch size x recompute x reshard_after_forward x reduce_gradients x

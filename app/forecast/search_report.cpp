@@ -57,9 +57,14 @@ std::string numbered(std::vector<std::vector<std::string>> rows, std::span<const
   return out;
 }
 
+const char* head_word(const Layout& layout) {
+  return layout.spread_head ? "spread" : "last";
+}
+
 // What both searches choose, by the names of the job's keys.
 Json schedule_json(const Layout& layout) {
   Json json{{"pp_schedule", layout.schedule},
+            {"pp_head", head_word(layout)},
             {"pp_stages_per_rank", layout.stages_per_rank},
             {"layers_per_stage", pipeline::layers_per_stage(layout.layers)},
             {"micro_batch_size", layout.micro_batch_size},
@@ -70,12 +75,23 @@ Json schedule_json(const Layout& layout) {
 }
 
 constexpr const char* schedule_columns =
-    "pp_schedule,pp_stages_per_rank,layers_per_stage,micro_batch_size,grad_accum_steps,recompute";
+    "pp_schedule,pp_head,pp_stages_per_rank,layers_per_stage,micro_batch_size,grad_accum_steps,recompute";
 
 std::string schedule_csv(const Layout& layout) {
-  return fmt::format("{},{},{},{},{},{}", layout.schedule, layout.stages_per_rank,
+  return fmt::format("{},{},{},{},{},{},{}", layout.schedule, head_word(layout), layout.stages_per_rank,
                      fmt::join(pipeline::layers_per_stage(layout.layers), "+"), layout.micro_batch_size,
                      layout.grad_accum_steps, fmt::join(layout.recompute, "+"));
+}
+
+// What the searched order of the ranking gains.
+std::string order_gain(std::span<const Candidate> candidates) {
+  const auto order = std::ranges::find_if(candidates, &Candidate::is_order);
+  if (order == candidates.end()) return "";
+  const auto named = std::ranges::find_if_not(candidates, &Candidate::is_order);
+  if (named == candidates.end() || !named->fits)
+    return "search: an order that fits where no named schedule does\n";
+  return fmt::format("search: an order found for these costs, {:.1f} % faster than {}\n",
+                     100 * (1 - order->step_time / named->step_time), named->layout.schedule);
 }
 
 }  // namespace
@@ -86,10 +102,10 @@ std::string render_ranking(const std::vector<Candidate>& candidates, const confi
       {"schedule", "stages", "m", "mbs", "step", "tokens/s", "bubble", "peak"}};
   const size_t shown = std::min(most_rows, candidates.size());
   for (const Candidate& c : std::span(candidates).first(shown)) {
-    rows.push_back({c.layout.schedule, fmt::to_string(c.layout.stages_per_rank),
-                    fmt::to_string(c.layout.grad_accum_steps), fmt::to_string(c.layout.micro_batch_size),
-                    schedule::format_seconds(c.step_time), schedule::with_commas(c.tokens_per_s),
-                    fmt::format("{:.1f} %", 100 * c.bubble), peak(c)});
+    rows.push_back({c.layout.schedule + (c.layout.spread_head ? ", head spread" : ""),
+                    fmt::to_string(c.layout.stages_per_rank), fmt::to_string(c.layout.grad_accum_steps),
+                    fmt::to_string(c.layout.micro_batch_size), schedule::format_seconds(c.step_time),
+                    schedule::with_commas(c.tokens_per_s), fmt::format("{:.1f} %", 100 * c.bubble), peak(c)});
     if (!c.fits) rows.back().emplace_back("too large");
   }
   if (std::ranges::any_of(rows, [&](const auto& row) { return row.size() > rows[0].size(); }))
@@ -99,6 +115,7 @@ std::string render_ranking(const std::vector<Candidate>& candidates, const confi
       "stages: of a rank; m: microbatches of a step (grad_accum_steps), each of mbs samples "
       "(micro_batch_size); peak: of the fullest rank\n",
       static_cast<size_t>(width));
+  out += order_gain(candidates);
   if (candidates.size() > shown) out += fmt::format("{} more: --all\n", candidates.size() - shown);
   if (budget > 0) out += fmt::format("budget {:.2f} GB a rank\n", budget / 1e9);
   return out;
@@ -194,6 +211,12 @@ std::string render_meshes(const MeshSearchResult& result, const PlanBase& base, 
     out += "nothing fits: use more ranks, or more memory\n";
   } else {
     out += rows_of(result.ranking, width);
+    if (result.order) {
+      out += fmt::format("a searched order of the first one: {}, {:.1f} % faster\n",
+                         schedule::format_seconds(result.order->step_time),
+                         100 * (1 - result.order->step_time / result.ranking.front().step_time));
+      out += set_line(result.order->layout.overrides(), 5, width);
+    }
     if (result.ranking.size() == options.rows) out += "more of them: --all\n";
     std::string first = "\nthe first one's step:";
     for (const auto& [part, seconds] : result.time.parts())
@@ -236,6 +259,7 @@ std::string meshes_json(const MeshSearchResult& result, const PlanBase& base, co
             {"time", time},
             {"losers", Json::array()}};
   for (const Candidate& candidate : result.ranking) json["ranking"].push_back(mesh_json(candidate));
+  if (result.order) json["order"] = mesh_json(*result.order);
   for (const Loser& loser : result.losers) {
     Json one{{"what", loser.what}, {"why", loser.why}};
     one.update(mesh_json(loser.candidate));

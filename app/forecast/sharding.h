@@ -48,6 +48,11 @@ struct StageExchange {
   double copies = 0;     // gradients of what several tp ranks hold (all-reduce)
 
   double reduce() const { return sum + replicate + copies; }
+  // Within a pass of this kind.
+  double gather_of(schedule::ActionKind kind) const {
+    if (schedule::needs_weights(kind)) return gather;
+    return kind == schedule::ActionKind::backward_weight ? adapters : 0;
+  }
 };
 StageExchange stage_exchange(const StageFootprint& stage, const MeshLinks& links);
 

@@ -38,8 +38,9 @@ class Work {
       double seconds = 0;
       for (const auto& [pass, count] : passes) {
         const auto& [stage, kind, pair] = pass;
-        seconds += schedule::duration(costs.stages.at(stage), kind) * (pair ? costs.overlap : 1) *
-                   static_cast<double>(count);
+        const schedule::StageCost& cost = costs.stages.at(stage);
+        const double hidden = pair ? schedule::wire(cost, kind) : 0;  // at most
+        seconds += (schedule::duration(cost, kind) - hidden) * static_cast<double>(count);
       }
       most = std::max(most, seconds);
     }
@@ -127,6 +128,12 @@ class SplitClimber {
 };
 
 }  // namespace
+
+schedule::Schedule with_head(const CostModel& costs, schedule::Schedule compute,
+                             const pipeline::LayerAssignment& layers) {
+  if (head_parts(costs.base()) == 1 || compute.spread_head) return compute;
+  return schedule::spread_head(compute, simulation_costs(costs, layers, compute));
+}
 
 pipeline::LayerAssignment cost_split(const CostModel& costs, const models::ModelConfig& model,
                                      const schedule::Schedule& compute) {

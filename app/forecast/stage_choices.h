@@ -20,6 +20,11 @@ namespace pptrain::app {
 pipeline::LayerAssignment cost_split(const CostModel& costs, const models::ModelConfig& model,
                                      const schedule::Schedule& compute);
 
+// The schedule with the head over all ranks (schedule::spread_head), where the job wants it and it is not so
+// yet.
+schedule::Schedule with_head(const CostModel& costs, schedule::Schedule compute,
+                             const pipeline::LayerAssignment& layers);
+
 struct RecomputeChoice {
   std::vector<std::string> recompute;  // for train.recompute
   Prediction prediction;               // of the plan with it

@@ -156,7 +156,7 @@ void Generator::run_wave(std::span<Sequence> sequences, const Listener& listener
     if (group.round < action.round && group.choice) receive_choice(group, listener);
     if (group.active.empty()) continue;
     if (group.round != action.round) throw Error("generation is out of order");
-    if (action.kind == pipeline::TokenAction::Kind::choice) {
+    if (action.is_choice) {
       post_choice(group);
     } else {
       forward(group, action.group, action.stage, listener);

@@ -220,7 +220,7 @@ class Gathering {
       auto world = comm::make_world(launch_);
       world->set_timeout(timeout_);
       return world;
-    } catch (const comm::StartStopped&) {
+    } catch (const StoppedAtStart&) {
       throw;
     } catch (const std::exception&) {
       if (fault_.text.empty()) {
@@ -276,6 +276,16 @@ class Gathering {
   std::unique_ptr<comm::StartWatch> watch_;
 };
 
+// Ranks that await what rank 0 has chosen take it. False where one can't, after rank 0 has said so.
+// Collective.
+bool share_choices(comm::Communicator& world, Plan& plan) {
+  if (!comm::any(world, plan.awaits_choices)) return true;
+  const std::string choices = comm::broadcast_string(world, world.rank() == 0 ? choices_of(plan) : "", 0);
+  return comm::agree(world, comm::fault_of([&] {
+                       if (plan.awaits_choices) plan = with_choices(plan, choices);
+                     }));
+}
+
 }  // namespace
 
 int run_ranks(const Plan& plan, const std::function<int(RunContext&)>& body) {
@@ -299,12 +309,13 @@ int run_ranks(const std::function<Plan()>& load, const std::function<int(RunCont
   std::unique_ptr<comm::Communicator> world;
   try {
     world = gathering->meet();
-  } catch (const comm::StartStopped& stop) {
+  } catch (const StoppedAtStart& stop) {
     fmt::print(stderr, "pptrain: {}\n", printable(stop.what()));
     return exit_stopped;
   }
   if (!world) return fault.code;
   if (const int code = gathering->agree(*world); code != 0) return code;
+  if (!share_choices(*world, *plan)) return exit_usage;
   heartbeat = gathering->start_heartbeat(*world, *plan, activity);
   gathering.reset();
   return run_in_world(*world, launch.local_rank, *plan, body, heartbeat.get(), &activity);

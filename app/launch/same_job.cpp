@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "app/data/datasets.h"
+#include "app/forecast/step_costs.h"
 #include "core/base/error.h"
 #include "core/base/process.h"
 #include "core/data/inspect.h"
@@ -86,6 +87,8 @@ Identity files_identity(const Plan& plan) {
     if (texts)
       identity.emplace_back(fmt::format("the tokens of {}", stream.key), data_fingerprint(job, stream));
   }
+  if (job.data.balance == config::Balance::schedule)
+    identity.emplace_back("the predicted costs of data.balance", fingerprint(balance_costs(plan)));
   if (job.model.init == config::Init::hf)
     identity.emplace_back("the weights of model.hf_dir", describe(weight_files(job.model.hf_dir)));
   return identity;

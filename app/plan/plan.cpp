@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <nlohmann/json.hpp>
 #include <span>
 #include <sstream>
 #include <utility>
@@ -14,6 +15,7 @@
 #include "core/base/error.h"
 #include "core/config/loader.h"
 #include "core/config/nearest.h"
+#include "core/config/validate.h"
 #include "core/io/checksum.h"
 #include "parallel/schedule/passes/passes.h"
 #include "parallel/schedule/render/csv.h"
@@ -58,6 +60,22 @@ std::vector<std::string> resolved_recompute(std::vector<std::string> words, conf
   return words;
 }
 
+// Is nothing in the job that a spread head does not go with?
+bool can_spread_head(config::JobConfig job) {
+  if (job.distributed.pp == 1) return false;
+  job.distributed.pp_head = config::HeadPlace::spread;
+  bool can = true;
+  config::check_layout(job, [&](auto, const std::string&) { can = false; });
+  return can;
+}
+
+// Do passes wait for exchanges that another pass can hide? On CPUs within a host processors copy.
+bool hides_exchanges(const PlanBase& base) {
+  const int64_t on_host = base.job.distributed.ranks_per_host;
+  const bool leaves_host = on_host > 0 && on_host < base.mesh.world_size() / base.mesh.pp;
+  return base.mesh.exchanges_in_passes() && (leaves_host || base.job.run.device == config::Device::cuda);
+}
+
 }  // namespace
 
 PlanBase plan_base(const config::JobConfig& job) {
@@ -69,6 +87,8 @@ PlanBase plan_base(const config::JobConfig& job) {
   base.model.groups = job.optimizer.groups;
   base.job.train.recompute = resolved_recompute(job.train.recompute, job.run.device);
   base.chooses_recompute = base.job.train.recompute != job.train.recompute;
+  if (job.distributed.pp_head == config::HeadPlace::automatic && !can_spread_head(job))
+    base.job.distributed.pp_head = config::HeadPlace::last;
   return base;
 }
 
@@ -82,6 +102,8 @@ PlanBase on_mesh(PlanBase base, const mesh::MeshShape& mesh) {
 Plan make_plan(const config::JobConfig& job) {
   PlanBase base = plan_base(job);
   schedule::Schedule lowered = schedule::lower(given_schedule(job), lower_options(base));
+  if (head_parts(base) > 1 && !lowered.spread_head)
+    throw UsageError("the order of a spread head is in the run's schedule.csv, which the job does not name");
   pipeline::LayerAssignment layers = split_layers(job, lowered.stages());
   return make_plan(std::move(base), std::move(lowered), std::move(layers));
 }
@@ -101,6 +123,7 @@ Layout layout_of(const PlanBase& base) {
           .reshard = reshards_after_forward(d),
           .every_microbatch = d.reduce_gradients == config::ReduceGradients::microbatch,
           .schedule = d.pp_schedule,
+          .spread_head = d.pp_head == config::HeadPlace::spread,
           .stages_per_rank = d.pp_stages_per_rank};
 }
 
@@ -115,6 +138,7 @@ PlanBase on_layout(PlanBase base, const Layout& layout) {
   d.reduce_gradients =
       layout.every_microbatch ? config::ReduceGradients::microbatch : config::ReduceGradients::step;
   d.pp_schedule = layout.schedule;
+  d.pp_head = layout.spread_head ? config::HeadPlace::spread : config::HeadPlace::last;
   d.pp_stages_per_rank = layout.stages_per_rank;
   return base;
 }
@@ -124,8 +148,46 @@ Plan make_plan(PlanBase base, const Layout& layout, schedule::Schedule lowered) 
   config::DistributedSection& d = base.job.distributed;
   d.pp_split = {.text = "", .layers = pipeline::layers_per_stage(layout.layers)};
   d.pp_embedding_weight = d.pp_head_weight = 0;  // of an even split alone
-  d.pp_memory_gb = 0;                            // of auto alone
+  if (schedule_choice(layout.schedule) != ScheduleChoice::search) d.pp_memory_gb = 0;  // of auto and search
   return make_plan(std::move(base), std::move(lowered), layout.layers);
+}
+
+std::string choices_of(const Plan& plan) {
+  const Layout layout = layout_of(plan);
+  return nlohmann::json{{"recompute", layout.recompute},
+                        {"schedule", layout.schedule},
+                        {"spread_head", layout.spread_head},
+                        {"stages_per_rank", layout.stages_per_rank},
+                        {"layers", pipeline::layers_per_stage(plan.layers)},
+                        {"placement", plan.schedule.placement},
+                        {"actions", schedule::write_csv(plan.schedule)},
+                        {"searched", plan.searched},
+                        {"named", plan.named},
+                        {"named_time", plan.named_time},
+                        {"keeps_schedule", plan.keeps_schedule}}
+      .dump();
+}
+
+Plan with_choices(const Plan& stand_in, const std::string& choices) {
+  const auto chosen = nlohmann::json::parse(choices);
+  Layout layout = layout_of(stand_in);
+  chosen.at("recompute").get_to(layout.recompute);
+  chosen.at("schedule").get_to(layout.schedule);
+  chosen.at("spread_head").get_to(layout.spread_head);
+  chosen.at("stages_per_rank").get_to(layout.stages_per_rank);
+  schedule::Schedule lowered = schedule::parse_csv(chosen.at("actions").get<std::string>());
+  lowered.name = layout.schedule;
+  chosen.at("placement").get_to(lowered.placement);  // which one rank's actions do not show
+  layout.layers =
+      pipeline::explicit_layer_assignment(static_cast<int>(stand_in.model.layers), lowered.stages(),
+                                          chosen.at("layers").get<std::vector<int64_t>>());
+  Plan plan = make_plan(stand_in, layout, std::move(lowered));
+  chosen.at("searched").get_to(plan.searched);
+  chosen.at("named").get_to(plan.named);
+  chosen.at("named_time").get_to(plan.named_time);
+  chosen.at("keeps_schedule").get_to(plan.keeps_schedule);
+  plan.reads_data = stand_in.reads_data;
+  return plan;
 }
 
 std::vector<std::string> Layout::overrides(const config::JobConfig* job) const {
@@ -143,6 +205,10 @@ std::vector<std::string> Layout::overrides(const config::JobConfig* job) const {
   }
   add("distributed.pp_schedule", schedule);
   add("distributed.pp_stages_per_rank", stages_per_rank);
+  const config::HeadPlace head = spread_head ? config::HeadPlace::spread : config::HeadPlace::last;
+  const config::HeadPlace given =
+      job == nullptr ? config::HeadPlace::last : config::HeadPlace(job->distributed.pp_head);
+  if (head != given) add("distributed.pp_head", config::Word(head).text);
   add("distributed.pp_split", layers.size() == 1
                                   ? std::string("even")
                                   : fmt::format("{}", fmt::join(pipeline::layers_per_stage(layers), ",")));
@@ -155,6 +221,10 @@ std::vector<std::string> Layout::overrides(const config::JobConfig* job) const {
   return keys;
 }
 
+int head_parts(const PlanBase& base) {
+  return base.job.distributed.pp_head == config::HeadPlace::spread ? base.mesh.pp : 1;
+}
+
 schedule::ShardOptions lower_options(const PlanBase& base) {
   const config::DistributedSection& d = base.job.distributed;
   const bool divided = base.mesh.size(mesh::Group::fsdp) > 1 || base.mesh.size(mesh::Group::efsdp) > 1;
@@ -163,13 +233,27 @@ schedule::ShardOptions lower_options(const PlanBase& base) {
   return {.gather = !divided                    ? schedule::Gather::never
                     : reshards_after_forward(d) ? schedule::Gather::streamed
                                                 : schedule::Gather::kept,
-          .reduce = every_microbatch ? schedule::Reduce::microbatch : schedule::Reduce::step};
+          .reduce = every_microbatch ? schedule::Reduce::microbatch : schedule::Reduce::step,
+          .keep_pairs = hides_exchanges(base)};
 }
 
 ScheduleChoice schedule_choice(const std::string& pp_schedule) {
   const std::string lower = config::to_lower(pp_schedule);
   if (lower == "auto") return ScheduleChoice::automatic;
+  if (lower == "search") return ScheduleChoice::search;
   return lower.ends_with(".csv") ? ScheduleChoice::file : ScheduleChoice::name;
+}
+
+std::filesystem::path kept_schedule(const config::JobConfig& job) {
+  return std::filesystem::path(job.run.dir) / "schedule.csv";
+}
+
+config::JobConfig job_to_save(const Plan& plan) {
+  config::JobConfig job = plan.job;
+  if (!plan.keeps_schedule) return job;
+  job.distributed.pp_schedule = kept_schedule(job).string();
+  job.distributed.pp_memory_gb = 0;
+  return job;
 }
 
 schedule::ScheduleSpec schedule_spec(const config::JobConfig& job) {
@@ -182,8 +266,10 @@ schedule::ScheduleSpec schedule_spec(const config::JobConfig& job) {
 
 schedule::Schedule given_schedule(const config::JobConfig& job) {
   const std::string& given = job.distributed.pp_schedule;
-  return schedule_choice(given) == ScheduleChoice::file ? schedule::load_schedule(given)
-                                                        : schedule::make_schedule(schedule_spec(job));
+  if (schedule_choice(given) != ScheduleChoice::file) return schedule::make_schedule(schedule_spec(job));
+  schedule::Schedule schedule = schedule::load_schedule(given);
+  const bool whole = job.distributed.pp_head == config::HeadPlace::last;
+  return schedule.spread_head && whole ? schedule::whole_head(schedule) : schedule;
 }
 
 pipeline::LayerAssignment split_layers(const config::JobConfig& job, int stages) {
@@ -206,10 +292,11 @@ Identity identity(const Plan& plan) {
     source.path.clear();
     source.val_path.clear();
   }
-  job.distributed.ranks_per_host = 0;  // predictions alone read these two
-  job.distributed.host_link_gbps = 0;
-  if (schedule_choice(job.distributed.pp_schedule) == ScheduleChoice::file)
+  job.distributed.ranks_per_host = 0;  // predictions alone read these
+  job.distributed.host_link_gbps = job.distributed.host_latency_us = 0;
+  if (schedule_choice(job.distributed.pp_schedule) != ScheduleChoice::name)  // its actions count
     job.distributed.pp_schedule.clear();
+  job.distributed.pp_memory_gb = 0;
   Identity result = keys_of(config::to_toml(job));
   result.emplace_back("layers of the stages",
                       fmt::format("{}", fmt::join(pipeline::layers_per_stage(plan.layers), "+")));

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <filesystem>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -45,6 +47,7 @@ struct Layout {
   bool reshard = false;                  // distributed.reshard_after_forward
   bool every_microbatch = false;         // distributed.reduce_gradients = "microbatch"
   std::string schedule{};                // a name, or a file
+  bool spread_head = false;              // distributed.pp_head
   int64_t stages_per_rank = 1;
   pipeline::LayerAssignment layers{};
 
@@ -55,15 +58,21 @@ struct Layout {
 };
 
 // Its job holds what was chosen in place of auto, cost and 0: written as TOML, it reads back to this plan.
+// Where the order was found at the start, job_to_save() does.
 struct Plan : PlanBase {
   pipeline::LayerAssignment layers;  // of each stage
   schedule::Schedule schedule;       // lowered and proven
   schedule::Schedule compute;        // its compute actions alone
-  bool reads_data = true;            // otherwise ranks do not compare the job's data, which may be elsewhere
+  bool searched = false;             // distributed.pp_schedule is search: then the next two say
+  std::string named{};               // which named schedule of the job is the fastest; "" where none fits
+  double named_time = 0;             // s of its step
+  bool keeps_schedule = false;       // its order was found at the start: searched, or with a spread head
+  bool awaits_choices = false;  // a stand-in until with_choices(): rank 0 chooses what the job leaves open
+  bool reads_data = true;       // otherwise ranks do not compare the job's data, which may be elsewhere
 };
 
-// Its job says what train.recompute is in the place of auto. Throws UsageError that names the key where the
-// model or the mesh is impossible.
+// Its job says what train.recompute is in the place of auto, and pp_head = "last" where spread is impossible.
+// Throws UsageError that names the key where the model or the mesh is impossible.
 PlanBase plan_base(const config::JobConfig& job);
 
 // The layout that the job gives, without its layers.
@@ -83,9 +92,22 @@ Plan make_plan(PlanBase base, schedule::Schedule lowered, pipeline::LayerAssignm
 // The plan of the job on this layout; `lowered` is the layout's schedule.
 Plan make_plan(PlanBase base, const Layout& layout, schedule::Schedule lowered);
 
-// What distributed.pp_schedule says: auto, a file ending in .csv, or a schedule's name.
-enum class ScheduleChoice { automatic, file, name };
+// What was chosen for the plan, as text; and the plan of the same job on a rank that awaits it. The text is
+// not checked: find_other_job() then compares the plans.
+std::string choices_of(const Plan& plan);
+Plan with_choices(const Plan& stand_in, const std::string& choices);
+
+// What distributed.pp_schedule says: auto, search, a file ending in .csv, or a schedule's name.
+enum class ScheduleChoice { automatic, search, file, name };
 ScheduleChoice schedule_choice(const std::string& pp_schedule);
+
+// The plan's job for those who read it later, from the run's folder, checkpoints and traces: a searched
+// schedule is the file schedule.csv in the run's folder, which rank 0 writes.
+config::JobConfig job_to_save(const Plan& plan);
+std::filesystem::path kept_schedule(const config::JobConfig& job);
+
+// Pipeline ranks that share out the head: 1 where the last stage has it, or where that is still open.
+int head_parts(const PlanBase& base);
 
 // What lowering puts into the job's lists, for ranks that share the stages' parameters.
 schedule::ShardOptions lower_options(const PlanBase& base);
@@ -94,7 +116,7 @@ schedule::ShardOptions lower_options(const PlanBase& base);
 schedule::ScheduleSpec schedule_spec(const config::JobConfig& job);
 
 // The schedule that the job names, or that its file holds: computes alone, overlapped pairs as they stand
-// there. Throws UsageError.
+// there, but S and T not where the job wants the head on the last stage. Throws UsageError.
 schedule::Schedule given_schedule(const config::JobConfig& job);
 
 // The layers of `stages` stages as distributed.pp_split (not cost) shares them out. Throws UsageError.

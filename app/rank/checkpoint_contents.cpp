@@ -27,7 +27,9 @@ size_t learning_parameters(RunContext& context, Stages stages) {
   for (const RankModel::RankStage& own : stages) {
     for (nn::ParameterGroup& group : own.stage->parameters().groups()) {
       for (const nn::ParameterSpec* spec : group.specs()) {
-        if (spec->frozen || (context.model.tied && spec->name == "head.weight")) continue;
+        if (spec->frozen) continue;
+        const bool repeated = context.model.tied || (own.stage->has_head_part() && own.stage->index() > 0);
+        if (spec->name == "head.weight" && repeated) continue;
         counts[group.of_experts() ? 1 : 0] += 1;
       }
     }

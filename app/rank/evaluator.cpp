@@ -1,8 +1,12 @@
 #include "app/rank/evaluator.h"
 
 #include <algorithm>
+#include <optional>
+#include <string>
 
+#include "app/data/text_codec.h"
 #include "core/base/error.h"
+#include "core/data/data_loader.h"
 #include "core/data/documents.h"
 #include "parallel/schedule/passes/passes.h"
 
@@ -21,20 +25,76 @@ std::vector<int64_t> starts_of(const RunContext& context, const data::TokenDatas
   return starts;
 }
 
+// The losses of single documents, from the forward passes of this rank while it lives. The microbatches need
+// places (LoaderOptions).
+class DocumentLosses {
+ public:
+  // starts: where the stream's documents begin, ascending from 0; the last is the end of all.
+  DocumentLosses(RankModel& model, const std::vector<int64_t>& starts)
+      : model_(model), starts_(starts), sums_(starts.size() - 1, 0), targets_(starts.size() - 1, 0) {
+    if (!model.has_last_stage()) return;
+    model.loss_stage().hear_losses(
+        [this](const data::Microbatch& data, const at::Tensor& losses) { add(data, losses); });
+  }
+  ~DocumentLosses() {
+    if (model_.has_last_stage()) model_.loss_stage().hear_losses({});
+  }
+  DocumentLosses(const DocumentLosses&) = delete;
+  DocumentLosses& operator=(const DocumentLosses&) = delete;
+
+  // Of all ranks, those that had a target, in order; the same on every rank. Collective.
+  std::vector<DocumentLoss> total() const {
+    const std::vector<double> sums = model_.sum_of_last_stage(sums_);
+    const std::vector<double> targets = model_.sum_of_last_stage(targets_);
+    std::vector<DocumentLoss> documents;
+    for (size_t i = 0; i < sums.size(); ++i) {
+      if (targets[i] > 0)
+        documents.push_back({static_cast<int64_t>(i), sums[i], static_cast<int64_t>(targets[i])});
+    }
+    return documents;
+  }
+
+ private:
+  void add(const data::Microbatch& data, const at::Tensor& losses) {
+    const at::Tensor loss = losses.cpu(), labels = data.labels.cpu().contiguous();
+    const auto* const of_token = loss.const_data_ptr<float>();
+    const auto* const label = labels.const_data_ptr<int64_t>();
+    const auto* const place = data.places.const_data_ptr<int64_t>();
+    for (int64_t i = 0; i < loss.numel(); ++i) {
+      if (label[i] == data::ignore_label) continue;
+      const auto document =
+          static_cast<size_t>(std::ranges::upper_bound(starts_, place[i]) - starts_.begin() - 1);
+      sums_.at(document) += static_cast<double>(of_token[i]);
+      targets_[document] += 1;
+    }
+  }
+
+  RankModel& model_;
+  const std::vector<int64_t>& starts_;
+  std::vector<double> sums_, targets_;  // of each document, on this rank
+};
+
 }  // namespace
+
+struct Evaluator::Validation {
+  std::string name;
+  std::optional<std::vector<uint32_t>> token_bytes;  // bytes_of_labels(); nothing: not known
+  data::ValidationLoader loader;
+  std::vector<int64_t> starts;  // of documents, where their losses are asked for
+};
 
 std::vector<Evaluator::Validation> Evaluator::open(const RunContext& context,
                                                    const std::vector<OpenSource>& sources, bool documents) {
   data::LoaderOptions options = loader_options(context);
   options.need_places = documents && options.need_labels;
   const bool all_of_bytes = std::ranges::all_of(sources, &OpenSource::bytes);
-  const std::optional<TokenBytes> texts = all_of_bytes ? std::nullopt : read_token_bytes(context.job);
+  const auto texts = all_of_bytes ? std::nullopt : read_token_bytes(context.job);
   std::vector<Validation> validations;
   for (const OpenSource& source : sources) {
     if (!source.validation) continue;
     validations.push_back(
         {.name = source.name,
-         .bytes = source.bytes ? std::optional(TokenBytes()) : texts,
+         .token_bytes = source.bytes ? std::optional<std::vector<uint32_t>>(std::in_place) : texts,
          .loader = {*source.validation, options, context.job.eval.batches},
          .starts = documents ? starts_of(context, *source.validation) : std::vector<int64_t>()});
   }
@@ -49,10 +109,11 @@ Evaluator::Evaluator(RunContext& context, RankModel& model, const std::vector<Op
       documents_(documents),
       validations_(open(context, sources, documents)),
       executor_(model.pipeline_stages(), context.mesh.along(mesh::Axis::pp),
-                schedule::lower(schedule::forward_only(context.plan.schedule), lower_options(context.plan)),
-                pipeline::Executor::Mode::evaluate) {
+                schedule::lower(schedule::forward_only(context.plan.schedule), lower_options(context.plan))) {
   executor_.report_to(context.activity, context.device);
 }
+
+Evaluator::~Evaluator() = default;
 
 metrics::SourceLoss Evaluator::run(const Validation& validation, const std::function<void()>& batch_done) {
   metrics::SourceLoss loss{.name = validation.name};
@@ -61,11 +122,12 @@ metrics::SourceLoss Evaluator::run(const Validation& validation, const std::func
     const std::vector<data::Microbatch> batch = validation.loader.batch(i);
     executor_.run(batch);
     for (const data::Microbatch& microbatch : batch) loss.tokens += microbatch.global_targets;
-    if (validation.bytes && model_.has_last_stage()) own_bytes += validation.bytes->of_labels(batch);
+    if (validation.token_bytes && model_.has_last_stage())
+      own_bytes += bytes_of_labels(*validation.token_bytes, batch);
     batch_done();
   }
   loss.sum = model_.global_loss();
-  if (validation.bytes)
+  if (validation.token_bytes)
     loss.bytes = static_cast<int64_t>(model_.sum_of_last_stage(static_cast<double>(own_bytes)));
   return loss;
 }

@@ -1,21 +1,23 @@
 // Validation loss through the same pipeline, forward only.
 #pragma once
 
+#include <cstdint>
 #include <functional>
-#include <optional>
-#include <string>
 #include <vector>
 
 #include "app/data/datasets.h"
-#include "app/data/text_codec.h"
 #include "app/plan/run_context.h"
-#include "app/rank/document_losses.h"
 #include "app/rank/rank_model.h"
-#include "core/data/data_loader.h"
 #include "core/metrics/step_record.h"
 #include "parallel/pipeline/executor.h"
 
 namespace pptrain::app {
+
+struct DocumentLoss {
+  int64_t document = 0;  // its number in the stream
+  double sum = 0;        // nats, over its targets
+  int64_t targets = 0;
+};
 
 class Evaluator {
  public:
@@ -24,6 +26,7 @@ class Evaluator {
   // evaluator. `documents`: run() also finds the loss of each document.
   Evaluator(RunContext& context, RankModel& model, const std::vector<OpenSource>& sources,
             bool documents = false);
+  ~Evaluator();
 
   struct Result {
     metrics::SourceLoss all;
@@ -36,12 +39,7 @@ class Evaluator {
   Result run(const Progress& progress = {});
 
  private:
-  struct Validation {
-    std::string name;
-    std::optional<TokenBytes> bytes;  // where tokens stand for text
-    data::ValidationLoader loader;
-    std::vector<int64_t> starts;  // of documents, where their losses are asked for
-  };
+  struct Validation;  // of one source
   static std::vector<Validation> open(const RunContext& context, const std::vector<OpenSource>& sources,
                                       bool documents);
   metrics::SourceLoss run(const Validation& validation, const std::function<void()>& batch_done);

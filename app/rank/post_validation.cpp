@@ -25,7 +25,7 @@ PostValidation::PostValidation(RunContext& context, RankModel& model)
   model_.keep_previous();
 }
 
-void PostValidation::start(const Pending& step, bool urgent) {
+void PostValidation::start(double lr, double grad_scale, bool urgent) {
   std::vector<double> extra(extras, 0.0);
   extra[extra_urgent] = urgent || seen_urgent_ ? 1 : 0;
   if (model_.has_last_stage()) {
@@ -36,12 +36,13 @@ void PostValidation::start(const Pending& step, bool urgent) {
   std::vector<double> told(squares.begin(), squares.end());
   told.insert(told.end(), extra.begin(), extra.end());
   exchange_.start(told);
-  model_.apply(step.lr, step.grad_scale);
-  pending_ = step;
+  model_.apply(lr, grad_scale);
+  lr_ = lr;
+  taken_with_ = grad_scale;
 }
 
-PostValidation::Totals PostValidation::wait() {
-  const auto told = exchange_.wait(fmt::format("the gradient norms of step {}", pending_->step));
+void PostValidation::wait(int64_t step) {
+  const auto told = exchange_.wait(fmt::format("the gradient norms of step {}", step));
   std::vector<kernels::ExactSum> squares;
   for (const std::span<const double> values : told) {
     squares.emplace_back(values.first(kernels::exact_words));
@@ -49,16 +50,17 @@ PostValidation::Totals PostValidation::wait() {
   }
   const auto last = std::span<const double>(told[model_.last_stage_rank()]).last(extras);
   urgent_ = urgent_ || last[extra_urgent] > 0;
-  return {.loss = last[extra_loss], .norm = shard::GradNorm::of_stages(squares)};
+  loss_ = last[extra_loss];
+  norm_ = shard::GradNorm::of_stages(squares);
 }
 
 bool PostValidation::correct(const std::optional<double>& grad_scale) {
-  confident_ = grad_scale == pending_->grad_scale;
+  confident_ = grad_scale == taken_with_;
   if (!confident_) {
     model_.undo();
-    if (grad_scale) model_.apply(pending_->lr, *grad_scale);
+    if (grad_scale) model_.apply(lr_, *grad_scale);
   }
-  pending_.reset();
+  taken_with_.reset();
   return confident_;
 }
 

@@ -14,18 +14,6 @@ namespace pptrain::app {
 
 class PostValidation {
  public:
-  // A step that was taken and is not validated yet.
-  struct Pending {
-    int64_t step = 0;  // 1 is the first
-    double lr = 0;
-    double grad_scale = 0;
-  };
-  // What the step came to over all ranks: the same bits on each.
-  struct Totals {
-    double loss = 0;  // in nats, summed over all valid tokens
-    double norm = 0;  // of the summed, unscaled gradient
-  };
-
   // The model's optimizers keep what they overwrite from here on. Collective, as everything here; both must
   // outlive this.
   PostValidation(RunContext& context, RankModel& model);
@@ -37,11 +25,16 @@ class PostValidation {
 
   // Sends this rank's part of the totals to all ranks of the pipeline and takes the step. Gradients must stay
   // as they are until correct(). `urgent`: this rank was asked to stop, or to save.
-  void start(const Pending& step, bool urgent);
-  const std::optional<Pending>& pending() const { return pending_; }
+  void start(double lr, double grad_scale, bool urgent);
+  // A step was taken and is not validated yet.
+  bool pending() const { return taken_with_.has_value(); }
 
-  // Waits until all ranks have started.
-  Totals wait();
+  // Waits until all ranks have started. step: the pending one's number.
+  void wait(int64_t step);
+  // Its totals, after wait(): the loss in nats, summed over all valid tokens, and the norm of the summed,
+  // unscaled gradient.
+  double loss() const { return loss_; }
+  double norm() const { return norm_; }
   // grad_scale: what the pending step should have been taken with, or none if it is to be skipped. Where it
   // was taken otherwise, takes it back, and takes it again if it is not to be skipped. Returns whether it
   // stood.
@@ -56,7 +49,9 @@ class PostValidation {
   RunContext& context_;
   RankModel& model_;
   comm::Exchange exchange_;
-  std::optional<Pending> pending_;
+  double lr_ = 0;                     // of the pending step
+  std::optional<double> taken_with_;  // its grad_scale
+  double loss_ = 0, norm_ = 0;
   bool confident_ = true;
   bool seen_urgent_ = false;  // a rank of this pipeline was asked
   bool urgent_ = false;

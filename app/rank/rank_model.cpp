@@ -77,7 +77,8 @@ void RankModel::add_stage(int index, models::Seams seams) {
     seams.attention = own.attention = std::make_shared<attention::CachedAttention>(seams.attention);
   const bool grows = generates() || purpose_ != Purpose::train;
   own.stage = std::make_unique<models::TransformerStage>(
-      grows ? with_all_positions(plan.model, plan.job) : plan.model, models::stage_slice(plan.layers, index),
+      grows ? with_all_positions(plan.model, plan.job) : plan.model,
+      models::stage_slice(plan.layers, index, head_parts(plan)),
       stage_recompute(plan.job.train.recompute, index), seams);
   own.stage->materialise(context_.device, compute_dtype(plan.job),
                          /*with_gradients=*/purpose_ == Purpose::train, shard_place(mesh::Group::fsdp),
@@ -185,7 +186,8 @@ void RankModel::zero_grad() {
   for (RankStage& own : stages_) own.stage->parameters().start_grad();
 }
 
-// The two weights are the only ones of their groups, so their shards lie alike.
+// The two weights are the only ones of their groups, so their shards lie alike. Of a spread head each rank's
+// part meets the same rows of the embedding's gradient, which is whole there.
 void RankModel::sum_tied_gradients() {
   if (!context_.model.tied) return;
   at::Tensor embedding, head;
@@ -197,11 +199,31 @@ void RankModel::sum_tied_gradients() {
   };
   for (RankStage& own : stages_) {
     if (own.stage->is_first()) embedding = gradient(*own.stage, "embed");
-    if (own.stage->is_last()) head = gradient(*own.stage, "head");
+    if (own.stage->head_weight() != nullptr) head = gradient(*own.stage, "head");
   }
+  comm::Communicator& pipeline = context_.mesh.along(mesh::Axis::pp);
+  if (schedule_.spread_head) return sum_tied_parts(pipeline, embedding, head);
   if (!embedding.defined() && !head.defined()) return;  // frozen, or on other ranks
-  pipeline::sum_tied_gradient(context_.mesh.along(mesh::Axis::pp), schedule_.rank_of(0), last_stage_rank(),
-                              embedding, head);
+  pipeline::sum_tied_gradient(pipeline, schedule_.rank_of(0), last_stage_rank(), embedding, head);
+}
+
+// Buffers end in gaps, which are zero on both sides.
+void RankModel::sum_tied_parts(comm::Communicator& pipeline, const at::Tensor& embedding,
+                               const at::Tensor& head) {
+  if (!head.defined()) return;  // frozen, as the embedding then is
+  const nn::TensorCut rows{.rank = context_.mesh.coordinate(mesh::Axis::tp),
+                           .size = context_.mesh.size(mesh::Axis::tp)};
+  const int first = schedule_.rank_of(0);
+  for (int rank = 0; rank < pipeline.size(); ++rank) {
+    const nn::TensorCut part = nn::LinearCrossEntropy::part_of(rows, rank, pipeline.size());
+    const int64_t hidden = context_.model.hidden, vocab = context_.model.vocab;
+    const int64_t begin = part.begin(vocab, part.rank) - rows.begin(vocab, rows.rank);
+    const int64_t elements = part.count(vocab) * hidden;
+    pipeline::sum_tied_gradient(
+        pipeline, first, rank,
+        embedding.defined() ? embedding.narrow(0, begin * hidden, elements) : at::Tensor(),
+        pipeline.rank() == rank ? head.narrow(0, 0, elements) : at::Tensor());
+  }
 }
 
 kernels::ExactSum RankModel::squared_norm() {
@@ -210,9 +232,9 @@ kernels::ExactSum RankModel::squared_norm() {
   return optim::sum_of_squares(counted);
 }
 
-std::vector<models::TransformerStage::ExpertLoads> RankModel::take_expert_loads() {
-  std::vector<models::TransformerStage::ExpertLoads> loads;
-  for (RankStage& own : stages_) std::ranges::move(own.stage->take_loads(), std::back_inserter(loads));
+std::map<int, at::Tensor> RankModel::take_expert_loads() {
+  std::map<int, at::Tensor> loads;
+  for (RankStage& own : stages_) loads.merge(own.stage->take_loads());
   return loads;
 }
 
@@ -237,7 +259,7 @@ void RankModel::undo() {
 }
 
 double RankModel::last_stage_loss() {
-  const std::vector<double> own{stages_.back().stage->take_loss()};
+  const std::vector<double> own{loss_stage().take_loss()};
   return comm::all_reduce_sum(context_.mesh.of(mesh::Group::loss), own)[0];
 }
 
@@ -253,12 +275,16 @@ std::vector<double> RankModel::sum_of_last_stage(std::vector<double> own) {
 
 std::vector<double> RankModel::microbatch_losses() {
   const int64_t count = context_.job.train.grad_accum_steps;
-  return sum_of_last_stage(has_last_stage() ? stages_.back().stage->microbatch_losses(count)
+  return sum_of_last_stage(has_last_stage() ? loss_stage().microbatch_losses(count)
                                             : std::vector<double>(static_cast<size_t>(count)));
 }
 
 double RankModel::global_loss() {
-  return sum_of_last_stage(has_last_stage() ? stages_.back().stage->take_loss() : 0);
+  return sum_of_last_stage(loss_stage().take_loss());
+}
+
+models::TransformerStage& RankModel::loss_stage() const {
+  return *(schedule_.spread_head ? stages_.front() : stages_.back()).stage;
 }
 
 }  // namespace pptrain::app

@@ -75,10 +75,13 @@ class RankModel {
   // What each microbatch of the last step added to the loss, summed likewise, of all ranks' microbatches of
   // this number; the same on every rank. Collective.
   std::vector<double> microbatch_losses();
+  // The stage of this rank whose loss counts where the rank has the last stage: with a spread head, which
+  // gives every rank the loss, the one with a part of it.
+  models::TransformerStage& loss_stage() const;
   bool has_last_stage() const { return context_.mesh.coordinate(mesh::Axis::pp) == last_stage_rank(); }
 
   // Of the backward passes since the last call, from this rank.
-  std::vector<models::TransformerStage::ExpertLoads> take_expert_loads();
+  std::map<int, at::Tensor> take_expert_loads();
 
   int64_t optimizer_step() const { return optimizer_step_; }
   int last_stage_rank() const { return schedule_.rank_of(schedule_.stages() - 1); }
@@ -90,6 +93,7 @@ class RankModel {
   void add_stage(int index, models::Seams seams);
   void add_optimizer(RankStage& stage);
   bool generates() const;
+  void sum_tied_parts(comm::Communicator& pipeline, const at::Tensor& embedding, const at::Tensor& head);
   nn::ShardPlace shard_place(mesh::Group group);
   shard::ShardRanks ranks_of(bool experts);
   void watch_weights();

@@ -56,8 +56,8 @@ at::Tensor made_up(at::Tensor boundary) {
 
 class StageWarmUp {
  public:
-  StageWarmUp(const pipeline::StageWithWeights& own, const data::Microbatch& data)
-      : stage_(own.stage), weights_(own.weights), data_(data) {}
+  StageWarmUp(const pipeline::StageWithWeights& own, const data::Microbatch& data, int head_parts)
+      : stage_(own.stage), weights_(own.weights), data_(data), head_parts_(head_parts) {}
 
   // The first product of a gradient overwrites it, with another kernel than those that add to it.
   // `evaluates`: the stage also computes losses without gradients.
@@ -68,6 +68,7 @@ class StageWarmUp {
       if (backward.at_once) run_at_once();
       if (backward.split) run_split();
     }
+    if (stage_.has_head_part()) run_head(rounds);
     if (evaluates) evaluate();
     weights_.reduce_grad();
     weights_.finish();
@@ -91,6 +92,16 @@ class StageWarmUp {
     begin(ActionKind::backward_weight, ActionKind::forward);
     stage_.backward_weight(0);
   }
+  // With the rank's own statistics in the place of all.
+  void run_head(int rounds) {
+    for (int round = 0; round < rounds; ++round) {
+      begin(ActionKind::head_forward, ActionKind::head_backward);
+      const at::Tensor own = stage_.head_forward(0, data_, boundary());
+      begin(ActionKind::head_backward, ActionKind::forward);
+      stage_.head_backward(0, data_, own.unsqueeze(0).expand({head_parts_, -1, -1}).contiguous(),
+                           /*with_gradients=*/true);
+    }
+  }
   void evaluate() {
     begin(ActionKind::forward, std::nullopt);
     stage_.forward_only(data_, stage_.is_first() ? at::Tensor() : boundary());
@@ -105,6 +116,7 @@ class StageWarmUp {
   pipeline::Stage& stage_;
   pipeline::WeightActions& weights_;
   const data::Microbatch& data_;
+  int head_parts_;
 };
 
 }  // namespace
@@ -116,7 +128,8 @@ void warm_up(const RunContext& context, RankModel& model, std::span<const data::
   const std::vector<pipeline::StageWithWeights> stages = model.pipeline_stages();
   model.zero_grad();
   for (const data::Microbatch* data : lengths(microbatches, context.job)) {
-    for (const pipeline::StageWithWeights& own : stages) StageWarmUp(own, *data).run(backward, evaluates);
+    for (const pipeline::StageWithWeights& own : stages)
+      StageWarmUp(own, *data, head_parts(context.plan)).run(backward, evaluates);
   }
   for (const pipeline::StageWithWeights& own : stages) own.stage.parameters().zero_grad();
   if (context.device.is_cpu()) return;

@@ -23,6 +23,49 @@
 namespace pptrain::app {
 namespace {
 
+// As text between tags and in quoted attributes.
+std::string html_escaped(std::string_view text) {
+  std::string result;
+  for (const char c : text) {
+    switch (c) {
+      case '&':
+        result += "&amp;";
+        break;
+      case '<':
+        result += "&lt;";
+        break;
+      case '>':
+        result += "&gt;";
+        break;
+      case '"':
+        result += "&quot;";
+        break;
+      case '\'':
+        result += "&#39;";
+        break;
+      default:
+        result += c;
+    }
+  }
+  return result;
+}
+
+// As the content of <script type="application/json">, which no text can end. What is not UTF-8 becomes
+// U+FFFD.
+std::string script_json(const nlohmann::ordered_json& json) {
+  const std::string text = json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
+  std::string result;
+  result.reserve(text.size());
+  for (const char c : text) {  // "<" is only ever part of a string there
+    if (c == '<') {
+      result += "\\u003c";
+    } else {
+      result += c;
+    }
+  }
+  return result;
+}
+
 namespace fs = std::filesystem;
 
 struct SchedulePicture {
@@ -139,46 +182,6 @@ std::string fill(std::string_view page, std::span<const std::pair<std::string_vi
 }
 
 }  // namespace
-
-std::string html_escaped(std::string_view text) {
-  std::string result;
-  for (const char c : text) {
-    switch (c) {
-      case '&':
-        result += "&amp;";
-        break;
-      case '<':
-        result += "&lt;";
-        break;
-      case '>':
-        result += "&gt;";
-        break;
-      case '"':
-        result += "&quot;";
-        break;
-      case '\'':
-        result += "&#39;";
-        break;
-      default:
-        result += c;
-    }
-  }
-  return result;
-}
-
-std::string script_json(const nlohmann::ordered_json& json) {
-  const std::string text = json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
-  std::string result;
-  result.reserve(text.size());
-  for (const char c : text) {  // "<" is only ever part of a string there
-    if (c == '<') {
-      result += "\\u003c";
-    } else {
-      result += c;
-    }
-  }
-  return result;
-}
 
 std::string render_report(std::span<const RunData> runs) {
   const std::array<std::pair<std::string_view, std::string>, 9> values = {{

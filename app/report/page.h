@@ -14,11 +14,4 @@ namespace pptrain::app {
 // and fetch nothing.
 std::string render_report(std::span<const RunData> runs);
 
-// As text between tags and in quoted attributes.
-std::string html_escaped(std::string_view text);
-
-// As the content of <script type="application/json">, which no text can end. What is not UTF-8 becomes
-// U+FFFD.
-std::string script_json(const nlohmann::ordered_json& json);
-
 }  // namespace pptrain::app

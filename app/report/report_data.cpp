@@ -16,6 +16,16 @@
 
 namespace pptrain::app {
 
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+// Most points of one curve.
+constexpr size_t most_points = 1500;
+
+// Which points of a long curve are drawn, so that its spikes stay: indices into `values`, ascending, all
+// finite ones, or where these are more than `most` (at least 4), of each group of consecutive ones the
+// smallest and the largest, beside the first and the last of all.
 std::vector<size_t> thinned(std::span<const double> values, size_t most) {
   std::vector<size_t> finite;
   for (size_t i = 0; i < values.size(); ++i) {
@@ -36,10 +46,6 @@ std::vector<size_t> thinned(std::span<const double> values, size_t most) {
   kept.erase(std::ranges::unique(kept).begin(), kept.end());
   return kept;
 }
-
-using Json = nlohmann::ordered_json;
-
-namespace {
 
 // So many significant digits are more than a picture shows; JSON has the shortest text that reads back.
 double shortened(double value) {
@@ -191,8 +197,8 @@ Json descent(std::span<const RunData> runs) {
   return any ? nodes : Json::array();
 }
 
-}  // namespace
-
+// The keys that differ between jobs, each with its value in every run ("" where a run has no job): the first
+// item of a row is the key.
 std::vector<std::vector<std::string>> job_differences(std::span<const RunData> runs) {
   const auto first = std::ranges::find_if(runs, [](const RunData& run) { return run.job.has_value(); });
   if (first == runs.end()) return {};
@@ -219,6 +225,8 @@ std::vector<std::vector<std::string>> job_differences(std::span<const RunData> r
   }
   return rows;
 }
+
+}  // namespace
 
 nlohmann::ordered_json report_data(std::span<const RunData> runs) {
   Json all = Json::array();

@@ -18,7 +18,6 @@
 #include "core/config/nearest.h"
 #include "models/hf_config.h"
 #include "parallel/schedule/passes/passes.h"
-#include "parallel/schedule/render/csv.h"
 
 namespace pptrain::app {
 
@@ -30,6 +29,14 @@ using config::ReportConflict;
 constexpr const char* schedule_key = "distributed.pp_schedule";
 constexpr const char* stages_key = "distributed.pp_stages_per_rank";
 constexpr const char* split_key = "distributed.pp_split";
+
+// What auto takes a searched order or a spread head for: this part of the step.
+constexpr double least_gain = .01;
+
+// Does the schedule show only when costs are known?
+bool is_open(ScheduleChoice choice) {
+  return choice == ScheduleChoice::automatic || choice == ScheduleChoice::search;
+}
 
 // The plain name of a schedule that trains; nothing, and a report, where there is none.
 std::optional<std::string> schedule_name(const std::string& given, const ReportConflict& report) {
@@ -43,10 +50,10 @@ std::optional<std::string> schedule_name(const std::string& given, const ReportC
     std::string guess = config::nearest(given, names);
     if (!guess.empty()) guess = '"' + guess + '"';
     report({schedule_key},
-           planned
-               ? error.what()
-               : fmt::format("\"{}\" is not a schedule{} Valid: {}, auto, or a file ending in .csv", given,
-                             guess.empty() ? "." : config::did_you_mean(guess), fmt::join(names, ", ")));
+           planned ? error.what()
+                   : fmt::format(
+                         "\"{}\" is not a schedule{} Valid: {}, auto, search, or a file ending in .csv",
+                         given, guess.empty() ? "." : config::did_you_mean(guess), fmt::join(names, ", ")));
   }
   return std::nullopt;
 }
@@ -86,23 +93,28 @@ class Resolver {
     report_recompute(job_, std::nullopt, report_);
   }
 
-  // Nothing where something was reported.
-  std::optional<Plan> plan();
+  // Nothing where something was reported. `awaits_choices`: of LoadOptions.
+  std::optional<Plan> plan(bool awaits_choices);
 
  private:
   void check_schedule();
   bool is_too_long();
   void check_file();
   void check_split();
+  void settle_head(PlanBase& base);
+  std::optional<Plan> stand_in(PlanBase base);
   std::optional<Plan> choose(const PlanBase& base, const CostSource& costs);
   std::optional<Plan> best_plan(const PlanBase& base, const CostSource& costs);
-  Plan plan_by_cost(const PlanBase& base, const CostSource& costs);
+  static const Candidate& first_choice(std::span<const Candidate> found);
+  static Plan searched_plan(const PlanBase& base, const Candidate& best, std::span<const Candidate> found);
+  Plan plan_by_cost(PlanBase base, const CostSource& source, config::HeadPlace head);
+  Plan plan_by_cost(const PlanBase& base, const CostSource& source);
 
   JobConfig& job_;
   bool sound_;
   ReportConflict report_;
-  std::optional<schedule::Schedule> compute_;        // none with auto
-  std::optional<pipeline::LayerAssignment> layers_;  // none with auto or cost
+  std::optional<schedule::Schedule> compute_;        // none with auto and search
+  std::optional<pipeline::LayerAssignment> layers_;  // none with auto, search or cost
 };
 
 // Lists of actions are made, proven and walked one by one: here a digit too many shows before it takes hours.
@@ -122,11 +134,12 @@ bool Resolver::is_too_long() {
 void Resolver::check_schedule() {
   config::DistributedSection& d = job_.distributed;
   if (is_too_long()) return;
-  if (schedule_choice(d.pp_schedule) == ScheduleChoice::automatic) {
-    d.pp_schedule = "auto";
+  const ScheduleChoice choice = schedule_choice(d.pp_schedule);
+  if (is_open(choice)) {
+    d.pp_schedule = choice == ScheduleChoice::automatic ? "auto" : "search";
     return;
   }
-  if (schedule_choice(d.pp_schedule) == ScheduleChoice::file) return check_file();
+  if (choice == ScheduleChoice::file) return check_file();
   const std::optional<std::string> name = schedule_name(d.pp_schedule, report_);
   if (!name) return;
   d.pp_schedule = *name;
@@ -156,7 +169,7 @@ void Resolver::check_file() {
                         d.pp_schedule, in_file, what));
   };
   try {
-    compute_ = schedule::load_schedule(d.pp_schedule);
+    compute_ = given_schedule(job_);
     if (compute_->forward_only)
       report_({schedule_key}, fmt::format("{} has forward passes alone: it cannot train", compute_->name));
     differs("distributed.pp", d.pp, compute_->ranks, "ranks");
@@ -174,7 +187,7 @@ void Resolver::check_split() {
     d.pp_split.text = "cost";
     return;
   }
-  if (schedule_choice(d.pp_schedule) == ScheduleChoice::automatic) return;
+  if (is_open(schedule_choice(d.pp_schedule))) return;
   if (job_.model.num_hidden_layers == 0 || d.pp_stages_per_rank == 0) return;  // reported already
   try {
     layers_ = split_layers(job_, static_cast<int>(d.pp * d.pp_stages_per_rank));
@@ -185,23 +198,50 @@ void Resolver::check_split() {
   }
 }
 
-std::optional<Plan> Resolver::plan() {
+// A file that has passes of a spread head says where it is, unless that is impossible.
+void Resolver::settle_head(PlanBase& base) {
+  config::Word<config::HeadPlace>& head = base.job.distributed.pp_head;
+  if (head == config::HeadPlace::last) compute_ = schedule::whole_head(*compute_);
+  if (head == config::HeadPlace::automatic) head = config::HeadPlace::spread;
+}
+
+std::optional<Plan> Resolver::plan(bool awaits_choices) {
   if (!sound_) return std::nullopt;
   PlanBase base = plan_base(job_);
   report_learning(job_, base.model, report_);
   report_heads(job_, base.model, report_);
   check_samples(job_, base.model, report_);
   if (!sound_) return std::nullopt;
-  if (compute_ && layers_) {
+  if (compute_ && compute_->spread_head) settle_head(base);
+  const bool head_is_placed = base.job.distributed.pp_head == config::HeadPlace::last || base.mesh.pp == 1 ||
+                              (compute_ && compute_->spread_head);
+  if (compute_ && layers_ && head_is_placed) {
     schedule::Schedule lowered = schedule::lower(*compute_, lower_options(base));
     return make_plan(std::move(base), std::move(lowered), *layers_);
   }
+  if (awaits_choices) return stand_in(std::move(base));
   try {
     return choose(base, make_cost_source(base, job_.distributed.pp_costs));
   } catch (const UsageError& error) {
     report_({"distributed.pp_costs", schedule_key, split_key, "distributed.pp"}, error.what());
     return std::nullopt;
   }
+}
+
+// Says what of the job needs no choice.
+std::optional<Plan> Resolver::stand_in(PlanBase base) {
+  Layout layout = layout_of(base);
+  layout.schedule = "1f1b";
+  layout.stages_per_rank = 1;
+  layout.spread_head = false;
+  layout.recompute = {"none"};
+  schedule::Schedule lowered =
+      schedule::lower(given_schedule(on_layout(base, layout).job), lower_options(base));
+  layout.layers =
+      pipeline::compute_layer_assignment(static_cast<int>(base.model.layers), lowered.stages(), 0, 0);
+  Plan plan = make_plan(std::move(base), layout, std::move(lowered));
+  plan.awaits_choices = true;
+  return plan;
 }
 
 std::optional<Plan> Resolver::choose(const PlanBase& base, const CostSource& costs) {
@@ -211,9 +251,17 @@ std::optional<Plan> Resolver::choose(const PlanBase& base, const CostSource& cos
 // The best of the search; what no rank can hold is reported.
 std::optional<Plan> Resolver::best_plan(const PlanBase& base, const CostSource& costs) {
   const double budget = memory_budget(base, costs);
-  const std::vector<Candidate> found = search(base, costs, {.budget = budget});
-  const Candidate& best = found.front();
-  if (best.fits) return make_plan(base, best.layout, *best.lowered);
+  const bool asked = schedule_choice(base.job.distributed.pp_schedule) == ScheduleChoice::search;
+  const std::vector<Candidate> found =
+      search(base, costs,
+             {.budget = budget, .order_effort = asked ? 100 : 10, .order_gain = asked ? 0 : least_gain});
+  const Candidate& best = first_choice(found);
+  if (best.fits && (asked || best.is_order())) return searched_plan(base, best, found);
+  if (best.fits) {
+    Plan plan = make_plan(base, best.layout, *best.lowered);
+    plan.keeps_schedule = plan.compute.spread_head;
+    return plan;
+  }
   const bool could_recompute =
       !base.chooses_recompute && base.job.train.recompute != std::vector<std::string>{"full"};
   report_({"distributed.pp_memory_gb", schedule_key, "distributed.pp"},
@@ -225,10 +273,56 @@ std::optional<Plan> Resolver::best_plan(const PlanBase& base, const CostSource& 
   return std::nullopt;
 }
 
-Plan Resolver::plan_by_cost(const PlanBase& base, const CostSource& costs) {
+// The first of the ranking, but a whole head where a spread one, which rounds otherwise, gains too little.
+const Candidate& Resolver::first_choice(std::span<const Candidate> found) {
+  const Candidate& first = found.front();
+  if (!first.fits || !first.layout.spread_head) return first;
+  const auto whole = std::ranges::find_if(found, [](const Candidate& c) { return !c.layout.spread_head; });
+  if (whole == found.end() || !whole->fits) return first;
+  return first.step_time < (1 - least_gain) * whole->step_time ? first : *whole;
+}
+
+// The best may be a named schedule where no order is better.
+Plan Resolver::searched_plan(const PlanBase& base, const Candidate& best, std::span<const Candidate> found) {
+  Layout layout = best.layout;
+  layout.schedule = "search";
+  Plan plan = make_plan(base, layout, *best.lowered);
+  plan.searched = true;
+  plan.keeps_schedule = true;
+  const auto named = std::ranges::find_if(found, [&](const Candidate& c) {
+    return c.fits && !c.is_order() && c.layout.spread_head == layout.spread_head;
+  });
+  if (named == found.end()) return plan;
+  plan.named = named->layout.schedule;
+  plan.named_time = named->step_time;
+  return plan;
+}
+
+// With the one place of the head or the other.
+Plan Resolver::plan_by_cost(const PlanBase& base, const CostSource& source) {
+  const config::HeadPlace given = base.job.distributed.pp_head;
+  if (given != config::HeadPlace::automatic) return plan_by_cost(base, source, given);
+  Plan whole = plan_by_cost(base, source, config::HeadPlace::last);
+  Plan spread = plan_by_cost(base, source, config::HeadPlace::spread);
+  const Prediction of_whole = predict(whole, source), of_spread = predict(spread, source);
+  const double budget = memory_budget(base, source);
+  const auto fits = [&](const Prediction& p) {
+    return budget <= 0 || static_cast<double>(p.peak_bytes()) <= budget;
+  };
+  if (fits(of_whole) != fits(of_spread)) return fits(of_whole) ? whole : spread;
+  return of_spread.step_time < (1 - least_gain) * of_whole.step_time ? spread : whole;
+}
+
+Plan Resolver::plan_by_cost(PlanBase base, const CostSource& source, config::HeadPlace head) {
+  base.job.distributed.pp_head = head;
+  const CostModel costs(base, source);
   Layout layout = layout_of(base);
-  layout.layers = cost_split(CostModel(base, costs), base.model, *compute_);
-  return make_plan(base, layout, schedule::lower(*compute_, lower_options(base)));
+  layout.layers = layers_ ? *layers_ : cost_split(costs, base.model, *compute_);
+  schedule::Schedule compute = with_head(costs, *compute_, layout.layers);
+  const bool finds_order = compute.spread_head && !compute_->spread_head;
+  Plan plan = make_plan(base, layout, schedule::lower(std::move(compute), lower_options(base)));
+  plan.keeps_schedule = finds_order;
+  return plan;
 }
 
 using FinishJob = decltype(config::Hooks::finish);
@@ -246,7 +340,7 @@ FinishJob resolve_into(std::optional<Plan>& plan, const LoadOptions& options) {
   return [&plan, &options](JobConfig& job, const ReportConflict& report, bool sound) {
     Resolver resolver(job, report, sound);
     resolver.check();
-    plan = resolver.plan();
+    plan = resolver.plan(options.awaits_choices);
     if (plan) plan->reads_data = options.reads_data;
     if (plan && options.inspect) options.inspect(*plan, report);
   };

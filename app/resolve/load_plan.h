@@ -17,6 +17,8 @@ struct LoadOptions {
   // Data and checkpoints must be there; a plan alone has no use for them.
   bool needs_files = true;
   bool reads_data = true;  // Plan::reads_data
+  // Rank 0 chooses what the job leaves open, once for all: where something is, the plan awaits it.
+  bool awaits_choices = false;
   // Called with the plan of a job without problems; what it reports is a problem of the job.
   std::function<void(const Plan&, const config::ReportConflict&)> inspect = {};
 };

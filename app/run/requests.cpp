@@ -328,7 +328,7 @@ class Asking {
   // The run that was asked, not another one that has begun since.
   bool still_there() const {
     const LockState lock = look_at_lock(run_dir_);
-    if (lock.held == LockState::Held::no) return false;
+    if (lock.held == false) return false;
     return !lock.holder || lock.holder->same_process(request_.run);
   }
 

@@ -26,6 +26,7 @@
 #include "parallel/checkpoint/step_folders.h"
 #include "parallel/comm/agreement.h"
 #include "parallel/comm/mpi/mpi_communicator.h"
+#include "parallel/schedule/render/csv.h"
 
 namespace pptrain::app {
 
@@ -113,7 +114,7 @@ fs::path RunDir::begun_from() const {
   const std::string& resume = context_.job.checkpoint.resume;
   if (config::resume_of(resume) != config::Resume::named) return {};
   if (checkpoint::parse_step_folder(fs::path(resume).filename().string())) return resume;
-  return choice_.from == StartFrom::named ? fs::path(checkpoint_) : fs::path{};
+  return from_ == StartFrom::named ? fs::path(checkpoint_) : fs::path{};
 }
 
 // All ranks wait together, so that none takes another one's patience for a failure.
@@ -145,11 +146,11 @@ void RunDir::choose() {
   base_ = base_of(job);
   checkpoint::take_back_replaced(folder_ / "checkpoints", warn);
   const Progress progress = find_progress(folder_ / "checkpoints", warn, known_);
-  choice_ = choose_start(job, progress);
+  from_ = choose_start(job, progress, remark_);
   checkpoint_.clear();
   terms_ = {};
-  if (choice_.from == StartFrom::nothing) return;
-  const SavedRun saved = choice_.from == StartFrom::own_checkpoint
+  if (from_ == StartFrom::nothing) return;
+  const SavedRun saved = from_ == StartFrom::own_checkpoint
                              ? *progress.newest
                              : read_saved_run(find_named_checkpoint(job.checkpoint.resume, warn, known_));
   terms_ = check_resume(saved, job, data_, base_);
@@ -168,9 +169,9 @@ checkpoint::RunState RunDir::adopt(checkpoint::RunState state) const {
 void RunDir::begin(int64_t step) {
   begun_ = true;
   forget_run_end(folder_);
-  if (!choice_.remark.empty()) warn(choice_.remark);
+  if (!remark_.empty()) warn(remark_);
   for (const std::string& remark : terms_.remarks) inform(remark);
-  const bool goes_on = choice_.from == StartFrom::own_checkpoint;
+  const bool goes_on = from_ == StartFrom::own_checkpoint;
   make_room(folder_, goes_on ? std::optional(step) : std::nullopt, inform);
   if (!goes_on) {
     make_room_for_file(folder_ / "tensorboard", inform);
@@ -178,7 +179,9 @@ void RunDir::begin(int64_t step) {
     make_room_for_file(folder_ / pace_name, inform);
   }
   if (!goes_on || context_.job.profile.trace) make_room_for_file(folder_ / "trace.json", inform);
-  keep_job(folder_ / "job.toml", config::to_toml(context_.job));
+  if (context_.plan.keeps_schedule)
+    keep_job(kept_schedule(context_.job), schedule::write_csv(context_.plan.compute));
+  keep_job(folder_ / "job.toml", config::to_toml(job_to_save(context_.plan)));
 }
 
 void RunDir::end(RunEnd end) const noexcept {

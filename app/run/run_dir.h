@@ -65,8 +65,9 @@ class RunDir {
   std::filesystem::path folder_;
   RunLock lock_;
   checkpoint::KnownProblems known_;  // rank 0
-  StartChoice choice_;
-  ResumeTerms terms_;  // its remarks: rank 0
+  StartFrom from_ = StartFrom::nothing;
+  std::string remark_;  // of this choice: rank 0
+  ResumeTerms terms_;   // its remarks: rank 0
   std::string checkpoint_, data_;
   Base base_;
   bool begun_ = false;
@@ -83,7 +84,8 @@ void make_room(const std::filesystem::path& folder, std::optional<int64_t> kept,
 // Moves `file`, if it is there, to a numbered name: trace.json to trace.1.json.
 void make_room_for_file(const std::filesystem::path& file, const Report& report);
 
-// Writes the job to `file`. Another job there is kept as job.1.toml, job.2.toml, ..., the oldest first.
+// Writes the job, or a schedule, to `file`. Another one there is kept as job.1.toml, job.2.toml, ..., the
+// oldest first.
 void keep_job(const std::filesystem::path& file, const std::string& job);
 
 }  // namespace pptrain::app

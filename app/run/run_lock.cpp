@@ -86,10 +86,7 @@ LockState look_at_lock(const fs::path& folder) {
   lock.l_whence = SEEK_SET;
   const bool seen = ::fcntl(file.descriptor(), F_OFD_GETLK, &lock) == 0 ||
                     (errno == EINVAL && ::fcntl(file.descriptor(), F_GETLK, &lock) == 0);
-  const bool free = lock.l_type == F_UNLCK;
-  return {.held = !seen  ? LockState::Held::cannot_tell
-                  : free ? LockState::Held::no
-                         : LockState::Held::yes,
+  return {.held = seen ? std::optional(lock.l_type != F_UNLCK) : std::nullopt,
           .holder = read_holder(file.descriptor())};
 }
 

@@ -27,9 +27,8 @@ struct LockHolder {
 
 // Whether a run has FOLDER/lock, seen from outside.
 struct LockState {
-  enum class Held { yes, no, cannot_tell };  // cannot_tell: the file system cannot lock
-  Held held = Held::no;
-  // As the file says. If `held` is no, of the last run, which was killed.
+  std::optional<bool> held = false;  // nothing: the file system cannot lock
+  // As the file says. If `held` is false, of the last run, which was killed.
   std::optional<LockHolder> holder;
 };
 

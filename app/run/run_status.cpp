@@ -32,12 +32,12 @@ namespace {
 constexpr size_t longest_job = 1 << 20;  // bytes of job.toml
 
 RunPhase phase_of(const LockState& lock, const std::optional<RunEnd>& end, const metrics::MetricsTail& tail) {
-  if (lock.held == LockState::Held::yes) {
+  if (lock.held == true) {
     const auto since = lock.holder ? metrics::parse_utc(lock.holder->since) : std::nullopt;
     return since && !tail.has_news_since(*since) ? RunPhase::starting : RunPhase::running;
   }
   if (end) return end->how;
-  if (lock.held == LockState::Held::cannot_tell) return RunPhase::cannot_tell;
+  if (!lock.held) return RunPhase::cannot_tell;
   // A killed process leaves its name in the lock. One that ends by itself takes it out; without an end it
   // ended before it had begun, or the disk had no room for the file.
   return lock.holder ? RunPhase::dead : RunPhase::failed;
@@ -134,7 +134,7 @@ RunStatus read_status(const fs::path& run_dir) {
   LockState lock = look_at_lock(run_dir);
   const std::optional<RunEnd> end = read_run_end(run_dir);
   // A run may have begun in between, and taken the last one's end away.
-  if (!end && lock.held == LockState::Held::no) lock = look_at_lock(run_dir);
+  if (!end && lock.held == false) lock = look_at_lock(run_dir);
   const metrics::MetricsTail tail = metrics::read_metrics_tail(run_dir / "metrics.jsonl");
   RunStatus status;
   status.phase = phase_of(lock, end, tail);

@@ -36,13 +36,13 @@ bool begun_by_restart(const SavedRun& saved, const config::JobConfig& job) {
          saved.step < saved.job->train.steps && same_but_for_layout(*saved.job, job);
 }
 
-StartChoice restart(const config::JobConfig& job, const Progress& progress) {
-  if (!progress.newest || !begun_by_restart(*progress.newest, job)) return {};
-  return {.from = StartFrom::own_checkpoint,
-          .remark = fmt::format(
-              "checkpoint.resume = \"restart\" has begun the run in {}, which is at step {} of {}: it goes "
-              "on. To start over before its end, move {} away or give another run.dir.",
-              job.run.dir, progress.newest->step, job.train.steps, job.run.dir)};
+StartFrom restart(const config::JobConfig& job, const Progress& progress, std::string& remark) {
+  if (!progress.newest || !begun_by_restart(*progress.newest, job)) return StartFrom::nothing;
+  remark = fmt::format(
+      "checkpoint.resume = \"restart\" has begun the run in {}, which is at step {} of {}: it goes on. To "
+      "start over before its end, move {} away or give another run.dir.",
+      job.run.dir, progress.newest->step, job.train.steps, job.run.dir);
+  return StartFrom::own_checkpoint;
 }
 
 bool same_folder(const fs::path& a, const fs::path& b) {
@@ -145,17 +145,19 @@ ResumeTerms check_weights_alone(const SavedRun& saved, const config::JobConfig& 
 
 }  // namespace
 
-StartChoice choose_start(const config::JobConfig& job, const Progress& progress) {
+StartFrom choose_start(const config::JobConfig& job, const Progress& progress, std::string& remark) {
+  remark.clear();
   const config::Resume resume = config::resume_of(job.checkpoint.resume);
-  if (resume == config::Resume::restart) return restart(job, progress);
+  if (resume == config::Resume::restart) return restart(job, progress, remark);
   if (progress.newest) {
-    return {.from = StartFrom::own_checkpoint, .remark = passed_over(job, *progress.newest)};
+    remark = passed_over(job, *progress.newest);
+    return StartFrom::own_checkpoint;
   }
   if (progress.checkpoints > 0) {
     throw Error(fmt::format("{} Or start over with checkpoint.resume = \"restart\", which sets them aside.",
                             progress.problem));
   }
-  return {.from = resume == config::Resume::named ? StartFrom::named : StartFrom::nothing, .remark = {}};
+  return resume == config::Resume::named ? StartFrom::named : StartFrom::nothing;
 }
 
 Progress find_progress(const fs::path& checkpoints, const Report& report, checkpoint::KnownProblems& known) {

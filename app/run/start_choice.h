@@ -39,16 +39,12 @@ enum class StartFrom {
   nothing,         // a new model; what an earlier run left is set aside
 };
 
-struct StartChoice {
-  StartFrom from = StartFrom::nothing;
-  std::string remark;  // for the user, if the choice may surprise
-};
-
 // A folder that holds checkpoints goes on from its own newest one, whatever checkpoint.resume says: a path
 // and "none" count for the first start alone, so that the same command always resumes. Only "restart" starts
 // over, and it acts once: an unfinished run of this very job, begun with that word, goes on, so a requeued
-// job advances, on another layout too. Throws Error if run.dir holds checkpoints and none is sound.
-StartChoice choose_start(const config::JobConfig& job, const Progress& progress);
+// job advances, on another layout too. Throws Error if run.dir holds checkpoints and none is sound. `remark`:
+// for the user, "" unless the choice may surprise.
+StartFrom choose_start(const config::JobConfig& job, const Progress& progress, std::string& remark);
 
 // --- What lies in a run's folder, read.
 

@@ -1,6 +1,8 @@
 // Measures where the time of each step goes, and traces some steps to trace.json.
 #pragma once
 
+#include <c10/util/ScopeExit.h>
+
 #include <chrono>
 #include <memory>
 #include <optional>
@@ -40,22 +42,14 @@ class StepProfile {
   // Runs `body` as a phase: of the step, or between steps.
   template <typename Body>
   decltype(auto) timed(Phase phase, Body&& body) {
-    const PhaseTimer timer(*this, phase);
+    const comm::ActivityScope activity(context_.activity, doing(phase), name(phase));
+    phases_.push_back(phase);
+    marks_.mark();
+    const auto end = c10::make_scope_exit([this] { marks_.mark(); });
     return std::forward<Body>(body)();
   }
 
  private:
-  struct PhaseTimer {
-    PhaseTimer(StepProfile& profile, Phase phase)
-        : marks(profile.marks_), activity(profile.context_.activity, doing(phase), name(phase)) {
-      profile.phases_.push_back(phase);
-      marks.mark();
-    }
-    ~PhaseTimer() { marks.mark(); }
-    pipeline::TimeMarks& marks;
-    comm::ActivityScope activity;
-  };
-
   bool traced(int64_t count) const;
   std::optional<at::Device> timed_on() const;
   void start_marks(std::optional<at::Device> device);

@@ -16,9 +16,14 @@ const char* name(Phase phase) {
   return names[static_cast<size_t>(phase)];
 }
 
+namespace {
+
+// Not an exchange, in which the rank mostly waits for others.
 bool is_own_work(Phase phase) {
   return phase != Phase::tied_gradients && phase != Phase::loss && phase != Phase::norm_exchange;
 }
+
+}  // namespace
 
 comm::Doing doing(Phase phase) {
   if (!is_own_work(phase)) return comm::Doing::wait;
@@ -73,6 +78,8 @@ std::vector<StepTrace> decode(std::span<const double> numbers) {
   return steps;
 }
 
+namespace {
+
 std::string kernel_shares_json(const kernels::KernelTimes& times, int64_t steps) {
   using Json = nlohmann::ordered_json;
   const auto each = [&](double sum) { return sum / static_cast<double>(std::max<int64_t>(steps, 1)); };
@@ -94,6 +101,8 @@ std::string kernel_shares_json(const kernels::KernelTimes& times, int64_t steps)
   }
   return list.dump();
 }
+
+}  // namespace
 
 // Texts travel as numbers, a character each: a few KB once a trace.
 std::vector<std::string> gather_kernel_shares(comm::Communicator& world, const kernels::KernelTimes& times,

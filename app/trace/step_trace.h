@@ -27,7 +27,6 @@ enum class Phase : uint8_t {
   count
 };
 const char* name(Phase phase);   // "gradient norm"
-bool is_own_work(Phase phase);   // not an exchange, in which the rank mostly waits for others
 comm::Doing doing(Phase phase);  // for the reports of failures
 
 struct ActionSpan {
@@ -56,10 +55,8 @@ std::vector<StepTrace> decode(std::span<const double> numbers);
 
 // --- What the kernels of a rank took in the traced steps, as it stands in trace.json (README.md).
 
-// A list of objects, the longest first. steps: that `times` are of; the numbers are of one step.
-std::string kernel_shares_json(const kernels::KernelTimes& times, int64_t steps);
-
-// kernel_shares_json of every rank, by rank, on rank 0; nothing elsewhere. Collective.
+// Of every rank, by rank, on rank 0; nothing elsewhere: a list of objects, the longest first. steps: that
+// `times` are of; the numbers are of one step. Collective.
 std::vector<std::string> gather_kernel_shares(comm::Communicator& world, const kernels::KernelTimes& times,
                                               int64_t steps);
 

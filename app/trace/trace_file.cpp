@@ -10,6 +10,7 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -46,6 +47,7 @@ constexpr const char* arguments = "args";
 constexpr const char* stage = "stage";
 constexpr const char* microbatch = "microbatch";
 constexpr const char* step = "step";
+constexpr const char* paired = "paired";  // half of an overlapped pair, whose exchanges may be hidden
 constexpr const char* format = "format";
 constexpr const char* job = "job";              // TOML
 constexpr const char* schedule = "schedule";    // its name
@@ -111,9 +113,13 @@ class TraceFile {
          {keys::process, 0},
          {keys::thread, rank},
          {keys::arguments, {{keys::name, track}}}});
-    const std::vector<schedule::Action> actions = schedule::timed_actions(s_.actions[pipeline_rank]);
     for (const StepTrace& step : ranks_[rank]) {
-      for (size_t i = 0; i < actions.size(); ++i) add_action(actions[i], step.actions.at(i), step.step);
+      size_t next = 0;
+      for (const schedule::Action& action : s_.actions[pipeline_rank]) {
+        const bool paired = action.kind == schedule::ActionKind::overlapped_pair;
+        for (const schedule::Action& part : schedule::timed_actions({action}))
+          add_action(part, paired, step.actions.at(next++), step.step);
+      }
       for (const PhaseSpan& phase : step.phases) {
         Json json = complete(name(phase.phase), phase_category, phase.span);
         json[keys::arguments] = {{keys::step, step.step}};
@@ -122,10 +128,10 @@ class TraceFile {
     }
   }
 
-  void add_action(const schedule::Action& action, const ActionSpan& time, int64_t step) {
+  void add_action(const schedule::Action& action, bool paired, const ActionSpan& time, int64_t step) {
     const std::string text = schedule::to_string(action);
-    const Json args = {
-        {keys::stage, action.stage}, {keys::microbatch, action.microbatch}, {keys::step, step}};
+    Json args = {{keys::stage, action.stage}, {keys::microbatch, action.microbatch}, {keys::step, step}};
+    if (paired) args[keys::paired] = true;
     const auto received = schedule::value_received(s_, action);
     if (received && time.span.start > time.wait) {
       Json wait = complete(fmt::format("wait for {}", text), wait_category, {time.wait, time.span.start});
@@ -159,7 +165,7 @@ class TraceFile {
 // read.
 Json run_json(const Plan& plan, const std::string& device) {
   return {{keys::format, trace_format},
-          {keys::job, config::to_toml(plan.job)},
+          {keys::job, config::to_toml(job_to_save(plan))},
           {keys::schedule, plan.schedule.name},
           {keys::placement, schedule::to_string(plan.schedule.placement)},
           {keys::layers, pipeline::layers_per_stage(plan.layers)},
@@ -222,7 +228,8 @@ void read_events(const Json& events, const std::vector<int64_t>& steps, TraceSum
   summary.ranks.resize(ranks);
   summary.stages.resize(summary.layers.size());
   const std::string communication = schedule::trace_category(schedule::ActionKind::reduce_grad);
-  std::map<std::pair<size_t, std::string>, int> actions;  // by stage and category
+  // By stage, category, and whether they are halves of pairs: those count where there are no others.
+  std::map<std::tuple<size_t, std::string, bool>, std::pair<double, int>> actions;
   for (const Json& event : events) {
     if (event.at(keys::phase) != "X") continue;
     const Json& arguments = event.at(keys::arguments);
@@ -235,12 +242,14 @@ void read_events(const Json& events, const std::vector<int64_t>& steps, TraceSum
     if (phase) {
       summary.phases[kind] += seconds;
     } else if (category != wait_category && category != communication) {
-      const auto stage = arguments.at(keys::stage).get<size_t>();
-      summary.stages.at(stage)[category] += seconds;
-      ++actions[{stage, category}];
+      auto& [sum, number] =
+          actions[{arguments.at(keys::stage).get<size_t>(), category, arguments.contains(keys::paired)}];
+      sum += seconds;
+      ++number;
     }
   }
-  for (const auto& [key, number] : actions) summary.stages[key.first][key.second] /= number;
+  for (const auto& [key, times] : actions)
+    summary.stages.at(std::get<0>(key)).try_emplace(std::get<1>(key), times.first / times.second);
   for (auto& [name, seconds] : summary.phases) seconds = seconds / count / static_cast<double>(ranks);
   for (auto& kinds : summary.ranks) {
     for (auto& [kind, seconds] : kinds) seconds /= count;

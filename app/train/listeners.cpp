@@ -315,31 +315,18 @@ std::unique_ptr<StepListener> make_samples(RunContext& context, RankModel& model
   return std::make_unique<Samples>(context, model, profile, state);
 }
 
-Requests::Requests(const RunContext& context, const LockHolder& self)
-    : context_(context), requests_(context.job.run.dir, self) {}
-
-StopOrSave Requests::wants() {
-  const comm::ActivityScope looking(context_.activity, comm::Doing::storage, "a look for requests");
-  requests_.look();
-  return {.stop = requests_.wants(RequestKind::stop), .save = requests_.wants_any()};
-}
-
-void Requests::saved(int64_t step, const std::filesystem::path& folder, const std::string& failure) {
-  requests_.saved(step, folder.filename().string(), failure);
-}
-
 Divergence::Divergence(const config::TrainSection& train, checkpoint::RunState& state)
     : watch_(train.divergence_steps, train.divergence_window, train.divergence_band), state_(state) {}
 
 void Divergence::restore() {
-  watch_.restore({state_.recent_losses, state_.losses_above, state_.above_since});
+  watch_.restore(state_.recent_losses, state_.losses_above, state_.above_since);
 }
 
 void Divergence::settled(const StepResult& result) {
   if (result.applied) watch_.take(result.step, result.loss);
-  state_.recent_losses = watch_.state().recent;
-  state_.losses_above = watch_.state().above;
-  state_.above_since = watch_.state().since;
+  state_.recent_losses = watch_.recent();
+  state_.losses_above = watch_.above();
+  state_.above_since = watch_.since();
 }
 
 bool Divergence::is_due(int64_t) const {

@@ -1,5 +1,4 @@
-// Listeners of a run's steps: metrics, evaluation, samples of text, requests through the run's folder, and
-// the watch for divergence.
+// Listeners of a run's steps: metrics, evaluation, samples of text, and the watch for divergence.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +12,6 @@
 #include "app/data/datasets.h"
 #include "app/plan/run_context.h"
 #include "app/rank/rank_model.h"
-#include "app/run/requests.h"
 #include "app/run/step_profile.h"
 #include "app/train/run_saver.h"
 #include "app/train/step_listener.h"
@@ -76,22 +74,6 @@ std::unique_ptr<StepListener> make_evaluation(RunContext& context, RankModel& mo
 // rank 0 logs the text. The random numbers are the same in every step. Nothing that training reads changes.
 std::unique_ptr<StepListener> make_samples(RunContext& context, RankModel& model, StepProfile& profile,
                                            const checkpoint::RunState& state);
-
-// Rank 0 looks for requests in the run's folder (pptrain save, pptrain stop).
-class Requests final : public StepListener {
- public:
-  Requests(const RunContext& context, const LockHolder& self);
-
-  StopOrSave wants() override;
-  // All ranks act on what wants() has returned after this step, with a save.
-  void agreed(int64_t step) { requests_.agreed(step); }
-  // A save has ended; failure: "" where it has not failed. From any thread.
-  void saved(int64_t step, const std::filesystem::path& folder, const std::string& failure);
-
- private:
-  const RunContext& context_;
-  LiveRequests requests_;
-};
 
 // Watches the losses for ones that leave their band and stay above it. Its state is in the run's, which
 // checkpoints hold.

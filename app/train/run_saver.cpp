@@ -15,8 +15,9 @@ using Clock = std::chrono::steady_clock;
 
 namespace {
 
-checkpoint::SaveOptions complete(checkpoint::SaveOptions options, const config::JobConfig& job) {
-  options.job_toml = config::to_toml(job);
+checkpoint::SaveOptions complete(checkpoint::SaveOptions options, const Plan& plan) {
+  const config::JobConfig& job = plan.job;
+  options.job_toml = config::to_toml(job_to_save(plan));
   options.keep_last_n = job.checkpoint.keep_last_n;
   options.keep_best_n = job.checkpoint.keep_best_n;
   return options;
@@ -33,11 +34,11 @@ RunSaver::RunSaver(const RunContext& context, comm::Communicator& disk, RankMode
     : context_(context),
       model_(model),
       state_(state),
-      options_(complete(std::move(options), context.job)),
+      options_(complete(std::move(options), context.plan)),
       saved_step_(is_saved ? state.step : -1),
       saved_at_(Clock::now()),
       saver_(disk, options_, context.job.checkpoint.async) {
-  if (context.root() && options_.keep_best_n > 0) scored_ = checkpoint::read_scores(options_.root);
+  if (context.root() && options_.keep_best_n > 0) scores_ = checkpoint::read_scores(options_.root);
   model_.before_change([this] { saver_.protect(); });
 }
 
@@ -53,9 +54,9 @@ void RunSaver::save(const checkpoint::RunState& state, bool is_last) {
 // While the loss lies above its band no checkpoint goes: the newest sound one may be among the old.
 checkpoint::SaveTerms RunSaver::terms(const checkpoint::RunState& state, bool is_last) {
   const std::lock_guard lock(mutex_);
-  std::erase_if(scored_, [&](const checkpoint::ScoredStep& s) { return s.step == state.step; });
-  if (state.validation_loss) scored_.push_back({.step = state.step, .loss = *state.validation_loss});
-  return {.is_last = is_last, .removes_old = state.losses_above == 0, .scored = scored_};
+  scores_.erase(state.step);
+  if (state.validation_loss) scores_[state.step] = *state.validation_loss;
+  return {.is_last = is_last, .removes_old = state.losses_above == 0, .scores = scores_};
 }
 
 std::string RunSaver::save_quickly(comm::Communicator& world, const checkpoint::RunState& state) {
@@ -86,7 +87,7 @@ std::optional<DivergedCheckpoints> RunSaver::save_diverged(const checkpoint::Run
   }
   if (!context_.root()) return std::nullopt;
   const std::lock_guard lock(mutex_);
-  if (const auto sound = checkpoint::set_aside_diverged(options_.root, state.above_since, scored_))
+  if (const auto sound = checkpoint::set_aside_diverged(options_.root, state.above_since, scores_))
     result.sound = *sound;
   return result;
 }
@@ -96,8 +97,8 @@ bool RunSaver::is_due(int64_t step) const {
   return interval > 0 && step % interval == 0;
 }
 
-StopOrSave RunSaver::wants() {
-  return {.stop = false, .save = context_.root() && (is_late() || is_among_best())};
+bool RunSaver::wants_save() {
+  return context_.root() && (is_late() || is_among_best());
 }
 
 bool RunSaver::is_late() const {
@@ -110,15 +111,14 @@ bool RunSaver::is_among_best() {
   if (!state_.validation_loss || options_.keep_best_n == 0) return false;
   const std::lock_guard lock(mutex_);
   forget_lost();
-  return checkpoint::is_among_best(scored_, {.step = state_.step, .loss = *state_.validation_loss},
-                                   options_.keep_best_n);
+  return checkpoint::is_among_best(scores_, state_.step, *state_.validation_loss, options_.keep_best_n);
 }
 
 // What failed to be saved, or somebody has moved, is no rival. A save under way is one.
 void RunSaver::forget_lost() {
-  std::erase_if(scored_, [&](const checkpoint::ScoredStep& s) {
-    const bool under_way = s.step == saved_step_ && saver_.busy();
-    return !under_way && !io::is_there(options_.root / checkpoint::step_folder_name(s.step));
+  std::erase_if(scores_, [&](const auto& s) {
+    const bool under_way = s.first == saved_step_ && saver_.busy();
+    return !under_way && !io::is_there(options_.root / checkpoint::step_folder_name(s.first));
   });
 }
 

@@ -50,9 +50,9 @@ class RunSaver final : public StepListener {
 
   // Every checkpoint.interval steps.
   bool is_due(int64_t step) const override;
-  // On rank 0, whose clock counts, a save if checkpoint.minutes have passed since the last one, or if the
-  // state's validation loss is among those of the checkpoint.keep_best_n best checkpoints.
-  StopOrSave wants() override;
+  // On rank 0, whose clock counts: checkpoint.minutes have passed since the last save, or the state's
+  // validation loss is among those of the checkpoint.keep_best_n best checkpoints.
+  bool wants_save();
 
   double stalled_seconds() const { return saver_.stalled_seconds(); }
   // On rank 0: the step of the newest checkpoint of this start; -1 before there is one.
@@ -71,9 +71,9 @@ class RunSaver final : public StepListener {
   checkpoint::SaveOptions options_;
   int64_t saved_step_;  // begun to be saved
   std::chrono::steady_clock::time_point saved_at_;
-  std::mutex mutex_;                            // of scored_
-  std::vector<checkpoint::ScoredStep> scored_;  // rank 0: of what is saved or begun to be
-  checkpoint::Saver saver_;                     // last: its thread uses the rest
+  std::mutex mutex_;           // of scores_
+  checkpoint::Scores scores_;  // rank 0: of what is saved or begun to be
+  checkpoint::Saver saver_;    // last: its thread uses the rest
 };
 
 }  // namespace pptrain::app

@@ -340,6 +340,7 @@ void RunStop::saved() {
 }
 
 void RunStop::stopping() {
+  if (signals_) signals_->catch_up();  // what the signal will do is said before what it did
   if (quick_) quick_->stopping();
 }
 

@@ -1,4 +1,4 @@
-// What happens around the steps of a run: metrics, evaluation, samples, requests, saves and stops listen.
+// What happens around the steps of a run: metrics, evaluation, samples, saves and stops listen.
 #pragma once
 
 #include <cstdint>
@@ -23,13 +23,8 @@ struct StepResult {
   double seconds = 0;        // on this rank
   double data_wait_s = 0;    // of these, waiting for data
   std::optional<metrics::Bubble> bubble = std::nullopt;  // rank 0, if it was measured
-  std::vector<metrics::ExpertLoad> expert_loads = {};    // of the sparse layers
+  metrics::ExpertLoads expert_loads = {};                // of the sparse layers
   std::vector<double> microbatch_losses = {};            // as loss; with metrics.microbatch_losses
-};
-
-struct StopOrSave {
-  bool stop = false;
-  bool save = false;
 };
 
 // The ranks call each method of all listeners in the same order.
@@ -47,8 +42,6 @@ class StepListener {
   }
   // Acts between two steps, if it is due. Collective.
   virtual void after_step() {}
-  // What this rank asks of all ranks between two steps.
-  virtual StopOrSave wants() { return {}; }
 };
 
 }  // namespace pptrain::app

@@ -1,5 +1,7 @@
 #include "app/train/step_runner.h"
 
+#include <ATen/ops/stack.h>
+#include <ATen/ops/zeros.h>
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
@@ -39,6 +41,57 @@ void log_memory(int64_t step, at::Device device) {
 
 }  // namespace
 
+// The loads of a step's experts, summed over all ranks while they go on.
+class LoadSum {
+ public:
+  // Collective over `world`, which must outlive this. model: one with sparse layers.
+  LoadSum(comm::Communicator& world, const models::ModelConfig& model);
+
+  // Begins to sum what each rank's stages say of a step; never waits. One sum is under way at a time.
+  void start(const std::map<int, at::Tensor>& own);
+  // By layer, the same on every rank. Collective.
+  metrics::ExpertLoads wait();
+
+ private:
+  std::unique_ptr<comm::Communicator> group_;  // of its own: its sums meet no others
+  std::vector<int> layers_;                    // that are sparse
+  at::Tensor loads_;                           // int64 [layers, experts]
+  std::unique_ptr<comm::Work> work_;
+};
+
+LoadSum::LoadSum(comm::Communicator& world, const models::ModelConfig& model)
+    : group_(world.host().duplicate()) {
+  for (int layer = 0; layer < model.layers; ++layer) {
+    if (model.sparse.contains(layer)) layers_.push_back(layer);
+  }
+  loads_ = at::zeros({static_cast<int64_t>(layers_.size()), model.sparse.experts},
+                     at::TensorOptions().dtype(at::kLong));
+}
+
+void LoadSum::start(const std::map<int, at::Tensor>& own) {
+  loads_.zero_();
+  std::vector<at::Tensor> rows;
+  for (const auto& [layer, load] : own) rows.push_back(load);
+  const at::Tensor on_host = rows.empty() ? loads_ : at::stack(rows).cpu();  // one wait for the device
+  int64_t i = 0;
+  for (const auto& [layer, load] : own) {
+    const auto row = std::ranges::find(layers_, layer) - layers_.begin();
+    loads_[row].copy_(on_host[i++]);
+  }
+  work_ = group_->iall_reduce_sum(loads_);
+}
+
+metrics::ExpertLoads LoadSum::wait() {
+  std::exchange(work_, nullptr)->wait([] { return "the loads of the experts"; });
+  metrics::ExpertLoads result;
+  for (size_t i = 0; i < layers_.size(); ++i) {
+    const at::Tensor row = loads_[static_cast<int64_t>(i)];
+    const auto* const values = row.const_data_ptr<int64_t>();
+    result[layers_[i]] = {values, values + row.numel()};
+  }
+  return result;
+}
+
 StepRunner::StepRunner(RunContext& context, RankModel& model, data::DataLoader& loader,
                        checkpoint::RunState& state, const std::vector<StepListener*>& listeners)
     : context_(context),
@@ -46,8 +99,7 @@ StepRunner::StepRunner(RunContext& context, RankModel& model, data::DataLoader& 
       loader_(loader),
       state_(state),
       listeners_(listeners),
-      executor_(model.pipeline_stages(), context.mesh.along(mesh::Axis::pp), context.plan.schedule,
-                pipeline::Executor::Mode::train),
+      executor_(model.pipeline_stages(), context.mesh.along(mesh::Axis::pp), context.plan.schedule),
       profile_(context, executor_),
       anomaly_(context.job.train.max_skipped_steps) {
   executor_.report_to(context.activity, context.device);
@@ -55,8 +107,11 @@ StepRunner::StepRunner(RunContext& context, RankModel& model, data::DataLoader& 
     executor_.prepare_validation(context.plan.schedule);
     post_validation_.emplace(context, model);
   }
-  if (context.model.sparse.experts > 0) expert_loads_.emplace(context.mesh.world(), context.model);
+  if (context.model.sparse.experts > 0)
+    expert_loads_ = std::make_unique<LoadSum>(context.mesh.world(), context.model);
 }
+
+StepRunner::~StepRunner() = default;
 
 void StepRunner::run(const std::function<bool()>& is_asked) {
   if (logs(Subsystem::memory, spdlog::level::debug)) log_memory(state_.step + 1, context_.device);
@@ -71,9 +126,7 @@ void StepRunner::run(const std::function<bool()>& is_asked) {
   step.lr = optim::learning_rate(job.optimizer.lr, job.lr_schedule, job.train.steps, step.step - 1);
   const double unclipped = 1.0 / divisor(step);
   if (post_validation_ && post_validation_->confident() && !result_needed()) {
-    profile_.timed(Phase::optimizer, [&] {
-      post_validation_->start({.step = step.step, .lr = step.lr, .grad_scale = unclipped}, is_asked());
-    });
+    profile_.timed(Phase::optimizer, [&] { post_validation_->start(step.lr, unclipped, is_asked()); });
     profile_.end_step();
     pending_ = step;
     pending_.seconds = seconds_since(begin);
@@ -122,16 +175,16 @@ StepResult StepRunner::run_pipeline() {
 }
 
 bool StepRunner::validate() {
-  const PostValidation::Totals totals =
-      profile_.timed(Phase::norm_exchange, [&] { return post_validation_->wait(); });
+  profile_.timed(Phase::norm_exchange, [&] { post_validation_->wait(pending_.step); });
+  const double loss = post_validation_->loss(), norm = post_validation_->norm();
   bool stands = false;
   const auto correct = [&](const std::optional<double>& scale) {
     stands = profile_.timed(Phase::optimizer, [&] { return post_validation_->correct(scale); });
   };
   // A step that is not finite is taken back first: the weights are looked at as they were before it.
-  const bool finite = std::isfinite(totals.loss) && std::isfinite(totals.norm);
+  const bool finite = std::isfinite(loss) && std::isfinite(norm);
   if (!finite) correct(std::nullopt);
-  judge(pending_, totals.loss, totals.norm);
+  judge(pending_, loss, norm);
   if (finite) correct(pending_.applied ? std::optional(pending_.grad_scale) : std::nullopt);
   settle(pending_);
   zero_gradients();

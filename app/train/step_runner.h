@@ -2,11 +2,11 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <optional>
 #include <vector>
 
 #include "app/plan/run_context.h"
-#include "app/rank/load_sum.h"
 #include "app/rank/post_validation.h"
 #include "app/rank/rank_model.h"
 #include "app/run/step_profile.h"
@@ -18,11 +18,14 @@
 
 namespace pptrain::app {
 
+class LoadSum;
+
 class StepRunner {
  public:
   // Everything must outlive this; `listeners` may grow until the first step. Collective, as run().
   StepRunner(RunContext& context, RankModel& model, data::DataLoader& loader, checkpoint::RunState& state,
              const std::vector<StepListener*>& listeners);
+  ~StepRunner();
 
   // The state is that of a checkpoint.
   void restore() { anomaly_.restore(state_.skipped_in_a_row, state_.skipped); }
@@ -54,7 +57,7 @@ class StepRunner {
   pipeline::Executor executor_;
   StepProfile profile_;
   std::optional<PostValidation> post_validation_;
-  std::optional<LoadSum> expert_loads_;  // of a model with experts
+  std::unique_ptr<LoadSum> expert_loads_;  // of a model with experts
   fault::AnomalyGuard anomaly_;
   StepResult pending_;
 };

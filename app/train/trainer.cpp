@@ -7,6 +7,7 @@
 #include <filesystem>
 
 #include "app/data/token_files.h"
+#include "app/forecast/step_costs.h"
 #include "app/rank/warm_up.h"
 #include "app/run/run_log.h"
 #include "core/base/error.h"
@@ -35,7 +36,9 @@ std::vector<OpenSource> open_sources(const RunContext& context, comm::Communicat
 }
 
 data::DataLoader open_training_data(const RunContext& context, const std::vector<OpenSource>& sources) {
-  return {training_streams(sources), loader_options(context), context.job.data.shuffle,
+  data::LoaderOptions options = loader_options(context);
+  if (context.job.data.balance == config::Balance::schedule) balance_schedule(context.plan, options);
+  return {training_streams(sources), options, context.job.data.shuffle,
           static_cast<uint64_t>(context.job.run.seed)};
 }
 
@@ -58,6 +61,11 @@ Trainer::Trainer(RunContext& context, const fault::Shutdown& shutdown)
   if (context.job.eval.generate_interval > 0)
     between_steps_.push_back(make_samples(context, model_, steps_.profile(), state_));
 }
+
+struct Trainer::StopOrSave {
+  bool stop = false;
+  bool save = false;
+};
 
 // Requests that have not been answered are taken back, and threads write what is left.
 Trainer::~Trainer() {
@@ -160,10 +168,10 @@ void Trainer::open(bool resumed) {
   if (context_.root()) {
     run_dir_.begin(state_.step);
     if (resumed) spdlog::info("resumed from {} at step {}", run_dir_.checkpoint(), state_.step);
-    if (const auto& holder = run_dir_.holder()) requests_.emplace(context_, *holder);
+    if (const auto& holder = run_dir_.holder()) requests_.emplace(context_.job.run.dir, *holder);
   }
   const auto ended = [this](int64_t step, const fs::path& folder, const std::string& failure) {
-    if (requests_) requests_->saved(step, folder, failure);
+    if (requests_) requests_->saved(step, folder.filename().string(), failure);
   };
   saver_.emplace(context_, *disk_comm_, model_,
                  checkpoint::SaveOptions{.root = fs::path(context_.job.run.dir) / "checkpoints",
@@ -186,7 +194,6 @@ void Trainer::open(bool resumed) {
   stop_.emplace(context_, shutdown_, run_dir_, *saver_, state_);
   listeners_ = {&divergence_, &metrics_, pace_.get()};
   for (const auto& listener : between_steps_) listeners_.push_back(listener.get());
-  if (requests_) listeners_.push_back(&*requests_);
   listeners_.insert(listeners_.end(), {&*saver_, &*stop_});
 }
 
@@ -208,18 +215,20 @@ bool Trainer::may_save() const {
          due(job.checkpoint.interval) || state_.step == job.train.steps || divergence_.diverged();
 }
 
-StopOrSave Trainer::wants() {
+Trainer::StopOrSave Trainer::wants() {
   StopOrSave all{.stop = shutdown_.requested(), .save = false};
   if (!may_save()) return all;
-  for (StepListener* listener : listeners_) {
-    const StopOrSave wanted = listener->wants();
-    all.stop = all.stop || wanted.stop;
-    all.save = all.save || wanted.save;
+  if (requests_) {
+    const comm::ActivityScope looking(context_.activity, comm::Doing::storage, "a look for requests");
+    requests_->look();
+    all.stop = all.stop || requests_->wants(RequestKind::stop);
+    all.save = requests_->wants_any();
   }
+  all.save = saver_->wants_save() || all.save;
   return all;
 }
 
-StopOrSave Trainer::agree() {
+Trainer::StopOrSave Trainer::agree() {
   const comm::ActivityScope waiting(context_.activity, comm::Doing::wait, "all ranks at the end of the step");
   const StopOrSave own = wants();
   const std::vector<double> mine{own.stop ? 1.0 : 0.0, own.save ? 1.0 : 0.0};

@@ -9,6 +9,7 @@
 #include "app/data/datasets.h"
 #include "app/plan/run_context.h"
 #include "app/rank/rank_model.h"
+#include "app/run/requests.h"
 #include "app/run/run_dir.h"
 #include "app/train/listeners.h"
 #include "app/train/run_saver.h"
@@ -39,8 +40,9 @@ class Trainer {
   void warm_up();
   void save(bool is_last);
   bool may_save() const;  // this step, as far as all ranks know beforehand
-  StopOrSave wants();     // of this rank
-  StopOrSave agree();
+  struct StopOrSave;
+  StopOrSave wants();                   // of this rank
+  StopOrSave agree();                   // of all
   void end_run_dir(const RunEnd& end);  // on rank 0
   int finish(bool stopped);
   int give_up();  // the run has diverged
@@ -59,7 +61,7 @@ class Trainer {
   Divergence divergence_;
   std::unique_ptr<StepListener> pace_;
   std::vector<std::unique_ptr<StepListener>> between_steps_;  // evaluation and samples
-  std::optional<Requests> requests_;                          // of rank 0, where the file system can lock
+  std::optional<LiveRequests> requests_;                      // of rank 0, where the file system can lock
   std::optional<RunSaver> saver_;                             // whose thread answers requests
   std::optional<RunStop> stop_;                               // last: its threads use the rest
   bool stopped_on_request_ = false;

@@ -128,11 +128,7 @@ void weigh_values(const HeadOperands<T>& x, const Tile& tile, float* logsumexp, 
   T* weights = workspace.weights.get();
   gemm<T>(Op::none, Op::transpose, {tile.rows, tile.keys, x.head_dim}, from_row(x.q, tile.query),
           from_row(x.k, tile.key), Result::written, {scores, tile.keys});
-  typed<T>(loops()).attention_softmax({.scores = scores,
-                                       .weights = weights,
-                                       .sums = workspace.sums.get(),
-                                       .logsumexp = logsumexp,
-                                       .rule = x.rule(tile)});
+  typed<T>(loops()).attention_softmax(x.rule(tile), scores, weights, workspace.sums.get(), logsumexp);
   gemm<T>(Op::none, Op::none, {tile.rows, x.head_dim, tile.keys}, {weights, tile.keys},
           from_row(x.v, tile.key), Result::written, {workspace.product.get(), x.head_dim});
 }
@@ -166,10 +162,8 @@ void add_key_gradients(const HeadOperands<T>& x, const HeadResults<T>& y, const 
   typed<T>(loops()).attention_gradient({.scores = scores,
                                         .dweights = dweights,
                                         .logsumexp = y.logsumexp + tile.query,
-                                        .dout = dout.data,
-                                        .dout_stride = dout.stride,
-                                        .out = from_row(y.out, tile.query).data,
-                                        .out_stride = y.out.stride,
+                                        .dout = dout,
+                                        .out = from_row(y.out, tile.query),
                                         .weights = weights,
                                         .dscores = dscores,
                                         .head_dim = x.head_dim,
@@ -283,14 +277,8 @@ void merge_tile(const HeadOperands<T>& x, const Tile& tile, Matrix<float> out, f
                 Workspace<T>& workspace) {
   float part_logsumexp[kMostRows];
   weigh_values(x, tile, part_logsumexp, workspace);
-  loops().attention_merge({.part = workspace.product.get(),
-                           .part_sums = workspace.sums.get(),
-                           .part_logsumexp = part_logsumexp,
-                           .out = from_row(out, tile.query).data,
-                           .out_stride = out.stride,
-                           .logsumexp = logsumexp + tile.query,
-                           .rows = tile.rows,
-                           .head_dim = x.head_dim});
+  loops().attention_merge(workspace.product.get(), workspace.sums.get(), part_logsumexp,
+                          from_row(out, tile.query), logsumexp + tile.query, tile.rows, x.head_dim);
 }
 
 }  // namespace
@@ -410,16 +398,9 @@ void sink_gradient_on_cpu(const Tensor& dout, const Saved& saved, const Tensor& 
     parallel_for(dout.size(1), 1, [&](int64_t begin, int64_t end) {
       for (int64_t head = begin; head < end; ++head) {
         const HeadResults<T> y(dout, saved, head);
-        const double sum =
-            typed<T>(loops()).sink_gradient({.dout = y.dout.data,
-                                             .dout_stride = y.dout.stride,
-                                             .out = y.out.data,
-                                             .out_stride = y.out.stride,
-                                             .logsumexp = y.logsumexp,
-                                             .rows = dout.size(0),
-                                             .head_dim = dout.size(2),
-                                             .sink = kernels::cpu::in<float>(saved.call.sinks)[head]});
-        kernels::cpu::out<float>(dsinks)[head] = static_cast<float>(sum);
+        kernels::cpu::out<float>(dsinks)[head] = static_cast<float>(typed<T>(loops()).sink_gradient(
+            y.dout, y.out, y.logsumexp, kernels::cpu::in<float>(saved.call.sinks)[head], dout.size(0),
+            dout.size(2)));
       }
     });
   });

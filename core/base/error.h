@@ -19,6 +19,12 @@ class UsageError : public Error {
   using Error::Error;
 };
 
+// The process was asked to stop before there was anything to save.
+class StoppedAtStart : public Error {
+ public:
+  using Error::Error;
+};
+
 // This rank stops only because another rank failed; the other rank's message is the one to show.
 class PeerFailure : public Error {
  public:

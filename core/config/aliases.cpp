@@ -378,6 +378,7 @@ constexpr Alias values[] = {
     {"model.arch=gptossforcausallm", "gpt_oss"},
     {"model.arch=deepseekv2forcausallm", "deepseek_v2"},
     {"model.arch=deepseekv3forcausallm", "deepseek_v3"},
+    {"model.arch=starcoder2forcausallm", "starcoder2"},
     {"model.init=pretrained", "hf"},
     {"model.init=huggingface", "hf"},
 };

@@ -7,22 +7,8 @@
 namespace pptrain::config {
 
 std::vector<DataSource> data_sources(const JobConfig& job) {
-  const DataSection& data = job.data;
-  if (!data.sources.empty()) return data.sources;
-  return {{.name = "",
-           .path = data.path,
-           .weight = 1,
-           .format = data.format,
-           .dtype = data.dtype,
-           .text_key = data.text_key,
-           .prompt_key = data.prompt_key,
-           .completion_key = data.completion_key,
-           .messages_key = data.messages_key,
-           .tokens_key = data.tokens_key,
-           .labels_key = data.labels_key,
-           .document_separator = data.document_separator,
-           .val_fraction = data.val_fraction,
-           .val_path = data.val_path}};
+  if (!job.data.sources.empty()) return job.data.sources;
+  return {job.data};
 }
 
 std::string source_key(const JobConfig& job, size_t index, std::string_view key) {

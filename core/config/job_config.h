@@ -113,15 +113,17 @@ struct DistributedSection {
   int64_t ep = 1;
   std::optional<bool> reshard_after_forward;  // unset: without a pipeline alone
   Word<ReduceGradients> reduce_gradients = ReduceGradients::step;
-  std::string pp_schedule = "1f1b";  // a schedule's name, auto, or a file ending in .csv
+  std::string pp_schedule = "1f1b";  // a schedule's name, auto, search, or a file ending in .csv
   int64_t pp_stages_per_rank = 0;    // 0: what the schedule is made for
   PipelineSplit pp_split;
+  Word<HeadPlace> pp_head = HeadPlace::last;
   double pp_embedding_weight = 0;  // the embedding and the head count as this many layers in an even split
   double pp_head_weight = 0;
   std::string pp_costs;        // of auto and cost: a device's name, or a trace; empty: run.device
   double pp_memory_gb = 0;     // of auto: bytes that a rank may take; 0: the device's memory
   int64_t ranks_per_host = 0;  // 0: as the device of the costs usually has them
   double host_link_gbps = 0;   // Gb/s of a rank to other hosts; 0: as the device of the costs usually has it
+  double host_latency_us = 0;  // of a message to another host; 0: likewise
   double timeout_s = 600;      // a wait for another rank that lasts longer fails the run
   double heartbeat_s = 7;      // a rank that gives no sign of life for longer is dead; 0: no heartbeats
   double start_timeout_s = 300;  // for all processes to have come
@@ -162,7 +164,7 @@ struct TrainSection {
   bool operator==(const TrainSection&) const = default;
 };
 
-// One of [[data.sources]]; the keys of [data] with these names are short for the only one.
+// One of [[data.sources]], or of [data] as the only one, which has neither name nor weight.
 struct DataSource {
   std::string name;
   std::vector<std::string> path;  // files, folders and patterns
@@ -182,17 +184,7 @@ struct DataSource {
   bool operator==(const DataSource&) const = default;
 };
 
-struct DataSection {
-  std::vector<std::string> path;
-  Word<DataFormat> format = DataFormat::text;
-  Word<TokenType> dtype = TokenType::uint16;
-  std::string text_key = "text";
-  std::string prompt_key;
-  std::string completion_key;
-  std::string messages_key;
-  std::string tokens_key;
-  std::string labels_key;
-  std::string document_separator;
+struct DataSection : DataSource {
   std::vector<DataSource> sources = {};
   ChatSection chat;         // [data.chat]
   std::string cache;        // folder of token files made from texts; "": beside the data, or in run.dir
@@ -202,10 +194,9 @@ struct DataSection {
   int64_t document_end = -1;  // id of the token that ends a document; -1: none, or the files' index says
   Word<Packing> packing = Packing::sequential;
   Word<Lengths> lengths = Lengths::fixed;
+  Word<Balance> balance = Balance::microbatches;
   int64_t pad_to_multiple_of = 128;  // tokens, of padded
   bool shuffle = true;
-  double val_fraction = 0;
-  std::vector<std::string> val_path;
   std::string tokenizer;  // tokenizer.json, or a folder with one; "": model.hf_dir's
 
   bool operator==(const DataSection&) const = default;

@@ -82,12 +82,37 @@ void check_context(const JobConfig& job, const ReportConflict& report) {
   }
 }
 
+// What a head in parts does not go with yet.
+void check_spread_head(const JobConfig& job, const ReportConflict& report) {
+  const DistributedSection& d = job.distributed;
+  if (d.pp_head != HeadPlace::spread) return;
+  const auto refuse = [&](std::string_view option, std::string_view why) {
+    report({"distributed.pp_head", option}, fmt::format("pp_head = \"spread\" {}", why));
+  };
+  if (job.train.label_smoothing > 0)
+    refuse("train.label_smoothing", "does not smooth labels: leave label_smoothing out");
+  if (job.data.balance == Balance::schedule)
+    refuse("data.balance", "is not in its predicted step: use balance = \"microbatches\"");
+  if (job.eval.generate_interval > 0)
+    refuse("eval.generate_interval", "gives no samples while it trains: leave generate_interval out");
+  if (job.model.tie_word_embeddings && (d.dp_shard > 1 || d.cp > 1))
+    refuse("model.tie_word_embeddings",
+           "sums the gradients of tied embeddings where no ranks share weights: use dp_shard = 1 and cp = 1");
+  if (to_lower(d.pp_schedule) == "search")
+    refuse("distributed.pp_schedule",
+           "goes with named schedules, files and auto: search finds no order for it");
+  if (job.model.vocab_size > 0 && job.model.vocab_size < d.pp * std::max<int64_t>(1, d.tp))
+    refuse("model.vocab_size",
+           fmt::format("shares out {} tokens to {} ranks", job.model.vocab_size, d.pp * d.tp));
+}
+
 }  // namespace
 
 void check_layout(const JobConfig& job, const ReportConflict& report) {
   check_tensor_parallel(job, report);
   check_experts(job, report);
   check_context(job, report);
+  check_spread_head(job, report);
 }
 
 bool has_dense_layers(const ModelSection& model) {

@@ -192,7 +192,7 @@ void add_windows(SectionFields<ModelSection>& model) {
            "Keys that a token sees in layers with a sliding window, its own among them. 0: from hf_dir, else "
            "no window.")
       .between(0, max_size)
-      .only_with(arch, {"qwen2", "mistral", "gemma2", "gemma3_text", "phi3", "gpt_oss"});
+      .only_with(arch, {"qwen2", "mistral", "gemma2", "gemma3_text", "phi3", "gpt_oss", "starcoder2"});
   model
       .add("layer_types", &ModelSection::layer_types,
            "sliding_attention or full_attention for each layer. Empty: every second layer of gemma2 and "
@@ -308,7 +308,7 @@ void add_model(std::vector<Option>& options) {
            "Phi-4-mini is phi3, Pythia gpt_neox. With hf_dir, config.json says it.")
       .one_of({"llama", "qwen3", "qwen3_moe", "mixtral", "qwen2", "mistral", "gemma2", "gemma3_text", "olmo2",
                "phi3", "smollm3", "granite", "gpt2", "gpt_neox", "qwen2_moe", "gpt_oss", "deepseek_v2",
-               "deepseek_v3"});
+               "deepseek_v3", "starcoder2"});
   model
       .add("hf_dir", &ModelSection::hf_dir,
            "Hugging Face directory whose config.json describes the model. Keys of this section that fix the "
@@ -511,10 +511,12 @@ void add_distributed(std::vector<Option>& options) {
       .add("pp_schedule", &DistributedSection::pp_schedule,
            "Order of the passes on each rank: gpipe, 1f1b, interleaved_1f1b, looped_bfs, zb_h1, zb_h2, "
            "interleaved_zb, zbv, v_half, v_min or dualpipe_v (in any case, or PyTorch's class name); a .csv "
-           "file with a schedule in PyTorch's text form; or auto, the fastest that fits, by the costs that "
-           "pptrain plan shows.")
+           "file with a schedule in PyTorch's text form; auto, the fastest that fits, by the costs that "
+           "pptrain plan shows, or an order found in a second where that is at least 1 % faster; or search, "
+           "an order found for these costs and this memory, which takes up to a minute at the start. Orders "
+           "found are kept as schedule.csv beside the run.")
       .such_as({"gpipe", "1f1b", "interleaved_1f1b", "looped_bfs", "zb_h1", "zb_h2", "interleaved_zb", "zbv",
-                "v_half", "v_min", "dualpipe_v", "auto"});
+                "v_half", "v_min", "dualpipe_v", "auto", "search"});
   distributed
       .add("pp_stages_per_rank", &DistributedSection::pp_stages_per_rank,
            "Stages on each pipeline rank, for schedules that take several. 0: the schedule's usual number, 1 "
@@ -529,6 +531,14 @@ void add_distributed(std::vector<Option>& options) {
       .between(1, 1 << 16)
       .such_as({"even", "cost"});
   distributed
+      .add("pp_head", &DistributedSection::pp_head,
+           "Where the head is computed. last: on the last stage. spread: each pipeline rank has an equal "
+           "part of its vocabulary and computes it between its blocks, so that no rank computes more than "
+           "others; a rank then holds up to two microbatches more, and losses round like those of tp ranks. "
+           "auto: spread where the predicted step is 1 % shorter, or where the job fits with it alone.")
+      .only_if("distributed.pp > 1", {"distributed.pp"},
+               [](const JobConfig& j) { return j.distributed.pp > 1; });
+  distributed
       .add("pp_embedding_weight", &DistributedSection::pp_embedding_weight,
            "The embedding counts as this many blocks in an even split.")
       .between(0, 1 << 16)
@@ -540,27 +550,41 @@ void add_distributed(std::vector<Option>& options) {
       .only_if("an even split of several stages", of_split, splits_evenly);
   distributed
       .add("pp_costs", &DistributedSection::pp_costs,
-           "Source of the times that pp_schedule = \"auto\", pp_split = \"cost\" and pptrain plan use: a "
+           "Source of the times that pp_schedule = \"auto\" or \"search\", pp_split = \"cost\" and pptrain "
+           "plan use: a "
            "trace.json that an earlier run of this model wrote (profile.trace), or a modelled device: cpu, "
            "a100, h100, h200 or b200. Empty: the device of run.device, h100 for cuda; pptrain plan measures "
            "the CPU that it runs on.")
       .such_as({"cpu", "a100", "h100", "h200", "b200"});
   distributed
       .add("pp_memory_gb", &DistributedSection::pp_memory_gb,
-           "GB (1e9 bytes) that pp_schedule = \"auto\" may give each rank; pptrain plan --search has "
+           "GB (1e9 bytes) that pp_schedule = \"auto\" or \"search\" may give each rank; pptrain plan "
+           "--search has "
            "--memory-gb. 0: the memory of a known GPU, no bound on a CPU.")
       .between(0, 1e6)
-      .only_if("distributed.pp_schedule = auto", {"distributed.pp_schedule"},
-               [](const JobConfig& j) { return to_lower(j.distributed.pp_schedule) == "auto"; });
+      .only_if("distributed.pp_schedule = auto or search", {"distributed.pp_schedule"},
+               [](const JobConfig& j) {
+                 const std::string schedule = to_lower(j.distributed.pp_schedule);
+                 return schedule == "auto" || schedule == "search";
+               });
   distributed
-      .add("ranks_per_host", &DistributedSection::ranks_per_host,
-           "For predictions: consecutive ranks that share a host. 0: 8 on GPUs, all on CPUs.")
+      .add(
+          "ranks_per_host", &DistributedSection::ranks_per_host,
+          "For predictions: consecutive ranks that share a host. 0: 8 on GPUs, all on CPUs. On CPUs pairs of "
+          "dualpipe_v hide exchanges of tp, cp and ep where this says that a stage is on several hosts.")
       .between(0, max_ranks);
   distributed
       .add("host_link_gbps", &DistributedSection::host_link_gbps,
            "For predictions: Gb/s at which a rank sends to other hosts. 0: 90 % of InfiniBand of the GPU's "
-           "generation, or of 10 Gb/s Ethernet on CPUs.")
+           "generation, or of 10 Gb/s Ethernet on CPUs. pptrain doctor measures it.")
       .between(0, 1e6)
+      .only_if("several hosts: run.device = cuda, ranks_per_host or pp_costs",
+               {"distributed.ranks_per_host", "run.device", "distributed.pp_costs"}, has_hosts);
+  distributed
+      .add("host_latency_us", &DistributedSection::host_latency_us,
+           "For predictions: microseconds that a short message takes to another host. 0: 20 on GPUs, 60 on "
+           "CPUs. pptrain doctor measures it.")
+      .between(0, 1e9)
       .only_if("several hosts: run.device = cuda, ranks_per_host or pp_costs",
                {"distributed.ranks_per_host", "run.device", "distributed.pp_costs"}, has_hosts);
   distributed
@@ -695,42 +719,41 @@ bool has_lines(const JobConfig& job) {
 
 // What [data] and [[data.sources]] say alike of one source's files. `with` lets an option act only with these
 // formats of the source.
-template <class Section>
-void add_files(SectionFields<Section>& fields,
+void add_files(SectionFields<DataSource>& fields,
                const std::function<void(Option&, const std::vector<std::string>& formats)>& with) {
   fields.add(
-      "format", &Section::format,
+      "format", &DataSource::format,
       "text: each byte is a token; with data.tokenizer, each file is a document. jsonl: each line is an "
       "object with a document under text_key; .gz and .zst are unpacked. parquet: each row is a document. "
       "The tokenizer turns texts into token files once (data.cache). bin: tokens of dtype without a header. "
       "llmc: llm.c's format, with a header. megatron: Megatron-LM's PREFIX.bin with PREFIX.idx, which has "
       "the tokens' type and the documents' ends. npy: NumPy's, a one-dimensional array of integers. random: "
       "no files; uniform random tokens from run.seed, for benchmarks.");
-  with(fields.add("dtype", &Section::dtype, "Type of a token in a headerless file."), {"bin"});
-  with(fields.add("text_key", &Section::text_key, "Key, or column, of a document's text."),
+  with(fields.add("dtype", &DataSource::dtype, "Type of a token in a headerless file."), {"bin"});
+  with(fields.add("text_key", &DataSource::text_key, "Key, or column, of a document's text."),
        {"jsonl", "parquet"});
-  with(fields.add("prompt_key", &Section::prompt_key,
+  with(fields.add("prompt_key", &DataSource::prompt_key,
                   "Key, or column, of a prompt, whose tokens add nothing to the loss. The answer is then "
                   "under completion_key, not under text_key. Empty: no prompts."),
        {"jsonl", "parquet"});
-  with(fields.add("completion_key", &Section::completion_key,
+  with(fields.add("completion_key", &DataSource::completion_key,
                   "Key, or column, of the text after the prompt, whose tokens make the loss."),
        {"jsonl", "parquet"});
   with(
-      fields.add("messages_key", &Section::messages_key,
+      fields.add("messages_key", &DataSource::messages_key,
                  "Key, or column, of a conversation in place of text_key: a list of {role, content} with the "
                  "roles system, user and assistant, which [data.chat] makes a text. Only the assistant's "
                  "tokens make the loss. Empty: no conversations."),
       {"jsonl", "parquet"});
-  with(fields.add("tokens_key", &Section::tokens_key,
+  with(fields.add("tokens_key", &DataSource::tokens_key,
                   "Key, or column, of a list of token ids in place of text_key: a document that is tokenized "
                   "already, and gets no end. Empty: texts."),
        {"jsonl", "parquet"});
-  with(fields.add("labels_key", &Section::labels_key,
+  with(fields.add("labels_key", &DataSource::labels_key,
                   "Key, or column, of a list beside tokens_key: for each token its own id, or -100 where it "
                   "adds nothing to the loss. Empty: all tokens make the loss."),
        {"jsonl", "parquet"});
-  with(fields.add("document_separator", &Section::document_separator,
+  with(fields.add("document_separator", &DataSource::document_separator,
                   "Text between the documents of a file that a tokenizer reads; it belongs to neither. "
                   "Empty: a file is a document."),
        {"text"});
@@ -739,7 +762,10 @@ void add_files(SectionFields<Section>& fields,
 void add_data(std::vector<Option>& options) {
   SectionFields<DataSection> data(
       options, "data", [](JobConfig& j) -> DataSection& { return j.data; }, Effect::data);
-  data.add("path", &DataSection::path,
+  SectionFields<DataSource> source(
+      options, "data", [](JobConfig& j) -> DataSource& { return j.data; }, Effect::data);
+  source
+      .add("path", &DataSource::path,
            "What to train on, relative to the current directory: a file, a folder (its files with the "
            "format's ending: .txt, .jsonl[.gz|.zst], .parquet, .npy or .bin, by name), a pattern such as "
            "\"data/*.bin\", or a list of these, read as one stream in this order. Where [[data.sources]] are "
@@ -747,7 +773,7 @@ void add_data(std::vector<Option>& options) {
            "val_path.")
       .required_unless("data.sources")
       .needless("format", "random");
-  add_files<DataSection>(data, [](Option& option, const std::vector<std::string>& formats) {
+  add_files(source, [](Option& option, const std::vector<std::string>& formats) {
     option.only_with("data.format", formats);
   });
   data.add("cache", &DataSection::cache,
@@ -797,6 +823,14 @@ void add_data(std::vector<Option>& options) {
            "cost about the same. padded: the tokens of the step's longest microbatch, rounded up to "
            "pad_to_multiple_of. At most micro_batch_size * seq_len, for which memory and time are predicted.")
       .only_if(documents_known, document_keys, has_documents);
+  data.add("balance", &DataSection::balance,
+           "How a step's documents of exact lengths are divided. microbatches: so that microbatches cost "
+           "about the same; the losses then are equal on every pipeline. schedule: so that the schedule's "
+           "predicted end on the slowest data rank is earliest, with small microbatches first and last; "
+           "losses then differ by rounding between pipelines, schedules and predicted devices "
+           "(distributed.pp_costs, but no trace). A step takes the same documents either way.")
+      .only_with("data.lengths", {"exact"})
+      .decides(Effect::layout);
   data.add("pad_to_multiple_of", &DataSection::pad_to_multiple_of,
            "A padded microbatch has a multiple of this many tokens on each context-parallel rank, unless it "
            "is "
@@ -806,10 +840,12 @@ void add_data(std::vector<Option>& options) {
   data.add(
       "shuffle", &DataSection::shuffle,
       "true: samples in an order drawn from run.seed, new in each epoch. false: in the order of the file.");
-  data.add("val_fraction", &DataSection::val_fraction,
+  source
+      .add("val_fraction", &DataSource::val_fraction,
            "Fraction of the tokens, at their end, that is kept for validation.")
       .from_up_to(0, 1);
-  data.add("val_path", &DataSection::val_path,
+  source
+      .add("val_path", &DataSource::val_path,
            "Files, folders or patterns to validate on, in the same format; then val_fraction is 0.")
       .decides(Effect::course);
   data.add("tokenizer", &DataSection::tokenizer,
@@ -876,7 +912,7 @@ TableList data_source_tables() {
            "The source gives weight / sum of weights of all samples. A sample is a row of train.seq_len "
            "tokens, or a whole document where data.packing or data.lengths keep documents whole.")
       .above_up_to(0, 1e9);
-  add_files<DataSource>(source, [](Option&, const std::vector<std::string>&) {});
+  add_files(source, [](Option&, const std::vector<std::string>&) {});
   source.add("val_fraction", &DataSource::val_fraction, "As data.val_fraction.").from_up_to(0, 1);
   source.add("val_path", &DataSource::val_path, "As data.val_path.").decides(Effect::course);
   return list;

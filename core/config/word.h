@@ -17,6 +17,8 @@ enum class Init { random, hf };
 // exchanged for tokens (Ulysses).
 enum class ContextKind { ring, ulysses };
 enum class ReduceGradients { step, microbatch };
+// Where the head's vocabulary lies: with the last stage, or a part of it on every pipeline rank.
+enum class HeadPlace { last, spread, automatic };
 enum class BadLines { refuse, skip };
 enum class DataFormat { text, jsonl, parquet, bin, llmc, megatron, npy, random };
 enum class TokenType { uint16, uint32 };
@@ -37,6 +39,8 @@ enum class Lengths {
   exact,   // as long as their documents
   padded,  // as long as the step's longest, rounded up
 };
+// What exact lengths are balanced for: microbatches that cost alike, or the end of the schedule.
+enum class Balance { microbatches, schedule };
 // checkpoint.resume: a word, or the path of a checkpoint.
 enum class Resume { automatic, none, restart, named };
 enum class RopeType { none, linear, llama3, dynamic, yarn, longrope };
@@ -57,6 +61,8 @@ inline constexpr std::array words<ContextKind> = std::to_array<std::string_view>
 template <>
 inline constexpr std::array words<ReduceGradients> = std::to_array<std::string_view>({"step", "microbatch"});
 template <>
+inline constexpr std::array words<HeadPlace> = std::to_array<std::string_view>({"last", "spread", "auto"});
+template <>
 inline constexpr std::array words<BadLines> = std::to_array<std::string_view>({"refuse", "skip"});
 template <>
 inline constexpr std::array words<DataFormat> =
@@ -74,6 +80,8 @@ inline constexpr std::array words<Packing> = std::to_array<std::string_view>({"n
                                                                               "best_fit"});
 template <>
 inline constexpr std::array words<Lengths> = std::to_array<std::string_view>({"fixed", "exact", "padded"});
+template <>
+inline constexpr std::array words<Balance> = std::to_array<std::string_view>({"microbatches", "schedule"});
 template <>
 inline constexpr std::array words<RopeType> =
     std::to_array<std::string_view>({"default", "linear", "llama3", "dynamic", "yarn", "longrope"});

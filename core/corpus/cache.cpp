@@ -119,7 +119,7 @@ fs::path first_writable(std::span<const fs::path> folders) {
 
 }  // namespace
 
-std::string fingerprint(const CacheRequest& request) {
+std::string fingerprint(const TokenizeRequest& request) {
   const DocumentFormat& format = request.format;
   const fs::path tokenizer = tokenizer_file(request.tokenizer);
   const nlohmann::json end = request.end_id        ? nlohmann::json(*request.end_id)
@@ -131,7 +131,7 @@ std::string fingerprint(const CacheRequest& request) {
       {"tokenizer",
        format.has_tokens() ? std::string() : io::checksum_hex(io::MappedFile(tokenizer).bytes())},
       {"kind", static_cast<int>(format.kind)},
-      {"keys", format.kind == Kind::text ? std::vector<std::string>() : format.keys()},
+      {"keys", format.kind == config::DataFormat::text ? std::vector<std::string>() : format.keys()},
       {"separator", hex_of(format.separator)},
       {"add_special", request.add_special},
       {"end", end.dump()}};
@@ -142,7 +142,7 @@ std::string fingerprint(const CacheRequest& request) {
   return hex_of(all.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
 }
 
-std::string cache_name(const CacheRequest& request) {
+std::string cache_name(const TokenizeRequest& request) {
   std::string all = fingerprint(request);
   if (request.format.skip_bad_lines) all += " skip";  // to others its lines are to be an error
   for (const fs::path& file : request.files)
@@ -161,25 +161,19 @@ fs::path find_cache(std::span<const fs::path> folders, const std::string& name) 
   return {};
 }
 
-fs::path make_cache(std::span<const fs::path> folders, const std::string& name, const CacheRequest& request,
-                    int threads, const std::function<void(const TokenizeProgress&)>& report) {
+fs::path make_cache(std::span<const fs::path> folders, const std::string& name, TokenizeRequest request,
+                    const std::function<void(const TokenizeProgress&)>& report) {
   const fs::path folder = first_writable(folders), cache = folder / name;
   remove_dead_parts(folder, name);
   const auto tokenizer = request.format.has_tokens()
                              ? std::nullopt
                              : std::optional(tokenizer::Tokenizer::load(request.tokenizer));
   const Part part(folder / fmt::format("{}{}", part_prefix(name), ::getpid()));
-  TokenizeOptions options{.format = request.format,
-                          .add_special = request.add_special,
-                          .end_id = request.end_id,
-                          .max_tokens = request.max_tokens,
-                          .threads = threads};
-  if (tokenizer && !options.end_id) options.end_id = tokenizer->eos_id();
+  if (tokenizer && !request.end_id) request.end_id = tokenizer->eos_id();
   const int64_t ids = std::max<int64_t>(tokenizer ? tokenizer->vocab_size() : request.format.vocab_size,
-                                        options.end_id.value_or(0) + 1);
+                                        request.end_id.value_or(0) + 1);
   TokenWriter writer(part.path() / "tokens", ids <= 65536 ? 2 : 4, /*overwrite=*/false);
-  const TokenizeProgress result =
-      tokenize_files(tokenizer ? &*tokenizer : nullptr, request.files, options, writer, report);
+  const TokenizeProgress result = tokenize_files(tokenizer ? &*tokenizer : nullptr, request, writer, report);
   nlohmann::ordered_json about = {{"version", version},
                                   {"documents", result.documents},
                                   {"tokens", result.tokens},

@@ -12,24 +12,14 @@
 
 namespace pptrain::corpus {
 
-// What a cache is made of.
-struct CacheRequest {
-  std::vector<std::filesystem::path> files;  // in order
-  std::filesystem::path tokenizer;           // tokenizer.json, or its folder; "": the format has tokens
-  DocumentFormat format;
-  bool add_special = true;
-  int64_t max_tokens = 0;         // as TokenizeOptions has it
-  std::optional<int32_t> end_id;  // behind each document; none: the tokenizer's own (eos_id), if it has one
-};
-
 // 32 hexadecimal digits of what the tokens depend on: the files' lengths and bytes at a few places
 // (core/data/inspect.h), tokenizer.json, the token that ends a text, format and options; not of names and
 // places, nor of what else lies beside tokenizer.json. Throws Error where a file cannot be read.
-std::string fingerprint(const CacheRequest& request);
+std::string fingerprint(const TokenizeRequest& request);
 
 // The folder's name of a cache: fingerprint() and, since this looks at a few places alone, the times at which
 // the files were changed; also whether bad lines were left out, which are an error to others.
-std::string cache_name(const CacheRequest& request);
+std::string cache_name(const TokenizeRequest& request);
 
 // The token file in a cache's folder, with its index beside it, and prompts.
 std::filesystem::path token_file(const std::filesystem::path& cache);
@@ -42,7 +32,7 @@ std::filesystem::path find_cache(std::span<const std::filesystem::path> folders,
 // caches of this name is removed. Where another process makes the same one, either will do. Throws Error
 // where no folder can be written, and what tokenize_files throws.
 std::filesystem::path make_cache(std::span<const std::filesystem::path> folders, const std::string& name,
-                                 const CacheRequest& request, int threads,
+                                 TokenizeRequest request,
                                  const std::function<void(const TokenizeProgress&)>& report);
 
 }  // namespace pptrain::corpus

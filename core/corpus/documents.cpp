@@ -218,8 +218,8 @@ NextChunk chunks_of(std::vector<std::filesystem::path> files, DocumentFormat for
 void each_document(const Chunk& chunk, const DocumentFormat& format,
                    const std::function<void(const Document&)>& sink,
                    const std::function<void(const std::string& what)>& bad) {
-  if (format.kind == Kind::parquet) return each_row(chunk, format, sink);
-  if (format.kind == Kind::jsonl) return each_line(chunk, format, sink, bad);
+  if (format.kind == config::DataFormat::parquet) return each_row(chunk, format, sink);
+  if (format.kind == config::DataFormat::jsonl) return each_line(chunk, format, sink, bad);
   const std::string_view border = format.separator;
   if (border.empty()) return sink({.text = chunk.text});
   for (std::string_view rest = chunk.text; !rest.empty();) {

@@ -14,19 +14,18 @@
 #include <vector>
 
 #include "core/config/chat_section.h"
+#include "core/config/word.h"
 #include "core/tokenizer/tokenizer.h"
 
 namespace pptrain::corpus {
 
-// text:    a file, or what lies between two separators in it, is a document.
-// jsonl:   each line is an object, its text under a key. (jsonlines.org; empty lines are passed over.)
-// parquet: each row is one, its text in a column.
-// A text or JSONL file whose name ends in .gz or .zst is unpacked.
-enum class Kind { text, jsonl, parquet };
-
 // What a document is in a file.
 struct DocumentFormat {
-  Kind kind = Kind::text;
+  // text:    a file, or what lies between two separators in it, is a document.
+  // jsonl:   each line is an object, its text under a key. (jsonlines.org; empty lines are passed over.)
+  // parquet: each row is one, its text in a column. No other format has documents.
+  // A text or JSONL file whose name ends in .gz or .zst is unpacked.
+  config::DataFormat kind = config::DataFormat::text;
   std::string key = "text";     // jsonl, parquet: of the text
   std::string prompt_key = {};  // jsonl, parquet: of a prompt, with the text behind it under completion_key
   std::string completion_key = {};  //
@@ -41,8 +40,6 @@ struct DocumentFormat {
   bool has_prompts() const { return !prompt_key.empty(); }
   bool has_messages() const { return !messages_key.empty(); }
   bool has_tokens() const { return !tokens_key.empty(); }
-  // Are some tokens no targets?
-  bool has_targets() const { return has_prompts() || has_messages() || !labels_key.empty(); }
   // The keys that a record must have: prompt and completion, messages, tokens and labels, or text.
   std::vector<std::string> keys() const;
 };

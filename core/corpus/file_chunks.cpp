@@ -348,8 +348,8 @@ NextChunk next_of(const std::filesystem::path& file, const Argument& argument) {
 }  // namespace
 
 NextChunk open_chunks(const std::filesystem::path& file, const DocumentFormat& format) {
-  if (format.kind == Kind::parquet) return next_of<ParquetChunks>(file, format);
-  const std::string border = format.kind == Kind::jsonl ? "\n" : format.separator;
+  if (format.kind == config::DataFormat::parquet) return next_of<ParquetChunks>(file, format);
+  const std::string border = format.kind == config::DataFormat::jsonl ? "\n" : format.separator;
   if (is_packed(file)) return next_of<PackedChunks>(file, border);
   return next_of<MappedChunks>(file, border);
 }

@@ -10,6 +10,7 @@
 #include <system_error>
 
 #include "core/base/error.h"
+#include "core/data/document_index.h"
 #include "core/io/atomic_file.h"
 
 namespace pptrain::corpus {
@@ -68,8 +69,8 @@ TokenWriter::~TokenWriter() {
 }
 
 void TokenWriter::add(std::span<const int32_t> ids, std::span<const int64_t> lengths,
-                      std::span<const data::TokenRange> prompts) {
-  for (const data::TokenRange& prompt : prompts)
+                      std::span<const tokens::TokenRange> prompts) {
+  for (const tokens::TokenRange& prompt : prompts)
     ranges_.push_back({tokens_ + prompt.begin, tokens_ + prompt.end});
   if (token_bytes_ == 2) {
     narrow_.resize(ids.size());

@@ -7,8 +7,8 @@
 #include <span>
 #include <vector>
 
-#include "core/data/document_index.h"
 #include "core/io/files.h"
+#include "core/tokens/token_range.h"
 
 namespace pptrain::corpus {
 
@@ -35,7 +35,7 @@ class TokenWriter {
   // Documents one after the other, and how many tokens each has (more than none). Ids fit token_bytes.
   // `prompts`: which of `ids` are no targets, ascending, each range within a document.
   void add(std::span<const int32_t> ids, std::span<const int64_t> lengths,
-           std::span<const data::TokenRange> prompts = {});
+           std::span<const tokens::TokenRange> prompts = {});
   void finish();
 
   int64_t documents() const { return static_cast<int64_t>(document_ends_.size()); }
@@ -50,8 +50,8 @@ class TokenWriter {
   std::unique_ptr<io::OutputFile> out_;
   int64_t tokens_ = 0;
   std::vector<int32_t> lengths_;
-  std::vector<int64_t> document_ends_;    // in sequences
-  std::vector<data::TokenRange> ranges_;  // of prompts
+  std::vector<int64_t> document_ends_;      // in sequences
+  std::vector<tokens::TokenRange> ranges_;  // of prompts
   std::vector<uint16_t> narrow_;
   bool finished_ = false;
 };

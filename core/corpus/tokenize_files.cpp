@@ -15,9 +15,9 @@ namespace {
 
 struct Encoded {
   std::vector<int32_t> ids;
-  std::vector<int64_t> lengths;           // of the documents
-  std::vector<data::TokenRange> prompts;  // of these
-  uint64_t bytes = 0;                     // of the files that are done with it
+  std::vector<int64_t> lengths;             // of the documents
+  std::vector<tokens::TokenRange> prompts;  // of these
+  uint64_t bytes = 0;                       // of the files that are done with it
   int64_t empty = 0;
   int64_t truncated = 0;
   int64_t bad = 0;
@@ -29,30 +29,30 @@ using Borders = std::vector<size_t>;  // of a document's tokens: targets begin, 
 // A prompt begins as a text does, with the tokens that the file puts before one (Tokenizer::encode_prompt),
 // as generation reads it too; the text behind it is encoded by itself, without any.
 Borders add_text(const tokenizer::Tokenizer& tokenizer, const Document& document,
-                 const TokenizeOptions& options, std::vector<int32_t>& ids) {
+                 const TokenizeRequest& request, std::vector<int32_t>& ids) {
   if (document.text.empty()) return {};
   const size_t before = ids.size();
-  const bool has_prompt = options.format.has_prompts();
+  const bool has_prompt = request.format.has_prompts();
   std::vector<int32_t> prompt;
-  if (has_prompt) prompt = tokenizer.encode_prompt(document.prompt, options.add_special);
+  if (has_prompt) prompt = tokenizer.encode_prompt(document.prompt, request.add_special);
   ids.insert(ids.end(), prompt.begin(), prompt.end());
-  tokenizer.encode(document.text, options.add_special && !has_prompt, ids);
-  const bool ended = ids.size() > before && options.end_id == ids.back();
-  if (options.end_id && !ended) ids.push_back(*options.end_id);
+  tokenizer.encode(document.text, request.add_special && !has_prompt, ids);
+  const bool ended = ids.size() > before && request.end_id == ids.back();
+  if (request.end_id && !ended) ids.push_back(*request.end_id);
   return {prompt.size(), ids.size() - before};
 }
 
 Borders add_tokens(const tokenizer::Tokenizer* tokenizer, const Document& document,
-                   const TokenizeOptions& options, std::vector<int32_t>& ids) {
-  if (options.format.has_messages()) return tokenizer->encode_pieces(document.pieces, ids);
-  if (!options.format.has_tokens()) return add_text(*tokenizer, document, options, ids);
+                   const TokenizeRequest& request, std::vector<int32_t>& ids) {
+  if (request.format.has_messages()) return tokenizer->encode_pieces(document.pieces, ids);
+  if (!request.format.has_tokens()) return add_text(*tokenizer, document, request, ids);
   ids.insert(ids.end(), document.ids.begin(), document.ids.end());
   return document.borders;
 }
 
 // What lies between targets, of a document of the ids [first, last).
 void add_prompts(const Borders& borders, int64_t first, int64_t last,
-                 std::vector<data::TokenRange>& prompts) {
+                 std::vector<tokens::TokenRange>& prompts) {
   int64_t begin = first;
   for (size_t i = 0; i + 1 < borders.size(); i += 2) {
     const int64_t end = std::min(last, first + static_cast<int64_t>(borders[i]));
@@ -63,14 +63,14 @@ void add_prompts(const Borders& borders, int64_t first, int64_t last,
 }
 
 void add_document(const tokenizer::Tokenizer* tokenizer, const Document& document,
-                  const TokenizeOptions& options, Encoded& out) {
+                  const TokenizeRequest& request, Encoded& out) {
   const size_t before = out.ids.size();
-  const Borders borders = add_tokens(tokenizer, document, options, out.ids);
+  const Borders borders = add_tokens(tokenizer, document, request, out.ids);
   if (out.ids.size() == before) {
     ++out.empty;
     return;
   }
-  const size_t longest = options.max_tokens > 0 ? static_cast<size_t>(options.max_tokens) : out.ids.size();
+  const size_t longest = request.max_tokens > 0 ? static_cast<size_t>(request.max_tokens) : out.ids.size();
   if (out.ids.size() - before > longest) {
     out.ids.resize(before + longest);
     ++out.truncated;
@@ -79,27 +79,26 @@ void add_document(const tokenizer::Tokenizer* tokenizer, const Document& documen
   add_prompts(borders, static_cast<int64_t>(before), static_cast<int64_t>(out.ids.size()), out.prompts);
 }
 
-Encoded encode(const tokenizer::Tokenizer* tokenizer, const Chunk& chunk, const TokenizeOptions& options) {
+Encoded encode(const tokenizer::Tokenizer* tokenizer, const Chunk& chunk, const TokenizeRequest& request) {
   Encoded out;
   out.bytes = chunk.bytes;
-  const auto take = [&](const Document& document) { add_document(tokenizer, document, options, out); };
+  const auto take = [&](const Document& document) { add_document(tokenizer, document, request, out); };
   const auto pass_over = [&](const std::string& what) {
     if (out.bad++ == 0) out.first_bad = what;
   };
-  each_document(chunk, options.format, take, pass_over);
+  each_document(chunk, request.format, take, pass_over);
   return out;
 }
 
 }  // namespace
 
-TokenizeProgress tokenize_files(const tokenizer::Tokenizer* tokenizer,
-                                const std::vector<std::filesystem::path>& files,
-                                const TokenizeOptions& options, TokenWriter& writer,
+TokenizeProgress tokenize_files(const tokenizer::Tokenizer* tokenizer, const TokenizeRequest& request,
+                                TokenWriter& writer,
                                 const std::function<void(const TokenizeProgress&)>& report) {
-  if (options.format.has_messages()) require_tokens(options.format.chat, *tokenizer);
+  if (request.format.has_messages()) require_tokens(request.format.chat, *tokenizer);
   TokenizeProgress progress;
-  progress.total_bytes = bytes_of(files);
-  progress.end_id = options.end_id;
+  progress.total_bytes = bytes_of(request.files);
+  progress.end_id = request.end_id;
   const auto take = [&](const Encoded& encoded) {
     writer.add(encoded.ids, encoded.lengths, encoded.prompts);
     progress.bytes += encoded.bytes;
@@ -109,18 +108,18 @@ TokenizeProgress tokenize_files(const tokenizer::Tokenizer* tokenizer,
     progress.documents = writer.documents();
     progress.tokens = writer.tokens();
     progress.truncated += encoded.truncated;
-    for (const data::TokenRange& prompt : encoded.prompts)
+    for (const tokens::TokenRange& prompt : encoded.prompts)
       progress.prompt_tokens += prompt.end - prompt.begin;
     report(progress);
   };
   OrderedWork<Chunk, Encoded>(
-      chunks_of(files, options.format), [&](const Chunk& chunk) { return encode(tokenizer, chunk, options); },
-      take)
-      .run(options.threads);
+      chunks_of(request.files, request.format),
+      [&](const Chunk& chunk) { return encode(tokenizer, chunk, request); }, take)
+      .run(request.threads);
   if (progress.documents == 0) {
     throw UsageError(fmt::format(
-        "'{}'{} has no document with a text{}", files.front().string(),
-        files.size() == 1 ? "" : fmt::format(" with {} more files", files.size() - 1),
+        "'{}'{} has no document with a text{}", request.files.front().string(),
+        request.files.size() == 1 ? "" : fmt::format(" with {} more files", request.files.size() - 1),
         progress.bad == 0
             ? ""
             : fmt::format("; {} lines were left out, the first: {}", progress.bad, progress.first_bad)));

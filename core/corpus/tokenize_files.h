@@ -14,10 +14,14 @@
 
 namespace pptrain::corpus {
 
-struct TokenizeOptions {
-  DocumentFormat format;
+// What tokens are made of, and how.
+struct TokenizeRequest {
+  std::vector<std::filesystem::path> files = {};  // in order
+  std::filesystem::path tokenizer = {};           // tokenizer.json, or its folder; "": the format has tokens
+  DocumentFormat format = {};
   bool add_special = true;  // the tokens that tokenizer.json puts around a text
-  // Behind each text that does not end with it already; not behind conversations and tokens.
+  // Behind each text that does not end with it already; not behind conversations and tokens. None: no token,
+  // but in a cache the tokenizer's own (eos_id), if it has one.
   std::optional<int32_t> end_id = {};
   int64_t max_tokens = 0;  // documents are truncated to so many; 0: none is
   int threads = 1;
@@ -35,12 +39,11 @@ struct TokenizeProgress {
 };
 
 // Writes the documents of all files, in order, and finishes the writer. `tokenizer`: null where the format
-// has tokens. `report` is called now and then, by one thread at a time; what it throws ends the work. Throws
-// the first Error of any thread. The result does not depend on the number of threads. UsageError where there
-// is no document with a text.
-TokenizeProgress tokenize_files(const tokenizer::Tokenizer* tokenizer,
-                                const std::vector<std::filesystem::path>& files,
-                                const TokenizeOptions& options, TokenWriter& writer,
+// has tokens, otherwise of request.tokenizer. `report` is called now and then, by one thread at a time; what
+// it throws ends the work. Throws the first Error of any thread. The result does not depend on the number of
+// threads. UsageError where there is no document with a text.
+TokenizeProgress tokenize_files(const tokenizer::Tokenizer* tokenizer, const TokenizeRequest& request,
+                                TokenWriter& writer,
                                 const std::function<void(const TokenizeProgress&)>& report);
 
 }  // namespace pptrain::corpus

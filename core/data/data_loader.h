@@ -19,6 +19,7 @@ struct Step {
   int64_t targets = 0;  // labels that count
   int64_t tokens = 0;   // of all microbatches, filling included
   int64_t padding = 0;  // tokens of filling
+  int64_t end = 0;      // of the slowest data rank, as options.step_end says
 };
 
 // How a stream becomes steps: rows cut from it, or whole documents.

@@ -163,7 +163,7 @@ class PromptsFile {
   PromptsFile(const std::filesystem::path& path, std::span<const int64_t> starts)
       : file_(path), starts_(starts) {}
 
-  std::vector<TokenRange> read() const {
+  std::vector<tokens::TokenRange> read() const {
     constexpr std::string_view magic("PROMPTS");
     const std::span<const std::byte> bytes = file_.bytes();
     if (bytes.size() < header_bytes || std::memcmp(bytes.data(), magic.data(), magic.size()) != 0)
@@ -198,11 +198,11 @@ class PromptsFile {
     return value;
   }
 
-  std::vector<TokenRange> first_prompts() const {
+  std::vector<tokens::TokenRange> first_prompts() const {
     const std::vector<uint32_t> lengths = numbers<uint32_t>(count());
     if (lengths.size() != starts_.size() - 1)
       fail(fmt::format("{} documents, but the index has {}", lengths.size(), starts_.size() - 1));
-    std::vector<TokenRange> prompts;
+    std::vector<tokens::TokenRange> prompts;
     for (size_t i = 0; i < lengths.size(); ++i) {
       if (lengths[i] > starts_[i + 1] - starts_[i])
         fail(fmt::format("document {} has a prompt of {} tokens, but {} tokens", i, lengths[i],
@@ -212,13 +212,13 @@ class PromptsFile {
     return prompts;
   }
 
-  std::vector<TokenRange> all_prompts() const {
+  std::vector<tokens::TokenRange> all_prompts() const {
     if (count() > file_.bytes().size()) fail(fmt::format("the header promises {} prompts", count()));
     const std::vector<int64_t> places = numbers<int64_t>(2 * count());
-    std::vector<TokenRange> prompts;
+    std::vector<tokens::TokenRange> prompts;
     int64_t last = 0;
     for (size_t i = 0; i < places.size(); i += 2) {
-      TokenRange prompt{places[i], places[i + 1]};
+      tokens::TokenRange prompt{places[i], places[i + 1]};
       const auto behind = std::ranges::upper_bound(starts_, prompt.begin);
       if (prompt.begin < last || prompt.end <= prompt.begin || behind == starts_.end() ||
           prompt.end > *behind)
@@ -238,13 +238,14 @@ class PromptsFile {
 
 }  // namespace
 
-std::vector<TokenRange> read_prompts(const std::filesystem::path& path, std::span<const int64_t> starts) {
+std::vector<tokens::TokenRange> read_prompts(const std::filesystem::path& path,
+                                             std::span<const int64_t> starts) {
   return PromptsFile(path, starts).read();
 }
 
-Prompts::Prompts(std::span<const TokenRange> prompts) {
+Prompts::Prompts(std::span<const tokens::TokenRange> prompts) {
   int64_t before = 0;
-  for (const TokenRange& prompt : prompts) {
+  for (const tokens::TokenRange& prompt : prompts) {
     begins_.push_back(prompt.begin);
     ends_.push_back(prompt.end);
     before_.push_back(before);

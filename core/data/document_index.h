@@ -14,19 +14,16 @@
 #include <span>
 #include <vector>
 
-namespace pptrain::data {
+#include "core/tokens/token_range.h"
 
-// Tokens [begin, end).
-struct TokenRange {
-  int64_t begin = 0, end = 0;
-};
+namespace pptrain::data {
 
 struct DocumentIndex {
   int token_bytes = 0;  // 1 (uint8), 2 (uint16) or 4 (int32) of an id
   // Tokens before each document, ascending from 0; and of all of them together. Documents without tokens are
   // left out.
   std::vector<int64_t> starts;
-  std::vector<TokenRange> prompts = {};  // where read_prompts() was called
+  std::vector<tokens::TokenRange> prompts = {};  // where read_prompts() was called
 };
 
 // PREFIX.bin -> PREFIX.idx.
@@ -46,13 +43,14 @@ std::filesystem::path prompts_of(const std::filesystem::path& token_file);
 // The prompts, without the first tokens of documents, which are the targets of none anyway. The documents
 // begin at `starts` (ascending, from 0; the last is the end of all). Throws Error that names the file unless
 // it is whole, and its prompts lie in documents one after the other.
-std::vector<TokenRange> read_prompts(const std::filesystem::path& path, std::span<const int64_t> starts);
+std::vector<tokens::TokenRange> read_prompts(const std::filesystem::path& path,
+                                             std::span<const int64_t> starts);
 
 // The prompts of a stream.
 class Prompts {
  public:
   // As read_prompts() has them.
-  explicit Prompts(std::span<const TokenRange> prompts);
+  explicit Prompts(std::span<const tokens::TokenRange> prompts);
 
   // Tokens of prompts among the tokens [first, last).
   int64_t count(int64_t first, int64_t last) const { return count_before(last) - count_before(first); }

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "core/base/error.h"
+#include "core/data/balance.h"
 #include "core/data/documents.h"
 #include "core/data/microbatch.h"
 #include "core/data/packing.h"
@@ -63,6 +64,7 @@ struct ListPlan {
 struct StepPlan {
   std::vector<std::vector<ListPlan>> microbatches;  // [number][data rank]
   int64_t slices = 0;                               // that it took
+  int64_t end = 0;                                  // by LoaderOptions::step_end
 
   // Over all lists.
   template <typename Count>
@@ -89,7 +91,8 @@ void fill_up(ListPlan& list, int64_t tokens, int64_t seq_len) {
 // Packing into D*m*b rows of seq_len says which of them are taken, so that a step takes the same documents on
 // any layout with as many rows. With fixed lengths, row r is of microbatch r / (D*b), of data rank r % (D*b)
 // / b. With others microbatches are to cost alike: documents of packed rows are levelled over them, rows
-// shared out to microbatches, and a microbatch's D*b rows to data ranks, as many to each.
+// shared out to microbatches, and a microbatch's D*b rows to data ranks, as many to each. What comes out may
+// then be balanced by the schedule's end, without regard to rows.
 //
 // Filling belongs to the last document of a row (fixed) or list (others), as long as that is of at most
 // seq_len tokens; what is missing then is documents of its own. Lists of exact lengths have none, but where
@@ -131,7 +134,7 @@ class StepPlanner {
     for (auto& ranks : plan.microbatches) {
       for (ListPlan& list : ranks) {
         for (int64_t i = 0; i < o_.micro_batch_size; ++i) {
-          ListPlan whole = list_of({rows_[row++]});
+          ListPlan whole = list_of(rows_[row++]);
           fill_up(whole, o_.seq_len, o_.seq_len);
           list.documents.insert(list.documents.end(), whole.documents.begin(), whole.documents.end());
         }
@@ -142,42 +145,57 @@ class StepPlanner {
 
   StepPlan levelled() {
     const int64_t attention_length = o_.lengths == Lengths::padded ? 0 : o_.attention_length;
-    if (o_.packing != Packing::none) {
-      std::vector<int64_t> lengths;
-      for (const DocumentSlice& slice : slices_) lengths.push_back(slice.length);
-      rows_ = level_rows(std::move(rows_), lengths, o_.seq_len, attention_length);
+    if (o_.packing != Packing::none)
+      rows_ = level_rows(std::move(rows_), lengths(), o_.seq_len, attention_length);
+    Lists lists = alike(attention_length);
+    StepPlan plan = empty_plan();
+    if (o_.step_end) {
+      if (o_.balance_schedule) lists = balanced(lengths(), o_, std::move(lists));
+      plan.end = last_end(lengths(), o_, lists);
     }
+    for (size_t d = 0; d < lists.size(); ++d) {
+      for (size_t j = 0; j < lists[d].size(); ++j) plan.microbatches[j][d] = list_of(lists[d][j]);
+    }
+    return plan;
+  }
+
+  std::vector<int64_t> lengths() const {
+    std::vector<int64_t> lengths;
+    for (const DocumentSlice& slice : slices_) lengths.push_back(slice.length);
+    return lengths;
+  }
+
+  // Rows to microbatches and data ranks, such that these cost alike.
+  Lists alike(int64_t attention_length) const {
     std::vector<int64_t> costs;
     for (const auto& row : rows_)
       costs.push_back(sum_over(row, [&](int64_t i) {
         return document_cost(slices_[static_cast<size_t>(i)].length, attention_length);
       }));
-    StepPlan plan = empty_plan();
     const auto microbatches = share_equally(costs, o_.microbatches);
+    Lists lists(static_cast<size_t>(o_.dp_size), Rows(microbatches.size()));
     for (size_t j = 0; j < microbatches.size(); ++j) {
       std::vector<int64_t> own;
       for (const int64_t row : microbatches[j]) own.push_back(costs[static_cast<size_t>(row)]);
       const auto ranks = share_equally(own, o_.dp_size);
       for (size_t d = 0; d < ranks.size(); ++d) {
-        Rows rows;
-        for (const int64_t i : ranks[d])
-          rows.push_back(rows_[static_cast<size_t>(microbatches[j][static_cast<size_t>(i)])]);
-        plan.microbatches[j][d] = list_of(rows);
+        for (const int64_t i : ranks[d]) {
+          const auto& row = rows_[static_cast<size_t>(microbatches[j][static_cast<size_t>(i)])];
+          lists[d][j].insert(lists[d][j].end(), row.begin(), row.end());
+        }
       }
     }
-    return plan;
+    return lists;
   }
 
   StepPlan empty_plan() const {
     const std::vector<ListPlan> ranks(static_cast<size_t>(o_.dp_size));
-    return {.microbatches = std::vector(static_cast<size_t>(o_.microbatches), ranks), .slices = 0};
+    return {.microbatches = std::vector(static_cast<size_t>(o_.microbatches), ranks), .slices = 0, .end = 0};
   }
 
-  ListPlan list_of(const Rows& rows) const {
+  ListPlan list_of(const std::vector<int64_t>& documents) const {
     ListPlan list;
-    for (const auto& row : rows) {
-      for (const int64_t i : row) list.documents.push_back({.slice = slices_[static_cast<size_t>(i)]});
-    }
+    for (const int64_t i : documents) list.documents.push_back({.slice = slices_[static_cast<size_t>(i)]});
     return list;
   }
 
@@ -226,7 +244,8 @@ class DocumentSource final : public StepSource {
               .samples = planned.slices,
               .targets = planned.sum([](const ListPlan& list) { return list.targets(); }),
               .tokens = planned.sum([](const ListPlan& list) { return list.tokens(); }),
-              .padding = planned.sum([](const ListPlan& list) { return list.filling(); })};
+              .padding = planned.sum([](const ListPlan& list) { return list.filling(); }),
+              .end = planned.end};
     for (const std::vector<ListPlan>& ranks : planned.microbatches) {
       const ListPlan& own = ranks[static_cast<size_t>(options_.dp_rank)];
       Microbatch& microbatch = step.microbatches.emplace_back(read(own));

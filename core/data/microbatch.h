@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "core/config/word.h"
+#include "core/data/balance.h"
 #include "core/tokens/context_split.h"
 #include "core/tokens/segments.h"
 
@@ -39,9 +40,15 @@ struct LoaderOptions {
   // The length at which a document's attention costs as much as all else that its tokens do: microbatches of
   // exact lengths are balanced by it.
   int64_t attention_length = int64_t{1} << 24;
-  bool need_tokens = true;   // this rank holds the first stage
-  bool need_labels = true;   // this rank holds the last stage
-  bool need_places = false;  // where labels lie in their stream
+  // When a step of exact lengths ends; none: not known.
+  StepEnd step_end = {};
+  // Data ranks wait for each other in every pass: a microbatch then counts as many tokens and squares as that
+  // of its number has on any data rank.
+  bool in_step = false;
+  bool balance_schedule = false;  // by step_end, else microbatches are to cost alike
+  bool need_tokens = true;        // this rank holds the first stage
+  bool need_labels = true;        // this rank holds the last stage
+  bool need_places = false;       // where labels lie in their stream
   at::Device device = at::kCPU;
 
   // Rows of a step over all data ranks: D * m * b.

@@ -108,14 +108,14 @@ TokenDataset::TokenDataset(const Source& source, int64_t vocab_size) : vocab_siz
     return;
   }
   std::vector<int64_t> starts{0};
-  std::vector<TokenRange> prompts;
+  std::vector<tokens::TokenRange> prompts;
   for (const auto& path : token_files(source)) {
     DocumentIndex documents;
     FileSpan span = open_file(path, source, documents);
     if (span.count == 0) continue;
     span.begin = end_;
     for (size_t i = 1; i < documents.starts.size(); ++i) starts.push_back(end_ + documents.starts[i]);
-    for (const TokenRange& prompt : documents.prompts)
+    for (const tokens::TokenRange& prompt : documents.prompts)
       prompts.push_back({end_ + prompt.begin, end_ + prompt.end});
     end_ += span.count;
     spans_.push_back(std::move(span));

@@ -84,30 +84,32 @@ LossBand loss_band(std::span<const double> losses, double width) {
 void DivergenceWatch::take(int64_t step, double loss) {
   if (steps_ == 0 || !std::isfinite(loss)) return;
   last_ = loss;
-  const bool full = static_cast<int64_t>(state_.recent.size()) >= window_;
-  if (full && loss > loss_band(state_.recent, width_).limit) {
-    if (state_.above++ == 0) state_.since = step;
+  const bool full = static_cast<int64_t>(recent_.size()) >= window_;
+  if (full && loss > loss_band(recent_, width_).limit) {
+    if (above_++ == 0) since_ = step;
     return;
   }
-  if (full) state_.recent.erase(state_.recent.begin());
-  state_.recent.push_back(loss);
-  state_.above = state_.since = 0;
+  if (full) recent_.erase(recent_.begin());
+  recent_.push_back(loss);
+  above_ = since_ = 0;
 }
 
 std::string DivergenceWatch::describe() const {
-  const LossBand band = loss_band(state_.recent, width_);
+  const LossBand band = loss_band(recent_, width_);
   return fmt::format(
       "the loss lies above its band since step {}: {:.4f} now, the band ends at {:.4f} (median {:.4f} of the "
       "{} losses before, {:g} deviations of {:.4f})",
-      state_.since, last_, band.limit, band.median, state_.recent.size(), width_, band.deviation);
+      since_, last_, band.limit, band.median, recent_.size(), width_, band.deviation);
 }
 
-void DivergenceWatch::restore(State state) {
+void DivergenceWatch::restore(std::vector<double> recent, int64_t above, int64_t since) {
   if (steps_ == 0) return;
-  state_ = std::move(state);
-  const auto surplus = static_cast<int64_t>(state_.recent.size()) - window_;
-  if (surplus > 0) state_.recent.erase(state_.recent.begin(), state_.recent.begin() + surplus);
-  if (state_.recent.empty() || diverged()) state_.above = state_.since = 0;
+  recent_ = std::move(recent);
+  above_ = above;
+  since_ = since;
+  const auto surplus = static_cast<int64_t>(recent_.size()) - window_;
+  if (surplus > 0) recent_.erase(recent_.begin(), recent_.begin() + surplus);
+  if (recent_.empty() || diverged()) above_ = since_ = 0;
 }
 
 }  // namespace pptrain::fault

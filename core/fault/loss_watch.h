@@ -42,13 +42,6 @@ class AnomalyGuard {
 // part of it: a run that diverges does not raise its own limit.
 class DivergenceWatch {
  public:
-  // All that it goes on with after a resume.
-  struct State {
-    std::vector<double> recent;  // the last losses within the band, the oldest first
-    int64_t above = 0;           // steps in a row above it
-    int64_t since = 0;           // the first of them; 0 where there are none
-  };
-
   // steps: in a row above the band; 0: no watch. window: losses of the band; before there are so many, none
   // lies above it. width: of the band, in deviations.
   DivergenceWatch(int64_t steps, int64_t window, double width)
@@ -57,19 +50,24 @@ class DivergenceWatch {
   // The loss of the next step. One that is not finite says nothing here (AnomalyGuard).
   void take(int64_t step, double loss);
 
-  bool above() const { return state_.above > 0; }
-  bool diverged() const { return steps_ > 0 && state_.above >= steps_; }
-  // "the loss lies above its band since step 480: ...": of the last step taken, where above() holds.
+  bool diverged() const { return steps_ > 0 && above_ >= steps_; }
+  // "the loss lies above its band since step 480: ...": of the last step taken, where there are steps
+  // above().
   std::string describe() const;
 
-  const State& state() const { return state_; }
+  // All that it goes on with after a resume: the last losses within the band, the oldest first; steps in a
+  // row above it; the first of them, 0 where there are none.
+  const std::vector<double>& recent() const { return recent_; }
+  int64_t above() const { return above_; }
+  int64_t since() const { return since_; }
   // Goes on from there. What had diverged already gets as many steps again: somebody chose to go on from it.
-  void restore(State state);
+  void restore(std::vector<double> recent, int64_t above, int64_t since);
 
  private:
   int64_t steps_, window_;
   double width_;
-  State state_;
+  std::vector<double> recent_;
+  int64_t above_ = 0, since_ = 0;
   double last_ = 0;  // loss
 };
 

@@ -181,24 +181,27 @@ StopListener::~StopListener() {
   bells[place_].taken = false;
 }
 
+void StopListener::catch_up() {
+  const std::lock_guard lock(mutex_);
+  if (const auto notice = request_of(last_notice); notice && notice->time > last_told_) {
+    last_told_ = notice->time;
+    heard_(*notice);
+  }
+  // The launcher's is noted before it counts as the first of all, which then is not reported again.
+  const auto launchers = shutdown_.launchers_request();
+  if (launchers && !told_launchers_) {
+    told_launchers_ = told_any_ = true;
+    heard_(*launchers);
+  }
+  if (const auto any = request_of(any_request); any && !told_any_) {
+    told_any_ = true;
+    heard_(*any);
+  }
+}
+
 void StopListener::run() {
-  bool told_any = false, told_launchers = false;
-  Clock::time_point last_told{};  // of a notice
   while (!ending_) {
-    if (const auto notice = request_of(last_notice); notice && notice->time > last_told) {
-      last_told = notice->time;
-      heard_(*notice);
-    }
-    // The launcher's is noted before it counts as the first of all, which then is not reported again.
-    const auto launchers = shutdown_.launchers_request();
-    if (launchers && !told_launchers) {
-      told_launchers = told_any = true;
-      heard_(*launchers);
-    }
-    if (const auto any = request_of(any_request); any && !told_any) {
-      told_any = true;
-      heard_(*any);
-    }
+    catch_up();
     uint64_t rings = 0;
     while (::read(bells[place_].fd, &rings, sizeof rings) < 0 && errno == EINTR) {
     }

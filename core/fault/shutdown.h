@@ -7,6 +7,7 @@
 #include <atomic>
 #include <chrono>
 #include <functional>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <thread>
@@ -70,12 +71,18 @@ class StopListener {
   StopListener(const StopListener&) = delete;
   StopListener& operator=(const StopListener&) = delete;
 
+  // `heard` has returned from every request that came before this call; it may be called in this thread.
+  void catch_up();
+
  private:
   void run();
 
   const Shutdown& shutdown_;
   std::function<void(const StopRequest&)> heard_;
-  size_t place_;  // where the handler wakes it
+  std::mutex mutex_;  // one thread at a time compares and tells
+  bool told_any_ = false, told_launchers_ = false;
+  std::chrono::steady_clock::time_point last_told_{};  // of a notice
+  size_t place_;                                       // where the handler wakes it
   std::atomic<bool> ending_ = false;
   std::thread thread_;
 };

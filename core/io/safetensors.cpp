@@ -84,26 +84,26 @@ const json& field(const json& object, const char* name, bool (json::*is_type)() 
   return *found;
 }
 
-DescribedTensor describe(const std::string& name, const json& value, const std::string& file) {
+TensorSpec describe(const std::string& name, const json& value, const std::string& file) {
   const std::string what = fmt::format("{}: tensor '{}'", file, name);
   if (!value.is_object()) throw Error(what + ": not an object with dtype, shape and data_offsets");
-  DescribedTensor result;
-  result.spec.name = name;
+  TensorSpec result;
+  result.name = name;
   const auto& dtype = field(value, "dtype", &json::is_string, what).get_ref<const std::string&>();
   try {
-    result.spec.dtype = parse_dtype(dtype);
+    result.dtype = parse_dtype(dtype);
   } catch (const Error& error) {
     throw Error(what + ": " + error.what());
   }
   constexpr auto max_bytes = static_cast<uint64_t>(std::numeric_limits<int64_t>::max());
-  uint64_t bytes = c10::elementSize(result.spec.dtype);
+  uint64_t bytes = c10::elementSize(result.dtype);
   uint64_t stride = bytes;  // in bytes; a dim of 0 counts as 1, as in a tensor's strides
   for (const json& dim : field(value, "shape", &json::is_array, what)) {
     const uint64_t size = header_integer(dim, max_bytes, what + ": shape");
     if (size != 0 && stride > max_bytes / size) throw Error(what + ": the shape overflows");
     stride *= std::max<uint64_t>(size, 1);
     bytes *= size;
-    result.spec.shape.push_back(static_cast<int64_t>(size));
+    result.shape.push_back(static_cast<int64_t>(size));
   }
   const json& offsets = field(value, "data_offsets", &json::is_array, what);
   if (offsets.size() != 2) throw Error(what + ": data_offsets is not a pair");
@@ -111,7 +111,7 @@ DescribedTensor describe(const std::string& name, const json& value, const std::
   result.end = header_integer(offsets[1], max_bytes, what + ": data_offsets");
   if (result.end < result.begin || result.end - result.begin != bytes) {
     throw Error(fmt::format("{}: data_offsets [{}, {}] do not fit {} bytes of {} [{}]", what, result.begin,
-                            result.end, bytes, dtype, fmt::join(result.spec.shape, ", ")));
+                            result.end, bytes, dtype, fmt::join(result.shape, ", ")));
   }
   return result;
 }
@@ -157,13 +157,13 @@ Header parse_header(std::span<const std::byte> bytes, const std::string& file) {
       header.tensors.push_back(describe(name, value, file));
     }
   }
-  std::ranges::sort(header.tensors, {}, [](const DescribedTensor& d) { return std::pair(d.begin, d.end); });
+  std::ranges::sort(header.tensors, {}, [](const TensorSpec& d) { return std::pair(d.begin, d.end); });
   uint64_t position = 0;
-  for (const DescribedTensor& d : header.tensors) {
+  for (const TensorSpec& d : header.tensors) {
     if (d.begin != position) {
       throw Error(
           fmt::format("{}: tensor '{}' begins at byte {} of the data instead of {}: a gap or an overlap",
-                      file, d.spec.name, d.begin, position));
+                      file, d.name, d.begin, position));
     }
     position = d.end;
   }
@@ -192,21 +192,18 @@ SafetensorsReader::SafetensorsReader(const std::filesystem::path& path) {
   header_bytes_ = header.bytes;
   metadata_ = std::move(header.metadata);
   const std::span<const std::byte> data = file_->bytes().subspan(header.bytes);
-  for (const DescribedTensor& d : header.tensors) {
+  for (const TensorSpec& d : header.tensors) {
     if (d.end > data.size()) {
       throw Error(fmt::format("{}: tensor '{}' ends at byte {} of the data, the file has {}; it is cut off",
-                              file, d.spec.name, d.end, data.size()));
+                              file, d.name, d.end, data.size()));
     }
   }
   if (header.data_bytes() != data.size()) {
     throw Error(
         fmt::format("{}: {} bytes of data, but the tensors take {}", file, data.size(), header.data_bytes()));
   }
-  for (DescribedTensor& d : header.tensors) {
-    places_[d.spec.name] = tensors_.size();
-    bytes_.push_back(data.subspan(d.begin, d.end - d.begin));
-    tensors_.push_back(std::move(d.spec));
-  }
+  tensors_ = std::move(header.tensors);
+  for (size_t i = 0; i < tensors_.size(); ++i) places_[tensors_[i].name] = i;
 }
 
 size_t SafetensorsReader::place(const std::string& name) const {
@@ -262,15 +259,15 @@ SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& path,
   nlohmann::json header = nlohmann::json::object();
   if (!metadata.empty()) header[metadata_key] = metadata;
   uint64_t end = 0;
-  for (const TensorSpec& spec : order) {
-    const uint64_t begin = end;
-    end += byte_size(spec);
+  for (TensorSpec& spec : order) {
+    spec.begin = end;
+    spec.end = end += byte_size(spec);
     if (spec.name.empty() || spec.name == metadata_key) {
       throw Error(fmt::format("'{}': '{}' cannot be the name of a tensor", path.string(), spec.name));
     }
     header[spec.name] = {
-        {"dtype", dtype_name(spec.dtype)}, {"shape", spec.shape}, {"data_offsets", {begin, end}}};
-    if (!tensors_.emplace(spec.name, DescribedTensor{.spec = spec, .begin = begin, .end = end}).second) {
+        {"dtype", dtype_name(spec.dtype)}, {"shape", spec.shape}, {"data_offsets", {spec.begin, spec.end}}};
+    if (!tensors_.emplace(spec.name, spec).second) {
       throw Error(fmt::format("'{}': two tensors are named '{}'", path.string(), spec.name));
     }
   }
@@ -297,8 +294,8 @@ SafetensorsWriter SafetensorsWriter::with_header(const std::filesystem::path& pa
   SafetensorsWriter writer{OutputFile(path)};
   writer.file_.write(bytes.first(header.bytes));
   writer.size_ = header.bytes + header.data_bytes();
-  for (DescribedTensor& tensor : header.tensors) {
-    std::string name = tensor.spec.name;
+  for (TensorSpec& tensor : header.tensors) {
+    std::string name = tensor.name;
     tensor.begin += header.bytes;
     tensor.end += header.bytes;
     writer.tensors_.emplace(std::move(name), std::move(tensor));
@@ -306,7 +303,7 @@ SafetensorsWriter SafetensorsWriter::with_header(const std::filesystem::path& pa
   return writer;
 }
 
-const DescribedTensor& SafetensorsWriter::find(const std::string& name) const {
+const TensorSpec& SafetensorsWriter::find(const std::string& name) const {
   const auto found = tensors_.find(name);
   if (found == tensors_.end()) {
     throw Error(fmt::format("'{}': the tensor '{}' was not declared", file_.path().string(), name));
@@ -317,7 +314,7 @@ const DescribedTensor& SafetensorsWriter::find(const std::string& name) const {
 }
 
 std::string SafetensorsWriter::write_pieces(const std::string& name, const Fill& fill) {
-  const DescribedTensor& declared = find(name);
+  const TensorSpec& declared = find(name);
   written_.insert(name);
   const uint64_t size = declared.end - declared.begin;
   const auto buffer = std::make_unique_for_overwrite<std::byte[]>(std::min(size, fill_bytes));
@@ -332,8 +329,7 @@ std::string SafetensorsWriter::write_pieces(const std::string& name, const Fill&
 }
 
 std::string SafetensorsWriter::write(const std::string& name, const at::Tensor& tensor) {
-  const DescribedTensor& declared = find(name);
-  const TensorSpec& spec = declared.spec;
+  const TensorSpec& spec = find(name);
   if (tensor.scalar_type() != spec.dtype || tensor.sizes() != at::IntArrayRef(spec.shape)) {
     throw Error(fmt::format("'{}': the tensor '{}' is {} {}, but was declared as {} {}",
                             file_.path().string(), name, c10::toString(tensor.scalar_type()),
@@ -343,7 +339,7 @@ std::string SafetensorsWriter::write(const std::string& name, const at::Tensor& 
   const at::Tensor flat = tensor.contiguous().view({-1});
   const int64_t piece =
       flat.is_cpu() ? flat.numel() : piece_bytes / static_cast<int64_t>(flat.element_size());
-  uint64_t offset = declared.begin;
+  uint64_t offset = spec.begin;
   Checksum checksum;
   for (int64_t first = 0; first < flat.numel(); first += piece) {
     const at::Tensor part = flat.narrow(0, first, std::min(piece, flat.numel() - first)).cpu();

@@ -27,6 +27,9 @@ struct TensorSpec {
   std::string name;
   at::ScalarType dtype = at::kFloat;
   std::vector<int64_t> shape;
+  // Its bytes, counted from the end of the header: as a header says, and unread where a file is to be made.
+  uint64_t begin = 0;
+  uint64_t end = 0;
 };
 
 using Metadata = std::map<std::string, std::string>;
@@ -38,17 +41,10 @@ at::ScalarType parse_dtype(const std::string& name);
 inline constexpr uint64_t max_header_bytes = 100'000'000;
 inline constexpr const char* metadata_key = "__metadata__";
 
-// A tensor as the header describes it; offsets count from the end of the header.
-struct DescribedTensor {
-  TensorSpec spec;
-  uint64_t begin = 0;
-  uint64_t end = 0;
-};
-
 struct Header {
   uint64_t bytes = 0;  // that it takes at the beginning of the file, its length included
   Metadata metadata;
-  std::vector<DescribedTensor> tensors;  // in the order of their bytes, without a gap from 0 on
+  std::vector<TensorSpec> tensors;  // in the order of their bytes, without a gap from 0 on
 
   uint64_t data_bytes() const { return tensors.empty() ? 0 : tensors.back().end; }
 };
@@ -83,10 +79,10 @@ class SafetensorsWriter {
 
  private:
   explicit SafetensorsWriter(OutputFile file) : file_(std::move(file)) {}
-  const DescribedTensor& find(const std::string& name) const;  // declared and not written yet
+  const TensorSpec& find(const std::string& name) const;  // declared and not written yet
 
   OutputFile file_;
-  std::unordered_map<std::string, DescribedTensor> tensors_;  // their bytes counted from the file's begin
+  std::unordered_map<std::string, TensorSpec> tensors_;  // their bytes counted from the file's begin
   std::unordered_set<std::string> written_;
   uint64_t size_ = 0;
 };
@@ -109,11 +105,12 @@ class SafetensorsReader {
   uint64_t header_bytes() const { return header_bytes_; }
 
   // The tensor's bytes in the mapping.
-  std::span<const std::byte> bytes(const std::string& name) const { return bytes_[place(name)]; }
-  // Where they begin in the file.
-  uint64_t offset(const std::string& name) const {
-    return static_cast<uint64_t>(bytes(name).data() - file_->bytes().data());
+  std::span<const std::byte> bytes(const std::string& name) const {
+    const TensorSpec& tensor = spec(name);
+    return file_->bytes().subspan(header_bytes_ + tensor.begin, tensor.end - tensor.begin);
   }
+  // Where they begin in the file.
+  uint64_t offset(const std::string& name) const { return header_bytes_ + spec(name).begin; }
   // The tensor on the mapping itself, which lives as long as the tensor does. Read-only: writing to it is a
   // fault. (A file of other makers may hold a tensor at an odd address; that one is a copy.)
   at::Tensor view(const std::string& name) const;
@@ -124,7 +121,6 @@ class SafetensorsReader {
   std::shared_ptr<const MappedFile> file_;
   uint64_t header_bytes_ = 0;
   std::vector<TensorSpec> tensors_;
-  std::vector<std::span<const std::byte>> bytes_;   // of each
   std::unordered_map<std::string, size_t> places_;  // in these
   Metadata metadata_;
 };

@@ -27,16 +27,16 @@ void add_bubble(std::vector<Figure>& figures, const Bubble& bubble) {
   }
 }
 
-void add_experts(std::vector<Figure>& figures, const std::vector<ExpertLoad>& loads) {
+void add_experts(std::vector<Figure>& figures, const ExpertLoads& loads) {
   double worst = 0;
-  for (const ExpertLoad& load : loads) worst = std::max(worst, load.imbalance());
+  for (const auto& [layer, rows] : loads) worst = std::max(worst, imbalance(rows));
   figures.push_back({"experts/imbalance", "expert_imbalance_max_ratio",
                      "Rows of the fullest expert by the mean, in the layer where that is worst.", worst});
-  for (const ExpertLoad& load : loads) {
-    const std::string layer = std::to_string(load.layer);
-    figures.push_back({"experts/imbalance_layer_" + layer, "expert_imbalance_ratio",
-                       "Rows of the layer's fullest expert by the mean of its experts.", load.imbalance(), 1,
-                       "layer", layer});
+  for (const auto& [layer, rows] : loads) {
+    const std::string number = std::to_string(layer);
+    figures.push_back({"experts/imbalance_layer_" + number, "expert_imbalance_ratio",
+                       "Rows of the layer's fullest expert by the mean of its experts.", imbalance(rows), 1,
+                       "layer", number});
   }
 }
 

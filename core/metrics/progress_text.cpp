@@ -41,9 +41,13 @@ std::string duration_text(double seconds) {
   return fmt::format("{}:{:02}", s / 60, s % 60);
 }
 
+namespace {
+
 std::string skipped_text(const StepRecord& r) {
   return r.tokens == 0 ? "SKIPPED: no valid token" : "SKIPPED: not finite";
 }
+
+}  // namespace
 
 std::string format_line(const StepRecord& r, int64_t last_step, std::optional<double> seconds_left,
                         std::optional<int> columns) {

@@ -40,9 +40,6 @@ std::string format_line(const StepRecord& record, int64_t last_step,
                         std::optional<int> columns = std::nullopt);
 std::string format_line(const EvalRecord& record);
 
-// "SKIPPED: not finite": of a skipped step.
-std::string skipped_text(const StepRecord& record);
-
 // 1234567 -> "1,234,567".
 std::string with_commas(int64_t value);
 

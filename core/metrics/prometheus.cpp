@@ -96,7 +96,7 @@ std::string http_response(std::string_view received, const std::function<std::st
   }
 }
 
-Listener listen_on(const net::ListenAddress& address) {
+Listener listen_on(const net::Address& address) {
   int error = 0;
   net::Socket socket = net::listen_at(address.host, address.port, error);
   if (!socket.open()) {
@@ -105,8 +105,8 @@ Listener listen_on(const net::ListenAddress& address) {
                     "for any free one",
                     address.text(), std::system_category().message(error)));
   }
-  net::ListenAddress actual = address;
-  actual.port = static_cast<uint16_t>(net::port_of(socket));
+  net::Address actual = address;
+  actual.port = net::port_of(socket);
   return {std::move(socket), fmt::format("http://{}/metrics", actual.text())};
 }
 

@@ -36,7 +36,7 @@ struct Listener {
 };
 
 // Throws UsageError that says what to do.
-Listener listen_on(const net::ListenAddress& address);
+Listener listen_on(const net::Address& address);
 
 // Takes the records; the page is written when a client asks for it, by a thread of its own that takes no
 // signals. For the run in the folder `dir`, which is to reach `last_step`. so_far: what running_figures

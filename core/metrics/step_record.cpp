@@ -66,7 +66,7 @@ std::map<std::string, std::string> library_versions() {
           {"cpu_capability", at::get_cpu_capability()}};
 }
 
-double ExpertLoad::imbalance() const {
+double imbalance(std::span<const int64_t> rows) {
   int64_t sum = 0, largest = 0;
   for (const int64_t count : rows) {
     sum += count;
@@ -105,14 +105,14 @@ OrderedJson bubble_json(const Bubble& bubble) {
           {"bubble_drain", bubble.drain}, {"bubble_wait", bubble.wait}, {"bubble_barrier", bubble.barrier}};
 }
 
-OrderedJson expert_json(const std::vector<ExpertLoad>& loads) {
+OrderedJson expert_json(const ExpertLoads& loads) {
   OrderedJson rows = OrderedJson::object();
-  double imbalance = 0;
-  for (const ExpertLoad& load : loads) {
-    rows[std::to_string(load.layer)] = load.rows;
-    imbalance = std::max(imbalance, load.imbalance());
+  double worst = 0;
+  for (const auto& [layer, load] : loads) {
+    rows[std::to_string(layer)] = load;
+    worst = std::max(worst, imbalance(load));
   }
-  return {{"expert_imbalance", imbalance}, {"expert_load", std::move(rows)}};
+  return {{"expert_imbalance", worst}, {"expert_load", std::move(rows)}};
 }
 
 OrderedJson loss_json(const SourceLoss& source) {

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -50,13 +51,10 @@ struct Bubble {
   double total() const { return fill + steady + drain + barrier; }
 };
 
-// How many rows each expert of a sparse layer got in a step, from all ranks.
-struct ExpertLoad {
-  int layer = 0;
-  std::vector<int64_t> rows;  // [expert]
-
-  double imbalance() const;  // the largest by the mean; 1: all alike
-};
+// How many rows each expert of a sparse layer got in a step, from all ranks: [expert], by layer.
+using ExpertLoads = std::map<int, std::vector<int64_t>>;
+// Of one layer: the largest by the mean; 1: all alike.
+double imbalance(std::span<const int64_t> rows);
 
 struct StepRecord {
   int64_t step = 0;      // 1 is the first
@@ -79,7 +77,7 @@ struct StepRecord {
   std::optional<int64_t> saved_step = std::nullopt;  // of the newest checkpoint that was complete by then
   std::chrono::system_clock::time_point time{};      // when the step was done; 1970: unknown
   std::optional<Bubble> bubble = std::nullopt;       // where it was measured
-  std::vector<ExpertLoad> expert_loads = {};         // of the sparse layers
+  ExpertLoads expert_loads = {};                     // of the sparse layers
   std::vector<double> microbatch_losses = {};        // as loss, of each microbatch; where asked for
   // Passes over each source by its name, where training data are of several.
   std::vector<std::pair<std::string, double>> source_epochs = {};

@@ -100,8 +100,7 @@ Message event_at(double wall_time, int64_t step) {
   return event;
 }
 
-}  // namespace
-
+// What a file begins with: Event{wall_time, file_version = "brain.Event:2"}. wall_time: seconds since 1970.
 std::string version_event(double wall_time) {
   Message event;
   event.add_double(event_wall_time, wall_time);
@@ -109,6 +108,8 @@ std::string version_event(double wall_time) {
   return event.bytes();
 }
 
+// Event{wall_time, step, session_log{status = START}}: readers forget what earlier files have of `step` and
+// after.
 std::string restart_event(double wall_time, int64_t step) {
   Message log;
   log.add_varint(session_log_status, status_start);
@@ -117,6 +118,7 @@ std::string restart_event(double wall_time, int64_t step) {
   return event.bytes();
 }
 
+// Event{wall_time, step, summary{value{tag, simple_value}...}}. Values become float32.
 std::string scalars_event(double wall_time, int64_t step, std::span<const Figure> figures) {
   Message summary;
   for (const Figure& figure : figures) {
@@ -130,6 +132,8 @@ std::string scalars_event(double wall_time, int64_t step, std::span<const Figure
   return event.bytes();
 }
 
+// The event as a record of the file: length, masked CRC-32C of the length, event, masked CRC-32C of the
+// event.
 std::string framed(std::string_view event) {
   Message length;
   length.append_fixed(static_cast<uint64_t>(event.size()));
@@ -142,8 +146,6 @@ std::string framed(std::string_view event) {
 }
 
 namespace fs = std::filesystem;
-
-namespace {
 
 using Time = std::chrono::system_clock::time_point;
 

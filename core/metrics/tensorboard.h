@@ -22,22 +22,6 @@ uint32_t crc32c(std::string_view bytes);
 // that hold checksums is no weaker.
 uint32_t masked_crc32c(std::string_view bytes);
 
-// wall_time: seconds since 1970.
-
-// What a file begins with: Event{wall_time, file_version = "brain.Event:2"}.
-std::string version_event(double wall_time);
-
-// Event{wall_time, step, session_log{status = START}}: readers forget what earlier files have of `step` and
-// after.
-std::string restart_event(double wall_time, int64_t step);
-
-// Event{wall_time, step, summary{value{tag, simple_value}...}}. Values become float32.
-std::string scalars_event(double wall_time, int64_t step, std::span<const Figure> figures);
-
-// The event as a record of the file: length, masked CRC-32C of the length, event, masked CRC-32C of the
-// event.
-std::string framed(std::string_view event);
-
 // Makes a new file in `folder`, which is created: events.out.tfevents.TIME.HOST.PID.N, TIME later than those
 // of the files that are there, so that readers, which go by names, take it last. Where the start goes on from
 // a step, the file says that what others have of later steps counts no more. Each record is handed to the

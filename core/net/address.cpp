@@ -153,20 +153,18 @@ std::string host_address(const std::string& given) {
   return address;
 }
 
-std::optional<ListenAddress> parse_listen_address(std::string_view text) {
+std::optional<Address> parse_listen_address(std::string_view text) {
   const size_t colon = text.rfind(':');
   const std::string_view digits = colon == std::string_view::npos ? text : text.substr(colon + 1);
   std::string_view host = colon == std::string_view::npos ? "localhost" : text.substr(0, colon);
-  ListenAddress result;
-  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), result.port);
+  uint16_t port = 0;
+  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), port);
   if (error != std::errc() || end != digits.data() + digits.size()) return std::nullopt;
-  if (host.size() > 2 && host.front() == '[' && host.back() == ']') {
-    result.v6 = true;
-    host = host.substr(1, host.size() - 2);
-  }
-  result.host = host == "localhost" && !result.v6 ? "127.0.0.1" : std::string(host);
+  const bool v6 = host.size() > 2 && host.front() == '[' && host.back() == ']';
+  if (v6) host = host.substr(1, host.size() - 2);
+  Address result{.host = host == "localhost" && !v6 ? loopback : std::string(host), .port = port};
   std::array<unsigned char, sizeof(in6_addr)> bytes{};
-  if (inet_pton(result.v6 ? AF_INET6 : AF_INET, result.host.c_str(), bytes.data()) != 1) return std::nullopt;
+  if (inet_pton(v6 ? AF_INET6 : AF_INET, result.host.c_str(), bytes.data()) != 1) return std::nullopt;
   return result;
 }
 

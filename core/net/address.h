@@ -1,7 +1,6 @@
 // Addresses of hosts, as numbers in text ("10.0.0.5", "fe80::1%eth0").
 #pragma once
 
-#include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -32,18 +31,17 @@ std::vector<std::string> addresses_for_others();
 std::string host_address(const std::string& given);
 bool can_listen(const std::string& address);
 
-// Where a server listens, as people write it.
-struct ListenAddress {
+struct Address {
   std::string host;  // an IPv4 or IPv6 address in numbers
-  bool v6 = false;
-  uint16_t port = 0;  // 0: any free one
+  int port = 0;      // of a server, 0: any free one
 
-  // "127.0.0.1:9464", "[::1]:9464".
-  std::string text() const { return (v6 ? '[' + host + ']' : host) + ':' + std::to_string(port); }
+  bool is_v6() const { return host.find(':') != std::string::npos; }
+  // As people write it: "127.0.0.1:9464", "[::1]:9464".
+  std::string text() const { return (is_v6() ? '[' + host + ']' : host) + ':' + std::to_string(port); }
 };
 
-// Of "9464" (this machine alone), "localhost:9464", "0.0.0.0:9464" or "[::1]:9464"; nothing of other texts.
-// Names are not looked up: what an address means must not depend on who answers.
-std::optional<ListenAddress> parse_listen_address(std::string_view text);
+// Where a server listens, of "9464" (this machine alone), "localhost:9464", "0.0.0.0:9464" or "[::1]:9464";
+// nothing of other texts. Names are not looked up: what an address means must not depend on who answers.
+std::optional<Address> parse_listen_address(std::string_view text);
 
 }  // namespace pptrain::net

@@ -126,24 +126,4 @@ void make_link(const Socket& socket) {
   set_option(socket, IPPROTO_TCP, TCP_KEEPCNT, 3);
 }
 
-bool SilenceWatch::is_silent(const Socket& socket, Deadline now) {
-  // A single repetition may have its answer on the way, even behind a window that was closed for minutes.
-  constexpr uint32_t enough_repetitions = 2;
-  const bool stood_still = now - std::exchange(looked_, now) > patience_;
-  tcp_info info{};
-  socklen_t size = sizeof(info);
-  if (getsockopt(socket.get(), IPPROTO_TCP, TCP_INFO, &info, &size) != 0) return false;
-  // Probes are those of a closed window, or of an idle connection, that have no answer yet.
-  const bool waits = info.tcpi_unacked > 0 || info.tcpi_probes > 0;
-  const bool answered = since_ && now - std::chrono::milliseconds(info.tcpi_last_ack_recv) > *since_;
-  if (!waits) {
-    since_.reset();
-  } else if (!since_ || answered || stood_still) {
-    since_ = now;
-    repeated_ = info.tcpi_total_retrans;
-  }
-  const uint32_t repetitions = info.tcpi_total_retrans - repeated_ + info.tcpi_probes;
-  return since_ && now - *since_ >= patience_ && repetitions >= enough_repetitions;
-}
-
 }  // namespace pptrain::net

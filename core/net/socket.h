@@ -1,10 +1,8 @@
-// Stream sockets: calls that do not block, and a watch for a vanished host.
+// Stream sockets: calls that do not block.
 #pragma once
 
 #include <chrono>
 #include <cstddef>
-#include <cstdint>
-#include <optional>
 #include <string>
 
 #include "core/base/file_descriptor.h"
@@ -34,23 +32,7 @@ int error_of(const Socket& socket);
 std::string peer_address(const Socket& socket);
 
 // Small messages leave at once; a host that vanishes while nothing is on its way to it is noticed within half
-// a minute. SilenceWatch does it where something is.
+// a minute.
 void make_link(const Socket& socket);
-
-// Tells a host that is gone from a peer that does not read: whose kernel still answers, however long its
-// window is closed. (TCP_USER_TIMEOUT does not: it counts that time too.)
-class SilenceWatch {
- public:
-  explicit SilenceWatch(std::chrono::milliseconds patience) : patience_(patience) {}
-  // True where what was sent has been repeated and nothing was acknowledged for as long as the patience. To
-  // be asked several times within it: silence counts from the first look that finds it.
-  bool is_silent(const Socket& socket, Deadline now = std::chrono::steady_clock::now());
-
- private:
-  std::chrono::milliseconds patience_;
-  std::optional<Deadline> since_;
-  Deadline looked_{};
-  uint32_t repeated_ = 0;  // segments of the connection, when the silence began
-};
 
 }  // namespace pptrain::net

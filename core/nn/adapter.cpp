@@ -27,7 +27,7 @@ void copy_beside(const ParameterSpec& weight, ParameterSpec& spec) {
 
 ParameterSpec down_spec(const ParameterSpec& weight, int64_t rank) {
   const int64_t in = weight.shape.at(1);
-  ParameterSpec spec{.name = adapter_names(weight.name).down,
+  ParameterSpec spec{.name = adapter_weight(weight.name, 'a'),
                      .shape = {rank, in},
                      .init_std = 1 / std::sqrt(3 * static_cast<double>(in))};
   if (is_cut_by_inputs(weight)) {
@@ -40,7 +40,7 @@ ParameterSpec down_spec(const ParameterSpec& weight, int64_t rank) {
 
 ParameterSpec up_spec(const ParameterSpec& weight, int64_t rank) {
   ParameterSpec spec{
-      .name = adapter_names(weight.name).up, .shape = {weight.shape.at(0), rank}, .init_std = 0};
+      .name = adapter_weight(weight.name, 'b'), .shape = {weight.shape.at(0), rank}, .init_std = 0};
   if (is_cut_by_inputs(weight)) {
     copy_beside(weight, spec);
   } else {
@@ -58,9 +58,8 @@ void scale_in_place(at::Tensor& x, double scale) {
 
 }  // namespace
 
-AdapterNames adapter_names(const std::string& weight) {
-  const std::string part = weight.substr(0, weight.rfind('.'));
-  return {.down = part + ".lora_a.weight", .up = part + ".lora_b.weight"};
+std::string adapter_weight(const std::string& weight, char factor) {
+  return weight.substr(0, weight.rfind('.')) + ".lora_" + factor + ".weight";
 }
 
 std::optional<std::string> adapted_weight(std::string_view parameter) {

@@ -48,11 +48,8 @@ class Adapter {
   double scale_ = 1;
 };
 
-// "layers.3.attn.q.lora_a.weight" and "layers.3.attn.q.lora_b.weight" of "layers.3.attn.q.weight".
-struct AdapterNames {
-  std::string down, up;
-};
-AdapterNames adapter_names(const std::string& weight);
+// factor: 'a' or 'b'. "layers.3.attn.q.lora_a.weight" of "layers.3.attn.q.weight" and 'a'.
+std::string adapter_weight(const std::string& weight, char factor);
 
 // "layers.3.attn.q.weight" of "layers.3.attn.q.lora_a.weight" and "layers.3.attn.q.lora_b.weight"; nothing
 // for the name of no adapter.

@@ -150,6 +150,11 @@ Attention::Attention(ParameterGroup& group, const std::string& name, const Atten
   }
 }
 
+// q and k as the core takes them, and v: [tokens, heads | kv_heads, head_dim].
+struct Attention::Heads {
+  at::Tensor q, k, v;
+};
+
 Attention::Heads Attention::split_heads(const std::vector<Tensor>& qkv) const {
   const auto heads = [&](size_t tensor, int64_t first, int64_t count) {
     const Tensor& x = qkv[tensor];

@@ -76,10 +76,7 @@ class Attention {
                             WeightGradQueue& queue);
 
  private:
-  // q and k as the core takes them, and v: [tokens, heads | kv_heads, head_dim].
-  struct Heads {
-    at::Tensor q, k, v;
-  };
+  struct Heads;
   Heads split_heads(const std::vector<at::Tensor>& qkv) const;
   const kernels::RopeTable& table(const TokenInfo& tokens) const;
   // Those dims of heads [tokens, heads, head_dim] that rotation turns.

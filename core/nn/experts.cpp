@@ -20,6 +20,154 @@
 namespace pptrain::nn {
 namespace {
 
+// `<name>.<expert>.<part>` for each part of each of this rank's experts, and like.name behind it; the rest is
+// as `like` has it.
+std::vector<ParameterSpec> specs_of_experts(const std::string& name, int64_t experts, const TensorCut& cut,
+                                            const std::vector<std::string>& parts,
+                                            const ParameterSpec& like) {
+  std::vector<ParameterSpec> specs;
+  const int64_t first = cut.begin(experts, cut.rank);
+  for (int64_t expert = first; expert < first + cut.count(experts); ++expert) {
+    for (const std::string& part : parts) {
+      specs.push_back(like);
+      specs.back().name = fmt::format("{}.{}.{}{}", name, expert, part, like.name);
+    }
+  }
+  return specs;
+}
+
+}  // namespace
+
+// Which experts each token goes to, and with which weights (Shazeer et al., arXiv 1701.06538): by a softmax
+// over all experts before the choice, as in Qwen3 and Mixtral, or by sigmoids and groups of experts
+// (DeepSeek-V3, arXiv 2412.19437). Computes in float32 under every compute type.
+class Router final : public HasWeightGradient {
+ public:
+  // What was decided for a microbatch; names and shapes as in kernels/expert_kernels.h.
+  struct Routing {
+    at::Tensor probabilities, logsumexp, chosen, weights;
+    at::Tensor ends, order, place;
+    std::vector<at::Tensor> tensors() const {
+      return {probabilities, logsumexp, chosen, weights, ends, order, place};
+    }
+  };
+
+  // Declares `<name>.weight` [experts, hidden]; with balance_bias `<name>.bias` [experts], with a limit
+  // `<name>.logits.bias` [experts]. Throws Error for groups that do not divide the experts, and for losses of
+  // sigmoids, which have none.
+  Router(ParameterGroup& group, const std::string& name, const ExpertsConfig& config);
+
+  Routing forward(const at::Tensor& x) const;  // T [rows, hidden]
+
+  // dweights: float32 [rows, chosen], gradient of the weights -> float32 [rows, hidden], what x gets of it
+  // and of the router's losses. Counts the microbatch's loads.
+  at::Tensor backward_input(const at::Tensor& x, const Routing& routing, const at::Tensor& dweights,
+                            const TokenInfo& tokens, const ExpertExchange& exchange, WeightGradQueue& queue);
+  void backward_weight(std::span<const at::Tensor> operands) override;  // x, dlogits
+  bool learns() const override {
+    return !weight_->frozen() || (logits_bias_ != nullptr && !logits_bias_->frozen());
+  }
+
+  at::Tensor take_loads() { return std::exchange(loads_, at::Tensor()); }  // as Experts::take_loads
+
+ private:
+  // Replaces what kernels::route has chosen, where the scores are sigmoids or the experts lie in groups.
+  void choose(const at::Tensor& logits, Routing& routing) const;
+  at::Tensor logits_gradient(const at::Tensor& dweights, const Routing& routing, const TokenInfo& tokens,
+                             const at::Tensor& loads, const ExpertExchange& exchange) const;
+  std::optional<at::Tensor> slopes(const at::Tensor& loads, const TokenInfo& tokens,
+                                   const ExpertExchange& exchange) const;
+
+  ExpertsConfig config_;
+  Weight* weight_;
+  Weight* bias_ = nullptr;  // for the choice alone
+  Weight* logits_bias_ = nullptr;
+  at::Tensor loads_;
+};
+
+// The weights [out, in] of this rank's experts, side by side, so that one grouped GEMM serves them all.
+class ExpertWeights final : public HasWeightGradient {
+ public:
+  // One expert's `parts` ("gate", "up"), stacked, are one of its matrices: declares
+  // `<name>.<expert>.<part>.weight` [out, in] for each of this rank's experts.
+  ExpertWeights(ParameterGroup& group, const std::string& name, int64_t experts, const TensorCut& cut,
+                const std::vector<std::string>& parts, int64_t out, int64_t in, double init_std)
+      : experts_(cut.count(experts)), out_(static_cast<int64_t>(parts.size()) * out), in_(in) {
+    const ParameterSpec like{.name = ".weight", .shape = {out, in}, .init_std = init_std};
+    weight_ = &group.add(specs_of_experts(name, experts, cut, parts, like));
+    weight_->grad_by_products = true;
+  }
+
+  at::Tensor forward(const GroupedRows& x, const ExpertExchange::Plan& plan) const;  // T [plan.rows, out]
+  at::Tensor backward_input(const GroupedRows& dy,
+                            const ExpertExchange::Plan& plan) const;  // T [plan.rows, in]
+  // Adds the gradient of dy^T x, now or later.
+  void push(WeightGradQueue& queue, const GroupedRows& dy, const GroupedRows& x,
+            const ExpertExchange::Plan& plan);
+  void backward_weight(std::span<const at::Tensor> operands) override;
+  bool learns() const override { return !weight_->frozen(); }
+
+ private:
+  at::Tensor by_expert(const at::Tensor& weight) const { return weight.view({experts_, out_, in_}); }
+
+  int64_t experts_, out_, in_;
+  int64_t each_ = 1;  // of every order that is pushed
+  Weight* weight_;
+};
+
+// Biases [out] of this rank's experts, weighted like the rows that they are added to.
+class ExpertBiases final : public HasWeightGradient {
+ public:
+  // Declares `<name>.<expert>.<part>.bias` [out], as ExpertWeights does.
+  ExpertBiases(ParameterGroup& group, const std::string& name, int64_t experts, const TensorCut& cut,
+               const std::vector<std::string>& parts, int64_t out)
+      : experts_(cut.count(experts)), out_(static_cast<int64_t>(parts.size()) * out) {
+    const ParameterSpec like{.name = ".bias", .shape = {out}, .role = Role::bias};
+    bias_ = &group.add(specs_of_experts(name, experts, cut, parts, like));
+  }
+
+  // rows: T [plan.rows, out], to each of which its expert's bias is added, times its weight (float32
+  // [plan.rows], or undefined: 1).
+  void add(at::Tensor& rows, const at::Tensor& weights, const ExpertExchange::Plan& plan) const;
+  // float32 [plan.rows]: what the weights of rows get of dy through the biases.
+  at::Tensor weights_gradient(const GroupedRows& dy, const ExpertExchange::Plan& plan) const;
+  // Adds the biases' gradient of dy, now or later.
+  void push(WeightGradQueue& queue, const GroupedRows& dy, const at::Tensor& weights,
+            const ExpertExchange::Plan& plan);
+  void backward_weight(std::span<const at::Tensor> operands) override;
+  bool learns() const override { return !bias_->frozen(); }
+
+ private:
+  at::Tensor of_rows(const ExpertExchange::Plan& plan, const at::Tensor& like) const;
+
+  int64_t experts_, out_;
+  int64_t each_ = 1;  // of every order that is pushed
+  Weight* bias_;
+};
+
+struct Experts::Saved final : FeedForward::Saved {
+  // Decided in the forward pass: kept when the rest is dropped.
+  Router::Routing routing;
+  std::unique_ptr<const ExpertExchange::Plan> plan;
+  at::Tensor row_weights;  // float32 [plan.rows]
+
+  at::Tensor x;         // T [rows, hidden]
+  at::Tensor received;  // T [plan.rows, hidden], where other ranks' rows are among them
+  at::Tensor gate_up;   // T [plan.rows, 2 * intermediate]
+  at::Tensor act;       // T [plan.rows, intermediate], weighted
+  std::vector<at::Tensor> tensors() const override;
+};
+
+struct SharedExperts::Saved final : FeedForward::Saved {
+  std::unique_ptr<FeedForward::Saved> experts, shared;
+  at::Tensor x;     // T [share, hidden], with a gate, as the two below
+  at::Tensor out;   // T [share, hidden], of the dense part: never dropped
+  at::Tensor gate;  // float32 [share, 1]
+  std::vector<at::Tensor> tensors() const override;
+};
+
+namespace {
+
 // Calls body(first row, rows in float32) for x in pieces, so that the whole of it is never there in float32.
 template <class Body>
 void for_pieces_in_float32(const at::Tensor& x, const Body& body) {
@@ -74,7 +222,7 @@ at::Tensor highest(const at::Tensor& scores, int64_t count) {
 // scores: float32 [rows, experts]. Experts outside of each row's best groups become -infinity.
 at::Tensor within_groups(const at::Tensor& scores, const ExpertsConfig& c) {
   const at::Tensor grouped = scores.view({scores.size(0), c.groups, -1});
-  const int64_t best = c.scores == Scores::sigmoid ? std::min<int64_t>(2, grouped.size(2)) : 1;
+  const int64_t best = c.sigmoid ? std::min<int64_t>(2, grouped.size(2)) : 1;
   const at::Tensor of_groups = std::get<0>(grouped.sort(-1, /*descending=*/true)).narrow(-1, 0, best).sum(-1);
   const at::Tensor left_out = at::zeros_like(of_groups, at::kBool)
                                   .fill_(true)
@@ -183,7 +331,7 @@ Router::Router(ParameterGroup& group, const std::string& name, const ExpertsConf
     throw Error(fmt::format("{}: {} of {} experts cannot be chosen in {} of {} equal groups", name,
                             config.chosen, config.experts, config.chosen_groups, config.groups));
   }
-  if (config.scores == Scores::sigmoid && (config.balance_loss != 0 || config.z_loss != 0))
+  if (config.sigmoid && (config.balance_loss != 0 || config.z_loss != 0))
     throw Error(
         fmt::format("{}: the router's losses are those of a softmax, and its scores are sigmoids", name));
   const auto add = [&](const char* what, Role role) {
@@ -210,14 +358,14 @@ Router::Routing Router::forward(const at::Tensor& x) const {
             .place = at::empty({rows, config_.chosen}, whole)};
   const auto bias = bias_ == nullptr ? std::nullopt : std::optional(bias_->compute);
   kernels::route(logits, bias, config_.normalise, r.probabilities, r.logsumexp, r.chosen, r.weights);
-  if (config_.scores == Scores::sigmoid || config_.groups > 1) choose(logits, r);
+  if (config_.sigmoid || config_.groups > 1) choose(logits, r);
   if (config_.scale != 1) r.weights.mul_(config_.scale);
   kernels::group_rows(r.chosen, r.ends, r.order, r.place);
   return r;
 }
 
 void Router::choose(const at::Tensor& logits, Routing& routing) const {
-  if (config_.scores == Scores::sigmoid) at::sigmoid_out(routing.probabilities, logits);
+  if (config_.sigmoid) at::sigmoid_out(routing.probabilities, logits);
   at::Tensor scores = routing.probabilities;
   if (bias_ != nullptr) scores = scores.add(bias_->compute);
   if (config_.groups > 1) scores = within_groups(scores, config_);
@@ -261,7 +409,7 @@ at::Tensor Router::backward_input(const at::Tensor& x, const Routing& routing, c
 at::Tensor Router::logits_gradient(const at::Tensor& dweights, const Routing& routing,
                                    const TokenInfo& tokens, const at::Tensor& loads,
                                    const ExpertExchange& exchange) const {
-  if (config_.scores == Scores::sigmoid) return sigmoid_gradient(dweights, routing, config_.normalise);
+  if (config_.sigmoid) return sigmoid_gradient(dweights, routing, config_.normalise);
   const auto filling = tokens.filling.defined() ? std::optional(tokens.filling) : std::nullopt;
   const double z_slope = config_.z_loss == 0 ? 0
                                              : config_.z_loss * static_cast<double>(tokens.global_targets) /
@@ -275,25 +423,6 @@ at::Tensor Router::logits_gradient(const at::Tensor& dweights, const Routing& ro
 void Router::backward_weight(std::span<const at::Tensor> operands) {
   add_weight_gradient(operands[0], operands[1], *weight_);
   if (logits_bias_ != nullptr && !logits_bias_->frozen()) logits_bias_->grad.add_(operands[1].sum(0));
-}
-
-at::Tensor Router::take_loads() {
-  return std::exchange(loads_, at::Tensor());
-}
-
-ExpertWeights::ExpertWeights(ParameterGroup& group, const std::string& name, ExpertRange range,
-                             const std::vector<std::string>& parts, int64_t out, int64_t in, double init_std)
-    : experts_(range.size()), out_(static_cast<int64_t>(parts.size()) * out), in_(in) {
-  std::vector<ParameterSpec> specs;
-  for (int64_t expert = range.begin; expert < range.end; ++expert) {
-    for (const std::string& part : parts) {
-      specs.push_back({.name = fmt::format("{}.{}.{}.weight", name, expert, part),
-                       .shape = {out, in},
-                       .init_std = init_std});
-    }
-  }
-  weight_ = &group.add(std::move(specs));
-  weight_->grad_by_products = true;
 }
 
 at::Tensor ExpertWeights::forward(const GroupedRows& x, const ExpertExchange::Plan& plan) const {
@@ -319,19 +448,6 @@ void ExpertWeights::backward_weight(std::span<const at::Tensor> operands) {
     return GroupedRows{.x = operands[i], .order = operands[i + 1], .each = each_};
   };
   add_grouped_weight_gradient(*weight_, rows(0), rows(2), operands[4]);
-}
-
-ExpertBiases::ExpertBiases(ParameterGroup& group, const std::string& name, ExpertRange range,
-                           const std::vector<std::string>& parts, int64_t out)
-    : experts_(range.size()), out_(static_cast<int64_t>(parts.size()) * out) {
-  std::vector<ParameterSpec> specs;
-  for (int64_t expert = range.begin; expert < range.end; ++expert) {
-    for (const std::string& part : parts) {
-      specs.push_back(
-          {.name = fmt::format("{}.{}.{}.bias", name, expert, part), .shape = {out}, .role = Role::bias});
-    }
-  }
-  bias_ = &group.add(std::move(specs));
 }
 
 at::Tensor ExpertBiases::of_rows(const ExpertExchange::Plan& plan, const at::Tensor& like) const {
@@ -375,18 +491,33 @@ std::vector<at::Tensor> Experts::Saved::tensors() const {
 Experts::Experts(ParameterGroup& group, ParameterGroup& experts, const std::string& name,
                  const ExpertsConfig& config, std::shared_ptr<const ExpertExchange> exchange)
     : chosen_(config.chosen),
-      router_(group, name + ".router", config),
       limit_(config.limit),
-      gate_up_(experts, name + ".experts", exchange->own(config.experts), {"gate", "up"}, config.intermediate,
-               config.hidden, config.init_std),
-      down_(experts, name + ".experts", exchange->own(config.experts), {"down"}, config.hidden,
-            config.intermediate, config.init_std),
+      router_(std::make_unique<Router>(group, name + ".router", config)),
       exchange_(std::move(exchange)) {
+  const std::string inside = name + ".experts";
+  const std::vector<std::string> gate_up{"gate", "up"}, down{"down"};
+  const auto weights = [&](const std::vector<std::string>& parts, int64_t out, int64_t in) {
+    return std::make_unique<ExpertWeights>(experts, inside, config.experts, exchange_->cut(), parts, out, in,
+                                           config.init_std);
+  };
+  gate_up_ = weights(gate_up, config.intermediate, config.hidden);
+  down_ = weights(down, config.hidden, config.intermediate);
   if (limit_ == 0) return;
-  const ExpertRange own = exchange_->own(config.experts);
-  gate_up_bias_.emplace(experts, name + ".experts", own, std::vector<std::string>{"gate", "up"},
-                        config.intermediate);
-  down_bias_.emplace(experts, name + ".experts", own, std::vector<std::string>{"down"}, config.hidden);
+  const auto biases = [&](const std::vector<std::string>& parts, int64_t out) {
+    return std::make_unique<ExpertBiases>(experts, inside, config.experts, exchange_->cut(), parts, out);
+  };
+  gate_up_bias_ = biases(gate_up, config.intermediate);
+  down_bias_ = biases(down, config.hidden);
+}
+
+Experts::~Experts() = default;
+
+std::unique_ptr<FeedForward::Saved> Experts::make_saved() const {
+  return std::make_unique<Saved>();
+}
+
+at::Tensor Experts::take_loads() {
+  return router_->take_loads();
 }
 
 GroupedRows Experts::send(const at::Tensor& x, const Saved& saved) const {
@@ -411,7 +542,7 @@ void Experts::restore(const at::Tensor& x, const TokenInfo& /*tokens*/, FeedForw
   Saved& s = own_saved(saved);
   s.x = x;
   if (!s.plan) {
-    s.routing = router_.forward(x);
+    s.routing = router_->forward(x);
     const at::Tensor& order = s.routing.order;
     s.plan = exchange_->plan(s.routing.ends, order.size(0));
     const at::Tensor weights = gather(s.routing.weights.view({-1, 1}), order, 1);
@@ -419,13 +550,13 @@ void Experts::restore(const at::Tensor& x, const TokenInfo& /*tokens*/, FeedForw
   }
   if (!exchange_->is_local() && !s.received.defined()) s.received = send(x, s).x;
   if (s.gate_up.defined()) return;
-  s.gate_up = gate_up_.forward(rows_of_x(s), *s.plan);
+  s.gate_up = gate_up_->forward(rows_of_x(s), *s.plan);
   if (gate_up_bias_) gate_up_bias_->add(s.gate_up, {}, *s.plan);
 }
 
 at::Tensor Experts::project(const FeedForward::Saved& saved) const {
   const auto& s = static_cast<const Saved&>(saved);
-  at::Tensor rows = down_.forward({.x = s.act, .order = {}}, *s.plan);
+  at::Tensor rows = down_->forward({.x = s.act, .order = {}}, *s.plan);
   if (down_bias_) down_bias_->add(rows, s.row_weights, *s.plan);
   rows = exchange_->combine(*s.plan, std::move(rows));
   at::Tensor y = at::empty_like(s.x);
@@ -455,10 +586,10 @@ at::Tensor Experts::backward_input(FeedForward::Saved& saved, const at::Tensor& 
   Saved& s = own_saved(saved);
   const GroupedRows drows = send(dy, s);
   const bool kept = s.act.defined();
-  if (kept) down_.push(queue, drows, {.x = std::move(s.act), .order = {}}, *s.plan);
+  if (kept) down_->push(queue, drows, {.x = std::move(s.act), .order = {}}, *s.plan);
   at::Tensor d_gate_up = std::move(s.gate_up);
   at::Tensor dweights = at::empty({s.plan->rows}, s.row_weights.options());
-  at::Tensor d_act = down_.backward_input(drows, *s.plan);
+  at::Tensor d_act = down_->backward_input(drows, *s.plan);
   const auto act_again = kept ? std::nullopt : std::optional(d_act);
   if (limit_ == 0) {
     kernels::weighted_swiglu_backward(d_act, d_gate_up, s.row_weights, d_gate_up, dweights, act_again);
@@ -468,13 +599,13 @@ at::Tensor Experts::backward_input(FeedForward::Saved& saved, const at::Tensor& 
     down_bias_->push(queue, drows, s.row_weights, *s.plan);
     gate_up_bias_->push(queue, {.x = d_gate_up, .order = {}}, {}, *s.plan);
   }
-  if (!kept) down_.push(queue, drows, {.x = d_act, .order = {}}, *s.plan);
+  if (!kept) down_->push(queue, drows, {.x = d_act, .order = {}}, *s.plan);
   d_act.reset();
   const at::Tensor dx_rows =
-      exchange_->combine(*s.plan, gate_up_.backward_input({.x = d_gate_up, .order = {}}, *s.plan));
-  gate_up_.push(queue, {.x = std::move(d_gate_up), .order = {}}, rows_of_x(s), *s.plan);
+      exchange_->combine(*s.plan, gate_up_->backward_input({.x = d_gate_up, .order = {}}, *s.plan));
+  gate_up_->push(queue, {.x = std::move(d_gate_up), .order = {}}, rows_of_x(s), *s.plan);
   const at::Tensor residual =
-      router_.backward_input(s.x, s.routing, return_weights(dweights, s), tokens, *exchange_, queue);
+      router_->backward_input(s.x, s.routing, return_weights(dweights, s), tokens, *exchange_, queue);
   at::Tensor dx = at::empty_like(s.x);
   kernels::sum_rows(dx_rows, s.routing.place, residual, dx);
   s = {};
@@ -495,8 +626,8 @@ SharedExperts::SharedExperts(ParameterGroup& group, ParameterGroup& experts, con
                              const ExpertsConfig& config, std::shared_ptr<const ExpertExchange> exchange,
                              std::shared_ptr<const Region> region)
     : experts_(group, experts, name, config, std::move(exchange)),
-      shared_(group, name + ".shared", config.hidden, config.shared, Activation::silu, /*bias=*/false,
-              config.init_std, config.init_std, std::move(region)) {
+      shared_(group, name + ".shared", config.hidden, config.shared, Activation::silu, /*gated=*/true,
+              /*bias=*/false, config.init_std, config.init_std, std::move(region)) {
   if (!config.gated_shared) return;
   gate_ = &group.add({{.name = name + ".shared_gate.weight",
                        .shape = {1, config.hidden},

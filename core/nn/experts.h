@@ -7,24 +7,16 @@
 
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <span>
 #include <string>
-#include <vector>
 
 #include "core/nn/feed_forward.h"
 #include "core/nn/parameter.h"
+#include "core/nn/region.h"
 #include "core/nn/token_info.h"
 #include "core/nn/weight_grad_queue.h"
 
 namespace pptrain::nn {
-
-// The experts [begin, end) of a layer.
-struct ExpertRange {
-  int64_t begin = 0;
-  int64_t end = 0;
-  int64_t size() const { return end - begin; }
-};
 
 // How rows reach the ranks that hold their experts, and how results come back. The base class is the
 // identity: a rank holds all experts. Rows are in expert order (kernels/ expert_kernels.h). dispatch() and
@@ -41,12 +33,14 @@ class ExpertExchange {
     int64_t rows = 0;  // how many these are
   };
 
+  ExpertExchange() = default;
+  // cut: which of a layer's experts each rank holds.
+  explicit ExpertExchange(const TensorCut& cut) : cut_(cut) {}
   virtual ~ExpertExchange() = default;
 
-  // Of `experts` experts, those that this rank holds.
-  virtual ExpertRange own(int64_t experts) const { return {.begin = 0, .end = experts}; }
+  const TensorCut& cut() const { return cut_; }
   // dispatch() gives its argument, and combine() does.
-  virtual bool is_local() const { return true; }
+  bool is_local() const { return cut_.alone(); }
 
   // For `rows` rows of this rank in expert order; ends: int32 [experts].
   virtual std::unique_ptr<const Plan> plan(const at::Tensor& ends, int64_t rows) const {
@@ -63,10 +57,10 @@ class ExpertExchange {
 
   // loads (int64 [experts]) become their sum over all ranks that see a part of the same global microbatch.
   virtual void sum_loads(at::Tensor& /*loads*/) const {}
-};
 
-// What a router makes of logits: probabilities, or, of each expert by itself, 1 / (1 + exp(-logit)).
-enum class Scores { softmax, sigmoid };
+ private:
+  TensorCut cut_;
+};
 
 // The experts of one layer, and their router. Its losses are means over the tokens of a global microbatch: of
 // all ranks that see a part of it, and of documents alone: filling counts neither there nor in loads
@@ -77,9 +71,9 @@ struct ExpertsConfig {
   int64_t experts = 0;
   int64_t chosen = 0;        // experts of each token
   int64_t intermediate = 0;  // of each expert
-  Scores scores = Scores::softmax;
-  bool normalise = false;  // the chosen experts' scores are divided by their sum
-  double scale = 1;        // multiplies the weights, after that
+  bool sigmoid = false;      // an expert's score is 1 / (1 + exp(-logit)), not a softmax over all
+  bool normalise = false;    // the chosen experts' scores are divided by their sum
+  double scale = 1;          // multiplies the weights, after that
   // Experts lie in `groups` groups of equal size. A token chooses among those of its `chosen_groups` best
   // groups alone: with softmax a group is as good as its best expert, with sigmoid as its two best together.
   int64_t groups = 1, chosen_groups = 1;
@@ -102,128 +96,22 @@ struct ExpertsConfig {
   bool counted = true;
 };
 
-// Which experts each token goes to, and with which weights (Shazeer et al., arXiv 1701.06538): by a softmax
-// over all experts before the choice, as in Qwen3 and Mixtral, or by sigmoids and groups of experts
-// (DeepSeek-V3, arXiv 2412.19437). Computes in float32 under every compute type.
-class Router final : public HasWeightGradient {
- public:
-  // What was decided for a microbatch; names and shapes as in kernels/expert_kernels.h.
-  struct Routing {
-    at::Tensor probabilities, logsumexp, chosen, weights;
-    at::Tensor ends, order, place;
-    std::vector<at::Tensor> tensors() const {
-      return {probabilities, logsumexp, chosen, weights, ends, order, place};
-    }
-  };
-
-  // Declares `<name>.weight` [experts, hidden]; with balance_bias `<name>.bias` [experts], with a limit
-  // `<name>.logits.bias` [experts]. Throws Error
-  // for groups that do not divide the experts, and for losses of sigmoids, which have none.
-  Router(ParameterGroup& group, const std::string& name, const ExpertsConfig& config);
-
-  Routing forward(const at::Tensor& x) const;  // T [rows, hidden]
-
-  // dweights: float32 [rows, chosen], gradient of the weights -> float32 [rows, hidden], what x gets of it
-  // and of the router's losses. Counts the microbatch's loads.
-  at::Tensor backward_input(const at::Tensor& x, const Routing& routing, const at::Tensor& dweights,
-                            const TokenInfo& tokens, const ExpertExchange& exchange, WeightGradQueue& queue);
-  void backward_weight(std::span<const at::Tensor> operands) override;  // x, dlogits
-  bool learns() const override {
-    return !weight_->frozen() || (logits_bias_ != nullptr && !logits_bias_->frozen());
-  }
-
-  // Rows of documents that went to each expert in the backward passes since the last call, from this rank:
-  // int64 [experts]; undefined where there were none.
-  at::Tensor take_loads();
-
- private:
-  // Replaces what kernels::route has chosen, where the scores are sigmoids or the experts lie in groups.
-  void choose(const at::Tensor& logits, Routing& routing) const;
-  at::Tensor logits_gradient(const at::Tensor& dweights, const Routing& routing, const TokenInfo& tokens,
-                             const at::Tensor& loads, const ExpertExchange& exchange) const;
-  std::optional<at::Tensor> slopes(const at::Tensor& loads, const TokenInfo& tokens,
-                                   const ExpertExchange& exchange) const;
-
-  ExpertsConfig config_;
-  Weight* weight_;
-  Weight* bias_ = nullptr;  // for the choice alone
-  Weight* logits_bias_ = nullptr;
-  at::Tensor loads_;
-};
-
-// The weights [out, in] of this rank's experts, side by side, so that one grouped GEMM serves them all.
-class ExpertWeights final : public HasWeightGradient {
- public:
-  // One expert's `parts` ("gate", "up"), stacked, are one of its matrices: declares
-  // `<name>.<expert>.<part>.weight` [out, in] for each expert of `range`.
-  ExpertWeights(ParameterGroup& group, const std::string& name, ExpertRange range,
-                const std::vector<std::string>& parts, int64_t out, int64_t in, double init_std);
-
-  at::Tensor forward(const GroupedRows& x, const ExpertExchange::Plan& plan) const;  // T [plan.rows, out]
-  at::Tensor backward_input(const GroupedRows& dy,
-                            const ExpertExchange::Plan& plan) const;  // T [plan.rows, in]
-  // Adds the gradient of dy^T x, now or later.
-  void push(WeightGradQueue& queue, const GroupedRows& dy, const GroupedRows& x,
-            const ExpertExchange::Plan& plan);
-  void backward_weight(std::span<const at::Tensor> operands) override;
-  bool learns() const override { return !weight_->frozen(); }
-
- private:
-  at::Tensor by_expert(const at::Tensor& weight) const { return weight.view({experts_, out_, in_}); }
-
-  int64_t experts_, out_, in_;
-  int64_t each_ = 1;  // of every order that is pushed
-  Weight* weight_;
-};
-
-// Biases [out] of this rank's experts, weighted like the rows that they are added to.
-class ExpertBiases final : public HasWeightGradient {
- public:
-  // Declares `<name>.<expert>.<part>.bias` [out] for each expert of `range`, as ExpertWeights does.
-  ExpertBiases(ParameterGroup& group, const std::string& name, ExpertRange range,
-               const std::vector<std::string>& parts, int64_t out);
-
-  // rows: T [plan.rows, out], to each of which its expert's bias is added, times its weight (float32
-  // [plan.rows], or undefined: 1).
-  void add(at::Tensor& rows, const at::Tensor& weights, const ExpertExchange::Plan& plan) const;
-  // float32 [plan.rows]: what the weights of rows get of dy through the biases.
-  at::Tensor weights_gradient(const GroupedRows& dy, const ExpertExchange::Plan& plan) const;
-  // Adds the biases' gradient of dy, now or later.
-  void push(WeightGradQueue& queue, const GroupedRows& dy, const at::Tensor& weights,
-            const ExpertExchange::Plan& plan);
-  void backward_weight(std::span<const at::Tensor> operands) override;
-  bool learns() const override { return !bias_->frozen(); }
-
- private:
-  at::Tensor of_rows(const ExpertExchange::Plan& plan, const at::Tensor& like) const;
-
-  int64_t experts_, out_;
-  int64_t each_ = 1;  // of every order that is pushed
-  Weight* bias_;
-};
+class Router;
+class ExpertWeights;
+class ExpertBiases;
 
 class Experts final : public FeedForward {
  public:
-  struct Saved final : FeedForward::Saved {
-    // Decided in the forward pass: kept when the rest is dropped.
-    Router::Routing routing;
-    std::unique_ptr<const ExpertExchange::Plan> plan;
-    at::Tensor row_weights;  // float32 [plan.rows]
-
-    at::Tensor x;         // T [rows, hidden]
-    at::Tensor received;  // T [plan.rows, hidden], where other ranks' rows are among them
-    at::Tensor gate_up;   // T [plan.rows, 2 * intermediate]
-    at::Tensor act;       // T [plan.rows, intermediate], weighted
-    std::vector<at::Tensor> tensors() const override;
-  };
+  struct Saved;
 
   // Declares `<name>.router.*` in `group`, and `<name>.experts.E.{gate,up,down}.weight` (with a limit also
   // `.bias`) for each of this rank's experts in `experts`.
   Experts(ParameterGroup& group, ParameterGroup& experts, const std::string& name,
           const ExpertsConfig& config,
           std::shared_ptr<const ExpertExchange> exchange = std::make_shared<ExpertExchange>());
+  ~Experts() override;
 
-  std::unique_ptr<FeedForward::Saved> make_saved() const override { return std::make_unique<Saved>(); }
+  std::unique_ptr<FeedForward::Saved> make_saved() const override;
   void activate(const at::Tensor& x, const TokenInfo& tokens, FeedForward::Saved& saved) const override;
   at::Tensor project(const FeedForward::Saved& saved) const override;
   void drop(FeedForward::Saved& saved, Keep keep) const override;
@@ -231,7 +119,9 @@ class Experts final : public FeedForward {
   at::Tensor backward_input(FeedForward::Saved& saved, const at::Tensor& dy, const TokenInfo& tokens,
                             WeightGradQueue& queue) override;
 
-  Router& router() { return router_; }
+  // Rows of documents that went to each expert in the backward passes since the last call, from this rank:
+  // int64 [experts]; undefined where there were none.
+  at::Tensor take_loads();
 
  private:
   // Of each token's row in T [rows, hidden], a copy for each of its experts, where these are.
@@ -241,10 +131,10 @@ class Experts final : public FeedForward {
   at::Tensor return_weights(const at::Tensor& dweights, const Saved& saved) const;
 
   int64_t chosen_;
-  Router router_;
   double limit_;
-  ExpertWeights gate_up_, down_;
-  std::optional<ExpertBiases> gate_up_bias_, down_bias_;
+  std::unique_ptr<Router> router_;
+  std::unique_ptr<ExpertWeights> gate_up_, down_;
+  std::unique_ptr<ExpertBiases> gate_up_bias_, down_bias_;  // null without a limit
   std::shared_ptr<const ExpertExchange> exchange_;
 };
 
@@ -252,13 +142,7 @@ class Experts final : public FeedForward {
 // `gated_shared` a sigmoid of the token multiplies its result, as in Qwen2-MoE.
 class SharedExperts final : public FeedForward, public HasWeightGradient {
  public:
-  struct Saved final : FeedForward::Saved {
-    std::unique_ptr<FeedForward::Saved> experts, shared;
-    at::Tensor x;     // T [share, hidden], with a gate, as the two below
-    at::Tensor out;   // T [share, hidden], of the dense part: never dropped
-    at::Tensor gate;  // float32 [share, 1]
-    std::vector<at::Tensor> tensors() const override;
-  };
+  struct Saved;
 
   // Declares what Experts does, `<name>.shared.{gate,up,down}.weight`, and `<name>.shared_gate.weight` [1,
   // hidden] with a gate. The ranks of `region` share out the dense part's inner width.
@@ -281,7 +165,7 @@ class SharedExperts final : public FeedForward, public HasWeightGradient {
 
  private:
   Experts experts_;
-  GatedMlp shared_;
+  Mlp shared_;
   Weight* gate_ = nullptr;
 };
 

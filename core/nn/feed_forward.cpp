@@ -9,17 +9,24 @@
 #include "core/kernels/kernels.h"
 
 namespace pptrain::nn {
+
+struct Mlp::Saved final : FeedForward::Saved {
+  at::Tensor x;      // T [share, hidden]
+  at::Tensor inner;  // T [rows, this rank's width]: up; with a gate [rows, 2 * this rank's width], gate first
+  at::Tensor act;    // T [rows, this rank's width]: operand of the down weight gradient
+  std::vector<at::Tensor> tensors() const override { return {x, inner, act}; }
+};
+
 namespace {
 
 Mlp::Saved& own(FeedForward::Saved& saved) {
   return static_cast<Mlp::Saved&>(saved);
 }
 
-std::vector<LinearPart> parts_of(const std::string& name, const std::vector<std::string>& parts,
-                                 int64_t intermediate) {
-  std::vector<LinearPart> result;
-  for (const std::string& part : parts) result.push_back({.name = name + part, .out_features = intermediate});
-  return result;
+// They lie side by side in `inner`.
+std::vector<LinearPart> parts_of(const std::string& name, bool gated, int64_t intermediate) {
+  if (!gated) return {{name + ".up", intermediate}};
+  return {{name + ".gate", intermediate}, {name + ".up", intermediate}};
 }
 
 // SwiGLU has a kernel of its own.
@@ -41,12 +48,16 @@ void run_backward(const at::Tensor& d_act, at::Tensor& inner, Activation activat
 
 }  // namespace
 
-Mlp::Mlp(ParameterGroup& group, const std::string& name, const std::vector<std::string>& parts,
-         int64_t hidden, int64_t intermediate, Activation activation, bool bias, double init_std,
-         double down_init_std, std::shared_ptr<const Region> region)
+Mlp::Mlp(ParameterGroup& group, const std::string& name, int64_t hidden, int64_t intermediate,
+         Activation activation, bool gated, bool bias, double init_std, double down_init_std,
+         std::shared_ptr<const Region> region)
     : activation_(activation),
-      inner_(group, hidden, parts_of(name, parts, intermediate), bias, init_std, region),
+      inner_(group, hidden, parts_of(name, gated, intermediate), bias, init_std, region),
       down_(group, intermediate, {name + ".down", hidden}, bias, down_init_std, region) {}
+
+std::unique_ptr<FeedForward::Saved> Mlp::make_saved() const {
+  return std::make_unique<Saved>();
+}
 
 void Mlp::activate(const at::Tensor& x, const TokenInfo& tokens, FeedForward::Saved& saved) const {
   restore(x, tokens, saved);
@@ -82,10 +93,10 @@ at::Tensor Mlp::backward_input(FeedForward::Saved& saved, const at::Tensor& dy, 
     const at::Tensor d_act = down_.backward(std::move(s.act), dy, queue);
     run_backward(d_act, d_inner, activation_, std::nullopt);
   } else {
-    RowLinear::InputGradient down = down_.backward_input(dy, d_inner.size(0), queue);
-    at::Tensor act = std::move(down.dx);
+    at::Tensor all;
+    at::Tensor act = down_.backward_input(dy, d_inner.size(0), queue, all);
     run_backward(act, d_inner, activation_, act);
-    down_.backward_weight(std::move(act), dy, down, queue);
+    down_.backward_weight(std::move(act), dy, all, queue);
   }
   return inner_.backward(std::move(s.x), {std::move(d_inner)}, queue);
 }

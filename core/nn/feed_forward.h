@@ -65,26 +65,19 @@ class FeedForward {
 
 using kernels::Activation;
 
-// down(activation(up(x))).
-class Mlp : public FeedForward {
+// down(activation(up(x))), or gated down(activation(gate(x)) * up(x)) (Shazeer, arXiv 2002.05202; with silu:
+// SwiGLU).
+class Mlp final : public FeedForward {
  public:
-  struct Saved final : FeedForward::Saved {
-    at::Tensor x;  // T [share, hidden]
-    at::Tensor
-        inner;       // T [rows, this rank's width]: up; with a gate [rows, 2 * this rank's width], gate first
-    at::Tensor act;  // T [rows, this rank's width]: operand of the down weight gradient
-    std::vector<at::Tensor> tensors() const override { return {x, inner, act}; }
-  };
+  struct Saved;  // tensors(): x, inner, act
 
-  // Declares `<name>.{up,down}.weight` (and biases). The ranks of `region` share out the inner width: x, the
-  // result and their gradients are T [share, hidden].
+  // Declares `<name>.{up,down}.weight` (and biases), gated `<name>.gate.weight` too. The ranks of `region`
+  // share out the inner width: x, the result and their gradients are T [share, hidden].
   Mlp(ParameterGroup& group, const std::string& name, int64_t hidden, int64_t intermediate,
-      Activation activation, bool bias, double init_std, double down_init_std,
-      std::shared_ptr<const Region> region = std::make_shared<Region>())
-      : Mlp(group, name, {".up"}, hidden, intermediate, activation, bias, init_std, down_init_std,
-            std::move(region)) {}
+      Activation activation, bool gated, bool bias, double init_std, double down_init_std,
+      std::shared_ptr<const Region> region = std::make_shared<Region>());
 
-  std::unique_ptr<FeedForward::Saved> make_saved() const override { return std::make_unique<Saved>(); }
+  std::unique_ptr<FeedForward::Saved> make_saved() const override;
   void activate(const at::Tensor& x, const TokenInfo& tokens, FeedForward::Saved& saved) const override;
   at::Tensor project(const FeedForward::Saved& saved) const override;
   void drop(FeedForward::Saved& saved, Keep keep) const override;
@@ -92,27 +85,10 @@ class Mlp : public FeedForward {
   at::Tensor backward_input(FeedForward::Saved& saved, const at::Tensor& dy, const TokenInfo& tokens,
                             WeightGradQueue& queue) override;
 
- protected:
-  // `parts`: what lies side by side in `inner`, ".up" or ".gate" and ".up".
-  Mlp(ParameterGroup& group, const std::string& name, const std::vector<std::string>& parts, int64_t hidden,
-      int64_t intermediate, Activation activation, bool bias, double init_std, double down_init_std,
-      std::shared_ptr<const Region> region);
-
  private:
   Activation activation_;
   ColumnLinear inner_;
   RowLinear down_;
-};
-
-// down(activation(gate(x)) * up(x)) (Shazeer, arXiv 2002.05202; with silu: SwiGLU).
-class GatedMlp final : public Mlp {
- public:
-  // Declares `<name>.gate.weight` (and bias) too.
-  GatedMlp(ParameterGroup& group, const std::string& name, int64_t hidden, int64_t intermediate,
-           Activation activation, bool bias, double init_std, double down_init_std,
-           std::shared_ptr<const Region> region = std::make_shared<Region>())
-      : Mlp(group, name, {".gate", ".up"}, hidden, intermediate, activation, bias, init_std, down_init_std,
-            std::move(region)) {}
 };
 
 }  // namespace pptrain::nn

@@ -37,8 +37,8 @@ void keep_rows(const at::Tensor& part, const RowChunks& chunks, int64_t chunk, i
     return;
   }
   if (!all.defined()) all = at::empty({rows, part.size(1)}, part.options());
-  for (const RowChunks::Piece& piece : chunks.pieces(chunk))
-    all.narrow(0, piece.in_list, piece.rows).copy_(part.narrow(0, piece.in_chunk, piece.rows));
+  for (const ElementRun& piece : chunks.pieces(chunk))
+    all.narrow(0, piece.global, piece.length).copy_(part.narrow(0, piece.local, piece.length));
   kernels::record(kernels::moving(part, part));
 }
 
@@ -125,10 +125,10 @@ std::vector<at::Tensor> ColumnLinear::forward(const at::Tensor& x, int64_t rows)
   ChunkGather gather(*region_, chunks, x);
   for (int64_t chunk = 0; chunk < chunks.count(); ++chunk) {
     const at::Tensor all = gather.next();
-    for (const RowChunks::Piece& piece : chunks.pieces(chunk)) {
-      const at::Tensor from = all.narrow(0, piece.in_chunk, piece.rows);
+    for (const ElementRun& piece : chunks.pieces(chunk)) {
+      const at::Tensor from = all.narrow(0, piece.local, piece.length);
       for (size_t i = 0; i < blocks_.size(); ++i)
-        blocks_[i].forward(from, y[i].narrow(0, piece.in_list, piece.rows));
+        blocks_[i].forward(from, y[i].narrow(0, piece.global, piece.length));
     }
   }
   return y;
@@ -154,12 +154,12 @@ at::Tensor ColumnLinear::backward(at::Tensor x, std::vector<at::Tensor> dy, Weig
   if (now) all = region_->begin_enter(x, dy[0].size(0));
   Region::Arriving dx = region_->begin_leave(input_gradient(dy));
   if (now) {
-    accumulate(all.take(), dy);
+    accumulate(all(), dy);
   } else {
     dy.insert(dy.begin(), std::move(x));
     queue.push(*this, std::move(dy));
   }
-  return dx.take();
+  return dx();
 }
 
 void ColumnLinear::backward_weight(std::span<const at::Tensor> operands) {
@@ -188,8 +188,8 @@ at::Tensor RowLinear::forward(const at::Tensor& x) const {
   ChunkSum sum(*region_, chunks, y);
   for (int64_t chunk = 0; chunk < chunks.count(); ++chunk) {
     const at::Tensor partial = at::empty({chunks.total(chunk), linear_->out_features()}, x.options());
-    for (const RowChunks::Piece& piece : chunks.pieces(chunk)) {
-      linear_->forward(x.narrow(0, piece.in_list, piece.rows), partial.narrow(0, piece.in_chunk, piece.rows));
+    for (const ElementRun& piece : chunks.pieces(chunk)) {
+      linear_->forward(x.narrow(0, piece.global, piece.length), partial.narrow(0, piece.local, piece.length));
     }
     sum.add(partial);
   }
@@ -204,9 +204,9 @@ at::Tensor RowLinear::input_gradient(const at::Tensor& dy, int64_t rows, at::Ten
   ChunkGather gather(*region_, chunks, dy);
   for (int64_t chunk = 0; chunk < chunks.count(); ++chunk) {
     const at::Tensor part = gather.next();
-    for (const RowChunks::Piece& piece : chunks.pieces(chunk)) {
-      linear_->backward_input(part.narrow(0, piece.in_chunk, piece.rows),
-                              dx.narrow(0, piece.in_list, piece.rows));
+    for (const ElementRun& piece : chunks.pieces(chunk)) {
+      linear_->backward_input(part.narrow(0, piece.local, piece.length),
+                              dx.narrow(0, piece.global, piece.length));
     }
     if (all != nullptr) keep_rows(part, chunks, chunk, rows, *all);
   }
@@ -224,24 +224,22 @@ at::Tensor RowLinear::backward(at::Tensor x, const at::Tensor& dy, WeightGradQue
     x.reset();
     return linear_->backward_input(all);
   }
-  const InputGradient first = backward_input(dy, x.size(0), queue);
-  backward_weight(std::move(x), dy, first, queue);
-  return first.dx;
+  at::Tensor all;
+  at::Tensor dx = backward_input(dy, x.size(0), queue, all);
+  backward_weight(std::move(x), dy, all, queue);
+  return dx;
 }
 
-RowLinear::InputGradient RowLinear::backward_input(const at::Tensor& dy, int64_t rows,
-                                                   const WeightGradQueue& queue) const {
-  InputGradient first;
-  const bool now = takes_at_once(*this, queue, *region_);
-  first.dx =
-      region_->alone() ? linear_->backward_input(dy) : input_gradient(dy, rows, now ? &first.all : nullptr);
-  return first;
+at::Tensor RowLinear::backward_input(const at::Tensor& dy, int64_t rows, const WeightGradQueue& queue,
+                                     at::Tensor& all) const {
+  if (region_->alone()) return linear_->backward_input(dy);
+  return input_gradient(dy, rows, takes_at_once(*this, queue, *region_) ? &all : nullptr);
 }
 
-void RowLinear::backward_weight(at::Tensor x, const at::Tensor& dy, const InputGradient& first,
+void RowLinear::backward_weight(at::Tensor x, const at::Tensor& dy, const at::Tensor& all,
                                 WeightGradQueue& queue) {
-  if (first.all.defined()) {
-    accumulate(x, first.all, dy);
+  if (all.defined()) {
+    accumulate(x, all, dy);
   } else {
     queue.push(*this, {std::move(x), dy});
   }

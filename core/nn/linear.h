@@ -113,13 +113,10 @@ class RowLinear final : public HasWeightGradient {
   bool learns() const override;
 
   // backward() in two parts, for who makes x between them. rows: of x.
-  struct InputGradient {
-    at::Tensor dx;
-    at::Tensor all;  // dy of all rows, where the second part will need it at once
-  };
-  InputGradient backward_input(const at::Tensor& dy, int64_t rows, const WeightGradQueue& queue) const;
-  void backward_weight(at::Tensor x, const at::Tensor& dy, const InputGradient& first,
-                       WeightGradQueue& queue);
+  // `all` becomes dy of all rows, where the second part needs it at once.
+  at::Tensor backward_input(const at::Tensor& dy, int64_t rows, const WeightGradQueue& queue,
+                            at::Tensor& all) const;
+  void backward_weight(at::Tensor x, const at::Tensor& dy, const at::Tensor& all, WeightGradQueue& queue);
 
   int64_t in_features() const { return linear_->in_features(); }  // this rank's
 

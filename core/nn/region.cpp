@@ -23,11 +23,6 @@ ParameterSpec TensorCut::copied(ParameterSpec spec) const {
 
 namespace {
 
-class Done final : public Region::Work {
- public:
-  void wait() override {}
-};
-
 std::vector<int64_t> shares(const TensorCut& cut, int64_t rows) {
   std::vector<int64_t> result;
   for (int rank = 0; rank < cut.size; ++rank) result.push_back(cut.count(rows, rank));
@@ -41,38 +36,37 @@ at::Tensor empty_rows(const at::Tensor& like, int64_t rows) {
   return at::empty(shape, like.options());
 }
 
+Region::Arriving arriving(at::Tensor tensor, Region::Wait wait) {
+  return [tensor = std::move(tensor), wait = std::move(wait)]() mutable {
+    if (wait) wait();
+    return std::move(tensor);
+  };
+}
+
 }  // namespace
 
-std::unique_ptr<Region::Work> Region::gather(at::Tensor all, const at::Tensor& own,
-                                             std::span<const int64_t> /*rows*/) const {
+Region::Wait Region::gather(at::Tensor all, const at::Tensor& own, std::span<const int64_t> /*rows*/) const {
   all.copy_(own);
-  return std::make_unique<Done>();
+  return [] {};
 }
 
-std::unique_ptr<Region::Work> Region::sum(at::Tensor own, const at::Tensor& partial,
-                                          std::span<const int64_t> /*rows*/) const {
+Region::Wait Region::sum(at::Tensor own, const at::Tensor& partial, std::span<const int64_t> /*rows*/) const {
   own.copy_(partial);
-  return std::make_unique<Done>();
-}
-
-at::Tensor Region::Arriving::take() {
-  if (work) work->wait();
-  work.reset();
-  return std::move(tensor);
+  return [] {};
 }
 
 Region::Arriving Region::begin_enter(const at::Tensor& own, int64_t rows) const {
-  if (alone()) return {.tensor = own, .work = nullptr};
+  if (alone()) return arriving(own, {});
   at::Tensor all = empty_rows(own, rows);
-  std::unique_ptr<Work> work = gather(all, own, shares(cut_, rows));
-  return {.tensor = std::move(all), .work = std::move(work)};
+  Wait wait = gather(all, own, shares(cut_, rows));
+  return arriving(std::move(all), std::move(wait));
 }
 
 Region::Arriving Region::begin_leave(const at::Tensor& partial) const {
-  if (alone()) return {.tensor = partial, .work = nullptr};
+  if (alone()) return arriving(partial, {});
   at::Tensor own = empty_rows(partial, cut_.count(partial.size(0)));
-  std::unique_ptr<Work> work = sum(own, partial, shares(cut_, partial.size(0)));
-  return {.tensor = std::move(own), .work = std::move(work)};
+  Wait wait = sum(own, partial, shares(cut_, partial.size(0)));
+  return arriving(std::move(own), std::move(wait));
 }
 
 // The largest share decides how many chunks there are.
@@ -111,17 +105,16 @@ int64_t RowChunks::total(int64_t chunk) const {
   return sum;
 }
 
-std::vector<RowChunks::Piece> RowChunks::pieces(int64_t chunk) const {
-  std::vector<Piece> result;
-  int64_t in_chunk = 0;
+std::vector<ElementRun> RowChunks::pieces(int64_t chunk) const {
+  std::vector<ElementRun> result;
+  int64_t local = 0;
   for (int rank = 0; rank < cut_.size; ++rank) {
-    const Piece piece{.in_chunk = in_chunk,
-                      .in_list = cut_.begin(rows_, rank) + chunk * step_,
-                      .rows = of_rank(chunk, rank)};
-    in_chunk += piece.rows;
-    if (piece.rows == 0) continue;
-    if (!result.empty() && result.back().in_list + result.back().rows == piece.in_list) {
-      result.back().rows += piece.rows;
+    const ElementRun piece{
+        .global = cut_.begin(rows_, rank) + chunk * step_, .local = local, .length = of_rank(chunk, rank)};
+    local += piece.length;
+    if (piece.length == 0) continue;
+    if (!result.empty() && result.back().global + result.back().length == piece.global) {
+      result.back().length += piece.length;
     } else {
       result.push_back(piece);
     }
@@ -137,31 +130,31 @@ ChunkGather::ChunkGather(const Region& region, const RowChunks& chunks, const at
 void ChunkGather::begin(int64_t chunk) {
   const at::Tensor own = own_.narrow(0, chunks_.own_first(chunk), chunks_.own_rows(chunk));
   at::Tensor all = empty_rows(own_, chunks_.total(chunk));
-  std::unique_ptr<Region::Work> work = region_.gather(all, own, chunks_.rows(chunk));
-  arriving_ = {.tensor = std::move(all), .work = std::move(work)};
+  Region::Wait wait = region_.gather(all, own, chunks_.rows(chunk));
+  arriving_ = arriving(std::move(all), std::move(wait));
 }
 
 at::Tensor ChunkGather::next() {
   Region::Arriving current = std::move(arriving_);
   if (++next_ < chunks_.count()) begin(next_);
-  return current.take();
+  return current();
 }
 
 ChunkSum::ChunkSum(const Region& region, const RowChunks& chunks, at::Tensor own)
     : region_(region), chunks_(chunks), own_(std::move(own)) {}
 
 void ChunkSum::add(const at::Tensor& partial) {
-  std::unique_ptr<Region::Work>& work = works_[next_ % 2];
-  if (work) work->wait();
+  Region::Wait& wait = waits_[next_ % 2];
+  if (wait) wait();
   const int64_t chunk = next_++;
-  work = region_.sum(own_.narrow(0, chunks_.own_first(chunk), chunks_.own_rows(chunk)), partial,
+  wait = region_.sum(own_.narrow(0, chunks_.own_first(chunk), chunks_.own_rows(chunk)), partial,
                      chunks_.rows(chunk));
 }
 
 void ChunkSum::wait() {
-  for (std::unique_ptr<Region::Work>& work : works_) {
-    if (work) work->wait();
-    work.reset();
+  for (Region::Wait& wait : waits_) {
+    if (wait) wait();
+    wait = {};
   }
 }
 

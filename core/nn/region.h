@@ -5,7 +5,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
-#include <memory>
+#include <functional>
 #include <span>
 #include <vector>
 
@@ -43,11 +43,8 @@ struct TensorCut {
 // The exchanges go on while the rank computes. All ranks of a region begin the same ones in the same order.
 class Region {
  public:
-  class Work {
-   public:
-    virtual ~Work() = default;
-    virtual void wait() = 0;
-  };
+  // Waits for the end of an exchange.
+  using Wait = std::function<void()>;
 
   Region() = default;
   // Layers cut the products next to a gather or a sum into `chunks` pieces of rows, so that one piece travels
@@ -60,28 +57,21 @@ class Region {
   int chunks() const { return chunks_; }
 
   // Begins: all = the rows of every rank, by rank. own: [rows[this rank], ...]; all: [sum of rows, ...], both
-  // contiguous and in use until the work is done.
-  virtual std::unique_ptr<Work> gather(at::Tensor all, const at::Tensor& own,
-                                       std::span<const int64_t> rows) const;
+  // contiguous and in use until the wait has returned.
+  virtual Wait gather(at::Tensor all, const at::Tensor& own, std::span<const int64_t> rows) const;
   // Begins: own = this rank's rows of the sum of `partial` over ranks, in rank order. Shapes as in gather.
-  virtual std::unique_ptr<Work> sum(at::Tensor own, const at::Tensor& partial,
-                                    std::span<const int64_t> rows) const;
+  virtual Wait sum(at::Tensor own, const at::Tensor& partial, std::span<const int64_t> rows) const;
 
-  // A tensor that an exchange fills.
-  struct Arriving {
-    at::Tensor tensor;
-    std::unique_ptr<Work> work;  // null: it is there
-
-    at::Tensor take();  // waits
-  };
+  // A tensor that an exchange fills: called once, it waits and gives the tensor.
+  using Arriving = std::function<at::Tensor()>;
 
   // The same of whole lists of rows, whose shares are those of the cut. own: [share of `rows`, ...] ->
   // [rows, ...]; a rank alone gets `own` itself.
   Arriving begin_enter(const at::Tensor& own, int64_t rows) const;
-  at::Tensor enter(const at::Tensor& own, int64_t rows) const { return begin_enter(own, rows).take(); }
+  at::Tensor enter(const at::Tensor& own, int64_t rows) const { return begin_enter(own, rows)(); }
   // partial: [rows, ...] -> [share, ...]; a rank alone gets `partial` itself.
   Arriving begin_leave(const at::Tensor& partial) const;
-  at::Tensor leave(const at::Tensor& partial) const { return begin_leave(partial).take(); }
+  at::Tensor leave(const at::Tensor& partial) const { return begin_leave(partial)(); }
 
  private:
   TensorCut cut_;
@@ -102,11 +92,8 @@ class RowChunks {
   std::vector<int64_t> rows(int64_t chunk) const;  // of each rank
   int64_t total(int64_t chunk) const;              // their sum
 
-  // Rows that follow each other both in the chunk and in the whole list.
-  struct Piece {
-    int64_t in_chunk = 0, in_list = 0, rows = 0;
-  };
-  std::vector<Piece> pieces(int64_t chunk) const;
+  // Rows that follow each other both in the whole list (global) and in the chunk (local).
+  std::vector<ElementRun> pieces(int64_t chunk) const;
 
   // This rank's piece: where it begins in its share, and its rows.
   int64_t own_first(int64_t chunk) const;
@@ -151,7 +138,7 @@ class ChunkSum {
   const RowChunks& chunks_;
   at::Tensor own_;
   int64_t next_ = 0;
-  std::unique_ptr<Region::Work> works_[2];
+  Region::Wait waits_[2];
 };
 
 }  // namespace pptrain::nn

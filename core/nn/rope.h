@@ -7,6 +7,7 @@
 #include <optional>
 #include <vector>
 
+#include "core/config/word.h"
 #include "core/kernels/kernels.h"
 
 namespace pptrain::nn {
@@ -14,7 +15,7 @@ namespace pptrain::nn {
 // How frequencies are scaled, by the names of Hugging Face's rope_type: linear divides positions; dynamic
 // (NTK) raises the base for sequences beyond max_positions; llama3 (Llama 3.1) and yarn (arXiv 2309.00071)
 // stretch long wavelengths; longrope (arXiv 2402.13753) has a factor for each frequency.
-enum class RopeType { none, linear, dynamic, llama3, yarn, longrope };
+using config::RopeType;
 
 // Members below `theta` are those of Hugging Face's rope_parameters; each type reads its own alone.
 struct RopeConfig {

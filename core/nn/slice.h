@@ -28,7 +28,8 @@ void check_slice(const SliceShape& slice);
 // All of a parameter.
 SliceShape whole_slice(std::vector<int64_t> global);
 
-// Elements that follow each other in the global tensor (row-major) and in the slice alike.
+// Elements that follow each other in the global tensor (row-major) and in the slice alike. Of a list of rows
+// and a part of it: rows.
 struct ElementRun {
   int64_t global = 0;  // of the first one, in elements of the global tensor
   int64_t local = 0;   // of the first one, in elements of the slice

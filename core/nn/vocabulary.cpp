@@ -19,8 +19,11 @@
 namespace pptrain::nn {
 namespace {
 
+kernels::VocabularyPart held_part(const TensorCut& cut, int64_t vocab) {
+  return {.first = cut.begin(vocab, cut.rank), .vocab = vocab};
+}
 kernels::VocabularyPart held_part(const Region& region, int64_t vocab) {
-  return {.first = region.cut().begin(vocab, region.cut().rank), .vocab = vocab};
+  return held_part(region.cut(), vocab);
 }
 
 // Label smoothing of one chunk, beside the kernels of cross entropy. A row's loss, logsumexp - (1 - e)
@@ -41,9 +44,9 @@ class Smoothing {
     if (region.alone()) return;
     const int ranks = region.cut().size;
     const at::Tensor all = at::empty({ranks * labels.size(0), 1}, excess_.options());
-    region
-        .gather(all, excess_.unsqueeze(1), std::vector<int64_t>(static_cast<size_t>(ranks), labels.size(0)))
-        ->wait();
+    const std::vector<int64_t> rows(static_cast<size_t>(ranks), labels.size(0));
+    const Region::Wait wait = region.gather(all, excess_.unsqueeze(1), rows);
+    wait();
     excess_ = all.view({ranks, labels.size(0)}).sum(0);
   }
 
@@ -119,16 +122,15 @@ void Embedding::backward_weight(const at::Tensor& tokens, const at::Tensor& posi
   kernels::embedding_backward(tokens, all, held_part(*region_, config_.vocab), weight_->grad);
 }
 
-LinearCrossEntropy::LinearCrossEntropy(Weight& weight, int64_t chunk_bytes, const LogitScaling& scaling)
-    : weight_(&weight), chunk_bytes_(chunk_bytes), region_(std::make_shared<Region>()), scaling_(scaling) {}
+LinearCrossEntropy::LinearCrossEntropy(Weight& weight, int64_t chunk_bytes)
+    : weight_(&weight), chunk_bytes_(chunk_bytes), region_(std::make_shared<Region>()) {}
 
-LinearCrossEntropy::LinearCrossEntropy(Weight& weight, int64_t vocab, std::shared_ptr<const Region> region,
-                                       const LogitScaling& scaling)
+LinearCrossEntropy::LinearCrossEntropy(Weight& weight, int64_t vocab, std::shared_ptr<const Region> region)
     : weight_(&weight),
       chunk_bytes_(default_chunk_bytes(at::kCPU)),
       vocab_(vocab),
       region_(std::move(region)),
-      scaling_(scaling) {}
+      held_(region_->cut()) {}
 
 int64_t LinearCrossEntropy::default_chunk_bytes(at::DeviceType device) {
   return device == at::kCUDA ? int64_t{1} << 30 : int64_t{16} << 20;
@@ -146,25 +148,25 @@ int64_t LinearCrossEntropy::rows_per_chunk(int64_t rows, int64_t row_bytes, int6
 
 // With a cap a chunk's logits are there twice.
 int64_t LinearCrossEntropy::row_bytes(int64_t columns) const {
-  return columns * weight_->compute.element_size() * (scaling_.cap > 0 ? 2 : 1);
+  return columns * weight_->compute.element_size() * (cap_ > 0 ? 2 : 1);
 }
 
 void LinearCrossEntropy::project(const at::Tensor& h, at::Tensor& logits) const {
   kernels::linear(h, weight_->compute, std::nullopt, logits);
-  if (scaling_.scale != 1 || scaling_.cap > 0) kernels::softcap(logits, scaling_.scale, scaling_.cap);
+  if (scale_ != 1 || cap_ > 0) kernels::softcap(logits, scale_, cap_);
 }
 
 at::Tensor LinearCrossEntropy::kept(const at::Tensor& logits) const {
-  if (scaling_.cap == 0) return {};
+  if (cap_ == 0) return {};
   kernels::record(kernels::moving(logits, logits));
   return logits.clone();
 }
 
 void LinearCrossEntropy::scale_back(const at::Tensor& kept, at::Tensor& dlogits) const {
   if (kept.defined()) {
-    kernels::softcap_backward(kept, scaling_.scale, scaling_.cap, dlogits);
-  } else if (scaling_.scale != 1) {
-    kernels::softcap(dlogits, scaling_.scale, 0);
+    kernels::softcap_backward(kept, scale_, cap_, dlogits);
+  } else if (scale_ != 1) {
+    kernels::softcap(dlogits, scale_, 0);
   }
 }
 
@@ -212,7 +214,9 @@ at::Tensor LinearCrossEntropy::chunk_loss(at::Tensor& logits, const at::Tensor& 
   at::Tensor own = at::empty({rows, 3}, f32);
   kernels::softmax_statistics(logits, labels, part, own);
   const at::Tensor all = at::empty({cut.size * rows, 3}, f32);
-  region_->gather(all, own, std::vector<int64_t>(static_cast<size_t>(cut.size), rows))->wait();
+  const Region::Wait wait =
+      region_->gather(all, own, std::vector<int64_t>(static_cast<size_t>(cut.size), rows));
+  wait();
   at::Tensor loss = at::empty({rows}, f32);
   kernels::cross_entropy_part(logits, labels, all.view({cut.size, rows, 3}), part, loss, want_gradient);
   if (smoothing) smoothing->add_to(logits, loss);
@@ -239,13 +243,13 @@ at::Tensor LinearCrossEntropy::run_shared(const at::Tensor& h, const at::Tensor&
     at::Tensor logits = buffer.narrow(0, 0, rows.size(0));
     project(rows, logits);
     const at::Tensor capped = dh == nullptr ? at::Tensor() : kept(logits);
-    const std::vector<RowChunks::Piece> pieces = chunks.pieces(chunk);
+    const std::vector<ElementRun> pieces = chunks.pieces(chunk);
     std::vector<at::Tensor> own_labels;
-    for (const RowChunks::Piece& piece : pieces)
-      own_labels.push_back(flat_labels.narrow(0, piece.in_list, piece.rows));
+    for (const ElementRun& piece : pieces)
+      own_labels.push_back(flat_labels.narrow(0, piece.global, piece.length));
     const at::Tensor losses = chunk_loss(logits, at::cat(own_labels), dh != nullptr);
-    for (const RowChunks::Piece& piece : pieces)
-      loss.narrow(0, piece.in_list, piece.rows).copy_(losses.narrow(0, piece.in_chunk, piece.rows));
+    for (const ElementRun& piece : pieces)
+      loss.narrow(0, piece.global, piece.length).copy_(losses.narrow(0, piece.local, piece.length));
     if (dh == nullptr) continue;
     scale_back(capped, logits);
     at::Tensor partial = at::empty_like(rows);
@@ -254,6 +258,33 @@ at::Tensor LinearCrossEntropy::run_shared(const at::Tensor& h, const at::Tensor&
     add_weight_gradient(*weight_, logits, rows);
   }
   if (sum) sum->wait();
+  return loss;
+}
+
+at::Tensor LinearCrossEntropy::statistics(const at::Tensor& h, const at::Tensor& labels,
+                                          Pending& pending) const {
+  const at::Tensor rows = region_->enter(h, labels.numel());
+  at::Tensor logits = at::empty({rows.size(0), weight_->compute.size(0)}, h.options());
+  project(rows, logits);
+  at::Tensor own = at::empty({rows.size(0), 3}, h.options().dtype(at::kFloat));
+  kernels::softmax_statistics(logits, labels, held_part(held_, vocab_), own);
+  pending = {rows, logits, kept(logits)};
+  return own;
+}
+
+at::Tensor LinearCrossEntropy::finish(Pending& pending, const at::Tensor& labels, const at::Tensor& all,
+                                      at::Tensor* dh) {
+  auto& [rows, logits, capped] = pending;
+  const int64_t count = rows.size(0);
+  const at::Tensor whole = region_->enter(all.view({-1, 3}), held_.size * count).view({held_.size, count, 3});
+  at::Tensor loss = at::empty({count}, all.options());
+  kernels::cross_entropy_part(logits, labels, whole, held_part(held_, vocab_), loss, dh != nullptr);
+  if (dh == nullptr) return loss;
+  scale_back(capped, logits);
+  at::Tensor partial = at::empty_like(rows);
+  kernels::matmul(logits, weight_->compute, partial);
+  add_weight_gradient(*weight_, logits, rows);
+  *dh = region_->leave(partial);
   return loss;
 }
 

@@ -4,6 +4,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -50,12 +51,6 @@ class Embedding {
   Weight* positions_ = nullptr;
 };
 
-// What becomes of logits before the softmax: cap * tanh(scale * x / cap), or scale * x where cap is 0.
-struct LogitScaling {
-  double scale = 1;
-  double cap = 0;
-};
-
 // Output projection and cross entropy in row chunks, so that the logits of a microbatch never exist at once
 // (the idea of Cut Cross Entropy, arXiv 2411.09009, and Liger's fused linear cross entropy, arXiv
 // 2410.10989).
@@ -68,11 +63,14 @@ class LinearCrossEntropy {
  public:
   // Uses `weight`, this rank's rows of [vocab, hidden], declared by the caller (it may be the embedding's,
   // when tied, on one stage). chunk_bytes bounds the memory of one chunk of logits.
-  explicit LinearCrossEntropy(Weight& weight, int64_t chunk_bytes = default_chunk_bytes(at::kCPU),
-                              const LogitScaling& scaling = {});
+  explicit LinearCrossEntropy(Weight& weight, int64_t chunk_bytes = default_chunk_bytes(at::kCPU));
   // vocab: of all ranks.
-  LinearCrossEntropy(Weight& weight, int64_t vocab, std::shared_ptr<const Region> region,
-                     const LogitScaling& scaling = {});
+  LinearCrossEntropy(Weight& weight, int64_t vocab, std::shared_ptr<const Region> region);
+  // Logits x become cap * tanh(scale * x / cap) before the softmax, or scale * x where cap is 0.
+  void scale_logits(double scale, double cap) {
+    scale_ = scale;
+    cap_ = cap;
+  }
   void set_chunk_bytes(int64_t bytes) { chunk_bytes_ = bytes; }
   // forward_backward() spreads this fraction of each target evenly over the vocabulary (PyTorch's
   // cross_entropy(label_smoothing)); from 0 to below 1.
@@ -92,6 +90,24 @@ class LinearCrossEntropy {
   // respect to h; the weight's main gradient accumulates. Both weight and input gradient are taken here,
   // while a chunk's logits exist.
   at::Tensor forward_backward(const at::Tensor& h, const at::Tensor& labels, at::Tensor& dh);
+
+  // --- The same in two passes, for a vocabulary that other ranks hold parts of too, which take no part in
+  // the region: pipeline ranks.
+
+  // This rank's weight is part `part` of `parts` of what it would hold.
+  void hold_part(int part, int parts) { held_ = part_of(region_->cut(), part, parts); }
+  static TensorCut part_of(const TensorCut& cut, int part, int parts) {
+    return {.rank = cut.rank * parts + part, .size = cut.size * parts};
+  }
+
+  // From statistics() to finish(): T [rows, hidden], its logits T [rows, part of the vocabulary], and with a
+  // cap a copy of these.
+  using Pending = std::array<at::Tensor, 3>;
+  // float32 [rows, 3], which the ranks with the other parts need.
+  at::Tensor statistics(const at::Tensor& h, const at::Tensor& labels, Pending& pending) const;
+  // all: float32 [parts, rows, 3], of all parts. Returns losses(); with `dh` the weight's gradient
+  // accumulates, and `dh` becomes this part's term of the gradient of h, T [share, hidden].
+  at::Tensor finish(Pending& pending, const at::Tensor& labels, const at::Tensor& all, at::Tensor* dh);
 
   // T [rows, vocab], whole on every rank, of h T [rows, hidden], which is the same on every rank; for
   // generation and tests.
@@ -121,7 +137,8 @@ class LinearCrossEntropy {
   int64_t vocab_ = 0;
   double smoothing_ = 0;
   std::shared_ptr<const Region> region_;
-  LogitScaling scaling_;
+  TensorCut held_;              // of the vocabulary
+  double scale_ = 1, cap_ = 0;  // of logits
 };
 
 }  // namespace pptrain::nn

@@ -105,13 +105,13 @@ void WeightGradQueue::push(HasWeightGradient& layer, std::vector<at::Tensor> ope
     return;
   }
   if (mode_ == Mode::beside) mark_ = side_->run([&layer, operands] { layer.backward_weight(operands); });
-  pending_.push_back({&layer, std::move(operands)});
+  pending_.emplace_back(&layer, std::move(operands));
 }
 
 void WeightGradQueue::run() {
-  for (Pending& pending : pending_) {
-    pending.layer->backward_weight(pending.operands);
-    pending.operands.clear();
+  for (auto& [layer, operands] : pending_) {
+    layer->backward_weight(operands);
+    operands.clear();
   }
   pending_.clear();
 }
@@ -124,8 +124,8 @@ void WeightGradQueue::join() {
 
 std::vector<at::Tensor> WeightGradQueue::operands() const {
   std::vector<at::Tensor> tensors;
-  for (const Pending& pending : pending_)
-    tensors.insert(tensors.end(), pending.operands.begin(), pending.operands.end());
+  for (const auto& [layer, operands] : pending_)
+    tensors.insert(tensors.end(), operands.begin(), operands.end());
   return tensors;
 }
 

@@ -11,6 +11,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "core/nn/parameter.h"
@@ -18,6 +19,7 @@
 namespace pptrain::nn {
 
 // Used by one thread. What a body reads must stay unchanged, and keep its memory, until a join() of its mark.
+// The base class is for where there is nothing beside the current stream (dry runs): a body runs at once.
 class SideStream {
  public:
   using Mark = int64_t;  // grows with each run()
@@ -26,25 +28,18 @@ class SideStream {
 
   // Runs `body` so that what it enqueues comes after all that the current stream holds now, and beside what
   // that is given later. Bodies go one after another.
-  virtual Mark run(const std::function<void()>& body) = 0;
+  virtual Mark run(const std::function<void()>& body) {
+    body();
+    return 0;
+  }
 
   // Orders the current stream behind the body of this mark, and those before it.
-  virtual void join(Mark mark) = 0;
+  virtual void join(Mark /*mark*/) {}
 };
 
 // On a device with streams. Its stream has the lowest priority: blocks of threads of the current stream, if
 // that has a higher one, go first.
 std::unique_ptr<SideStream> make_side_stream(c10::Device device);
-
-// Where there is nothing beside the current stream (dry runs): a body runs at once.
-class NoSideStream final : public SideStream {
- public:
-  Mark run(const std::function<void()>& body) override {
-    body();
-    return 0;
-  }
-  void join(Mark /*mark*/) override {}
-};
 
 // --- How layers add to the gradients of weights that matrix products alone write (Weight::grad_by_products):
 // the first product since ParameterGroup::start_grad overwrites, so that nobody fills the gradient with zeros
@@ -112,14 +107,10 @@ class WeightGradQueue {
   std::vector<at::Tensor> operands() const;  // of all that is pending
 
  private:
-  struct Pending {
-    HasWeightGradient* layer;
-    std::vector<at::Tensor> operands;
-  };
   Mode mode_;
   SideStream* side_ = nullptr;
-  SideStream::Mark mark_ = 0;  // of the last push
-  std::vector<Pending> pending_;
+  SideStream::Mark mark_ = 0;                                                    // of the last push
+  std::vector<std::pair<HasWeightGradient*, std::vector<at::Tensor>>> pending_;  // with its operands
 };
 
 }  // namespace pptrain::nn

@@ -11,17 +11,6 @@
 
 namespace pptrain::optim {
 
-// Bytes of each parameter that this rank answers for.
-struct OptimizerFootprint {
-  int64_t state = 0;     // the state, held between steps
-  int64_t previous = 0;  // the copy of masters and state that keep_previous() holds
-  double moved = 0;      // what a step reads and writes
-  double kept = 0;       // what a step writes besides, with keep_previous()
-
-  int64_t held_bytes(bool keeps_previous) const { return state + (keeps_previous ? previous : 0); }
-  double moved_bytes(bool keeps_previous) const { return moved + (keeps_previous ? kept : 0); }
-};
-
 // Parameters that are alike in all that an optimizer's cost depends on.
 struct ParameterKind {
   nn::Role role = nn::Role::matrix;

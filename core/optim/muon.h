@@ -10,7 +10,6 @@
 
 #include "core/config/job_config.h"
 #include "core/nn/parameter.h"
-#include "core/optim/footprint.h"
 #include "core/optim/matrix_exchange.h"
 #include "core/optim/update.h"
 
@@ -37,11 +36,6 @@ int64_t orthogonalise_bytes(int64_t rows, int64_t cols, int64_t element);
 // layers compute in it, else in float32. Without make_exchange this rank must hold all matrices whole.
 std::unique_ptr<Update> make_muon(const config::OptimizerSection& options, MakeMatrixExchange make_exchange,
                                   const at::TensorOptions& tensors);
-
-// Of a matrix: the gradient read twice, and zeroed (12), momentum read twice and written (12), master read
-// and written (8), compute weight written (2), operand and result written and read (8). To keep what is
-// overwritten, it is copied.
-inline constexpr OptimizerFootprint muon_footprint{.state = 4, .previous = 8, .moved = 42, .kept = 16};
 
 // The matrices that it is for: hidden ones, each by itself. Neither embedding nor head, nor a router.
 inline bool muon_takes(nn::Role role, size_t dims) {

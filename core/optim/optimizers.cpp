@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "core/base/error.h"
+#include "core/optim/footprint.h"
 #include "core/optim/groups.h"
 #include "core/optim/muon.h"
 #include "core/optim/optimizer.h"
@@ -16,6 +17,29 @@
 
 namespace pptrain::optim {
 namespace {
+
+// Bytes of each parameter that this rank answers for.
+struct OptimizerFootprint {
+  int64_t state = 0;     // the state, held between steps
+  int64_t previous = 0;  // the copy of masters and state that keep_previous() holds
+  double moved = 0;      // what a step reads and writes
+  double kept = 0;       // what a step writes besides, with keep_previous()
+
+  int64_t held_bytes(bool keeps_previous) const { return state + (keeps_previous ? previous : 0); }
+  double moved_bytes(bool keeps_previous) const { return moved + (keeps_previous ? kept : 0); }
+};
+
+// A step moves 34 bytes a parameter: master and two moments read and written (24), the gradient read, and
+// zeroed before the next step (8), the compute weight written (2).
+constexpr OptimizerFootprint adamw_footprint{.state = 8, .previous = 12, .moved = 34, .kept = 12};
+
+// Master and average read and written (16), the gradient read and zeroed (8), the compute weight written.
+constexpr OptimizerFootprint lion_footprint{.state = 4, .previous = 8, .moved = 26, .kept = 8};
+
+// Of a matrix: the gradient read twice, and zeroed (12), momentum read twice and written (12), master read
+// and written (8), compute weight written (2), operand and result written and read (8). To keep what is
+// overwritten, it is copied.
+constexpr OptimizerFootprint muon_footprint{.state = 4, .previous = 8, .moved = 42, .kept = 16};
 
 using Updates = std::vector<std::unique_ptr<Update>>;
 using config::OptimizerSection;

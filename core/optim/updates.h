@@ -5,7 +5,6 @@
 #include <memory>
 
 #include "core/config/job_config.h"
-#include "core/optim/footprint.h"
 #include "core/optim/update.h"
 
 namespace pptrain::optim {
@@ -14,18 +13,11 @@ namespace pptrain::optim {
 // "adamw.exp_avg" and "adamw.exp_avg_sq". Throws Error unless there are two betas.
 std::unique_ptr<Update> make_adamw(const config::OptimizerSection& options);
 
-// A step moves 34 bytes a parameter: master and two moments read and written (24), the gradient read, and
-// zeroed before the next step (8), the compute weight written (2).
-inline constexpr OptimizerFootprint adamw_footprint{.state = 8, .previous = 12, .moved = 34, .kept = 12};
-
 // Lion (Chen et al., arXiv 2302.06675), with betas of `options`: half of AdamW's state, in the file
 // "lion.exp_avg". The authors give it 3 to 10 times less learning rate and as much more weight decay than
 // AdamW, and betas 0.9 and 0.99 (0.95 and 0.98 where training is unstable). Throws Error unless there are
 // two betas.
 std::unique_ptr<Update> make_lion(const config::OptimizerSection& options);
-
-// Master and average read and written (16), the gradient read and zeroed (8), the compute weight written.
-inline constexpr OptimizerFootprint lion_footprint{.state = 4, .previous = 8, .moved = 26, .kept = 8};
 
 // The biases that balance experts without a loss (Wang et al., arXiv 2408.15664): each moves by `rate`
 // against the sign of its "gradient", which is its expert's load less the mean load, times the experts.

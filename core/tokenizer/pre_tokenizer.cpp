@@ -13,6 +13,13 @@
 #include "core/tokenizer/unicode.h"
 
 namespace pptrain::tokenizer {
+
+// A part of a text, as PreTokenizer::cut has it.
+struct TextSpan {
+  std::string_view text;
+  bool begins_input = false, newer = false;
+};
+
 namespace {
 
 struct Part {
@@ -373,9 +380,10 @@ void PreTokenizer::add_byte_level(const JsonPart& part) {
   byte_level_ = true;
 }
 
-void PreTokenizer::cut(const TextSpan& span, Scratch& scratch, const WordSink& sink) const {
+void PreTokenizer::cut(std::string_view text, bool begins_input, bool newer, Scratch& scratch,
+                       const WordSink& sink) const {
   scratch.of_step.resize(steps_.size());
-  run(0, span, scratch, sink);
+  run(0, {text, begins_input, newer}, scratch, sink);
 }
 
 void PreTokenizer::run(size_t step, const TextSpan& span, Scratch& scratch, const WordSink& sink) const {

@@ -11,16 +11,10 @@
 
 namespace pptrain::tokenizer {
 
-// A part of a text, never empty.
-struct TextSpan {
-  std::string_view text;
-  bool begins_input = false;  // at byte 0 of the text as it was given
-  bool newer = false;         // has_newer_character() of it, or of what it is a part of
-};
-
 // Takes the words, in order; each is valid during the call alone.
 using WordSink = std::function<void(std::string_view word)>;
 
+struct TextSpan;
 class PreTokenizerStep;
 
 class PreTokenizer {
@@ -37,7 +31,10 @@ class PreTokenizer {
   bool byte_level() const { return byte_level_; }
   // Does it matter whether a span begins the input (Metaspace with prepend_scheme "first")?
   bool looks_at_begin() const { return looks_at_begin_; }
-  void cut(const TextSpan& span, Scratch& scratch, const WordSink& sink) const;
+  // text: not empty. begins_input: at byte 0 of the text as it was given. newer: has_newer_character() of it,
+  // or of what it is a part of.
+  void cut(std::string_view text, bool begins_input, bool newer, Scratch& scratch,
+           const WordSink& sink) const;
 
  private:
   void add(const JsonPart& part);

@@ -247,7 +247,7 @@ void Tokenizer::Parts::encode_stretch(std::string_view text, size_t begin, Scrat
   added.cut_normalized(
       normalized,
       [&](std::string_view part, size_t part_begin) {
-        pre_tokenizer.cut({part, begin == 0 && part_begin == 0, newer}, *scratch.words, word);
+        pre_tokenizer.cut(part, begin == 0 && part_begin == 0, newer, *scratch.words, word);
       },
       [&](int32_t id, size_t /*begin*/) { ids.push_back(id); });
 }

@@ -8,18 +8,12 @@
 #include <vector>
 
 #include "core/tokens/segments.h"
+#include "core/tokens/token_range.h"
 
 namespace pptrain::tokens {
 
-// Tokens [begin, end) of a microbatch's whole list.
-struct TokenRange {
-  int64_t begin = 0;
-  int64_t end = 0;
-  int64_t length() const { return end - begin; }
-  friend bool operator==(const TokenRange&, const TokenRange&) = default;
-};
-
-// A rank's own list is its ranges, one after the other. Every token of the whole list is in one range.
+// A rank's own list is its ranges of a microbatch's whole list, one after the other. Every token of the whole
+// list is in one range.
 struct ContextSplit {
   int part = 0;                                 // this rank
   std::vector<std::vector<TokenRange>> ranges;  // [rank], ascending

@@ -31,8 +31,7 @@ constexpr HfKey gpt_neox_keys[] = {
 };
 
 void read_gpt_neox(const HfJson& json, M& /*model*/) {
-  if (json.number("hidden_dropout", 0) != 0)
-    json.fail("hidden_dropout", "dropout is not supported; set it to 0");
+  json.refuse_dropout({"hidden_dropout"});
 }
 
 void write_gpt_neox(const M& /*model*/, nlohmann::ordered_json& json) {

@@ -23,8 +23,7 @@ constexpr HfKey phi3_keys[] = {
 };
 
 void read_phi3(const HfJson& json, M& /*model*/) {
-  for (const char* key : {"resid_pdrop", "embd_pdrop"})
-    if (json.number(key, 0) != 0) json.fail(key, "dropout is not supported; set it to 0");
+  json.refuse_dropout({"resid_pdrop", "embd_pdrop"});
 }
 
 // transformers' default is 4096.

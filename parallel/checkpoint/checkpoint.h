@@ -89,7 +89,7 @@ struct SaveTerms {
   bool removes_old = true;  // false: no older checkpoint is deleted after it
   // Written as diverged_step_N, which is no name of a checkpoint to go on from; `latest` stays as it is.
   bool diverged = false;
-  std::vector<ScoredStep> scored = {};  // rank 0: the validation losses of checkpoints, this one's among them
+  Scores scores = {};  // rank 0: the validation losses of checkpoints, this one's among them
 };
 
 // A save that failed, on every rank alike: what older checkpoints hold is untouched, and another save may

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <functional>
 #include <system_error>
-#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "core/base/error.h"
@@ -16,27 +16,26 @@
 
 namespace pptrain::checkpoint {
 
-std::vector<int64_t> best_steps(std::span<const ScoredStep> scored, int64_t n) {
-  std::vector<ScoredStep> sorted(scored.begin(), scored.end());
-  std::erase_if(sorted, [](const ScoredStep& s) { return std::isnan(s.loss); });
-  std::ranges::sort(sorted, {}, [](const ScoredStep& s) { return std::tuple(s.loss, s.step); });
+std::vector<int64_t> best_steps(const Scores& scores, int64_t n) {
+  std::vector<std::pair<double, int64_t>> sorted;
+  for (const auto& [step, loss] : scores) {
+    if (!std::isnan(loss)) sorted.emplace_back(loss, step);
+  }
+  std::ranges::sort(sorted);
   std::vector<int64_t> steps;
-  for (const ScoredStep& s : sorted) {
-    if (static_cast<int64_t>(steps.size()) >= n) break;
-    steps.push_back(s.step);
+  for (const auto& [loss, step] : sorted) {
+    if (static_cast<int64_t>(steps.size()) < n) steps.push_back(step);
   }
   return steps;
 }
 
-bool is_among_best(std::span<const ScoredStep> scored, const ScoredStep& candidate, int64_t n) {
-  std::vector<ScoredStep> all(scored.begin(), scored.end());
-  std::erase_if(all, [&](const ScoredStep& s) { return s.step == candidate.step; });
-  all.push_back(candidate);
-  return std::ranges::count(best_steps(all, n), candidate.step) > 0;
+bool is_among_best(Scores scores, int64_t step, double loss, int64_t n) {
+  scores[step] = loss;
+  return std::ranges::count(best_steps(scores, n), step) > 0;
 }
 
 std::set<int64_t> kept_steps(std::span<const int64_t> there, int64_t saved, int64_t keep_last_n,
-                             int64_t keep_best_n, std::span<const ScoredStep> scored) {
+                             int64_t keep_best_n, Scores scores) {
   if (keep_last_n <= 0) return {there.begin(), there.end()};
   std::set<int64_t> kept;
   std::vector<int64_t> newest(there.begin(), there.end());
@@ -45,10 +44,8 @@ std::set<int64_t> kept_steps(std::span<const int64_t> there, int64_t saved, int6
   for (const int64_t step : newest) {
     if (step == saved || count++ < keep_last_n) kept.insert(step);
   }
-  std::vector<ScoredStep> present(scored.begin(), scored.end());
-  std::erase_if(present,
-                [&](const ScoredStep& s) { return std::ranges::find(there, s.step) == there.end(); });
-  for (const int64_t step : best_steps(present, keep_best_n)) kept.insert(step);
+  std::erase_if(scores, [&](const auto& s) { return std::ranges::find(there, s.first) == there.end(); });
+  for (const int64_t step : best_steps(scores, keep_best_n)) kept.insert(step);
   return kept;
 }
 
@@ -76,15 +73,13 @@ void write_name(const fs::path& file, std::optional<int64_t> step) {
 
 }  // namespace
 
-std::optional<fs::path> set_aside_diverged(const fs::path& root, int64_t first,
-                                           std::span<const ScoredStep> scored) {
+std::optional<fs::path> set_aside_diverged(const fs::path& root, int64_t first, Scores scores) {
   for (const auto& [step, folder] : list_step_folders(root)) {
     if (step >= first) set_aside(step, folder);
   }
   io::sync_folder(root);
   const StepFolders left = list_step_folders(root);
-  std::vector<ScoredStep> scores(scored.begin(), scored.end());
-  std::erase_if(scores, [&](const ScoredStep& s) { return !left.contains(s.step); });
+  std::erase_if(scores, [&](const auto& s) { return !left.contains(s.first); });
   const std::vector<int64_t> best = best_steps(scores, 1);
   write_name(root / latest_name, left.empty() ? std::nullopt : std::optional(left.begin()->first));
   if (io::is_there(root / best_name))
@@ -92,12 +87,12 @@ std::optional<fs::path> set_aside_diverged(const fs::path& root, int64_t first,
   return left.empty() ? std::nullopt : std::optional(left.begin()->second);
 }
 
-std::vector<ScoredStep> read_scores(const fs::path& root) {
-  std::vector<ScoredStep> scores;
+Scores read_scores(const fs::path& root) {
+  Scores scores;
   for (const auto& [step, folder] : list_step_folders(root)) {
     try {
       const RunState state = read_manifest(folder).state;
-      if (state.validation_loss) scores.push_back({.step = step, .loss = *state.validation_loss});
+      if (state.validation_loss) scores[step] = *state.validation_loss;
     } catch (const Error&) {
       // Resuming from it reports what is wrong with it.
     }

@@ -282,9 +282,9 @@ void Save::tidy() noexcept {
 
 // Of the checkpoints that are there, that with the lowest validation loss.
 void Save::name_best() const {
-  std::vector<ScoredStep> there = terms_.scored;
-  std::erase_if(there, [&](const ScoredStep& s) {
-    return !io::is_there(options_.root / step_folder_name(s.step) / manifest_name);
+  Scores there = terms_.scores;
+  std::erase_if(there, [&](const auto& s) {
+    return !io::is_there(options_.root / step_folder_name(s.first) / manifest_name);
   });
   const std::vector<int64_t> best = best_steps(there, 1);
   if (best.empty()) return;
@@ -307,7 +307,7 @@ void Save::remove_old() const {
   std::vector<int64_t> steps;
   for (const auto& [step, folder] : folders) steps.push_back(step);
   const std::set<int64_t> kept =
-      kept_steps(steps, state_.step, options_.keep_last_n, options_.keep_best_n, terms_.scored);
+      kept_steps(steps, state_.step, options_.keep_last_n, options_.keep_best_n, terms_.scores);
   for (const auto& [step, folder] : folders) {
     if (!kept.contains(step)) remove_checkpoint(folder);
   }

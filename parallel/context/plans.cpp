@@ -45,7 +45,7 @@ RingPlan plan_ring(const tokens::ContextSplit& split, const tokens::Segments& se
   return plan;
 }
 
-HeadShares share_heads(int64_t heads, int64_t kv_heads, int ranks) {
+std::vector<std::vector<int64_t>> share_kv_heads(int64_t heads, int64_t kv_heads, int ranks) {
   if (heads % ranks != 0) {
     throw Error(fmt::format("attention: {} heads cannot be shared out among {} context-parallel ranks", heads,
                             ranks));
@@ -56,10 +56,9 @@ HeadShares share_heads(int64_t heads, int64_t kv_heads, int ranks) {
   int64_t served = 1;
   if (each % group == 0) served = group;
   if (group % each == 0) served = each;
-  HeadShares shares{.heads = each, .kv_heads = std::vector<std::vector<int64_t>>(static_cast<size_t>(ranks))};
-  for (int64_t head = 0; head < heads; head += served) {
-    shares.kv_heads[static_cast<size_t>(head / each)].push_back(head / group);
-  }
+  std::vector<std::vector<int64_t>> shares(static_cast<size_t>(ranks));
+  for (int64_t head = 0; head < heads; head += served)
+    shares[static_cast<size_t>(head / each)].push_back(head / group);
   return shares;
 }
 

@@ -34,18 +34,11 @@ struct RingPlan {
 // window: 0 for none.
 RingPlan plan_ring(const tokens::ContextSplit& split, const tokens::Segments& segments, int64_t window = 0);
 
-// Which heads each rank of Ulysses computes: `heads` query heads each, and for them the key-value heads
-// `kv_heads[rank]`, of which each serves heads / kv_heads[rank].size() query heads in a row. A key-value head
-// that several ranks need is in several lists; where a rank's query heads do not fit evenly to key-value
-// heads, it gets one for each query head, some of them twice.
-struct HeadShares {
-  int64_t heads = 0;
-  std::vector<std::vector<int64_t>> kv_heads;
-
-  int64_t kv_heads_each() const { return static_cast<int64_t>(kv_heads.front().size()); }
-};
-
-// Throws Error unless `ranks` divides `heads`. kv_heads divides heads.
-HeadShares share_heads(int64_t heads, int64_t kv_heads, int ranks);
+// Under Ulysses each rank computes heads / ranks query heads in a row: for each rank the key-value heads for
+// them, as many on every rank, of which each serves as many query heads in a row. A key-value head that
+// several ranks need is in several lists; where a rank's query heads do not fit evenly to key-value heads, it
+// gets one for each query head, some of them twice. Throws Error unless `ranks` divides `heads`. kv_heads
+// divides heads.
+std::vector<std::vector<int64_t>> share_kv_heads(int64_t heads, int64_t kv_heads, int ranks);
 
 }  // namespace pptrain::context

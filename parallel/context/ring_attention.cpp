@@ -11,6 +11,7 @@
 
 #include "core/attention/blocks.h"
 #include "core/kernels/dry_run.h"
+#include "parallel/comm/hand_over.h"
 #include "parallel/context/context_attention.h"
 #include "parallel/context/plans.h"
 
@@ -56,6 +57,7 @@ class TravellingKeys {
   }
   void finish_hop(int step) {
     if (step + 1 >= plan_.steps_count()) return;
+    comm::hand_over();  // once a hop on every rank; gradients are not sent by all
     wait(receive_, "the keys", step + 1);
     wait(send_, "the rank that takes the keys", step);
     here_ = std::move(next_);
@@ -132,7 +134,8 @@ class RingAttention final : public CoreAttention {
     check_split(call, group_.rank(), group_.size());
     call.deterministic = deterministic_;
     call.sinks = attention::copy_sinks(call);
-    const RingPlan& plan = plan_of(call);
+    const std::shared_ptr<const RingPlan> kept = plan_of(call);
+    const RingPlan& plan = *kept;
     TravellingKeys keys(group_, *call.split, plan, call.k, call.v);
     attention::PartialAttention seen = attention::no_attention(call);
     for (int step = 0; step < plan.steps_count(); ++step) {
@@ -150,7 +153,8 @@ class RingAttention final : public CoreAttention {
   Gradients backward(const Tensor& dout, Saved saved) override {
     if (!saved.call.split) return local_->backward(dout, std::move(saved));
     const AttentionCall& own = saved.call;
-    const RingPlan& plan = plan_of(own);
+    const std::shared_ptr<const RingPlan> kept = plan_of(own);
+    const RingPlan& plan = *kept;
     const auto f32 = own.q.options().dtype(at::kFloat);
     const auto gradients_of = [&](int rank) {
       return at::zeros({2, own.split->tokens(rank), own.k.size(1), own.k.size(2)}, f32);
@@ -173,6 +177,7 @@ class RingAttention final : public CoreAttention {
       if (step > 0) others.exchange(step, std::move(found));
       keys.finish_hop(step);
     }
+    if (plan.steps_count() > 1) comm::hand_over();
     others.finish();
     const Tensor dkv = rounded(home, own.q.scalar_type());
     return {.dq = rounded(dq, own.q.scalar_type()),
@@ -190,22 +195,23 @@ class RingAttention final : public CoreAttention {
     return call;
   }
 
-  // All layers of a window go through a microbatch with one plan.
-  const RingPlan& plan_of(const AttentionCall& call) {
+  // All layers of a window go through a microbatch with one plan. Of the two halves of a pair, which take
+  // turns, each keeps its own.
+  std::shared_ptr<const RingPlan> plan_of(const AttentionCall& call) {
     if (planned_split_ != call.split || planned_starts_ != call.documents.host_starts) {
       plans_.clear();
       planned_split_ = call.split;
       planned_starts_ = call.documents.host_starts;
     }
-    const auto [found, is_new] = plans_.try_emplace(call.window);
-    if (is_new) found->second = plan_ring(*call.split, call.documents, call.window);
-    return found->second;
+    std::shared_ptr<const RingPlan>& plan = plans_[call.window];
+    if (!plan) plan = std::make_shared<RingPlan>(plan_ring(*call.split, call.documents, call.window));
+    return plan;
   }
 
   comm::Communicator& group_;
   bool deterministic_;
   std::shared_ptr<CoreAttention> local_;
-  std::map<int64_t, RingPlan> plans_;  // by window, of the tokens that came last
+  std::map<int64_t, std::shared_ptr<const RingPlan>> plans_;  // by window, of the tokens that came last
   std::shared_ptr<const tokens::ContextSplit> planned_split_;
   std::vector<int32_t> planned_starts_;
 };

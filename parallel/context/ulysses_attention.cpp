@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core/kernels/dry_run.h"
+#include "parallel/comm/hand_over.h"
 #include "parallel/context/context_attention.h"
 #include "parallel/context/plans.h"
 
@@ -19,6 +20,7 @@ using attention::AttentionCall;
 using attention::CoreAttention;
 using attention::Gradients;
 using attention::Saved;
+using KvShares = std::vector<std::vector<int64_t>>;  // share_kv_heads()
 
 // --- The exchange: ranks with some tokens of all heads become ranks with all tokens of some heads, and back
 // ---
@@ -49,9 +51,8 @@ class HeadExchange {
     const std::vector<int64_t> to(from.size(), by_rank.size(1) * row);
     const int64_t all = std::accumulate(from.begin(), from.end(), int64_t{0}) / row;
     Tensor received = at::empty({all, by_rank.size(2), by_rank.size(3)}, by_rank.options());
-    group_.iall_to_all(received, from, by_rank, to)->wait([] {
-      return "tokens of the heads of Ulysses attention";
-    });
+    comm::wait_in_pass(*group_.iall_to_all(received, from, by_rank, to),
+                       [] { return "tokens of the heads of Ulysses attention"; });
     return in_list_order(std::move(received));
   }
 
@@ -63,9 +64,8 @@ class HeadExchange {
     const std::vector<int64_t> to = elements_by_rank(row);
     const std::vector<int64_t> from(to.size(), own * row);
     Tensor by_rank = at::empty({split_.parts(), own, all.size(1), all.size(2)}, all.options());
-    group_.iall_to_all(by_rank, from, sent, to)->wait([] {
-      return "heads of the tokens of Ulysses attention";
-    });
+    comm::wait_in_pass(*group_.iall_to_all(by_rank, from, sent, to),
+                       [] { return "heads of the tokens of Ulysses attention"; });
     return by_rank;
   }
 
@@ -131,9 +131,9 @@ Tensor joined(const Tensor& x) {
 }
 
 // to[rank] <- the key-value heads x [tokens, kv_heads, head_dim] that the rank needs.
-void copy_kv_heads(const Tensor& x, const HeadShares& shares, const Tensor& to) {
-  for (size_t r = 0; r < shares.kv_heads.size(); ++r) {
-    const auto& heads = shares.kv_heads[r];
+void copy_kv_heads(const Tensor& x, const KvShares& shares, const Tensor& to) {
+  for (size_t r = 0; r < shares.size(); ++r) {
+    const auto& heads = shares[r];
     for (size_t i = 0; i < heads.size(); ++i) {
       to.select(0, static_cast<int64_t>(r)).select(1, static_cast<int64_t>(i)).copy_(x.select(1, heads[i]));
     }
@@ -143,12 +143,12 @@ void copy_kv_heads(const Tensor& x, const HeadShares& shares, const Tensor& to) 
 // What ranks found for key-value heads of this rank's tokens: from[rank] [tokens, heads of the rank,
 // head_dim]
 // -> T [tokens, kv_heads, head_dim].
-Tensor sum_kv_heads(const Tensor& from, const HeadShares& shares, int64_t kv_heads) {
-  const auto ranks = static_cast<int64_t>(shares.kv_heads.size());
-  if (shares.kv_heads_each() * ranks == kv_heads) return joined(from);
+Tensor sum_kv_heads(const Tensor& from, const KvShares& shares, int64_t kv_heads) {
+  const auto ranks = std::ssize(shares);
+  if (from.size(2) * ranks == kv_heads) return joined(from);
   const Tensor sum = at::zeros({from.size(1), kv_heads, from.size(3)}, from.options().dtype(at::kFloat));
   for (int64_t r = 0; r < ranks; ++r) {
-    const auto& heads = shares.kv_heads[static_cast<size_t>(r)];
+    const auto& heads = shares[static_cast<size_t>(r)];
     for (size_t i = 0; i < heads.size(); ++i) {
       sum.select(1, heads[i]).add_(from.select(0, r).select(1, static_cast<int64_t>(i)));
     }
@@ -168,15 +168,15 @@ class UlyssesAttention final : public CoreAttention {
     attention::require_taken(attention::BackEnd::ulysses, call);
     check_split(call, group_.rank(), group_.size());
     const int64_t kv_heads = call.k.size(1);
-    const HeadShares shares = share_heads(call.q.size(1), kv_heads, group_.size());
-    const Parts parts{.heads = shares.heads, .kv_heads = shares.kv_heads_each()};
+    const KvShares shares = share_kv_heads(call.q.size(1), kv_heads, group_.size());
+    const Parts parts = parts_of(call.q.size(1), shares);
     const HeadExchange exchange(group_, *call.split);
     const Tensor all = exchange_operands(exchange, parts, shares, call);
     AttentionCall of_heads = call;
     of_heads.q = parts.q(all);
     of_heads.k = parts.k(all);
     of_heads.v = parts.v(all);
-    if (call.sinks.defined()) of_heads.sinks = own_heads(call.sinks, shares);
+    if (call.sinks.defined()) of_heads.sinks = own_heads(call.sinks);
     of_heads.split = nullptr;
     of_heads.deterministic = deterministic_;
     attention::attend(std::move(of_heads), saved);
@@ -189,8 +189,8 @@ class UlyssesAttention final : public CoreAttention {
 
   Gradients backward(const Tensor& dout, Saved saved) override {
     if (!saved.call.split) return local_->backward(dout, std::move(saved));
-    const HeadShares shares = share_heads(dout.size(1), saved.kv_heads, group_.size());
-    const Parts parts{.heads = shares.heads, .kv_heads = shares.kv_heads_each()};
+    const KvShares shares = share_kv_heads(dout.size(1), saved.kv_heads, group_.size());
+    const Parts parts = parts_of(dout.size(1), shares);
     const HeadExchange exchange(group_, *saved.call.split);
     Gradients of_heads = gradients(exchange, parts, dout, saved);
     const Tensor found = exchange.to_tokens(of_heads.fused);
@@ -202,19 +202,25 @@ class UlyssesAttention final : public CoreAttention {
     kernels::record(kernels::moving(found, grads.dq, grads.dk, grads.dv));
     if (dsinks.defined()) {
       grads.dsinks = at::zeros({dout.size(1)}, dsinks.options());
-      own_heads(grads.dsinks, shares).copy_(dsinks);
+      own_heads(grads.dsinks).copy_(dsinks);
     }
     return grads;
   }
 
  private:
   // x: [heads] -> a view of this rank's.
-  Tensor own_heads(const Tensor& x, const HeadShares& shares) const {
-    return x.narrow(0, group_.rank() * shares.heads, shares.heads);
+  Tensor own_heads(const Tensor& x) const {
+    const int64_t heads = x.size(0) / group_.size();
+    return x.narrow(0, group_.rank() * heads, heads);
+  }
+
+  // Of one rank, of `heads` query heads.
+  Parts parts_of(int64_t heads, const KvShares& shares) const {
+    return {.heads = heads / group_.size(), .kv_heads = std::ssize(shares.front())};
   }
 
   // q, k and v of this rank's heads, over all tokens: [all tokens, q | k | v, head_dim].
-  Tensor exchange_operands(const HeadExchange& exchange, const Parts& parts, const HeadShares& shares,
+  Tensor exchange_operands(const HeadExchange& exchange, const Parts& parts, const KvShares& shares,
                            const AttentionCall& c) const {
     const Tensor sent = at::empty({group_.size(), c.q.size(0), parts.width(), c.q.size(2)}, c.q.options());
     parts.q(sent).copy_(by_rank(c.q, group_.size()));

@@ -11,6 +11,7 @@
 #include "core/kernels/dry_run.h"
 #include "core/kernels/expert_kernels.h"
 #include "core/tokens/segments.h"
+#include "parallel/comm/hand_over.h"
 
 namespace pptrain::expert {
 namespace {
@@ -46,7 +47,9 @@ Counts exchange_counts(comm::Communicator& host, const Counts& counts, const Cou
   const Tensor mine = at::tensor(counts, options);
   const Tensor theirs = at::empty({static_cast<int64_t>(arriving.size())}, options);
   const Counts from(experts_of.size(), static_cast<int64_t>(own));
-  host.iall_to_all(theirs, from, mine, experts_of)->wait([] { return "the numbers of experts' rows"; });
+  // On a GPU the host waits here, behind what it has enqueued of the other half of a pair.
+  comm::wait_in_pass(*host.iall_to_all(theirs, from, mine, experts_of),
+                     [] { return "the numbers of experts' rows"; });
   const auto* const values = theirs.const_data_ptr<int64_t>();
   std::copy(values, values + arriving.size(), arriving.begin());
   return arriving;
@@ -87,7 +90,8 @@ Tensor all_to_all(comm::Communicator& ep, const Tensor& rows, const Counts& to, 
     return counts;
   };
   Tensor result = at::empty({std::accumulate(from.begin(), from.end(), int64_t{0}), width}, rows.options());
-  ep.iall_to_all(result, elements(from), rows, elements(to))->wait([] { return "experts' rows"; });
+  comm::wait_in_pass(*ep.iall_to_all(result, elements(from), rows, elements(to)),
+                     [] { return "experts' rows"; });
   return result;
 }
 
@@ -95,10 +99,24 @@ const RankPlan& own_plan(const nn::ExpertExchange::Plan& plan) {
   return static_cast<const RankPlan&>(plan);
 }
 
-}  // namespace
+class RankExchange final : public nn::ExpertExchange {
+ public:
+  RankExchange(comm::Communicator* ep, comm::Communicator* stage);
+
+  std::unique_ptr<const Plan> plan(const Tensor& ends, int64_t rows) const override;
+  Tensor dispatch(const Plan& plan, Tensor rows) const override;
+  Tensor combine(const Plan& plan, Tensor rows) const override;
+  void sum_loads(Tensor& loads) const override;
+
+ private:
+  comm::Communicator* ep_;
+  comm::Communicator* stage_;
+};
 
 RankExchange::RankExchange(comm::Communicator* ep, comm::Communicator* stage)
-    : ep_(ep), stage_(stage), rank_(ep == nullptr ? 0 : ep->rank()), ranks_(ep == nullptr ? 1 : ep->size()) {}
+    : ExpertExchange(ep == nullptr ? nn::TensorCut{} : nn::TensorCut{.rank = ep->rank(), .size = ep->size()}),
+      ep_(ep),
+      stage_(stage) {}
 
 std::unique_ptr<const nn::ExpertExchange::Plan> RankExchange::plan(const Tensor& ends, int64_t rows) const {
   if (is_local()) return ExpertExchange::plan(ends, rows);
@@ -106,23 +124,22 @@ std::unique_ptr<const nn::ExpertExchange::Plan> RankExchange::plan(const Tensor&
   const Counts counts = counts_of(ends, rows);
   auto plan = std::make_unique<RankPlan>();
   Counts experts_of;
-  for (int rank = 0; rank < ranks_; ++rank) {
-    const nn::ExpertRange theirs = range(experts, rank);
-    experts_of.push_back(theirs.size());
-    plan->to.push_back(
-        std::accumulate(counts.begin() + theirs.begin, counts.begin() + theirs.end, int64_t{0}));
+  for (int rank = 0; rank < cut().size; ++rank) {
+    experts_of.push_back(cut().count(experts, rank));
+    const auto first = counts.begin() + cut().begin(experts, rank);
+    plan->to.push_back(std::accumulate(first, first + experts_of.back(), int64_t{0}));
   }
-  const auto own_experts = static_cast<size_t>(own(experts).size());
+  const auto own_experts = static_cast<size_t>(cut().count(experts));
   const auto options = ends.options();
   if (kernels::is_dry(ends)) {
-    plan->from.assign(static_cast<size_t>(ranks_), plan->to[static_cast<size_t>(rank_)]);
+    plan->from.assign(experts_of.size(), plan->to[static_cast<size_t>(cut().rank)]);
     plan->rows = std::accumulate(plan->from.begin(), plan->from.end(), int64_t{0});
     plan->ends = at::empty({static_cast<int64_t>(own_experts)}, options);
     plan->order = plan->place = at::empty({plan->rows}, options);
     return plan;
   }
   const Counts arriving = exchange_counts(ep_->host(), counts, experts_of);
-  for (int rank = 0; rank < ranks_; ++rank) {
+  for (int rank = 0; rank < cut().size; ++rank) {
     const auto first = arriving.begin() + static_cast<std::ptrdiff_t>(own_experts) * rank;
     plan->from.push_back(
         std::accumulate(first, first + static_cast<std::ptrdiff_t>(own_experts), int64_t{0}));
@@ -153,6 +170,13 @@ Tensor RankExchange::combine(const Plan& plan, Tensor rows) const {
 
 void RankExchange::sum_loads(Tensor& loads) const {
   if (stage_ != nullptr && stage_->size() > 1) stage_->all_reduce_sum(loads);
+}
+
+}  // namespace
+
+std::shared_ptr<const nn::ExpertExchange> make_rank_exchange(comm::Communicator* ep,
+                                                             comm::Communicator* stage) {
+  return std::make_shared<RankExchange>(ep, stage);
 }
 
 }  // namespace pptrain::expert

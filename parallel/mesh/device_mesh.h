@@ -42,6 +42,8 @@ struct MeshShape {
   int ep = 1;
 
   int world_size() const;
+  // Do ranks of a stage exchange within a pass?
+  bool exchanges_in_passes() const { return tp > 1 || cp > 1 || ep > 1; }
   int size(Axis axis) const;
   int& size(Axis axis);
   int size(Group group) const;

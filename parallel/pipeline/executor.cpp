@@ -10,6 +10,7 @@
 #include "core/base/error.h"
 #include "core/base/log.h"
 #include "core/kernels/out_of_memory.h"
+#include "parallel/comm/hand_over.h"
 #include "parallel/comm/wait_timeout.h"
 
 namespace pptrain::pipeline {
@@ -43,8 +44,8 @@ auto take(Map& map, const typename Map::key_type& key, const char* what) {
 }  // namespace
 
 Executor::Executor(std::vector<StageWithWeights> stages, comm::Communicator& pipeline,
-                   const schedule::Schedule& schedule, Mode mode)
-    : stages_(std::move(stages)), pipeline_(pipeline), schedule_(schedule.without_actions()), mode_(mode) {
+                   const schedule::Schedule& schedule)
+    : stages_(std::move(stages)), pipeline_(pipeline), schedule_(schedule.without_actions()) {
   if (schedule_.ranks != pipeline_.size()) {
     throw Error(fmt::format("the schedule is for {} pipeline ranks, the mesh has {}", schedule_.ranks,
                             pipeline_.size()));
@@ -57,6 +58,8 @@ Executor::Executor(std::vector<StageWithWeights> stages, comm::Communicator& pip
   // Every rank's list on every rank would grow with their square.
   schedule_.actions[pipeline_.rank()] = schedule.actions[pipeline_.rank()];
   passes_ = find_passes(schedule_.actions[pipeline_.rank()]);
+  if (schedule_.spread_head)
+    head_ = std::make_unique<HeadExchange>(pipeline_, schedule_.rank_of(schedule_.stages() - 1));
   if (logs(Subsystem::schedule, spdlog::level::info)) log_list();
 }
 
@@ -64,7 +67,7 @@ void Executor::log_list() const {
   const std::vector<Action>& list = schedule_.actions[pipeline_.rank()];
   log_of(Subsystem::schedule)
       .info("{}: pipeline rank {} of {}, stages {} of {}, {} microbatches, {} actions",
-            mode_ == Mode::train ? "training" : "evaluation", pipeline_.rank(), pipeline_.size(),
+            schedule_.forward_only ? "evaluation" : "training", pipeline_.rank(), pipeline_.size(),
             fmt::join(schedule_.stages_of(pipeline_.rank()), ","), schedule_.stages(), schedule_.microbatches,
             list.size());
   std::vector<std::string> words;
@@ -112,7 +115,8 @@ schedule::InFlight Executor::run(std::span<const data::Microbatch> microbatches,
   peak_ = {};
   in_flight_ = 0;
   weight_operands_ = 0;
-  marks_.reset(timed_on_);
+  reset_marks();
+  expect_head(0);
   const comm::ActivityScope walking(activity_, comm::Doing::work, "the schedule's list");
   size_t begin = 0;
   if (validate) {
@@ -134,21 +138,46 @@ schedule::InFlight Executor::run(std::span<const data::Microbatch> microbatches,
 void Executor::run_range(size_t begin, size_t end) {
   for (size_t i = begin; i < end; ++i) {
     const Action& action = schedule_.actions[pipeline_.rank()][i];
-    if (activity_ != nullptr) activity_->set(comm::Doing::work, describe(action));
-    if (logs(Subsystem::schedule, spdlog::level::trace))
-      log_of(Subsystem::schedule).trace("{}", describe(action));
-    try {
-      execute(action, passes_[i]);
-    } catch (const PeerFailure&) {
-      throw;
-    } catch (const comm::WaitTimeout& error) {
-      throw comm::WaitTimeout(fmt::format("in {}: {}", describe(action), error.what()));
-    } catch (const std::exception& error) {
-      kernels::throw_from(fmt::format("in {}", describe(action)), error);
+    if (action.kind == ActionKind::overlapped_pair) {
+      run_pair(action, passes_[i]);
+    } else {
+      execute(action, passes_[i][0]);
     }
     mark_on_device(action);
     pipeline_.progress();
     reap_sends(/*wait=*/false);
+  }
+}
+
+// The halves take turns where their passes wait for exchanges, beginning with the forward. Bits are those of
+// one after the other, because the halves share no sum: they are of different stages, each of which takes its
+// microbatches in one order. The head's gradients and the loss come from forwards of the last stage, the
+// embedding's gradient from backwards of the first, the loads of routers from backwards of each block.
+void Executor::run_pair(const Action& pair, const Passes& passes) {
+  const std::array<Action, 2> halves{schedule::forward_of(pair), schedule::backward_of(pair)};
+  const size_t first = timed_;
+  comm::in_turns([&] { execute(halves[0], passes[0]); }, [&] { execute(halves[1], passes[1]); },
+                 [&](bool second) {
+                   now_ = first + (second ? 1 : 0);
+                   mark(goes_on_);
+                   if (activity_ != nullptr)
+                     activity_->set(comm::Doing::work, describe(halves[second ? 1 : 0]));
+                 });
+}
+
+// Runs the action, and names it in what it throws.
+void Executor::execute(const Action& action, const Pass& pass) {
+  if (activity_ != nullptr) activity_->set(comm::Doing::work, describe(action));
+  if (logs(Subsystem::schedule, spdlog::level::trace))
+    log_of(Subsystem::schedule).trace("{}", describe(action));
+  try {
+    dispatch(action, pass);
+  } catch (const PeerFailure&) {
+    throw;
+  } catch (const comm::WaitTimeout& error) {
+    throw comm::WaitTimeout(fmt::format("in {}: {}", describe(action), error.what()));
+  } catch (const std::exception& error) {
+    kernels::throw_from(fmt::format("in {}", describe(action)), error);
   }
 }
 
@@ -171,10 +200,7 @@ void Executor::throw_away_prefix() {
     }
   }
   for (auto* received : {&received_inputs_, &received_gradients_}) {
-    for (auto& [key, receive] : *received) {
-      const auto kind = received == &received_inputs_ ? ActionKind::recv_f : ActionKind::recv_b;
-      wait_for(receive, {kind, key.first, key.second});
-    }
+    for (auto& [key, receive] : *received) wait_for(receive);
     received->clear();
   }
   reap_sends(/*wait=*/true);
@@ -184,18 +210,48 @@ void Executor::throw_away_prefix() {
     s.weights.discard();
   }
   in_flight_ = 0;
-  marks_.reset(timed_on_);  // the step is timed as it is walked in the end
+  reset_marks();  // the step is timed as it is walked in the end
 }
 
+void Executor::reset_marks() {
+  marks_.reset(timed_on_);
+  marked_.clear();
+  timed_ = 0;
+}
+
+// Of the next action that is timed.
+void Executor::begin_times() {
+  now_ = timed_++;
+  mark(waits_);
+}
+
+void Executor::mark(int moment) {
+  if (!timed_on_) return;
+  marks_.mark();
+  marked_.emplace_back(now_, moment);
+}
+
+// An action takes the time from its start, and from each of its later turns, to the next mark.
 std::vector<ActionTime> Executor::times() {
   const auto marks = marks_.times();
-  std::vector<ActionTime> times;
-  times.reserve(marks.size() / 3);
-  for (size_t i = 0; i + 2 < marks.size(); i += 3) times.push_back({marks[i], marks[i + 1], marks[i + 2]});
+  std::vector<ActionTime> times(marks.empty() ? 0 : timed_);
+  for (size_t i = 0; i < marks.size(); ++i) {
+    const auto& [action, moment] = marked_[i];
+    ActionTime& time = times[action];
+    if (moment == waits_) time.wait = marks[i];
+    if (moment == starts_) time.start = time.end = marks[i];
+    if (moment == starts_ || moment == goes_on_) time.end += marks[i + 1] - marks[i];
+  }
+  for (size_t i = 1; i < times.size(); ++i) {  // the second half of a pair stands behind the first one
+    const auto early = std::max(times[i - 1].end - times[i].start, TimeMarks::Clock::duration::zero());
+    times[i].wait = std::max(times[i].wait, times[i - 1].end);
+    times[i].start += early;
+    times[i].end += early;
+  }
   return times;
 }
 
-void Executor::execute(const Action& action, const Passes& passes) {
+void Executor::dispatch(const Action& action, const Pass& pass) {
   switch (action.kind) {
     case ActionKind::recv_f:
     case ActionKind::recv_b:
@@ -206,33 +262,34 @@ void Executor::execute(const Action& action, const Passes& passes) {
     case ActionKind::unshard:
     case ActionKind::reshard:
     case ActionKind::reduce_grad:
-      return run_on_weights(action, passes[0]);
-    case ActionKind::overlapped_pair:
-      compute(schedule::forward_of(action), passes[0]);
-      return compute(schedule::backward_of(action), passes[1]);
+      return run_on_weights(action, pass);
     default:
-      return compute(action, passes[0]);
+      return compute(action, pass);
   }
 }
 
 void Executor::compute(const Action& action, const Pass& pass) {
-  marks_.mark();
+  begin_times();
   find(action.stage).weights.begin_pass(pass);
   if (action.kind == ActionKind::forward) {
     run_forward(action);
+  } else if (action.kind == ActionKind::head_forward) {
+    run_head_forward(action);
+  } else if (action.kind == ActionKind::head_backward) {
+    run_head_backward(action);
   } else if (action.kind == ActionKind::backward_weight) {
-    marks_.mark();
+    mark(starts_);
     stage(action.stage).backward_weight(action.microbatch);
     count_held(0, -1);
   } else {
     run_backward(action);
   }
-  marks_.mark();
+  mark(ends_);
 }
 
 void Executor::run_on_weights(const Action& action, const Pass& pass) {
-  marks_.mark();
-  marks_.mark();
+  begin_times();
+  mark(starts_);
   WeightActions& weights = find(action.stage).weights;
   if (action.kind == ActionKind::unshard) {
     weights.unshard(pass.next);
@@ -241,18 +298,19 @@ void Executor::run_on_weights(const Action& action, const Pass& pass) {
   } else {
     weights.reduce_grad();
   }
-  marks_.mark();
+  mark(ends_);
 }
 
 void Executor::run_forward(const Action& action) {
   Stage& s = stage(action.stage);
   at::Tensor input = take_input(local_inputs_, received_inputs_, action, !s.is_first());
-  marks_.mark();
+  mark(starts_);
   const data::Microbatch& data = microbatches_[action.microbatch];
-  at::Tensor output = mode_ == Mode::train ? s.forward(action.microbatch, data, std::move(input))
-                                           : s.forward_only(data, std::move(input));
-  if (mode_ == Mode::train) count_held(1, 0);
+  if (!schedule_.forward_only) count_held(1, 0);
+  at::Tensor output = schedule_.forward_only ? s.forward_only(data, std::move(input))
+                                             : s.forward(action.microbatch, data, std::move(input));
   if (s.is_last()) return;
+  if (ends_in_head(s)) return head_->give_h(action.microbatch, std::move(output));
   auto& destination = is_local(action.stage + 1) ? local_inputs_[{action.stage + 1, action.microbatch}]
                                                  : outputs_[{action.stage, action.microbatch}];
   destination = std::move(output);
@@ -260,8 +318,9 @@ void Executor::run_forward(const Action& action) {
 
 void Executor::run_backward(const Action& action) {
   Stage& s = stage(action.stage);
-  at::Tensor dy = take_input(local_gradients_, received_gradients_, action, !s.is_last());
-  marks_.mark();
+  at::Tensor dy = ends_in_head(s) ? head_->take_gradient(action.microbatch, waits(action))
+                                  : take_input(local_gradients_, received_gradients_, action, !s.is_last());
+  mark(starts_);
   at::Tensor dx = action.kind == ActionKind::backward ? s.backward(action.microbatch, std::move(dy))
                                                       : s.backward_input(action.microbatch, std::move(dy));
   count_held(-1, action.kind == ActionKind::backward_input ? 1 : 0);
@@ -269,6 +328,40 @@ void Executor::run_backward(const Action& action) {
   auto& destination = is_local(action.stage - 1) ? local_gradients_[{action.stage - 1, action.microbatch}]
                                                  : input_gradients_[{action.stage, action.microbatch}];
   destination = std::move(dx);
+}
+
+void Executor::run_head_forward(const Action& action) {
+  at::Tensor h = head_->take_h(action.microbatch, waits(action));
+  mark(starts_);
+  expect_head(action.microbatch + 1);
+  const data::Microbatch& data = microbatches_[action.microbatch];
+  head_->give_statistics(action.microbatch,
+                         stage(action.stage).head_forward(action.microbatch, data, std::move(h)));
+}
+
+void Executor::run_head_backward(const Action& action) {
+  const at::Tensor statistics = head_->take_statistics(action.microbatch, waits(action));
+  mark(starts_);
+  const data::Microbatch& data = microbatches_[action.microbatch];
+  const bool trains = !schedule_.forward_only;
+  at::Tensor term = stage(action.stage).head_backward(action.microbatch, data, statistics, trains);
+  if (trains) head_->give_term(action.microbatch, std::move(term));
+}
+
+// One input of the head ahead: its buffer is there before the last stage gives it.
+void Executor::expect_head(int microbatch) {
+  if (head_ == nullptr || microbatch >= schedule_.microbatches) return;
+  head_->expect_h(microbatch, stages_.front().stage.empty_boundary(microbatches_[microbatch]));
+}
+
+HeadExchange::Wait Executor::waits(const Action& action) {
+  return [this, action](comm::Work& work, const std::string& what) {
+    const comm::ActivityScope waiting(activity_, comm::Doing::wait,
+                                      activity_ != nullptr ? what + " in " + describe(action) : "");
+    work.wait([&] {
+      return fmt::format("pipeline rank {} waits for {} in {}", pipeline_.rank(), what, describe(action));
+    });
+  };
 }
 
 void Executor::count_held(int activations, int weight_operands) {
@@ -279,24 +372,22 @@ void Executor::count_held(int activations, int weight_operands) {
   peak_.held = std::max(peak_.held, in_flight_ + weight_operands_);
 }
 
-at::Tensor Executor::take_input(std::map<Key, at::Tensor>& local, std::map<Key, Receive>& received,
+at::Tensor Executor::take_input(std::map<Key, at::Tensor>& local, std::map<Key, Message>& received,
                                 const Action& action, bool expected) {
   if (!expected) return {};
   const Key key{action.stage, action.microbatch};
   if (auto node = local.extract(key)) return std::move(node.mapped());
-  Receive receive = take(received, key, "received tensor");
-  wait_for(receive, action);
+  Message receive = take(received, key, "received tensor");
+  wait_for(receive);
   return std::move(receive.tensor);
 }
 
-void Executor::wait_for(Receive& receive, const Action& action) {
-  const auto what = [&] {
-    const bool forward = action.kind == ActionKind::forward || action.kind == ActionKind::recv_f;
-    return fmt::format("RECV_{} stage {} microbatch {}", forward ? 'F' : 'B', action.stage,
-                       action.microbatch);
-  };
-  const comm::ActivityScope waiting(activity_, comm::Doing::wait, activity_ != nullptr ? what() : "");
-  receive.work->wait([&] { return fmt::format("pipeline rank {} waits for {}", pipeline_.rank(), what()); });
+void Executor::wait_for(Message& receive) {
+  const comm::ActivityScope waiting(activity_, comm::Doing::wait,
+                                    activity_ != nullptr ? describe(receive.action) : "");
+  receive.work->wait([&] {
+    return fmt::format("pipeline rank {} waits for {}", pipeline_.rank(), describe(receive.action));
+  });
 }
 
 at::Tensor Executor::empty_boundary(const Action& action) {
@@ -309,7 +400,7 @@ void Executor::post_receive(const Action& action) {
   const int source = schedule_.rank_of(forward ? action.stage - 1 : action.stage + 1);
   auto work = pipeline_.irecv(tensor, source);
   auto& received = forward ? received_inputs_ : received_gradients_;
-  received[{action.stage, action.microbatch}] = {std::move(tensor), std::move(work)};
+  received[{action.stage, action.microbatch}] = {std::move(tensor), std::move(work), action};
   const int posted = static_cast<int>(received_inputs_.size() + received_gradients_.size());
   peak_.receive_buffers = std::max(peak_.receive_buffers, posted);
 }
@@ -329,7 +420,7 @@ void Executor::send(at::Tensor tensor, const Action& action) {
 
 void Executor::reap_sends(bool wait) {
   if (wait) {
-    for (Send& send : sends_) {
+    for (Message& send : sends_) {
       const comm::ActivityScope waiting(activity_, comm::Doing::wait,
                                         activity_ != nullptr ? "the end of " + describe(send.action) : "");
       send.work->wait([&] {
@@ -339,11 +430,13 @@ void Executor::reap_sends(bool wait) {
     sends_.clear();
     return;
   }
-  std::erase_if(sends_, [](Send& send) { return send.work->done(); });
+  std::erase_if(sends_, [](Message& send) { return send.work->done(); });
 }
 
 void Executor::finish() {
   reap_sends(/*wait=*/true);
+  if (head_)
+    head_->finish([](comm::Work& work, const std::string& what) { work.wait([&] { return what; }); });
   for (const StageWithWeights& s : stages_) s.weights.finish();
   const bool clean = local_inputs_.empty() && local_gradients_.empty() && received_inputs_.empty() &&
                      received_gradients_.empty() && outputs_.empty() && input_gradients_.empty();

@@ -17,6 +17,7 @@
 #include "core/data/microbatch.h"
 #include "parallel/comm/communicator.h"
 #include "parallel/comm/liveness/activity.h"
+#include "parallel/pipeline/head_exchange.h"
 #include "parallel/pipeline/stage.h"
 #include "parallel/pipeline/time_marks.h"
 #include "parallel/schedule/cost/memory.h"
@@ -25,7 +26,7 @@
 
 namespace pptrain::pipeline {
 
-// When an action ran.
+// When an action ran. The halves of an overlapped pair stand one after the other, each as long as its turns.
 struct ActionTime {
   TimeMarks::Clock::time_point wait;   // its turn came: it waits for its receive, if it has one
   TimeMarks::Clock::time_point start;  // it had its input
@@ -34,13 +35,12 @@ struct ActionTime {
 
 class Executor {
  public:
-  enum class Mode { train, evaluate };
-
   // `stages`: this rank's, by ascending index; they must be the schedule's for this rank. `pipeline`: the
   // communicator along pp; its rank is the schedule's rank. Both must outlive the executor. `schedule`:
-  // lowered and validated; it keeps this rank's list.
+  // lowered and validated; it keeps this rank's list. If it is forward_only, stages keep no records.
+  // Collective over `pipeline` if the schedule's head is spread.
   Executor(std::vector<StageWithWeights> stages, comm::Communicator& pipeline,
-           const schedule::Schedule& schedule, Mode mode);
+           const schedule::Schedule& schedule);
 
   // What this rank does, and which receive it waits for, goes to `activity`, which must outlive the executor;
   // so does, where `device` is a GPU, which actions the GPU has done.
@@ -71,14 +71,10 @@ class Executor {
 
  private:
   using Key = std::pair<int, int>;  // stage, microbatch
-  struct Receive {
+  struct Message {                  // under way
     at::Tensor tensor;
     std::unique_ptr<comm::Work> work;
-  };
-  struct Send {
-    at::Tensor tensor;
-    std::unique_ptr<comm::Work> work;
-    schedule::Action action;
+    schedule::Action action;  // that sends or receives it
   };
 
   using Passes = std::array<Pass, 2>;  // of an action, or of the two of a pair
@@ -87,19 +83,33 @@ class Executor {
   void run_range(size_t begin, size_t end);
   void mark_on_device(const schedule::Action& action);
   void throw_away_prefix();
-  void execute(const schedule::Action& action, const Passes& passes);
+  void run_pair(const schedule::Action& pair, const Passes& passes);
+  void execute(const schedule::Action& action, const Pass& pass);
+  void dispatch(const schedule::Action& action, const Pass& pass);
+  // Moments of an action. goes_on: after the other half of its pair.
+  static constexpr int waits_ = 0, starts_ = 1, goes_on_ = 2, ends_ = 3;
+  void reset_marks();
+  void begin_times();
+  void mark(int moment);
   void compute(const schedule::Action& action, const Pass& pass);
   void run_on_weights(const schedule::Action& action, const Pass& pass);
   void run_forward(const schedule::Action& action);
   void run_backward(const schedule::Action& action);
+  void run_head_forward(const schedule::Action& action);
+  void run_head_backward(const schedule::Action& action);
+  void expect_head(int microbatch);
+  HeadExchange::Wait waits(const schedule::Action& action);
+  bool ends_in_head(const Stage& stage) const {
+    return head_ != nullptr && stage.index() + 1 == schedule_.stages();
+  }
   void count_held(int activations, int weight_operands);
   void post_receive(const schedule::Action& action);
   void post_send(const schedule::Action& action);
   void send(at::Tensor tensor, const schedule::Action& action);
-  at::Tensor take_input(std::map<Key, at::Tensor>& local, std::map<Key, Receive>& received,
+  at::Tensor take_input(std::map<Key, at::Tensor>& local, std::map<Key, Message>& received,
                         const schedule::Action& action, bool expected);
   at::Tensor empty_boundary(const schedule::Action& action);  // for the action's message
-  void wait_for(Receive& receive, const schedule::Action& action);
+  void wait_for(Message& receive);
   void reap_sends(bool wait);
   void finish();
   const StageWithWeights& find(int stage) const;
@@ -110,7 +120,6 @@ class Executor {
   comm::Communicator& pipeline_;
   schedule::Schedule schedule_;  // with the list of this rank alone
   std::optional<schedule::Speculation> speculation_;
-  Mode mode_;
   comm::Activity* activity_ = nullptr;
   c10::Device device_ = c10::kCPU;  // of the marks that the activity gets
   std::vector<Passes> passes_;      // of this rank's actions
@@ -118,12 +127,16 @@ class Executor {
   std::span<const data::Microbatch> microbatches_;
   // Values between actions. Keys name the stage that consumes (inputs) or produced (outputs) them.
   std::map<Key, at::Tensor> local_inputs_, local_gradients_;
-  std::map<Key, Receive> received_inputs_, received_gradients_;
+  std::map<Key, Message> received_inputs_, received_gradients_;
   std::map<Key, at::Tensor> outputs_, input_gradients_;
-  std::deque<Send> sends_;
-  schedule::InFlight peak_;  // of the run
+  std::deque<Message> sends_;
+  std::unique_ptr<HeadExchange> head_;  // of a head in parts
+  schedule::InFlight peak_;             // of the run
   std::optional<c10::Device> timed_on_ = c10::kCPU;
-  TimeMarks marks_;  // three of each timed action: those of ActionTime
+  TimeMarks marks_;
+  std::vector<std::pair<size_t, int>> marked_;  // [mark] the timed action, by its number, and the moment
+  size_t timed_ = 0;                            // actions so far
+  size_t now_ = 0;                              // the one that goes on
   int in_flight_ = 0;
   int weight_operands_ = 0;
 };

@@ -6,6 +6,7 @@
 
 #include <optional>
 
+#include "core/base/error.h"
 #include "core/data/microbatch.h"
 #include "core/nn/parameter.h"
 #include "parallel/schedule/action.h"
@@ -19,7 +20,7 @@ class Stage {
 
   virtual int index() const = 0;
   virtual bool is_first() const = 0;
-  virtual bool is_last() const = 0;
+  virtual bool is_last() const = 0;  // it has the whole head; with a head in parts no stage is
 
   // A tensor without values of the type and shape, on the device, of this microbatch's at the stage's
   // boundaries: its input, its output and their gradients, all of one kind on every stage. The executor
@@ -45,7 +46,22 @@ class Stage {
   // W: the weight gradients that backward_input of this microbatch left.
   virtual void backward_weight(int microbatch) = 0;
 
-  // Last stage: the loss in nats, summed over valid tokens since the last call. Waits for the device.
+  // A head in parts, of which the first stage of each rank may have one: then the last stage's F gives T
+  // [share, hidden] to all of them, and its backward takes the sum of their terms of the gradient.
+  virtual bool has_head_part() const { return false; }
+  // S: `h` as above -> what the parts must tell each other, float32 [rows, 3].
+  virtual at::Tensor head_forward(int /*microbatch*/, const data::Microbatch& /*data*/, at::Tensor /*h*/) {
+    throw Error("the stage has no part of a head");
+  }
+  // T: `statistics` of all parts, float32 [parts, rows, 3] -> this part's term of the gradient of `h`;
+  // undefined without gradients. The stage keeps the loss.
+  virtual at::Tensor head_backward(int /*microbatch*/, const data::Microbatch& /*data*/,
+                                   const at::Tensor& /*statistics*/, bool /*with_gradients*/) {
+    throw Error("the stage has no part of a head");
+  }
+
+  // Last stage, or one with a part of the head: the loss in nats, summed over valid tokens since the last
+  // call. Waits for the device.
   virtual double take_loss() = 0;
 
   // Drops every record, after a failed step.

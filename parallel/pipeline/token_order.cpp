@@ -25,28 +25,26 @@ TokenOrder::TokenOrder(const schedule::Schedule& schedule, int rank, int groups)
       period_(passes_ * schedule.stages_per_rank) {
   if (groups < 1) throw Error("generation of no group of sequences");
   const int last = schedule.stages() - 1;
-  using Kind = TokenAction::Kind;
   for (int group = 0; group < groups; ++group) {
-    for (const int stage : schedule.stages_of(rank)) {
-      entries_.push_back({.slot = slot_of(schedule, stage, group),
-                          .pass = group,
-                          .action = {.kind = Kind::forward, .group = group, .round = 0, .stage = stage}});
-    }
-    if (schedule.rank_of(last) != rank) {
-      entries_.push_back({.slot = slot_of(schedule, last, group) + 1,
-                          .pass = group,
-                          .action = {.kind = Kind::choice, .group = group, .round = 0, .stage = last}});
-    }
+    for (const int stage : schedule.stages_of(rank))
+      next_.push_back(
+          {.group = group, .stage = stage, .slot = slot_of(schedule, stage, group), .pass = group});
+    if (schedule.rank_of(last) == rank) continue;
+    next_.push_back({.is_choice = true,
+                     .group = group,
+                     .stage = last,
+                     .slot = slot_of(schedule, last, group) + 1,
+                     .pass = group});
   }
 }
 
 TokenAction TokenOrder::next() {
-  const auto key = [](const Entry& entry) { return std::tuple(entry.slot, entry.pass, entry.action.stage); };
-  Entry& entry = *std::ranges::min_element(entries_, {}, key);
-  const TokenAction action = entry.action;
-  entry.slot += period_;
-  entry.pass += passes_;
-  ++entry.action.round;
+  TokenAction& next = *std::ranges::min_element(
+      next_, {}, [](const TokenAction& a) { return std::tuple(a.slot, a.pass, a.stage); });
+  const TokenAction action = next;
+  next.slot += period_;
+  next.pass += passes_;
+  ++next.round;
   return action;
 }
 

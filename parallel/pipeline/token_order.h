@@ -13,14 +13,16 @@ namespace pptrain::pipeline {
 // next round begins. Rounds of one group follow each other; those of different groups overlap, so that with
 // as many groups as pipeline ranks every rank always has something to do.
 struct TokenAction {
-  enum class Kind {
-    forward,  // a stage of this rank: receives its input if that is another rank's, computes, sends
-    choice,   // the choice of the group's round comes from the last stage's rank: its receive is posted
-  };
-  Kind kind = Kind::forward;
+  // The choice of the group's round comes from the last stage's rank: its receive is posted. Otherwise a
+  // forward of a stage of this rank: receives its input if that is another rank's, computes, sends.
+  bool is_choice = false;
   int group = 0;
   int64_t round = 0;
   int stage = 0;  // of a forward
+
+  // When it is its turn (TokenOrder): its slot, then the number of the group's pass among all groups' passes,
+  // then the stage, on all ranks alike.
+  int64_t slot = 0, pass = 0;
 };
 
 // An endless list, which ends where the caller knows that all groups are done; actions of groups that are
@@ -39,15 +41,9 @@ class TokenOrder {
   TokenAction next();
 
  private:
-  struct Entry {
-    int64_t slot = 0;
-    int64_t pass = 0;  // number of the group's pass among all groups' passes: breaks ties, on all ranks alike
-    TokenAction action;
-  };
-
-  int64_t passes_ = 0;          // in a round, those of groups that are not there included
-  int64_t period_ = 0;          // slots of a round
-  std::vector<Entry> entries_;  // what comes next of each kind
+  int64_t passes_ = 0;             // in a round, those of groups that are not there included
+  int64_t period_ = 0;             // slots of a round
+  std::vector<TokenAction> next_;  // what comes next of each kind
 };
 
 }  // namespace pptrain::pipeline

@@ -16,12 +16,14 @@ struct Word {
   bool has_microbatch;
 };
 
-constexpr std::array<Word, 11> words = {{
+constexpr std::array<Word, 13> words = {{
     // in the order of ActionKind
     {ActionKind::forward, "F", true},
     {ActionKind::backward, "B", true},
     {ActionKind::backward_input, "I", true},
     {ActionKind::backward_weight, "W", true},
+    {ActionKind::head_forward, "S", true},
+    {ActionKind::head_backward, "T", true},
     {ActionKind::send_f, "SEND_F", true},
     {ActionKind::recv_f, "RECV_F", true},
     {ActionKind::send_b, "SEND_B", true},
@@ -46,11 +48,12 @@ std::string_view trim(std::string_view text) {
 }
 
 [[noreturn]] void refuse(std::string_view text, std::string_view why) {
-  throw UsageError(fmt::format(
-      "'{}' is not a schedule action: {}. An action reads "
-      "<stage><F|B|I|W|SEND_F|RECV_F|SEND_B|RECV_B><microbatch>, <stage><UNSHARD|RESHARD|REDUCE_GRAD> or (<F "
-      "action>;<B action>)OVERLAP_F_B, for example 2F0",
-      text, why));
+  throw UsageError(
+      fmt::format("'{}' is not a schedule action: {}. An action reads "
+                  "<stage><F|B|I|W|S|T|SEND_F|RECV_F|SEND_B|RECV_B><microbatch>, "
+                  "<stage><UNSHARD|RESHARD|REDUCE_GRAD> or (<F "
+                  "action>;<B action>)OVERLAP_F_B, for example 2F0",
+                  text, why));
 }
 
 bool is_digit(char c) {

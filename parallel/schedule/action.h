@@ -12,6 +12,8 @@ enum class ActionKind : uint8_t {
   backward,         // B: input and weight gradient at once
   backward_input,   // I
   backward_weight,  // W
+  head_forward,     // S: logits of this rank's part of a spread head, once the last stage has done F
+  head_backward,    // T: the part's loss and gradients, once all ranks have done S
   send_f,           // SEND_F: this stage's output to the next stage's rank
   recv_f,           // RECV_F: this stage's input from the previous stage's rank
   send_b,           // SEND_B: this stage's input gradient to the previous stage's rank
@@ -44,12 +46,21 @@ constexpr Action backward(int stage, int microbatch) {
 constexpr Action backward_input(int stage, int microbatch) {
   return {ActionKind::backward_input, stage, microbatch};
 }
+constexpr Action head_forward(int rank, int microbatch) {
+  return {ActionKind::head_forward, rank, microbatch};
+}
+constexpr Action head_backward(int rank, int microbatch) {
+  return {ActionKind::head_backward, rank, microbatch};
+}
 constexpr Action backward_weight(int stage, int microbatch) {
   return {ActionKind::backward_weight, stage, microbatch};
 }
 
-constexpr bool is_compute(ActionKind kind) {  // F, B, I, W or an overlapped pair
-  return kind <= ActionKind::backward_weight || kind == ActionKind::overlapped_pair;
+constexpr bool is_of_head(ActionKind kind) {  // S or T; their stage is the rank's first one
+  return kind == ActionKind::head_forward || kind == ActionKind::head_backward;
+}
+constexpr bool is_compute(ActionKind kind) {  // F, B, I, W, S, T or an overlapped pair
+  return kind <= ActionKind::head_backward || kind == ActionKind::overlapped_pair;
 }
 constexpr bool is_send(ActionKind kind) {
   return kind == ActionKind::send_f || kind == ActionKind::send_b;
@@ -63,8 +74,8 @@ constexpr bool is_communication(ActionKind kind) {
 constexpr bool is_weight_gradient(ActionKind kind) {  // B or W: what adds to the gradients of a stage
   return kind == ActionKind::backward || kind == ActionKind::backward_weight;
 }
-constexpr bool needs_weights(ActionKind kind) {  // F, B or I; W needs its operands, and adapters
-  return kind <= ActionKind::backward_input;
+constexpr bool needs_weights(ActionKind kind) {  // all but W, which needs its operands, and adapters
+  return kind <= ActionKind::backward_input || is_of_head(kind);
 }
 constexpr bool is_gradient(ActionKind kind) {  // B or I: what produces the gradient of a stage's input
   return kind == ActionKind::backward || kind == ActionKind::backward_input;

@@ -37,6 +37,7 @@ Schedule Schedule::without_actions() const {
           .microbatches = microbatches,
           .placement = placement,
           .forward_only = forward_only,
+          .spread_head = spread_head,
           .actions = std::vector<std::vector<Action>>(static_cast<size_t>(ranks))};
 }
 

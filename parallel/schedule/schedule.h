@@ -23,7 +23,8 @@ struct Schedule {
   int stages_per_rank = 1;
   int microbatches = 1;
   Placement placement = Placement::loop;
-  bool forward_only = false;                 // F alone: evaluation and inference
+  bool forward_only = false;                 // F alone (S and T too): evaluation and inference
+  bool spread_head = false;                  // every rank computes its part of the head: S and T
   std::vector<std::vector<Action>> actions;  // [rank] in execution order; idle time is not listed
 
   int stages() const { return ranks * stages_per_rank; }

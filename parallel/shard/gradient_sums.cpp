@@ -26,6 +26,22 @@ bool is_free(comm::Work& work) {
 
 }  // namespace
 
+struct GradientSums::Sum {
+  const GroupExchange* exchange;
+  size_t buffer;
+  GroupExchange::SumSteps steps;
+  std::function<void()> finished;
+  size_t begun = 0;                  // steps
+  std::unique_ptr<comm::Work> work;  // of the last that was not empty
+};
+
+GradientSums::GradientSums() = default;
+GradientSums::~GradientSums() = default;
+
+bool GradientSums::empty() const {
+  return sums_.empty();
+}
+
 void GradientSums::begin(GroupExchange& exchange, size_t buffer, std::function<void()> finished) {
   sums_.push_back({.exchange = &exchange,
                    .buffer = buffer,

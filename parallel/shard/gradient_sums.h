@@ -1,8 +1,8 @@
 // Sums of gradients that are under way while the rank computes.
 #pragma once
 
-#include <deque>
 #include <functional>
+#include <list>
 #include <memory>
 #include <string>
 
@@ -21,6 +21,9 @@ namespace pptrain::shard {
 // before it is done and the rank looks.
 class GradientSums {
  public:
+  GradientSums();
+  ~GradientSums();
+
   // `finished` is called once the sum is there, in the order of begin(), by advance(), finish() or
   // wait_for().
   void begin(GroupExchange& exchange, size_t buffer, std::function<void()> finished);
@@ -34,24 +37,17 @@ class GradientSums {
   void wait_for(const GroupExchange& exchange, size_t buffer, const std::function<std::string()>& what);
 
   bool under_way(const GroupExchange& exchange, size_t buffer) const;
-  bool empty() const { return sums_.empty(); }
+  bool empty() const;
 
  private:
-  struct Sum {
-    const GroupExchange* exchange;
-    size_t buffer;
-    GroupExchange::SumSteps steps;
-    std::function<void()> finished;
-    size_t begun = 0;                  // steps
-    std::unique_ptr<comm::Work> work;  // of the last that was not empty
-  };
+  struct Sum;
   void begin_steps();
   static void begin_step(Sum& sum);  // behind the one before it
   bool front_is_done() const;
   void wait_for_front(const std::function<std::string()>& what);
   void finish_front();
 
-  std::deque<Sum> sums_;
+  std::list<Sum> sums_;
 };
 
 }  // namespace pptrain::shard

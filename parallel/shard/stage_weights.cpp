@@ -43,9 +43,21 @@ bool takes(nn::Use use, const nn::Buffer& buffer) {
 
 }  // namespace
 
+struct StageWeights::Group {
+  GroupExchange exchange;
+  std::unique_ptr<comm::Work> gather;  // under way
+  bool whole = false;                  // its compute weights are gathered
+  std::vector<bool> taken;             // [buffer] gradients were taken since the last sum was begun
+  std::vector<bool> summed;            // [buffer] once a step: the step's sum was begun
+  bool in_forward = false;             // its gradients are taken in F
+};
+
+StageWeights::~StageWeights() = default;
+
 StageWeights::StageWeights(nn::ParameterStore& store, const ShardRanks& dense, const ShardRanks& experts,
                            const schedule::ShardOptions& options, GradientSums& sums, std::string name)
     : options_(options), sums_(sums), name_(std::move(name)) {
+  groups_.reserve(store.groups().size());
   for (nn::ParameterGroup& group : store.groups()) {
     const size_t buffers = group.buffers().size();
     groups_.push_back({.exchange = GroupExchange(group, group.of_experts() ? experts : dense),
@@ -141,6 +153,7 @@ int StageWeights::take_most_whole_groups() {
 }
 
 size_t StageWeights::order_index(ActionKind kind) {
+  if (schedule::is_of_head(kind)) return 2;
   return kind == ActionKind::forward ? 0 : 1;
 }
 

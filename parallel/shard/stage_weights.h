@@ -5,7 +5,6 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <memory>
 #include <optional>
 #include <string>
@@ -32,6 +31,7 @@ class StageWeights final : public pipeline::WeightActions, public nn::WeightAcce
   // outlive this.
   StageWeights(nn::ParameterStore& store, const ShardRanks& dense, const ShardRanks& experts,
                const schedule::ShardOptions& options, GradientSums& sums, std::string name);
+  ~StageWeights() override;
 
   // Weights are gathered anew. Kept: of all groups at once. Streamed: of the first group that `next`, the
   // stage's next pass, uses; passes gather the others, each while the one before computes.
@@ -55,14 +55,7 @@ class StageWeights final : public pipeline::WeightActions, public nn::WeightAcce
   int take_most_whole_groups();
 
  private:
-  struct Group {
-    GroupExchange exchange;
-    std::unique_ptr<comm::Work> gather;  // under way
-    bool whole = false;                  // its compute weights are gathered
-    std::vector<bool> taken;             // [buffer] gradients were taken since the last sum was begun
-    std::vector<bool> summed;            // [buffer] once a step: the step's sum was begun
-    bool in_forward = false;             // its gradients are taken in F
-  };
+  struct Group;
   using Order = std::vector<size_t>;  // groups in the order in which a pass acquires their weights
 
   bool divided(size_t group) const;
@@ -79,8 +72,8 @@ class StageWeights final : public pipeline::WeightActions, public nn::WeightAcce
   schedule::ShardOptions options_;
   GradientSums& sums_;
   std::string name_;
-  std::deque<Group> groups_;     // sums under way refer to them
-  std::array<Order, 2> orders_;  // of the last forward and the last backward (or its input part)
+  std::vector<Group> groups_;    // sums under way refer to them: it never grows
+  std::array<Order, 3> orders_;  // of the last forward, the last backward (or its input part), and of S and T
   pipeline::Pass pass_;          // under way, or about to begin
   Order acquired_;               // in this pass so far
   int64_t largest_ = 0;          // elements of the largest group

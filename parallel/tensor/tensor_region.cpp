@@ -3,27 +3,23 @@
 #include <spdlog/fmt/fmt.h>
 
 #include <algorithm>
+#include <memory>
 #include <span>
-#include <string>
 #include <utility>
 #include <vector>
 
 #include "core/base/error.h"
+#include "parallel/comm/hand_over.h"
 #include "parallel/comm/split.h"
 
 namespace pptrain::tensor {
 namespace {
 
-class CommWork final : public nn::Region::Work {
- public:
-  explicit CommWork(std::unique_ptr<comm::Work> work) : work_(std::move(work)) {}
-  void wait() override {
-    work_->wait([] { return std::string("an exchange of tensor-parallel ranks"); });
-  }
-
- private:
-  std::unique_ptr<comm::Work> work_;
-};
+nn::Region::Wait wait_of(std::unique_ptr<comm::Work> work) {
+  return [work = std::shared_ptr(std::move(work))] {
+    comm::wait_in_pass(*work, [] { return "an exchange of tensor-parallel ranks"; });
+  };
+}
 
 // Elements of each rank, which has these rows of a tensor like `whole`.
 std::vector<int64_t> elements(const at::Tensor& whole, std::span<const int64_t> rows) {
@@ -38,15 +34,13 @@ class TensorRegion final : public nn::Region {
   TensorRegion(comm::Communicator& tp, int chunks)
       : nn::Region({.rank = tp.rank(), .size = tp.size()}, chunks), tp_(tp) {}
 
-  std::unique_ptr<Work> gather(at::Tensor all, const at::Tensor& own,
-                               std::span<const int64_t> rows) const override {
+  Wait gather(at::Tensor all, const at::Tensor& own, std::span<const int64_t> rows) const override {
     const std::vector<int64_t> counts = elements(all, rows);
-    return std::make_unique<CommWork>(tp_.iall_gather(std::move(all), own, counts));
+    return wait_of(tp_.iall_gather(std::move(all), own, counts));
   }
-  std::unique_ptr<Work> sum(at::Tensor own, const at::Tensor& partial,
-                            std::span<const int64_t> rows) const override {
+  Wait sum(at::Tensor own, const at::Tensor& partial, std::span<const int64_t> rows) const override {
     const std::vector<int64_t> counts = elements(partial, rows);
-    return std::make_unique<CommWork>(tp_.ireduce_scatter_sum(std::move(own), partial, counts));
+    return wait_of(tp_.ireduce_scatter_sum(std::move(own), partial, counts));
   }
 
  private:

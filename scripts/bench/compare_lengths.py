@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
-"""Time of a step by data.lengths, on documents whose lengths have a long tail, beside what their lengths foretell.
+"""Time of a step by data.lengths and data.balance, on documents whose lengths have a long tail, beside what plan says.
 
     .venv/bin/python scripts/bench/compare_lengths.py [--pptrain build/pptrain] [--rounds 3] [--packing none|sequential|best_fit]
+        [--schedule 1f1b]
 
 Documents of random tokens have log-normal lengths (median 150 tokens, a twentieth beyond 800), cut at the job's 1,024. Each run
-takes as many steps of the same documents; `exact` and `padded` take turns. Printed are tokens computed for each token that
-counts (metrics.jsonl's computed_tokens / tokens), tokens that count by the second (median of a run's steps after the first
-three, then the best run), and the two ratios: what padding costs in tokens, and what it costs in time.
+takes as many steps of the same documents on two pipeline ranks; the kinds of lengths take turns. Printed are tokens computed for
+each token that counts (metrics.jsonl's computed_tokens / tokens), tokens that count by the second (median of a run's steps after
+the first three, then the best run), and what `pptrain plan` says of the first eight steps with exact lengths, by data.balance, on
+these ranks and on pp 4 x dp 2.
 """
 
 import argparse
@@ -57,14 +59,33 @@ def write_documents(prefix, count):
         index.write(lengths.tobytes() + starts.astype(numpy.int64).tobytes() + numpy.arange(count + 1, dtype=numpy.int64).tobytes())
 
 
-def run(program, folder, name, lengths, packing):
-    subprocess.run([program, "--config", "job.toml", "--set", f"run.dir={name}", "--set", f"data.lengths={lengths}",
-                    "--set", f"data.packing={packing}"], cwd=folder, check=True, capture_output=True,
-                   env={**os.environ, "OMP_NUM_THREADS": "1"})
+KINDS = {  # of lengths
+    "exact": {"data.lengths": "exact"},
+    "balanced": {"data.lengths": "exact", "data.balance": "schedule"},
+    "padded": {"data.lengths": "padded"},
+    "packed": {"data.lengths": "fixed", "data.packing": "best_fit"},
+}
+
+
+def options(settings):
+    return [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+
+
+def run(program, folder, name, settings):
+    subprocess.run([program, "--config", "job.toml", *options(settings | {"run.dir": name})], cwd=folder, check=True,
+                   capture_output=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
     records = [json.loads(line) for line in (folder / name / "metrics.jsonl").read_text().splitlines()]
     steps = [r for r in records if "grad_norm" in r]
     rate = statistics.median(r["tokens"] / r["step_time_s"] for r in steps[3:])
     return sum(r["computed_tokens"] for r in steps) / sum(r["tokens"] for r in steps), rate
+
+
+def plan(program, folder, settings):
+    """Seconds of a step: divided so that microbatches cost alike, and by the schedule."""
+    text = subprocess.run([program, "plan", "--config", "job.toml", "--format", "json", "--device", "modelled", *options(settings)],
+                          cwd=folder, check=True, capture_output=True, text=True).stdout
+    lengths = json.loads(text)["predicted_lengths"]
+    return lengths["microbatches"], lengths["schedule"]
 
 
 def main():
@@ -72,20 +93,25 @@ def main():
     parser.add_argument("--pptrain", type=pathlib.Path, default=ROOT / "build/pptrain")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--packing", choices=["none", "sequential", "best_fit"], default="none")
+    parser.add_argument("--schedule", default="1f1b")
     arguments = parser.parse_args()
+    program = arguments.pptrain.resolve()
+    common = {"data.packing": arguments.packing, "distributed.pp_schedule": arguments.schedule}
     with tempfile.TemporaryDirectory() as path:
         folder = pathlib.Path(path)
         (folder / "job.toml").write_text(JOB)
         write_documents(folder / "documents", 20_000)
-        tokens, rates = {}, {"exact": [], "padded": []}
+        tokens, rates = {}, {kind: [] for kind in KINDS}
         for turn in range(arguments.rounds):
-            for lengths, found in rates.items():
-                tokens[lengths], rate = run(arguments.pptrain.resolve(), folder, f"{lengths}_{turn}", lengths, arguments.packing)
-                found.append(rate)
-        for lengths, found in rates.items():
-            print(f"{lengths:7} {tokens[lengths]:.3f} tokens computed for one that counts, {max(found):8,.0f} that count a second")
-        print(f"padded / exact: {tokens['padded'] / tokens['exact']:.2f} times the tokens, "
-              f"{max(rates['exact']) / max(rates['padded']):.2f} times the time")
+            for kind, settings in KINDS.items():
+                tokens[kind], rate = run(program, folder, f"{kind}_{turn}", common | settings)
+                rates[kind].append(rate)
+        for kind, found in rates.items():
+            print(f"{kind:8} {tokens[kind]:.3f} tokens computed for one that counts, {max(found):8,.0f} that count a second, "
+                  f"{max(found) / max(rates['exact']):.2f} of exact's")
+        for name, mesh in (("pp 2", {}), ("pp 4 x dp 2", {"distributed.pp": 4, "distributed.dp": 2})):
+            alike, balanced = plan(program, folder, common | KINDS["exact"] | mesh)
+            print(f"plan, {name}: exact {alike:.3f} s, balanced {balanced:.3f} s, {alike / balanced:.2f} times as fast")
 
 
 if __name__ == "__main__":

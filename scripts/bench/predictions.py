@@ -1,6 +1,6 @@
 """What `pptrain plan` says of a step beside what the step took, on every parallel axis.
 
-    .venv/bin/python scripts/bench/predictions.py [--rounds 3] [--layouts tp ring] [--markdown]
+    .venv/bin/python scripts/bench/predictions.py [--rounds 3] [--layouts tp ring] [--set lora.rank=16] [--markdown]
 
 The job is llama_bench.toml on two ranks of one thread each, as threads and under mpirun. Each run traces five steps; then plan predicts
 a step from the costs in this trace and is compared with the steps that were traced. So passes are measured, and what is foretold is how
@@ -59,7 +59,7 @@ def job_options(settings: dict, folder: Path) -> list[str]:
 
 
 def measure(args, launcher: str, settings: dict, folder: Path, figures: Figures) -> None:
-    options = job_options(settings, folder)
+    options = job_options(settings, folder) + [word for setting in args.set for word in ("--set", setting)]
     execute([*LAUNCHERS[launcher], str(args.pptrain), *options])
     records = [json.loads(line) for line in (folder / "run/metrics.jsonl").read_text().splitlines()]
     steps = [record["step_time_s"] for record in records if "step_time_s" in record][FIRST - 1:]
@@ -76,6 +76,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--layouts", nargs="+", choices=LAYOUTS, default=list(LAYOUTS), help="all of them without it")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--pptrain", type=Path, default=ROOT / "build/pptrain", help="the executable")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="passed on to pptrain")
     parser.add_argument("--markdown", action="store_true", help="print the table as Markdown")
     args = parser.parse_args()
     args.pptrain = args.pptrain.resolve()

@@ -62,13 +62,13 @@ Results attention_layer(const Place& place, const nn::AttentionConfig& config,
 
 Results mlp(const Place& place, nn::Activation activation, bool bias, Mode mode) {
   nn::ParameterGroup group;
-  nn::GatedMlp layer(group, "mlp", 64, 104, activation, bias, 0.2, 0.2);
+  nn::Mlp layer(group, "mlp", 64, 104, activation, /*gated=*/true, bias, 0.2, 0.2);
   prepare(group, place);
-  nn::GatedMlp::Saved saved;
+  const auto saved = layer.make_saved();
   nn::WeightGradQueue queue(mode);
   Results results;
-  results["y"] = layer.forward(place.values({130, 64}, 1), {}, saved);
-  results["dx"] = layer.backward_input(saved, place.values({130, 64}, 2), {}, queue);
+  results["y"] = layer.forward(place.values({130, 64}, 1), {}, *saved);
+  results["dx"] = layer.backward_input(*saved, place.values({130, 64}, 2), {}, queue);
   queue.run();
   add_gradients(results, group);
   return results;
@@ -138,7 +138,7 @@ TEST_CASE("Norm on the device, with and without an addition and a residual gradi
   }
 }
 
-TEST_CASE("GatedMlp on the device", "[gpu]") {
+TEST_CASE("a gated Mlp on the device", "[gpu]") {
   if (!device_is_there()) return;
   const c10::InferenceMode inference;
   compare_places([&](const Place& place) { return mlp(place, nn::Activation::gelu, true, Mode::immediate); });

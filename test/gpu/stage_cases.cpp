@@ -54,7 +54,7 @@ Stages stages_at(const Place& place, const models::ModelConfig& model, const std
 // A CPU has no streams: work runs where it stands.
 std::unique_ptr<nn::SideStream> side_stream(at::Device device) {
   if (device.is_cuda()) return nn::make_side_stream(device);
-  return std::make_unique<nn::NoSideStream>();
+  return std::make_unique<nn::SideStream>();
 }
 
 // One step: the loss, and every gradient that is more than rounding. `side`, where given, takes B's weight

@@ -1,6 +1,7 @@
 // Counts the bytes of CPU tensors that this thread allocates and frees.
 #pragma once
 
+#include <ATen/Context.h>
 #include <c10/core/Allocator.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
 
@@ -29,6 +30,19 @@ class AllocationCounter {
   };
   std::shared_ptr<Reports> reports_ = std::make_shared<Reports>();
   c10::DebugInfoGuard guard_{c10::DebugInfoKind::PROFILER_STATE, reports_};
+};
+
+// oneDNN packs bfloat16 weights into scratch memory, more or less of it by the CPU's instructions: not
+// counted.
+class WithoutOneDnn {
+ public:
+  WithoutOneDnn() { at::globalContext().setUserEnabledMkldnn(false); }
+  ~WithoutOneDnn() { at::globalContext().setUserEnabledMkldnn(before_); }
+  WithoutOneDnn(const WithoutOneDnn&) = delete;
+  WithoutOneDnn& operator=(const WithoutOneDnn&) = delete;
+
+ private:
+  bool before_ = at::globalContext().userEnabledMkldnn();
 };
 
 }  // namespace pptrain::test

@@ -19,7 +19,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 from transformers import (AutoConfig, DeepseekV2Config, DeepseekV3Config, Gemma2Config, Gemma3TextConfig, GPT2Config, GPTNeoXConfig, GptOssConfig,
                           GraniteConfig,
                           LlamaConfig, MistralConfig, MixtralConfig, Olmo2Config, Phi3Config, Qwen2Config, Qwen2MoeConfig, Qwen3Config,
-                          Qwen3MoeConfig, SmolLM3Config)
+                          Qwen3MoeConfig, SmolLM3Config, Starcoder2Config)
 from transformers.utils.logging import set_verbosity_error
 
 set_verbosity_error()
@@ -28,7 +28,7 @@ CLASSES = {"llama": LlamaConfig, "mixtral": MixtralConfig, "qwen3": Qwen3Config,
            "qwen2": Qwen2Config, "mistral": MistralConfig, "gemma2": Gemma2Config, "gemma3_text": Gemma3TextConfig,
            "olmo2": Olmo2Config, "phi3": Phi3Config, "smollm3": SmolLM3Config, "granite": GraniteConfig,
            "gpt2": GPT2Config, "gpt_neox": GPTNeoXConfig, "qwen2_moe": Qwen2MoeConfig, "gpt_oss": GptOssConfig,
-           "deepseek_v2": DeepseekV2Config, "deepseek_v3": DeepseekV3Config}
+           "deepseek_v2": DeepseekV2Config, "deepseek_v3": DeepseekV3Config, "starcoder2": Starcoder2Config}
 SPARSE = ("mixtral", "qwen3_moe", "qwen2_moe", "gpt_oss", "deepseek_v2", "deepseek_v3")
 # What a config.json must say itself. No size is any class's default, nor another's here.
 SIZES = {"hidden_size": 192, "intermediate_size": 416, "num_hidden_layers": 6, "num_attention_heads": 24,
@@ -43,7 +43,7 @@ FACTS = {
     "mlp_bias": True, "num_experts_per_tok": 3, "num_experts": 12, "num_local_experts": 14,
     "moe_intermediate_size": 96, "norm_topk_prob": True, "decoder_sparse_step": 2, "mlp_only_layers": [1, 3],
     "n_embd": 384, "n_inner": 320, "n_layer": 5, "n_head": 8, "n_positions": 777, "layer_norm_epsilon": 1e-4,
-    "layer_norm_eps": 1e-4, "query_pre_attn_scalar": 99, "attn_logit_softcapping": 7.0, "final_logit_softcapping": 9.0,
+    "layer_norm_eps": 1e-4, "norm_epsilon": 1e-4, "query_pre_attn_scalar": 99, "attn_logit_softcapping": 7.0, "final_logit_softcapping": 9.0,
     "embedding_multiplier": 3.0, "attention_multiplier": 0.3, "residual_multiplier": 0.3, "logits_scaling": 3.0,
     "q_lora_rank": 44, "kv_lora_rank": 45, "qk_nope_head_dim": 20, "qk_rope_head_dim": 12, "v_head_dim": 22,
     "n_routed_experts": 24, "routed_scaling_factor": 1.75, "n_group": 2, "topk_group": 2, "first_k_dense_replace": 2,
@@ -62,7 +62,7 @@ OWN = {"gemma2": CAPPED, "gemma3_text": CAPPED[::2], "smollm3": ("no_rope_layers
        "deepseek_v2": LATENT, "deepseek_v3": LATENT + ("norm_topk_prob", "n_group", "topk_group"),
        "gpt_neox": ("use_parallel_residual",), "qwen2_moe": ("shared_expert_intermediate_size",),
        "gpt_oss": ("swiglu_limit",)}
-WINDOWED = {"qwen2", "mistral", "gemma2", "gemma3_text", "phi3", "gpt_oss"}
+WINDOWED = {"qwen2", "mistral", "gemma2", "gemma3_text", "phi3", "gpt_oss", "starcoder2"}
 HALVES = ["full_attention", "sliding_attention"] * 3
 WINDOWS = {
     "qwen2": [{"sliding_window": 64}, {"use_sliding_window": True, "max_window_layers": 2},
@@ -70,12 +70,13 @@ WINDOWS = {
               {"use_sliding_window": True, "sliding_window": 64}],
     "mistral": [{"sliding_window": 64}, {"sliding_window": None}],
     "phi3": [{"sliding_window": 64}, {"sliding_window": None}],
+    "starcoder2": [{"sliding_window": 64}, {"sliding_window": None}],
     "gemma2": [{"sliding_window": 64}, {"sliding_window": 64, "layer_types": HALVES}],
     "gemma3_text": [{"sliding_window": 64}, {"layer_types": HALVES}, {"sliding_window_pattern": 2}],
 }
 # Keys that change what transformers computes in a way that pptrain has not, with such a value.
 REFUSED = {"hidden_act": "relu", "hidden_activation": "relu", "activation_function": "relu",
-           "use_bidirectional_attention": True, "resid_pdrop": 0.1, "embd_pdrop": 0.1, "hidden_dropout": 0.1,
+           "use_bidirectional_attention": True, "resid_pdrop": 0.1, "embd_pdrop": 0.1, "hidden_dropout": 0.1, "residual_dropout": 0.1, "embedding_dropout": 0.1, "use_bias": False,
            "qkv_bias": False, "rope_interleave": False, "topk_method": "noaux_tc", "attn_logit_softcapping": 3.0, "swiglu_alpha": 1.5, "scale_attn_weights": False, "scale_attn_by_inverse_layer_idx": True, "add_cross_attention": True,
            "attention_dropout": 0.1, "use_sliding_window": True, "router_jitter_noise": 0.1,
            "partial_rotary_factor": 0.5, "quantization_config": {"bits": 4}}
@@ -154,7 +155,7 @@ def theirs(config):
     facts = {key: getattr(config, key) for key in ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size",
                                                    "max_position_embeddings", "initializer_range", "tie_word_embeddings")}
     facts["intermediate_size"] = (config.n_inner or 4 * config.n_embd) if kind == "gpt2" else config.intermediate_size
-    eps = {"gpt2": "layer_norm_epsilon", "gpt_neox": "layer_norm_eps"}.get(kind, "rms_norm_eps")
+    eps = {"gpt2": "layer_norm_epsilon", "gpt_neox": "layer_norm_eps", "starcoder2": "norm_epsilon"}.get(kind, "rms_norm_eps")
     facts["rms_norm_eps"] = getattr(config, eps)
     facts["arch"] = kind
     facts["num_key_value_heads"] = getattr(config, "num_key_value_heads", None) or heads
@@ -318,6 +319,7 @@ class HfFactsTest(unittest.TestCase):
                        "gemma2": ("hidden_activation", "use_bidirectional_attention"), "gpt_neox": ("hidden_dropout",),
                        "gemma3_text": ("hidden_activation", "use_bidirectional_attention", "attn_logit_softcapping"),
                        "deepseek_v2": ("topk_method",), "deepseek_v3": ("rope_interleave",),
+                       "starcoder2": ("residual_dropout", "embedding_dropout", "use_bias"),
                        "gpt2": ("activation_function", "scale_attn_weights", "scale_attn_by_inverse_layer_idx",
                                 "add_cross_attention")}
                 common = {"hidden_act", "attention_dropout", "use_sliding_window", "partial_rotary_factor",

@@ -23,7 +23,8 @@ namespace {
 
 void add_own_settings(ModelSection& m) {
   const std::string arch = m.arch;
-  const std::set<std::string> windows = {"qwen2", "mistral", "gemma2", "gemma3_text", "phi3", "gpt_oss"};
+  const std::set<std::string> windows = {"qwen2", "mistral", "gemma2",    "gemma3_text",
+                                         "phi3",  "gpt_oss", "starcoder2"};
   if (windows.contains(arch)) m.sliding_window = 7;
   if (arch == "qwen2" || arch == "gpt_oss" || arch.starts_with("gemma")) {
     m.layer_types = {"full_attention", "sliding_attention", "sliding_attention", "full_attention"};
@@ -86,8 +87,8 @@ ModelSection section_of(std::string_view arch) {
   m.rms_norm_eps = 3e-6;
   m.tie_word_embeddings = true;
   m.max_position_embeddings = 777;
-  const std::set<std::string_view> without_bias = {"mixtral", "qwen2", "qwen2_moe",
-                                                   "mistral", "phi3",  "gpt2"};
+  const std::set<std::string_view> without_bias = {"mixtral", "qwen2", "qwen2_moe", "mistral",
+                                                   "phi3",    "gpt2",  "starcoder2"};
   m.attention_bias = !without_bias.contains(arch);
   m.mlp_bias = arch == "llama" || arch == "smollm3" || arch == "granite";
   if (arch == "mixtral" || arch == "qwen3_moe" || arch == "qwen2_moe" || arch == "gpt_oss" ||

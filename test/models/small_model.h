@@ -17,15 +17,15 @@
 namespace pptrain::test {
 
 inline const std::vector<std::string> families = {
-    "qwen2",   "mistral", "gemma2",   "gemma3_text", "olmo2",   "phi3",        "smollm3",
-    "granite", "gpt2",    "gpt_neox", "qwen2_moe",   "gpt_oss", "deepseek_v2", "deepseek_v3"};
+    "qwen2", "mistral",  "gemma2",    "gemma3_text", "olmo2",       "phi3",        "smollm3",   "granite",
+    "gpt2",  "gpt_neox", "qwen2_moe", "gpt_oss",     "deepseek_v2", "deepseek_v3", "starcoder2"};
 
 // What sets the family apart, beside what its architecture says.
 inline void set_family(models::ModelConfig& model) {
   const std::string& arch = model.arch;
   if (std::ranges::find(families, arch) == families.end()) return;
   const bool windows = arch == "qwen2" || arch == "mistral" || arch == "phi3" || arch == "gpt_oss" ||
-                       arch.starts_with("gemma");
+                       arch == "starcoder2" || arch.starts_with("gemma");
   model.layer_kinds.resize(static_cast<size_t>(model.layers));
   for (size_t i = 0; i < model.layer_kinds.size(); ++i) {
     const bool odd = i % 2 == 1;
@@ -46,8 +46,11 @@ inline void set_family(models::ModelConfig& model) {
   }
   model.parallel_residual = arch == "gpt_neox";
   if (arch.starts_with("deepseek")) {
-    model.latent = {
-        .q_rank = arch == "deepseek_v3" ? 20 : 0, .kv_rank = 12, .nope_dim = 6, .rope_dim = 4, .v_dim = 8};
+    model.q_rank = arch == "deepseek_v3" ? 20 : 0;
+    model.kv_rank = 12;
+    model.nope_dim = 6;
+    model.rope_dim = 4;
+    model.v_dim = 8;
     model.head_dim = 10;
     model.rotary_dim = 4;
     model.kv_heads = model.heads;

@@ -38,6 +38,7 @@ FAMILIES = {
     "deepseek_v3": {**LATENT, "q_lora_rank": 28, "num_experts_per_tok": 3, "attention_bias": True,
                     "rope_parameters": {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "mscale": 1.0,
                                         "mscale_all_dim": 0.7, "original_max_position_embeddings": 16}},
+    "starcoder2": {"num_key_value_heads": 2, "sliding_window": 8, "tie_word_embeddings": False},
     "gpt_neox": {"rope_parameters": {"rope_type": "default", "rope_theta": 5000.0, "partial_rotary_factor": 0.5}},
 }
 

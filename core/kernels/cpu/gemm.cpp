@@ -49,16 +49,16 @@ struct Operands {
   Op op_a, op_b;
   Matrix<const T> a, b;
 
-  // From inner index k and row m (column n) on. Untransposed, the inner indices of op_a(a) run along memory's
-  // rows, and those of op_b(b) across them.
-  GemmOperand<T> rows(int64_t k, int64_t m) const { return operand(a, op_a == Op::none, k, m); }
-  GemmOperand<T> columns(int64_t k, int64_t n) const { return operand(b, op_b == Op::transpose, k, n); }
+  // Whether inner indices run along memory's rows, not across them.
+  bool a_along() const { return op_a == Op::none; }
+  bool b_along() const { return op_b == Op::transpose; }
+  // From inner index k and row m (column n) on.
+  Matrix<const T> rows(int64_t k, int64_t m) const { return operand(a, a_along(), k, m); }
+  Matrix<const T> columns(int64_t k, int64_t n) const { return operand(b, b_along(), k, n); }
 
  private:
-  static GemmOperand<T> operand(Matrix<const T> x, bool along, int64_t inner, int64_t other) {
-    return {.data = x.data + (along ? other * x.stride + inner : inner * x.stride + other),
-            .stride = x.stride,
-            .along = along};
+  static Matrix<const T> operand(Matrix<const T> x, bool along, int64_t inner, int64_t other) {
+    return {x.data + (along ? other * x.stride + inner : inner * x.stride + other), x.stride};
   }
 };
 
@@ -116,7 +116,8 @@ class Blocks {
     const int64_t size = block_of_columns(columns);
     uint32_t* to = buffers().b.reserve(divide_up(last - first, inner_) * size);
     for (int64_t k = first; k < last; k += inner_, to += size)
-      loops_.pack_columns(operands_.columns(k, n), std::min(inner_, last - k), columns, b_panel_, to);
+      loops_.pack_columns(operands_.columns(k, n), operands_.b_along(), std::min(inner_, last - k), columns,
+                          b_panel_, to);
   }
 
   void multiply(int64_t first, int64_t last, const Range& block, bool add, Matrix<float> sums) {
@@ -124,7 +125,7 @@ class Blocks {
     const uint32_t* b = buffers().b.reserve(0);
     for (int64_t k = first; k < last; k += inner_, b += block_of_columns(block.columns)) {
       const int64_t inner = std::min(inner_, last - k);
-      loops_.pack_rows(operands_.rows(k, block.m), inner, block.rows, a_panel_, a);
+      loops_.pack_rows(operands_.rows(k, block.m), operands_.a_along(), inner, block.rows, a_panel_, a);
       loops_.multiply({.a = a,
                        .b = b,
                        .a_panel = a_panel_,

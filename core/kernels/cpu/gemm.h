@@ -15,13 +15,6 @@ enum class Op : int { none = 111, transpose = 112 };  // as CBLAS numbers them
 // Whether a result takes the place of what is there, unread, or is added to it.
 enum class Result { written, added };
 
-// A row-major matrix; `stride` is the distance of its rows, in elements.
-template <class T>
-struct Matrix {
-  T* data;
-  int64_t stride;
-};
-
 // c (+)= op_a(a) op_b(b), summed in float32. op_a(a): [m, k]; op_b(b): [k, n]; c: [m, n]. T is float or
 // uint16_t (bfloat16); k > 0. The order of an element's sum depends on the shape alone; where the product is
 // our own, on k alone.

@@ -38,17 +38,26 @@ const Loops* avx512bf16_loops() {
   return nullptr;
 }
 
-Isa choose_isa(std::string_view name) {
-  const Isa all[] = {{"amx", amx::is_supported() ? avx512bf16_loops() : nullptr, true},
-                     {"avx512bf16", avx512bf16_loops(), false},
-                     {"avx512", avx512_loops(), false},
-                     {"avx2", avx2_loops(), false},
-                     {"baseline", baseline_loops(), false}};
+static const Loops* amx_loops() {
+#if defined(__x86_64__)
+  static const Loops with_tiles = [] {
+    Loops loops = avx512bf16_table;
+    loops.isa = "amx";
+    loops.tiles = true;
+    return loops;
+  }();
+  if (avx512bf16_loops() != nullptr && amx::is_supported()) return &with_tiles;
+#endif
+  return nullptr;
+}
+
+const Loops& choose_loops(std::string_view name) {
   std::string names;
-  for (const Isa& isa : all) {
-    if (isa.loops == nullptr) continue;
-    if (name.empty() || name == isa.name) return isa;
-    names += fmt::format("{}{}", names.empty() ? "" : ", ", isa.name);
+  for (const Loops* table :
+       {amx_loops(), avx512bf16_loops(), avx512_loops(), avx2_loops(), baseline_loops()}) {
+    if (table == nullptr) continue;
+    if (name.empty() || name == table->isa) return *table;
+    names += fmt::format("{}{}", names.empty() ? "" : ", ", table->isa);
   }
   throw UsageError(
       fmt::format("PPTRAIN_ISA is \"{}\", but this processor has: {}. Name one of these, or unset "
@@ -56,10 +65,10 @@ Isa choose_isa(std::string_view name) {
                   name, names));
 }
 
-const Isa& isa() {
-  static const Isa chosen = [] {
+const Loops& loops() {
+  static const Loops& chosen = []() -> const Loops& {
     const char* const name = std::getenv("PPTRAIN_ISA");
-    return choose_isa(name == nullptr ? "" : name);
+    return choose_loops(name == nullptr ? "" : name);
   }();
   return chosen;
 }

@@ -16,26 +16,23 @@
 
 namespace pptrain::kernels::cpu {
 
+// A row-major matrix; `stride` is the distance of its rows, in elements.
 template <class T>
-struct RmsNormArgs {
-  const T* x;
-  const T* delta;  // may be null; otherwise sum = x + delta is normalised and stored
-  const float* weight;
-  float eps;
-  T* sum;
-  T* y;
-  float* rstd;
-  int64_t dim;
+struct Matrix {
+  T* data;
+  int64_t stride;
 };
 
 template <class T>
-struct RmsNormBackwardArgs {
-  const T* dy;
+struct RmsNormArgs {
+  const T* dy;  // backward only
   const T* x;
+  const T* added;  // may be null; forward: sum = x + added is normalised and stored; backward: added to dx
   const float* weight;
-  const float* rstd;
-  const T* residual_grad;  // may be null
-  T* dx;
+  float eps;
+  T* sum;
+  T* out;       // y, or dx
+  float* rstd;  // backward only reads it
   int64_t dim;
 };
 
@@ -61,17 +58,6 @@ struct NormRopeArgs {
 };
 
 template <class T>
-struct SwigluArgs {
-  const T* dy;  // backward only
-  const T* gate_up;
-  const float* weights;  // of each row; may be null
-  T* out;                // y, or dgate_up
-  T* y;                  // backward only; may be null
-  float* dweights;       // backward with weights only
-  int64_t dim;
-};
-
-template <class T>
 struct ActivateArgs {
   const T* dy;  // backward only
   const T* x;   // [rows, dim], or with a gate [rows, 2 * dim]
@@ -80,6 +66,8 @@ struct ActivateArgs {
   Activation activation;
   bool gated;
   int64_t dim;
+  const float* weights = nullptr;  // swiglu: of each row; may be null
+  float* dweights = nullptr;       // swiglu_backward with weights
 };
 
 // Rows of logits of a whole vocabulary, or of the part of it that begins with `first`.
@@ -115,39 +103,15 @@ struct ScoreRule {
 };
 
 template <class T>
-struct AttentionSoftmaxArgs {
-  float* scores;     // [rows, keys], unscaled; with a softcap overwritten
-  T* weights;        // [rows, keys]: exp(score - row maximum), of scaled scores; 0 where masked
-  float* sums;       // [rows], of the weights; 1 where a row sees no key
-  float* logsumexp;  // [rows], of the scaled scores; the lowest number where a row sees no key
-  ScoreRule rule;
-};
-
-template <class T>
 struct AttentionGradientArgs {
   float* scores;          // [rows, keys], unscaled; with a softcap overwritten
   const float* dweights;  // [rows, keys]: dout v^T
   const float* logsumexp;
-  const T* dout;  // [rows, head_dim], rows dout_stride apart; out likewise
-  int64_t dout_stride;
-  const T* out;
-  int64_t out_stride;
-  T* weights;  // [rows, keys]: softmax
-  T* dscores;  // [rows, keys]: gradient of the unscaled scores
+  Matrix<const T> dout, out;  // [rows, head_dim]
+  T* weights;                 // [rows, keys]: softmax
+  T* dscores;                 // [rows, keys]: gradient of the unscaled scores
   int64_t head_dim;
   ScoreRule rule;
-};
-
-// Of one head, whose rows have the log-sum-exp of their scores and the sink.
-template <class T>
-struct SinkGradientArgs {
-  const T* dout;  // [rows, head_dim], rows dout_stride apart; out likewise
-  int64_t dout_stride;
-  const T* out;
-  int64_t out_stride;
-  const float* logsumexp;
-  int64_t rows, head_dim;
-  float sink;
 };
 
 // One query for each head of a group that shares its keys, all of which it sees.
@@ -205,25 +169,6 @@ struct SumRowsArgs {
   int64_t k, dim;
 };
 
-// Adds what some rows have of further keys to what they have of others.
-struct AttentionMergeArgs {
-  const float* part;            // [rows, head_dim]: weights v, as attention_softmax gave weights,
-  const float* part_sums;       // sums and log-sum-exp
-  const float* part_logsumexp;  // [rows]
-  float* out;                   // [rows, head_dim], rows out_stride apart: softmax(...) v
-  int64_t out_stride;
-  float* logsumexp;  // [rows]; minus infinity, with zeros in out, before the first keys
-  int64_t rows, head_dim;
-};
-
-// An operand of a matrix product, from its first inner index and row (of op_a(a)) or column (of op_b(b)).
-template <class T>
-struct GemmOperand {
-  const T* data;
-  int64_t stride;
-  bool along;  // inner indices run along memory's rows, not across them
-};
-
 // c [rows, columns] (+)= a b, of packed blocks whose panels are a_panel and b_panel values apart.
 struct GemmBlocks {
   const uint32_t *a, *b;
@@ -239,10 +184,12 @@ struct GemmBlocks {
 template <class T>
 struct GemmLoops {
   int64_t rows, columns, inner;
-  // Pack rows (columns) into panels that are `panel` values apart. 16 values after the last panel are
-  // overwritten.
-  void (*pack_rows)(const GemmOperand<T>&, int64_t inner, int64_t rows, int64_t panel, uint32_t* to);
-  void (*pack_columns)(const GemmOperand<T>&, int64_t inner, int64_t columns, int64_t panel, uint32_t* to);
+  // Pack rows (columns) of an operand, which begins with the first of them and the first inner index, into
+  // panels that are `panel` values apart. along: inner indices run along memory's rows, not across them. 16
+  // values after the last panel are overwritten.
+  void (*pack_rows)(Matrix<const T>, bool along, int64_t inner, int64_t rows, int64_t panel, uint32_t* to);
+  void (*pack_columns)(Matrix<const T>, bool along, int64_t inner, int64_t columns, int64_t panel,
+                       uint32_t* to);
   void (*multiply)(const GemmBlocks&);
 };
 
@@ -252,14 +199,14 @@ template <class T>
 struct TypedLoops {
   void (*rms_norm)(const RmsNormArgs<T>&, int64_t begin, int64_t end);
   // weight_sum (float [dim]) += the weight's gradient over these rows, in row order.
-  void (*rms_norm_backward)(const RmsNormBackwardArgs<T>&, float* weight_sum, int64_t begin, int64_t end);
+  void (*rms_norm_backward)(const RmsNormArgs<T>&, float* weight_sum, int64_t begin, int64_t end);
   void (*norm_rope)(const NormRopeArgs<T>&, int64_t begin, int64_t end);
   // scratch: float [head_dim]. weight_sum (float [head_dim]) += the weight's gradient over these tokens, in
   // token order. Both are used only with weight.
   void (*norm_rope_backward)(const NormRopeArgs<T>&, float* scratch, float* weight_sum, int64_t begin,
                              int64_t end);
-  void (*swiglu)(const SwigluArgs<T>&, int64_t begin, int64_t end);
-  void (*swiglu_backward)(const SwigluArgs<T>&, int64_t begin, int64_t end);
+  void (*swiglu)(const ActivateArgs<T>&, int64_t begin, int64_t end);
+  void (*swiglu_backward)(const ActivateArgs<T>&, int64_t begin, int64_t end);
   void (*activate)(const ActivateArgs<T>&, int64_t begin, int64_t end);
   void (*activate_backward)(const ActivateArgs<T>&, int64_t begin, int64_t end);
   // scratch: float [width], read and written only with want_gradient.
@@ -269,10 +216,15 @@ struct TypedLoops {
   void (*softmax_gradient)(const SoftmaxArgs<T>&, int64_t begin, int64_t end);
   void (*softcap)(const SoftcapArgs<T>&, int64_t begin, int64_t end);
   void (*softcap_backward)(const SoftcapArgs<T>&, int64_t begin, int64_t end);
-  void (*attention_softmax)(const AttentionSoftmaxArgs<T>&);
+  // scores: [rows, keys], unscaled; with a softcap overwritten. weights: [rows, keys], exp(score - row
+  // maximum) of scaled scores; 0 where masked. sums: [rows], of the weights; 1 where a row sees no key.
+  // logsumexp: [rows], of the scaled scores; the lowest number where a row sees no key.
+  void (*attention_softmax)(const ScoreRule&, float* scores, T* weights, float* sums, float* logsumexp);
   void (*attention_gradient)(const AttentionGradientArgs<T>&);
-  // Of the sink's score: summed in the order of the rows.
-  double (*sink_gradient)(const SinkGradientArgs<T>&);
+  // Of the sink's score of one head, summed in the order of the rows. dout, out: [rows, head_dim]; logsumexp:
+  // of the rows' scores and the sink.
+  double (*sink_gradient)(Matrix<const T> dout, Matrix<const T> out, const float* logsumexp, float sink,
+                          int64_t rows, int64_t head_dim);
   void (*decode_attention)(const DecodeAttentionArgs<T>&);
   // Columns [begin, end) of the result. Each element has the bits that it has in a product of its row alone.
   void (*linear_rows)(const LinearRowsArgs<T>&, int64_t begin, int64_t end);
@@ -312,6 +264,7 @@ struct StepLoopArgs {
 
 struct Loops {
   const char* isa;
+  bool tiles;  // those of amx.h go with it
   TypedLoops<float> f32;
   TypedLoops<uint16_t> bf16;
   void (*adamw)(const StepLoopArgs&, int64_t begin, int64_t end);
@@ -319,7 +272,11 @@ struct Loops {
   double (*sum_of_squares)(const float* x, int64_t size);
   void (*route)(const RouteArgs&, int64_t begin, int64_t end);  // begin and end count tokens
   void (*route_backward)(const RouteArgs&, int64_t begin, int64_t end);
-  void (*attention_merge)(const AttentionMergeArgs&);
+  // Adds what rows have of further keys to what they have of others. part: [rows, head_dim], weights v as
+  // attention_softmax gave weights, part_sums and part_logsumexp: [rows]. out: [rows, head_dim], softmax(...)
+  // v; logsumexp: [rows]; minus infinity, with zeros in out, before the first keys.
+  void (*attention_merge)(const float* part, const float* part_sums, const float* part_logsumexp,
+                          Matrix<float> out, float* logsumexp, int64_t rows, int64_t head_dim);
 };
 
 template <class T>
@@ -342,21 +299,11 @@ const Loops* avx2_loops();
 const Loops* avx512_loops();
 const Loops* avx512bf16_loops();
 
-// An instruction set's table, and whether the tiles of amx.h go with it.
-struct Isa {
-  std::string_view name;
-  const Loops* loops;
-  bool tiles;
-};
-
 // By name: baseline, avx2, avx512, avx512bf16, or amx (avx512bf16 with tiles); "" is the best that this
 // processor has. Throws UsageError for any other, and for what the processor lacks.
-Isa choose_isa(std::string_view name);
+const Loops& choose_loops(std::string_view name);
 
-// That which the environment variable PPTRAIN_ISA names, or the best.
-const Isa& isa();
-inline const Loops& loops() {
-  return *isa().loops;
-}
+// Those that the environment variable PPTRAIN_ISA names, or the best.
+const Loops& loops();
 
 }  // namespace pptrain::kernels::cpu

@@ -229,7 +229,7 @@ Tensor rows_of(const Tensor& x, const std::optional<Tensor>& order, int64_t each
 // Whether products of a tensor are our own on tile registers. oneDNN's and MKL's reach half of their speed
 // where each weight meets a few hundred rows.
 bool on_tiles(const Tensor& x) {
-  return x.scalar_type() == at::kBFloat16 && isa().tiles;
+  return x.scalar_type() == at::kBFloat16 && loops().tiles;
 }
 
 amx::Rows tile_rows(const Tensor& x, const std::optional<Tensor>& order, int64_t each, int64_t first) {

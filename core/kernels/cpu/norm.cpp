@@ -11,12 +11,13 @@ namespace {
 void run_rms_norm(const Tensor& x, const Tensor* delta, const Tensor& weight, double eps, Tensor* sum,
                   Tensor& y, Tensor& rstd) {
   by_type(x, [&]<class T>(T) {
-    const RmsNormArgs<T> args{.x = in<T>(x),
-                              .delta = delta == nullptr ? nullptr : in<T>(*delta),
+    const RmsNormArgs<T> args{.dy = nullptr,
+                              .x = in<T>(x),
+                              .added = delta == nullptr ? nullptr : in<T>(*delta),
                               .weight = in<float>(weight),
                               .eps = static_cast<float>(eps),
                               .sum = sum == nullptr ? nullptr : out<T>(*sum),
-                              .y = out<T>(y),
+                              .out = out<T>(y),
                               .rstd = out<float>(rstd),
                               .dim = x.size(1)};
     for_rows(typed<T>(loops()).rms_norm, args, x.size(0), x.size(1));
@@ -59,13 +60,15 @@ void add_rms_norm(const Tensor& x, const Tensor& delta, const Tensor& weight, do
 void rms_norm_backward(const Tensor& dy, const Tensor& x, const Tensor& weight, const Tensor& rstd,
                        const std::optional<Tensor>& residual_grad, Tensor& dx, Tensor& weight_grad) {
   by_type(x, [&]<class T>(T) {
-    const RmsNormBackwardArgs<T> args{.dy = in<T>(dy),
-                                      .x = in<T>(x),
-                                      .weight = in<float>(weight),
-                                      .rstd = in<float>(rstd),
-                                      .residual_grad = in<T>(residual_grad),
-                                      .dx = out<T>(dx),
-                                      .dim = x.size(1)};
+    const RmsNormArgs<T> args{.dy = in<T>(dy),
+                              .x = in<T>(x),
+                              .added = in<T>(residual_grad),
+                              .weight = in<float>(weight),
+                              .eps = 0,
+                              .sum = nullptr,
+                              .out = out<T>(dx),
+                              .rstd = out<float>(rstd),
+                              .dim = x.size(1)};
     blocked_sum(x.size(0), x.size(1), out<float>(weight_grad), [&](float* sum, int64_t first, int64_t last) {
       typed<T>(loops()).rms_norm_backward(args, sum, first, last);
     });

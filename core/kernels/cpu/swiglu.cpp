@@ -7,34 +7,6 @@
 namespace pptrain::kernels::cpu {
 namespace {
 
-void run_swiglu(const Tensor& gate_up, const std::optional<Tensor>& weights, Tensor& y) {
-  by_type(y, [&]<class T>(T) {
-    const SwigluArgs<T> args{.dy = nullptr,
-                             .gate_up = in<T>(gate_up),
-                             .weights = in<float>(weights),
-                             .out = out<T>(y),
-                             .y = nullptr,
-                             .dweights = nullptr,
-                             .dim = y.size(1)};
-    for_rows(typed<T>(loops()).swiglu, args, y.size(0), args.dim);
-  });
-}
-
-void run_swiglu_backward(const Tensor& dy, const Tensor& gate_up, const std::optional<Tensor>& weights,
-                         Tensor& dgate_up, const std::optional<Tensor>& dweights,
-                         const std::optional<Tensor>& y) {
-  by_type(dy, [&]<class T>(T) {
-    const SwigluArgs<T> args{.dy = in<T>(dy),
-                             .gate_up = in<T>(gate_up),
-                             .weights = in<float>(weights),
-                             .out = out<T>(dgate_up),
-                             .y = out<T>(y),
-                             .dweights = out<float>(dweights),
-                             .dim = dy.size(1)};
-    for_rows(typed<T>(loops()).swiglu_backward, args, dy.size(0), args.dim);
-  });
-}
-
 // `like`: y, or dy.
 template <class T>
 ActivateArgs<T> activate_args(const Tensor& x, Activation activation, const Tensor& like) {
@@ -45,6 +17,29 @@ ActivateArgs<T> activate_args(const Tensor& x, Activation activation, const Tens
           .activation = activation,
           .gated = x.size(1) != like.size(1),
           .dim = like.size(1)};
+}
+
+void run_swiglu(const Tensor& gate_up, const std::optional<Tensor>& weights, Tensor& y) {
+  by_type(y, [&]<class T>(T) {
+    ActivateArgs<T> args = activate_args<T>(gate_up, Activation::silu, y);
+    args.out = out<T>(y);
+    args.weights = in<float>(weights);
+    for_rows(typed<T>(loops()).swiglu, args, y.size(0), args.dim);
+  });
+}
+
+void run_swiglu_backward(const Tensor& dy, const Tensor& gate_up, const std::optional<Tensor>& weights,
+                         Tensor& dgate_up, const std::optional<Tensor>& dweights,
+                         const std::optional<Tensor>& y) {
+  by_type(dy, [&]<class T>(T) {
+    ActivateArgs<T> args = activate_args<T>(gate_up, Activation::silu, dy);
+    args.dy = in<T>(dy);
+    args.out = out<T>(dgate_up);
+    args.y = out<T>(y);
+    args.weights = in<float>(weights);
+    args.dweights = out<float>(dweights);
+    for_rows(typed<T>(loops()).swiglu_backward, args, dy.size(0), args.dim);
+  });
 }
 
 void run_activate(const Tensor& x, Activation activation, Tensor& y) {

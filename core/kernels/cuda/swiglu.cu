@@ -34,6 +34,27 @@ struct SwigluShape {
   }
 };
 
+// What a kernel does with gate and up, or with an x whose up is 1.
+struct SwigluFunction {
+  static constexpr bool gated = true;
+  PPTRAIN_HOST_DEVICE static float value(float gate, float up) { return swiglu_value(gate, up); }
+  PPTRAIN_HOST_DEVICE static SwigluGradient gradient(float dy, float gate, float up) {
+    return swiglu_gradient(dy, gate, up);
+  }
+};
+
+template <Activation kActivation, bool kGated>
+struct ActivationFunction {
+  static constexpr bool gated = kGated;
+  PPTRAIN_HOST_DEVICE static float value(float gate, float up) {
+    return activated<kActivation>(gate).value * up;
+  }
+  PPTRAIN_HOST_DEVICE static SwigluGradient gradient(float dy, float gate, float up) {
+    const Activated at = activated<kActivation>(gate);
+    return {dy * up * at.slope, dy * at.value};
+  }
+};
+
 // An x without a gate has one operand, whose up is 1.
 template <class Function>
 constexpr int operands = Function::gated ? 2 : 1;

@@ -103,8 +103,8 @@ net::Socket listen_for_previous(const std::string& address) {
 
 // Where to call the rank that has this card; several addresses, for one may lead to another machine of the
 // same name.
-std::vector<LinkAddress> addresses_to_call(const Card& card, int port, bool near, bool one_machine) {
-  std::vector<LinkAddress> all;
+std::vector<net::Address> addresses_to_call(const Card& card, int port, bool near, bool one_machine) {
+  std::vector<net::Address> all;
   if (near) all.push_back({net::loopback, port});
   if (one_machine) return all;
   std::istringstream words(card.addresses.data());
@@ -118,7 +118,7 @@ void make_quick(const net::Socket& socket) {
 }
 
 // Calls the next rank, and waits for the call of the previous one, which it may be too.
-void connect(Ring& ring, const RunIdentity& me, net::Socket listener, const std::vector<LinkAddress>& next,
+void connect(Ring& ring, const RunIdentity& me, net::Socket listener, const std::vector<net::Address>& next,
              std::chrono::milliseconds patience) {
   const net::Deadline deadline = Clock::now() + patience;
   const int after = (me.rank + 1) % me.size, before = (me.rank + me.size - 1) % me.size;

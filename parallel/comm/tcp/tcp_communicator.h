@@ -15,7 +15,7 @@ namespace pptrain::comm {
 // Collective over the `size` processes. The last communicator to go sends what is pending and takes leave of
 // the peers, unless it goes while an exception unwinds: then they take this rank for dead. Throws Error that
 // names the ranks that stayed away or cannot be reached, PeerFailure with the words of a rank that failed
-// meanwhile, StartStopped; none of them later than the timeout by more than some tenths of a second.
+// meanwhile, StoppedAtStart; none of them later than the timeout by more than some tenths of a second.
 std::unique_ptr<Communicator> make_tcp_world(int rank, int size, const Rendezvous& rendezvous);
 
 }  // namespace pptrain::comm

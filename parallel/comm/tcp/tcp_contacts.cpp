@@ -38,9 +38,9 @@ class Broken : public Error {
 
 // A visitor, or the call of a rank at one of its addresses.
 struct TcpContacts::Contact {
-  int callee = -1;        // the rank that is called; -1: a visitor
-  LinkAddress address{};  // of the rank that is called
-  net::Socket socket{};   // closed: a call that is to be made
+  int callee = -1;         // the rank that is called; -1: a visitor
+  net::Address address{};  // of the rank that is called
+  net::Socket socket{};    // closed: a call that is to be made
   Handshake handshake;
   bool connecting = false;
   bool spoke = false;
@@ -55,12 +55,12 @@ struct TcpContacts::Contact {
   bool visits() const { return callee < 0; }
 };
 
-std::string to_text(const LinkAddress& address) {
+std::string to_text(const net::Address& address) {
   return fmt::format("{} {}", address.host, address.port);
 }
 
-LinkAddress read_address(const std::string& text, int rank) {
-  LinkAddress address;
+net::Address read_address(const std::string& text, int rank) {
+  net::Address address;
   const size_t space = text.find(' ');
   address.host = text.substr(0, space);
   const char* const end = text.data() + text.size();
@@ -78,9 +78,9 @@ TcpContacts::TcpContacts(RunIdentity me, net::Socket listener, Options options)
 
 TcpContacts::~TcpContacts() = default;
 
-void TcpContacts::call(int peer, const std::vector<LinkAddress>& addresses) {
+void TcpContacts::call(int peer, const std::vector<net::Address>& addresses) {
   if (std::ranges::find(contacts_, peer, &Contact::callee) != contacts_.end()) return;
-  for (const LinkAddress& address : addresses) {
+  for (const net::Address& address : addresses) {
     contacts_.push_back({.callee = peer, .address = address, .handshake = Handshake::calling(me_, peer)});
   }
   dial();

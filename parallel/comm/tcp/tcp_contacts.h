@@ -14,19 +14,16 @@
 #include <utility>
 #include <vector>
 
+#include "core/net/address.h"
 #include "core/net/socket.h"
 #include "parallel/comm/tcp/tcp_handshake.h"
 
 namespace pptrain::comm {
 
 // What a rank leaves in the store: "10.0.0.5 41234".
-struct LinkAddress {
-  std::string host;
-  int port = 0;
-};
-std::string to_text(const LinkAddress& address);
+std::string to_text(const net::Address& address);
 // Throws Error for what no rank would leave.
-LinkAddress read_address(const std::string& text, int rank);
+net::Address read_address(const std::string& text, int rank);
 
 class TcpContacts {
  public:
@@ -48,7 +45,7 @@ class TcpContacts {
 
   // Calls the rank at all of its addresses at once; it has one link in the end, at the first that answers as
   // this rank. Nothing where the call is under way.
-  void call(int peer, const std::vector<LinkAddress>& addresses);
+  void call(int peer, const std::vector<net::Address>& addresses);
   // Visitors are heard no more, and those that are there sent away.
   void close_door();
   // No call is under way.

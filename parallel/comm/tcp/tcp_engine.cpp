@@ -1,5 +1,7 @@
 #include "parallel/comm/tcp/tcp_engine.h"
 
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <poll.h>
 #include <spdlog/fmt/fmt.h>
 #include <sys/eventfd.h>
@@ -11,6 +13,7 @@
 #include <cerrno>
 #include <deque>
 #include <exception>
+#include <optional>
 #include <span>
 #include <system_error>
 #include <utility>
@@ -41,11 +44,47 @@ struct Outgoing {
   size_t sent = 0;                    // of header and body
 };
 
+// Tells a host that is gone from a peer that does not read: whose kernel still answers, however long its
+// window is closed. (TCP_USER_TIMEOUT does not: it counts that time too.)
+class SilenceWatch {
+ public:
+  explicit SilenceWatch(std::chrono::milliseconds patience) : patience_(patience) {}
+  // True where what was sent has been repeated and nothing was acknowledged for as long as the patience. To
+  // be asked several times within it: silence counts from the first look that finds it.
+  bool is_silent(const net::Socket& socket, net::Deadline now);
+
+ private:
+  std::chrono::milliseconds patience_;
+  std::optional<net::Deadline> since_;
+  net::Deadline looked_{};
+  uint32_t repeated_ = 0;  // segments of the connection, when the silence began
+};
+
+bool SilenceWatch::is_silent(const net::Socket& socket, net::Deadline now) {
+  // A single repetition may have its answer on the way, even behind a window that was closed for minutes.
+  constexpr uint32_t enough_repetitions = 2;
+  const bool stood_still = now - std::exchange(looked_, now) > patience_;
+  tcp_info info{};
+  socklen_t size = sizeof(info);
+  if (getsockopt(socket.get(), IPPROTO_TCP, TCP_INFO, &info, &size) != 0) return false;
+  // Probes are those of a closed window, or of an idle connection, that have no answer yet.
+  const bool waits = info.tcpi_unacked > 0 || info.tcpi_probes > 0;
+  const bool answered = since_ && now - std::chrono::milliseconds(info.tcpi_last_ack_recv) > *since_;
+  if (!waits) {
+    since_.reset();
+  } else if (!since_ || answered || stood_still) {
+    since_ = now;
+    repeated_ = info.tcpi_total_retrans;
+  }
+  const uint32_t repetitions = info.tcpi_total_retrans - repeated_ + info.tcpi_probes;
+  return since_ && now - *since_ >= patience_ && repetitions >= enough_repetitions;
+}
+
 }  // namespace
 
 struct TcpEngine::Link {
   TcpInbox inbox;
-  net::SilenceWatch host;  // of the peer; the engine's thread's
+  SilenceWatch host;  // of the peer; the engine's thread's
   // Guards what follows; the sockets are opened and closed by the engine's thread alone.
   std::mutex mutex{};
   net::Socket socket{};           // the one to send on
@@ -97,7 +136,7 @@ TcpEngine::Link& TcpEngine::link_to(int peer) {
     complete(operation, std::move(error), peer_ended);
   };
   std::unique_ptr<Link> link(
-      new Link{.inbox = TcpInbox(peer, end, limits_, early_bytes_), .host = net::SilenceWatch(silence_)});
+      new Link{.inbox = TcpInbox(peer, end, limits_, early_bytes_), .host = SilenceWatch(silence_)});
   return *links_.emplace(peer, std::move(link)).first->second;
 }
 

@@ -87,7 +87,7 @@ class TcpEngine {
   void wake();
 
   const int rank_;
-  const std::vector<LinkAddress> addresses_;  // by rank
+  const std::vector<net::Address> addresses_;  // by rank
   const TcpInbox::Limits limits_;
   const TcpInbox::Total early_bytes_ = std::make_shared<std::atomic<size_t>>(0);
   const std::chrono::milliseconds silence_;

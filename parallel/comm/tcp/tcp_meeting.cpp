@@ -44,7 +44,7 @@ class StartPatience {
   int rank() const { return rank_; }
   double seconds() const { return std::chrono::duration<double>(timeout_).count(); }
   bool over() const { return std::chrono::steady_clock::now() >= deadline_; }
-  // Throws StartStopped that names `awaited` where the rank was told to stop.
+  // Throws StoppedAtStart that names `awaited` where the rank was told to stop.
   void check(const std::string& awaited) const;
   // For the last words of a rank whose time is over, or that has to stop.
   StartPatience for_last_words() const;
@@ -58,7 +58,7 @@ class StartPatience {
 
 void StartPatience::check(const std::string& awaited) const {
   if (!stopped_ || !stopped_()) return;
-  throw StartStopped(fmt::format("rank {} was told to stop while it waited for {}", rank_, awaited));
+  throw StoppedAtStart(fmt::format("rank {} was told to stop while it waited for {}", rank_, awaited));
 }
 
 StartPatience StartPatience::for_last_words() const {
@@ -269,7 +269,7 @@ class Meeting {
 
   // Returns on every rank after all have come and those below it in the tree have read the store, which may
   // go when it returns on rank 0. Throws Error that names the ranks that are missing or that ended meanwhile,
-  // PeerFailure with what another rank left in the store as its end, StartStopped.
+  // PeerFailure with what another rank left in the store as its end, StoppedAtStart.
   Met run() {
     while (!done()) round();
     return {.me = me_,
@@ -416,7 +416,7 @@ class Meeting {
   std::map<int, net::Socket> links_;  // also of ranks that are done here, and call this one
   std::map<int, int> heard_;          // words of each neighbour
   int told_parent_ = 0;               // words
-  std::vector<LinkAddress> addresses_;
+  std::vector<net::Address> addresses_;
   std::map<int, bool> busy_;  // bytes of the run have come already
   net::Deadline next_look_{};
   std::chrono::milliseconds look_again_{5};
@@ -523,7 +523,7 @@ Met meet(int rank, int size, const Rendezvous& rendezvous) {
     return connect_all(rank, size, rendezvous, host, store, patience);
   } catch (const PeerFailure&) {
     throw;
-  } catch (const StartStopped& e) {
+  } catch (const StoppedAtStart& e) {
     leave_word(store, e.what(), serves);
     throw;
   } catch (const Error& e) {

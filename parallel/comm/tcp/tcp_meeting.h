@@ -22,8 +22,8 @@ struct Met {
   RunIdentity me;
   // With ranks that are ahead of this one and call it; none: a world of one.
   std::unique_ptr<TcpContacts> contacts;
-  std::vector<LinkAddress> addresses;  // by rank
-  std::map<int, net::Socket> links;    // by rank: to its neighbours in the tree, at least
+  std::vector<net::Address> addresses;  // by rank
+  std::map<int, net::Socket> links;     // by rank: to its neighbours in the tree, at least
 };
 
 // Collective over the processes; throws what make_tcp_world throws.

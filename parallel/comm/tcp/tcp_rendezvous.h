@@ -26,12 +26,6 @@ struct Rendezvous {
   std::function<bool()> stopped = [] { return false; };         // asked while ranks are waited for
 };
 
-// Rendezvous::stopped said so.
-class StartStopped : public Error {
- public:
-  using Error::Error;
-};
-
 // Where this rank finds the meeting point: the name that rendezvous.host is, except where rank 0 serves it
 // and that name means "this host" here, as Debian's /etc/hosts has it, though ranks of other hosts must reach
 // it.

@@ -21,7 +21,12 @@ struct Occupied {
 class Splitter {
  public:
   Splitter(const Schedule& schedule, std::span<const RankStep> ranks)
-      : s_(schedule), ranks_(ranks), end_f_(s_.cells(), -never), end_b_(end_f_) {
+      : s_(schedule),
+        ranks_(ranks),
+        end_f_(s_.cells(), -never),
+        end_b_(end_f_),
+        end_s_(static_cast<size_t>(schedule.microbatches), -never),
+        end_t_(end_s_) {
     if (ranks.size() != s_.actions.size()) {
       throw Error(fmt::format("split_step: {} ranks for a schedule of {}", ranks.size(), s_.actions.size()));
     }
@@ -66,6 +71,10 @@ class Splitter {
       const double end = ranks_[rank].actions[i].end;
       if (action.kind == ActionKind::forward) end_f_[s_.cell(action.stage, action.microbatch)] = end;
       if (is_gradient(action.kind)) end_b_[s_.cell(action.stage, action.microbatch)] = end;
+      if (is_of_head(action.kind)) {
+        double& last = (action.kind == ActionKind::head_forward ? end_s_ : end_t_)[action.microbatch];
+        last = std::max(last, end);
+      }
     }
   }
 
@@ -76,7 +85,11 @@ class Splitter {
     if (is_gradient(action.kind) && action.stage + 1 < s_.stages() && s_.crosses_ranks(action.stage)) {
       return end_b_[s_.cell(action.stage + 1, action.microbatch)];
     }
-    return -never;
+    const auto mb = static_cast<size_t>(action.microbatch);
+    const int last = s_.stages() - 1;
+    if (action.kind == ActionKind::head_forward) return end_f_[s_.cell(last, action.microbatch)];
+    if (action.kind == ActionKind::head_backward) return end_s_[mb];
+    return s_.spread_head && is_gradient(action.kind) && action.stage == last ? end_t_[mb] : -never;
   }
 
   const Schedule& s_;
@@ -84,6 +97,7 @@ class Splitter {
   std::vector<std::vector<Action>> actions_;  // [rank] timed_actions
   std::vector<double> end_f_;                 // [stage x microbatch]
   std::vector<double> end_b_;
+  std::vector<double> end_s_, end_t_;  // [microbatch] of the last rank that did it
 };
 
 }  // namespace

@@ -18,6 +18,7 @@ class Account {
       : s_(schedule), table_(std::move(table)), stages_(stages), messages_(messages) {}
 
   MemorySplit run(int rank) {
+    has_last_ = table_.rank_of.back() == rank;
     for (const Action& action : s_.actions[rank]) {
       const int64_t sent = std::exchange(leaving_, 0);
       if (is_receive(action.kind)) now_.buffers += message(action);
@@ -28,7 +29,12 @@ class Account {
       note();
       if (is_compute(action.kind)) {
         const int64_t reduced = std::exchange(reduced_, 0);
-        for_each_part(action, [&](const Action& part) { compute(part); });
+        const bool pair = action.kind == ActionKind::overlapped_pair;
+        for_each_part(action, [&](const Action& part) {
+          const Action other = part.kind == ActionKind::forward ? backward_of(action) : forward_of(action);
+          beside_ = pair ? workspace(other) : 0;
+          compute(part);
+        });
         now_.reducing -= reduced;
       }
       now_.buffers -= sent;
@@ -50,6 +56,13 @@ class Account {
     return messages_ || !table_.crosses[stage] ? stages_[stage + 1].message : 0;
   }
 
+  // Of F, B or I.
+  int64_t workspace(const Action& part) const {
+    const StageBytes& stage = stages_[part.stage];
+    if (part.kind == ActionKind::forward) return stage.workspace_forward;
+    return part.kind == ActionKind::backward ? stage.workspace_backward : stage.workspace_backward_input;
+  }
+
   void compute(const Action& part) {
     const StageBytes& stage = stages_[part.stage];
     if (is_weight_gradient(part.kind)) now_.reducing += stage.reducing;
@@ -57,7 +70,7 @@ class Account {
       case ActionKind::forward:
         now_.buffers -= boundary(part.stage - 1);
         now_.activations += stage.activation;
-        work(stage.workspace_forward);
+        work(workspace(part));
         if (s_.forward_only) now_.activations -= stage.activation;
         now_.buffers += boundary(part.stage);
         break;
@@ -65,10 +78,20 @@ class Account {
         work(stage.workspace_backward_weight);
         now_.weight_operands -= stage.weight_operands;
         break;
+      case ActionKind::head_forward:
+        now_.activations += stage.head;
+        work(stage.workspace_head_forward);
+        break;
+      case ActionKind::head_backward:
+        if (has_last_ && !s_.forward_only) now_.buffers += stages_.back().head_gradient;
+        work(stage.workspace_head_backward);
+        now_.activations -= stage.head;
+        break;
       default:  // B, I
         const bool whole = part.kind == ActionKind::backward;
+        if (part.stage + 1 == s_.stages()) now_.buffers -= stages_.back().head_gradient;
         now_.buffers -= boundary(part.stage);
-        work(whole ? stage.workspace_backward : stage.workspace_backward_input);
+        work(workspace(part));
         now_.activations -= stage.activation;
         if (!whole) now_.weight_operands += stage.weight_operands;
         now_.buffers += boundary(part.stage - 1);
@@ -77,7 +100,7 @@ class Account {
   }
 
   void work(int64_t workspace) {
-    now_.workspace = workspace;
+    now_.workspace = workspace + beside_;
     note();
     now_.workspace = 0;
   }
@@ -90,7 +113,9 @@ class Account {
   PlacementTable table_;
   std::span<const StageBytes> stages_;
   bool messages_;
+  bool has_last_ = false;  // the rank has the last stage
   MemorySplit now_, peak_;
+  int64_t beside_ = 0;   // workspace of the other half of a pair
   int64_t leaving_ = 0;  // sent by the last action
   int64_t reduced_ = 0;  // REDUCE_GRADs since the last compute action
 };

@@ -34,6 +34,11 @@ struct StageBytes {
   int64_t workspace_backward_input = 0;
   int64_t workspace_backward_weight = 0;
   int64_t message = 0;  // the stage's input, or the gradient of it
+  // The rank's part of a head that is spread, of its first stage: from S to T, and in S and T beside.
+  int64_t head = 0;
+  int64_t workspace_head_forward = 0;
+  int64_t workspace_head_backward = 0;
+  int64_t head_gradient = 0;  // of the last stage: all ranks' terms of one microbatch, from T to B or I
 
   // Not of a microbatch. Weights are shared out: what the rank has of them from UNSHARD to RESHARD beside its
   // own piece: the whole stage if they are kept, the two or three groups that are there at a time if they are
@@ -57,7 +62,7 @@ struct MemorySplit {
 
 // Each rank's memory at the moment of its largest total; per_stage[s] is stage s. A receive holds its buffer
 // from where it is posted, a send holds its tensor until the action after it is done. In a schedule without
-// communication, what would travel between ranks counts nothing. The two of an overlapped pair run in turn.
+// communication, what would travel between ranks counts nothing. The two of an overlapped pair run at once.
 // Throws Error if per_stage is not one entry per stage.
 std::vector<MemorySplit> peak_bytes(const Schedule& lowered, std::span<const StageBytes> per_stage);
 MemorySplit peak_bytes(const Schedule& lowered, std::span<const StageBytes> per_stage, int rank);

@@ -163,7 +163,7 @@ class Simulator {
         costs_(expanded(costs.stages, static_cast<size_t>(schedule.stages()), StageCost{}, "stage costs")),
         latency_(expanded(costs.latency, static_cast<size_t>(std::max(schedule.stages() - 1, 1)), 0.0,
                           "latencies")),
-        overlap_(costs.overlap),
+        head_latency_(costs.head_latency),
         end_f_(schedule.cells()),
         end_b_(schedule.cells()),
         free_(expanded(start.free, static_cast<size_t>(schedule.ranks), 0.0, "starting times")),
@@ -171,6 +171,10 @@ class Simulator {
     if (!costs.exchange.empty()) {
       exchange_.emplace(s_, expanded(costs.exchange, static_cast<size_t>(s_.stages()), {}, "exchange costs"),
                         costs.streamed);
+    }
+    if (schedule.spread_head) {
+      end_s_.resize(static_cast<size_t>(schedule.microbatches));
+      end_t_.resize(static_cast<size_t>(schedule.microbatches));
     }
     if (messages_) {
       posted_f_.resize(schedule.cells());
@@ -212,7 +216,19 @@ class Simulator {
     if (is_gradient(action.kind) && stage + 1 < s_.stages()) {
       return arrival(stage, end_b_[s_.cell(stage + 1, mb)], posted_b_, s_.cell(stage, mb));
     }
-    return {};
+    return s_.spread_head ? input_of_head(action) : Input{};
+  }
+
+  // Of S, T, and of B or I of the last stage: what ranks exchange of the head.
+  Input input_of_head(const Action& action) const {
+    const auto mb = static_cast<size_t>(action.microbatch);
+    const int last = s_.stages() - 1;
+    if (action.kind == ActionKind::head_forward) {
+      const double made = end_f_[s_.cell(last, action.microbatch)];
+      return {made, made + (action.stage == table_.rank_of[last] ? 0 : head_latency_)};
+    }
+    if (action.kind == ActionKind::head_backward) return {end_s_[mb], end_s_[mb]};
+    return is_gradient(action.kind) ? Input{end_t_[mb], end_t_[mb] + head_latency_} : Input{};
   }
 
   Input arrival(int boundary, double made, const std::vector<double>& posted, size_t cell) const {
@@ -222,7 +238,7 @@ class Simulator {
 
   double duration(const Action& action) const {
     if (action.kind == ActionKind::overlapped_pair) {
-      return (duration(forward_of(action)) + duration(backward_of(action))) * overlap_;
+      return pair_duration(costs_[action.stage], costs_[action.backward_stage], action.backward_kind);
     }
     return schedule::duration(costs_[action.stage], action.kind);
   }
@@ -249,7 +265,7 @@ class Simulator {
     span.start = std::max(free, input.arrived);
     const double time_alone = duration(action);
     span.end = span.start + time_alone;
-    if (exchange_) {
+    if (exchange_ && !is_of_head(action.kind)) {
       for_each_part(action, [&](const Action& part) {
         span.end = std::max(span.end, exchange_->end_of_pass(rank, part, span.start, time_alone));
       });
@@ -265,6 +281,10 @@ class Simulator {
       idle_[rank].see(part, span);
       if (part.kind == ActionKind::forward) end_f_[s_.cell(part.stage, part.microbatch)] = span.end;
       if (is_gradient(part.kind)) end_b_[s_.cell(part.stage, part.microbatch)] = span.end;
+      if (is_of_head(part.kind)) {
+        double& end = (part.kind == ActionKind::head_forward ? end_s_ : end_t_)[part.microbatch];
+        end = std::max(end, span.end);
+      }
     });
   }
 
@@ -281,8 +301,9 @@ class Simulator {
   bool messages_;
   std::vector<StageCost> costs_;
   std::vector<double> latency_;
-  double overlap_;
-  std::vector<double> end_f_;  // [stage x microbatch]
+  double head_latency_;
+  std::vector<double> end_s_, end_t_;  // [microbatch] of the last rank so far that did it; empty without
+  std::vector<double> end_f_;          // [stage x microbatch]
   std::vector<double> end_b_;
   std::vector<double> posted_f_;  // by the receiver's stage; empty without communication
   std::vector<double> posted_b_;
@@ -296,6 +317,26 @@ class Simulator {
 
 }  // namespace
 
+double wire(const StageCost& cost, ActionKind kind) {
+  switch (kind) {
+    case ActionKind::forward:
+      return cost.forward_wire;
+    case ActionKind::backward_input:
+      return cost.backward_input_wire;
+    case ActionKind::backward:
+      return cost.backward_wire;
+    default:
+      return 0;
+  }
+}
+
+double pair_duration(const StageCost& forward, const StageCost& backward, ActionKind backward_kind) {
+  const double wire_f = wire(forward, ActionKind::forward), wire_b = wire(backward, backward_kind);
+  const double compute_f = duration(forward, ActionKind::forward) - wire_f;
+  const double compute_b = duration(backward, backward_kind) - wire_b;
+  return compute_f + compute_b + std::max(0.0, wire_f - compute_b) + std::max(0.0, wire_b - compute_f);
+}
+
 double duration(const StageCost& cost, ActionKind kind) {
   switch (kind) {
     case ActionKind::forward:
@@ -304,6 +345,10 @@ double duration(const StageCost& cost, ActionKind kind) {
       return cost.backward_input;
     case ActionKind::backward_weight:
       return cost.backward_weight;
+    case ActionKind::head_forward:
+      return cost.head_forward;
+    case ActionKind::head_backward:
+      return cost.head_backward;
     default:
       return cost.backward >= 0 ? cost.backward : cost.backward_input + cost.backward_weight;
   }

@@ -13,10 +13,21 @@ struct StageCost {
   double backward_input = 1;
   double backward_weight = 1;
   double backward = -1;  // of B at once; negative: backward_input + backward_weight
+  // S and T of the rank's part of a head that is spread: of its first stage.
+  double head_forward = 1;
+  double head_backward = 1;
+  // The part of F, of I and of B in which the rank only waits for exchanges with ranks of its stage.
+  double forward_wire = 0;
+  double backward_input_wire = 0;
+  double backward_wire = 0;
 };
 
-// Of F, B, I or W.
+// Of F, B, I, W, S or T.
 double duration(const StageCost& cost, ActionKind kind);
+double wire(const StageCost& cost, ActionKind kind);  // the part of it that only waits
+
+// Of an overlapped pair: what each half waits for goes on behind what the other half computes.
+double pair_duration(const StageCost& forward, const StageCost& backward, ActionKind backward_kind);
 
 // Of a stage's parameters, between the ranks that share them out or have other samples.
 struct ExchangeCost {
@@ -30,7 +41,8 @@ struct Costs {
   // From the end of a send to the data's being there, per boundary (stage s to s + 1 and back); a single one
   // serves all, none is 0. Boundaries inside a rank cost nothing.
   std::vector<double> latency;
-  double overlap = 1;  // an overlapped pair takes this times the sum of its two
+  // The same from the last stage's F to S on other ranks, and from their T to its B or I.
+  double head_latency = 0;
   // What UNSHARD and REDUCE_GRAD take, per stage; a single one serves all, none: no time.
   std::vector<ExchangeCost> exchange{};
   bool streamed = false;  // each F, B and I gathers weights anew; otherwise UNSHARD gathers them for all

@@ -16,6 +16,12 @@ int64_t slot(const Schedule& s, int stage, int microbatch) {
   return round * s.ranks * v + stage + microbatch % s.ranks;
 }
 
+// S follows the last stage's forward, and T follows S.
+int64_t slot(const Schedule& s, const Action& action) {
+  if (!is_of_head(action.kind)) return slot(s, action.stage, action.microbatch);
+  return slot(s, s.stages() - 1, action.microbatch) + (action.kind == ActionKind::head_forward ? 1 : 2);
+}
+
 }  // namespace
 
 Schedule forward_only(const Schedule& schedule, int microbatches) {
@@ -27,9 +33,11 @@ Schedule forward_only(const Schedule& schedule, int microbatches) {
     for (const int stage : result.stages_of(rank)) {
       for (int mb = 0; mb < result.microbatches; ++mb) list.push_back(forward(stage, mb));
     }
-    std::stable_sort(list.begin(), list.end(), [&](const Action& a, const Action& b) {
-      return slot(result, a.stage, a.microbatch) < slot(result, b.stage, b.microbatch);
-    });
+    for (int mb = 0; mb < result.microbatches && result.spread_head; ++mb) {
+      list.push_back(head_forward(rank, mb));
+      list.push_back(head_backward(rank, mb));
+    }
+    std::ranges::stable_sort(list, {}, [&](const Action& action) { return slot(result, action); });
   }
   return result;
 }

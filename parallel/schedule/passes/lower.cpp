@@ -76,6 +76,12 @@ Schedule with_gradients_reduced(const Schedule& schedule, Reduce reduce) {
 
 }  // namespace
 
+Schedule whole_head(const Schedule& schedule) {
+  Schedule result = without(schedule, ActionKind::head_forward, ActionKind::head_backward);
+  result.spread_head = false;
+  return result;
+}
+
 Schedule compute_only(const Schedule& schedule) {
   return filtered(schedule, is_compute);
 }
@@ -88,7 +94,7 @@ Schedule lower(Schedule given, const ShardOptions& shard) {
     schedule = std::make_shared<Schedule>(std::move(result));
     proofs.begin(schedule, model);
   };
-  if (has(*schedule, ActionKind::overlapped_pair)) pass(split_pairs(*schedule));
+  if (has(*schedule, ActionKind::overlapped_pair)) pass(split_pairs(*schedule, shard.keep_pairs));
   if (!schedule->has_communication()) {
     pass(add_communication(*schedule), ReceiveModel::in_place);
     pass(hoist_receives(*schedule));
@@ -103,13 +109,17 @@ Schedule lower(Schedule given, const ShardOptions& shard) {
   return std::move(*schedule);
 }
 
-Schedule split_pairs(const Schedule& schedule) {
+Schedule split_pairs(const Schedule& schedule, bool same_stage) {
   Schedule result = schedule.without_actions();
   for (int rank = 0; rank < schedule.ranks; ++rank) {
     auto& list = result.actions[rank];
     list.reserve(schedule.actions[rank].size());
     for (const Action& action : schedule.actions[rank]) {
-      for_each_part(action, [&](const Action& part) { list.push_back(part); });
+      if (same_stage && action.stage != action.backward_stage) {
+        list.push_back(action);
+      } else {
+        for_each_part(action, [&](const Action& part) { list.push_back(part); });
+      }
     }
   }
   return result;

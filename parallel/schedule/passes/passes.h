@@ -4,14 +4,15 @@
 
 #include <compare>
 
+#include "parallel/schedule/cost/simulate.h"
 #include "parallel/schedule/schedule.h"
 
 namespace pptrain::schedule {
 
-// Each overlapped pair as its forward, then its backward: the executor runs the two in turn, so what the
-// forward makes can be sent before the backward runs, and the backward's input may arrive while the forward
-// runs. What the pair says about overlap is lost.
-Schedule split_pairs(const Schedule& schedule);
+// Each overlapped pair as its forward, then its backward, so that what the forward makes can be sent before
+// the backward runs, and the backward's input may arrive while the forward runs. With `same_stage`, pairs of
+// one stage alone.
+Schedule split_pairs(const Schedule& schedule, bool same_stage = false);
 
 // Adds SEND_F after an F whose next stage is on another rank, RECV_F on that rank before its F, and likewise
 // SEND_B and RECV_B around B and I. What passes between two stages of one rank is handed over there. A
@@ -53,19 +54,32 @@ enum class Reduce {
 // Adds REDUCE_GRAD of each stage, after the sends that follow its B or W. The schedule must have none.
 Schedule add_reduce_grad(const Schedule& schedule, Reduce reduce = Reduce::step);
 
+// The head over all ranks: adds each rank's S and T of every microbatch to compute actions, as soon as the
+// rank can run them at these costs, and lets a rank that would wait for the head run forwards ahead, of which
+// it then holds at most two microbatches more than before (the idea of Vocabulary Parallelism, arXiv
+// 2411.05288). The order of the other actions stays. Throws Error if the schedule has S and T already, or
+// communication.
+Schedule spread_head(const Schedule& schedule, const Costs& costs);
+
+// The same with a whole head: without S and T, where there are any.
+Schedule whole_head(const Schedule& schedule);
+
 // The compute actions alone.
 Schedule compute_only(const Schedule& schedule);
 
-// The forwards alone on the same ranks, stages and placement, for evaluation and generation; `microbatches`
-// of 0 keeps the number. A rank takes its forwards in the order in which a full pipeline offers them:
-// microbatch by microbatch on the V, in rounds of p microbatches on the loop.
+// The forwards alone, and S and T of a head that is spread, on the same ranks, stages and placement, for
+// evaluation and generation; `microbatches` of 0 keeps the number. A rank takes its forwards in the order in
+// which a full pipeline offers them: microbatch by microbatch on the V, in rounds of p microbatches on the
+// loop.
 Schedule forward_only(const Schedule& schedule, int microbatches = 0);
 
-// What ranks that share a stage exchange of its parameters. The defaults are for a rank that holds the whole
-// weights of its stages.
+// What ranks that share a stage exchange. The defaults are for a rank that is alone with its stages.
 struct ShardOptions {
   Gather gather = Gather::never;
   Reduce reduce = Reduce::step;
+  // Passes wait for exchanges (tp, cp, ep) between hosts or GPUs: overlapped pairs of two stages stay, and
+  // hide one half's behind the other half. Otherwise splitting them is faster.
+  bool keep_pairs = false;
 
   auto operator<=>(const ShardOptions&) const = default;
 };

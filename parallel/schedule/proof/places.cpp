@@ -79,7 +79,9 @@ void refuse(const Schedule& schedule, int rank, size_t index, std::string_view w
 }
 
 Places::Places(const Schedule& schedule) : s_(schedule), table_(schedule) {
-  for (const What what : {forward, gradient, weight}) places_[what].assign(s_.cells(), absent);
+  for (const What what : {forward, gradient, weight, head_forward, head_backward}) {
+    if (s_.spread_head || what <= weight) places_[what].assign(s_.cells(), absent);
+  }
   for (int rank = 0; rank < s_.ranks; ++rank) {
     const auto& list = s_.actions[rank];
     for (size_t i = 0; i < list.size(); ++i) {
@@ -110,10 +112,20 @@ void Places::note(int rank, size_t index, const Action& action) {
         fmt::format("there is no microbatch {}: they are 0 to {}", action.microbatch, s_.microbatches - 1));
   }
   if (is_communication(action.kind)) return note_message(rank, index, action);
+  if (is_of_head(action.kind)) return note_head(rank, index, action);
   if (action.kind == ActionKind::forward) return put(forward, rank, index, action);
   if (s_.forward_only) refuse(s_, rank, index, "a forward-only schedule has no backward");
   if (action.kind != ActionKind::backward_weight) put(gradient, rank, index, action);
   if (action.kind != ActionKind::backward_input) put(weight, rank, index, action);
+}
+
+void Places::note_head(int rank, size_t index, const Action& action) {
+  if (!s_.spread_head) refuse(s_, rank, index, "the head is not spread over the ranks");
+  if (action.stage >= s_.ranks) {
+    refuse(s_, rank, index,
+           fmt::format("the head's actions are of a rank's first stage, here {}", s_.stages_of(rank)[0]));
+  }
+  put(action.kind == ActionKind::head_forward ? head_forward : head_backward, rank, index, action);
 }
 
 void Places::note_message(int rank, size_t index, const Action& action) {

@@ -20,8 +20,9 @@ namespace pptrain::schedule {
 // Where each action of a schedule stands.
 class Places {
  public:
-  // What is done to a microbatch of a stage; B does `gradient` and `weight`.
-  enum What { forward, gradient, weight, send_f, recv_f, send_b, recv_b };
+  // What is done to a microbatch of a stage; B does `gradient` and `weight`. Of head_*: of a rank's first
+  // stage.
+  enum What { forward, gradient, weight, head_forward, head_backward, send_f, recv_f, send_b, recv_b };
   static constexpr int32_t absent = -1;
 
   // Throws as validate() does on an action of a stage or microbatch that does not exist, of a stage on
@@ -40,6 +41,7 @@ class Places {
 
  private:
   void note(int rank, size_t index, const Action& action);
+  void note_head(int rank, size_t index, const Action& action);
   void note_message(int rank, size_t index, const Action& action);
   void put(What what, int rank, size_t index, const Action& action);
 

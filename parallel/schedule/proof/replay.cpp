@@ -8,6 +8,10 @@ Replay::Replay(const Schedule& schedule, ReceiveModel model, bool by_messages)
     : schedule_(schedule), model_(model), table_(schedule), by_message_(table_.crosses) {
   if (!by_messages) by_message_.assign(by_message_.size(), 0);
   states_.assign(schedule.cells(), 0);
+  if (schedule.spread_head) {
+    head_f_.assign(static_cast<size_t>(schedule.microbatches), 0);
+    head_b_ = head_f_;
+  }
   next_.assign(schedule.ranks, 0);
   for (const auto& list : schedule.actions) ends_.push_back(list.size());
   queued_.assign(schedule.ranks, 0);
@@ -21,7 +25,13 @@ bool Replay::part_ready(const Action& action) const {
       return stage == 0 || is(arrived_f, stage - 1, mb);
     case ActionKind::backward:
     case ActionKind::backward_input:
-      return is(computed_f, stage, mb) && (stage + 1 == schedule_.stages() || is(arrived_b, stage + 1, mb));
+      if (!is(computed_f, stage, mb)) return false;
+      if (stage + 1 < schedule_.stages()) return is(arrived_b, stage + 1, mb);
+      return !schedule_.spread_head || head_done(head_b_, mb);
+    case ActionKind::head_forward:
+      return is(computed_f, schedule_.stages() - 1, mb);
+    case ActionKind::head_backward:
+      return head_done(head_f_, mb);
     case ActionKind::backward_weight:
     case ActionKind::send_b:
       return is(computed_b, stage, mb);
@@ -42,7 +52,8 @@ void Replay::part_done(const Action& action) {
   switch (action.kind) {
     case ActionKind::forward:
       mark(computed_f);
-      if (stage + 1 == schedule_.stages() || by_message_[stage]) return;
+      if (stage + 1 == schedule_.stages()) return schedule_.spread_head ? wake_all() : void();
+      if (by_message_[stage]) return;
       [[fallthrough]];
     case ActionKind::send_f:
       mark(arrived_f);
@@ -55,9 +66,22 @@ void Replay::part_done(const Action& action) {
     case ActionKind::send_b:
       mark(arrived_b);
       return wake(table_.rank_of[stage - 1]);
+    case ActionKind::head_forward:
+      return count_head(head_f_, action.microbatch);
+    case ActionKind::head_backward:
+      return count_head(head_b_, action.microbatch);
     default:
       return;
   }
+}
+
+void Replay::count_head(std::vector<int>& ranks, int mb) {
+  ++ranks[static_cast<size_t>(mb)];
+  if (head_done(ranks, mb)) wake_all();
+}
+
+void Replay::wake_all() {
+  for (int rank = 0; rank < schedule_.ranks; ++rank) wake(rank);
 }
 
 void Replay::wake(int rank) {

@@ -49,17 +49,23 @@ class Replay {
   }
   bool part_ready(const Action& action) const;
   void part_done(const Action& action);
+  bool head_done(const std::vector<int>& ranks, int mb) const {
+    return ranks[static_cast<size_t>(mb)] == schedule_.ranks;
+  }
+  void count_head(std::vector<int>& ranks, int mb);
   void wake(int rank);
+  void wake_all();
 
   const Schedule& schedule_;
   ReceiveModel model_;
   PlacementTable table_;
-  std::vector<uint8_t> by_message_;  // [boundary] what crosses it travels in a message
-  std::vector<uint8_t> states_;      // [stage x microbatch] of State
-  std::vector<size_t> next_;         // [rank]
-  std::vector<size_t> ends_;         // [rank]
-  std::vector<int> queue_;           // ranks that may be able to go on
-  std::vector<uint8_t> queued_;      // [rank]
+  std::vector<uint8_t> by_message_;   // [boundary] what crosses it travels in a message
+  std::vector<uint8_t> states_;       // [stage x microbatch] of State
+  std::vector<int> head_f_, head_b_;  // [microbatch] ranks that have done S, and T; empty without
+  std::vector<size_t> next_;          // [rank]
+  std::vector<size_t> ends_;          // [rank]
+  std::vector<int> queue_;            // ranks that may be able to go on
+  std::vector<uint8_t> queued_;       // [rank]
 };
 
 template <typename Visit>

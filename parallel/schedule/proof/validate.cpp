@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/base/error.h"
@@ -160,6 +161,25 @@ void check_complete(const Places& places) {
   }
 }
 
+// The ranks' parts of a head that is spread: S and T of every microbatch.
+void check_head(const Places& places) {
+  const Schedule& s = places.schedule();
+  for (int rank = 0; rank < s.ranks; ++rank) {
+    for (int mb = 0; mb < s.microbatches; ++mb) {
+      for (const auto& [what, action] : {std::pair(Places::head_forward, head_forward(rank, mb)),
+                                         std::pair(Places::head_backward, head_backward(rank, mb))}) {
+        if (places.of(what, rank, mb) == Places::absent)
+          refuse(s, rank, s.actions[rank].size(), fmt::format("{} is missing", to_string(action)));
+        check_ascending(places, what, rank, mb, "part of the head");
+      }
+      const int32_t backward = places.of(Places::head_backward, rank, mb);
+      if (backward > places.of(Places::head_forward, rank, mb)) continue;
+      refuse(s, rank, backward,
+             fmt::format("it comes before {}, whose logits it needs", to_string(head_forward(rank, mb))));
+    }
+  }
+}
+
 // F before B or I, I before W; ascending microbatches of each stage. After check_complete.
 void check_order(const Places& places) {
   const Schedule& s = places.schedule();
@@ -215,6 +235,7 @@ void validate(const Schedule& schedule, ReceiveModel model) {
   const Places places(schedule);
   check_complete(places);
   check_order(places);
+  if (schedule.spread_head) check_head(places);
   if (places.has_communication()) check_messages(places);
   if (places.has_whole_stage_actions()) WholeStageCheck(schedule).run();
   check_progress(places, model);

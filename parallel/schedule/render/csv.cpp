@@ -83,7 +83,8 @@ class Parser {
     if (action.stage >= max_number || action.microbatch >= max_number) {
       fail(cell, fmt::format("{}: numbers end at {}", to_string(action), max_number - 1));
     }
-    backward_ |= action.kind != ActionKind::forward && is_compute(action.kind);
+    backward_ |= action.kind != ActionKind::forward && is_compute(action.kind) && !is_of_head(action.kind);
+    schedule_.spread_head |= is_of_head(action.kind);
     schedule_.microbatches = std::max(schedule_.microbatches, action.microbatch + 1);
     if (static_cast<size_t>(action.stage) >= owner_.size()) owner_.resize(action.stage + 1);
     Cell& owner = owner_[action.stage];
@@ -187,10 +188,12 @@ std::string write_csv(const Schedule& schedule) {
   return write_cells(schedule, {});
 }
 
+// A pair takes one step, as each of its halves does alone.
 std::string write_stepped_csv(const Schedule& schedule) {
   if (schedule.has_communication()) throw Error("write_csv: only compute actions can be written in steps");
-  return write_cells(schedule,
-                     simulate(schedule, {.stages = {{1, 1, 1, 1}}, .latency = {}, .overlap = 0.5}).spans);
+  constexpr StageCost step{
+      .backward = 1, .forward_wire = 0.5, .backward_input_wire = 0.5, .backward_wire = 0.5};
+  return write_cells(schedule, simulate(schedule, {.stages = {step}, .latency = {}}).spans);
 }
 
 }  // namespace pptrain::schedule

@@ -171,6 +171,9 @@ const char* trace_category(ActionKind kind) {
       return "backward_input";
     case ActionKind::backward_weight:
       return "backward_weight";
+    case ActionKind::head_forward:
+    case ActionKind::head_backward:
+      return "head";
     case ActionKind::overlapped_pair:
       return "overlapped_pair";
     default:

@@ -56,6 +56,10 @@ Colour base_colour(ActionKind kind) {
       return {122, 196, 138};
     case ActionKind::backward_input:
       return {120, 205, 205};
+    case ActionKind::head_forward:
+      return {232, 160, 190};
+    case ActionKind::head_backward:
+      return {205, 120, 160};
     case ActionKind::unshard:
       return {150, 140, 200};
     case ActionKind::reduce_grad:
@@ -136,11 +140,13 @@ class Picture {
                                : fmt::format("step {:.6g}", simulation_.step_time),
                       std::round(simulation_.bubble() * 1000) / 10),
           " font-size=\"14\" fill=\"#222222\"");
-    const std::array<std::pair<ActionKind, const char*>, 6> legend = {
+    const std::array<std::pair<ActionKind, const char*>, 8> legend = {
         {{ActionKind::forward, "F forward"},
          {ActionKind::backward, "B backward"},
          {ActionKind::backward_input, "I input gradient"},
          {ActionKind::backward_weight, "W weight gradient"},
+         {ActionKind::head_forward, "S head: logits"},
+         {ActionKind::head_backward, "T head: gradients"},
          {ActionKind::unshard, "UNSHARD: gathers"},
          {ActionKind::reduce_grad, "REDUCE_GRAD"}}};
     double at = left;

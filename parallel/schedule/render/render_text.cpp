@@ -21,7 +21,7 @@ std::string label(const Schedule& s, const Action& action) {
     return fmt::format("{}+{}", label(s, forward_of(action)), label(s, backward_of(action)));
   }
   const std::string full = to_string(action);
-  return s.stages_per_rank == 1 ? full.substr(full.find_first_of("FBIW")) : full;
+  return s.stages_per_rank == 1 ? full.substr(full.find_first_of("FBIWST")) : full;
 }
 
 size_t digits(int value) {
@@ -50,6 +50,9 @@ const char* colour_of(ActionKind kind) {
       return "\033[36m";
     case ActionKind::backward_weight:
       return "\033[33m";
+    case ActionKind::head_forward:
+    case ActionKind::head_backward:
+      return "\033[31m";
     default:
       return "\033[35m";
   }
@@ -118,7 +121,7 @@ class Grid {
       Action widest;  // of the largest microbatch
     };
     // A list has millions of passes: those that are no pairs are looked up without the map.
-    constexpr size_t kinds = static_cast<size_t>(ActionKind::backward_weight) + 1;
+    constexpr size_t kinds = static_cast<size_t>(ActionKind::head_backward) + 1;
     std::vector<Sum> singles(static_cast<size_t>(s_.stages()) * kinds);
     std::map<PassKind, Sum> sums;
     for (int rank = 0; rank < s_.ranks; ++rank) {
@@ -161,13 +164,16 @@ class Grid {
   }
 
   Costs in_characters(const Costs& costs) const {
-    Costs drawn{.stages = {}, .latency = {}, .overlap = costs.overlap};
+    Costs drawn{.stages = {}, .latency = {}};
     for (int stage = 0; stage < s_.stages(); ++stage) {
       drawn.stages.push_back({.forward = mean(ActionKind::forward, stage),
                               .backward_input = mean(ActionKind::backward_input, stage),
                               .backward_weight = mean(ActionKind::backward_weight, stage),
-                              .backward = mean(ActionKind::backward, stage)});
+                              .backward = mean(ActionKind::backward, stage),
+                              .head_forward = mean(ActionKind::head_forward, stage),
+                              .head_backward = mean(ActionKind::head_backward, stage)});
     }
+    drawn.head_latency = std::round(costs.head_latency / unit_);
     // A pair takes the sum of its two, which stand nowhere else where all of a stage are in pairs.
     for (const auto& [kind, time] : means_) {
       const auto& [what, stage, backward_stage] = kind;

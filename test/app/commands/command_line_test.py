@@ -302,7 +302,7 @@ class CommandLine(Case):
         out = self.pptrain("doctor", *self.arguments("run"), code=None).stdout.splitlines()
         self.assertEqual([line.split()[0] for line in out[:-1]],
                          ["memory", "cores", "disk", "device", "transport", "clocks", "links"])
-        self.assertRegex(out[-2], r"links +\w+ +the slowest, at rank \d: \d+ us, [\d.]+ GB/s; an activation of 0.00 MB")
+        self.assertRegex(out[-2], r"links +\w+ +the slowest, at rank \d: \d+ us, [\d.e-]+ Gb/s; an activation of 0.00 MB")
         megabytes = []  # of an activation: tensor-parallel ranks send a part each
         for tp in (1, 2):
             many = self.arguments("run", "train.micro_batch_size=512", f"distributed.tp={tp}")
@@ -514,6 +514,8 @@ class CommandLine(Case):
             "wide": ["distributed.pp=3", "distributed.pp_schedule=gpipe", "train.dtype=fp32"],
             "tied": ["model.tie_word_embeddings=true"],
             "replicas": ["distributed.dp_replicate=2"],
+            "searched": ["distributed.pp_schedule=search"],
+            "spread": ["distributed.pp_head=spread", "distributed.pp_schedule=auto"],
         }.items():
             with self.subTest(name):
                 ranks = {"wide": 3, "replicas": 4}.get(name, 2)

@@ -385,7 +385,7 @@ class HfAndBack(Case):
             done = run([sys.executable, "-c", start, PPTRAIN, "convert", *arguments], None)
             return int(done.stdout) / 1024  # MiB
         peaks = {}
-        for layers in (24, 1):  # the large one first: the small one finds the program's libraries in the page cache
+        for layers in (48, 1):  # the large one first: the small one finds the program's libraries in the page cache
             source = self.folder / f"hf{layers}"
             config = LlamaConfig(**{**HF_SIZES, "hidden_size": 512, "intermediate_size": 1024, "head_dim": 64,
                                     "num_attention_heads": 8, "num_hidden_layers": layers})
@@ -399,13 +399,13 @@ class HfAndBack(Case):
             checkpoint, back = self.folder / f"checkpoint{layers}", self.folder / f"back{layers}"
             twice = [(peak("--from", source, "--to", checkpoint, *more), peak("--from", checkpoint, "--to", back, *more))
                      for more in ([], ["--overwrite"])]
-            peaks[layers] = [(min if layers == 24 else max)(times) for times in zip(*twice)]  # without what varies
-        grown = sum(p.stat().st_size for p in (self.folder / "checkpoint24").rglob("*") if p.is_file()) / 2**20
-        self.assertGreater(grown, 200)  # MiB of float32, of tensors of 2 MiB at most
-        for small, large in zip(peaks[1], peaks[24]):
+            peaks[layers] = [(min if layers == 48 else max)(times) for times in zip(*twice)]  # without what varies
+        grown = sum(p.stat().st_size for p in (self.folder / "checkpoint48").rglob("*") if p.is_file()) / 2**20
+        self.assertGreater(grown, 400)  # MiB of float32, of tensors of 2 MiB at most
+        for small, large in zip(peaks[1], peaks[48]):
             # Of the program's libraries, 90 MiB in all, more or less is in memory at a time.
             self.assertGreater(small, 30)
-            self.assertLess(large - small, 100)
+            self.assertLess(large - small, grown / 3)
 
 
 class Refusals(Case):

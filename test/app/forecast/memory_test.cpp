@@ -1,10 +1,10 @@
 // The bytes that a stage holds and takes, as predicted from its sizes and as allocated.
-#include <ATen/Context.h>
 #include <ATen/Parallel.h>
 #include <c10/core/InferenceMode.h>
 
 #include <cmath>
 #include <string>
+#include <vector>
 
 #include "app/forecast/footprint.h"
 #include "test/models/allocation_counter.h"
@@ -43,21 +43,12 @@ Case any_case() {
   Case c{.model = small_model(arch, false), .bfloat16 = bfloat16, .recompute = recompute};
   c.model.attention_bias = GENERATE(false, true);
   c.model.mlp_bias = c.model.attention_bias && arch == "llama";
+  const auto targets = GENERATE(as<std::vector<std::string>>{}, std::vector<std::string>{},
+                                std::vector<std::string>{"*.attn.q", "*.attn.v"},
+                                std::vector<std::string>{"layers.*.attn.*", "layers.*.mlp.*"});
+  if (!targets.empty()) c.model.lora = {.rank = 3, .alpha = 6, .targets = targets};
   return c;
 }
-
-// oneDNN packs bfloat16 weights into scratch memory, more or less of it by the CPU's instructions: not
-// counted.
-class WithoutOneDnn {
- public:
-  WithoutOneDnn() { at::globalContext().setUserEnabledMkldnn(false); }
-  ~WithoutOneDnn() { at::globalContext().setUserEnabledMkldnn(before_); }
-  WithoutOneDnn(const WithoutOneDnn&) = delete;
-  WithoutOneDnn& operator=(const WithoutOneDnn&) = delete;
-
- private:
-  bool before_ = at::globalContext().userEnabledMkldnn();
-};
 
 // Inside its sum of the losses ATen makes a float64 copy, which a dry run does not see.
 bool close(int64_t predicted, int64_t measured, int64_t tokens) {
@@ -76,7 +67,8 @@ TEST_CASE("between its passes a stage holds activations or weight operands, to t
   const Tensor boundary = at::zeros({21, c.model.hidden}, c.dtype());
   for (auto& stage : stages) {
     INFO(c.model.arch << " bfloat16 " << c.bfloat16 << " recompute " << static_cast<int>(c.recompute)
-                      << " stage " << stage->index());
+                      << " targets " << c.model.lora.rank * c.model.lora.targets.size() << " stage "
+                      << stage->index());
     const app::StageFootprint predicted = c.predicted(*stage, 3, 7);
     CHECK(predicted.boundary == 21 * c.model.hidden * static_cast<int64_t>(boundary.element_size()));
     const int64_t returned = stage->is_first() ? 0 : predicted.boundary;
@@ -113,7 +105,40 @@ TEST_CASE("what sparse layers keep between passes does not depend on the routing
     stage->backward_weight(0);
     const auto loads = stage->take_loads();
     CHECK(loads.size() == 1);  // layer 1 is dense
-    for (const auto& load : loads) CHECK(load.rows.sum().item<int64_t>() == 21 * c.model.sparse.chosen);
+    for (const auto& [layer, rows] : loads) CHECK(rows.sum().item<int64_t>() == 21 * c.model.sparse.chosen);
+  }
+}
+
+TEST_CASE("a part of a spread head holds what is predicted between S and T, and takes it within 1 %") {
+  const c10::InferenceMode inference;
+  const WithoutOneDnn tensors_alone;
+  at::set_num_threads(1);
+  Case c{
+      .model = small_model("llama", false), .bfloat16 = GENERATE(false, true), .recompute = Recompute::none};
+  c.model.vocab = GENERATE(101, 3000);
+  c.model.logit_softcap = GENERATE(0.0, 30.0);
+  constexpr int parts = 3;
+  const auto data = random_microbatch(c.model, 5, 13, 1);
+  const int64_t tokens = 65;
+  for (int index = 0; index < parts; ++index) {
+    INFO("bfloat16 " << c.bfloat16 << " vocabulary " << c.model.vocab << " cap " << c.model.logit_softcap
+                     << " part " << index);
+    models::TransformerStage stage(c.model,
+                                   {.index = index, .first_layer = 0, .end_layer = 1, .head_parts = parts});
+    stage.materialise(at::kCPU, c.dtype());
+    const app::StageFootprint predicted = c.predicted(stage, 5, 13);
+    const Tensor h = at::zeros({tokens, c.model.hidden}, c.dtype());
+    AllocationCounter counter;
+    Tensor own = stage.head_forward(0, data, h.clone());
+    CHECK(stage.head_bytes() == predicted.head);
+    CHECK(close(predicted.head_forward.workspace, counter.peak() - predicted.head, tokens));
+    const Tensor all = own.unsqueeze(0).expand({parts, -1, -1}).contiguous();
+    own.reset();
+    counter.restart();
+    const Tensor term = stage.head_backward(0, data, all, /*with_gradients=*/true);
+    const int64_t given = static_cast<int64_t>(all.nbytes());
+    CHECK(close(predicted.head_backward.workspace, counter.peak() - predicted.head - given, tokens));
+    CHECK(stage.head_bytes() == 0);
   }
 }
 
@@ -130,8 +155,9 @@ TEST_CASE("what F, B, I and W take beside that is as predicted, within 1 %") {
   const Tensor boundary = at::zeros({tokens, c.model.hidden}, c.dtype());
   for (auto& stage : stages) {
     INFO(c.model.arch << " bfloat16 " << c.bfloat16 << " bias " << c.model.attention_bias << " recompute "
-                      << static_cast<int>(c.recompute) << " inner " << c.model.intermediate << " stage "
-                      << stage->index());
+                      << static_cast<int>(c.recompute) << " targets "
+                      << c.model.lora.rank * c.model.lora.targets.size() << " inner " << c.model.intermediate
+                      << " stage " << stage->index());
     const app::StageFootprint predicted = c.predicted(*stage, 5, 13);
     AllocationCounter counter;
     const auto taken = [&](auto&& pass, int64_t records) {
@@ -147,7 +173,7 @@ TEST_CASE("what F, B, I and W take beside that is as predicted, within 1 %") {
     const int64_t f = taken(forward, predicted.activation);
     const int64_t b = taken([&] { stage->backward(0, dy()); }, predicted.activation);
     forward();
-    nn::NoSideStream side;
+    nn::SideStream side;
     stage->overlap_weight_gradients(side);
     const int64_t beside = taken([&] { stage->backward(0, dy()); }, predicted.activation);
     forward();

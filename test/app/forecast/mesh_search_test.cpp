@@ -334,13 +334,19 @@ TEST_CASE("steps that interleaved schedules take in longer rounds are estimated 
 TEST_CASE("slow links between hosts carry a pipeline, not sums of gradients") {
   const app::PlanBase base = small_base({"train.grad_accum_steps=64", "train.seq_len=15"});
   const CostSource slow = source_with(1e11, 2e6, 4);
-  const app::MeshSearchResult found = app::search_meshes(base, slow, {.world = 8});
+  const app::MeshSearchResult found = app::search_meshes(base, slow, {.world = 8, .order_effort = 10});
   REQUIRE(!found.ranking.empty());
   const MeshShape& best = found.ranking.front().layout.mesh;
   CHECK(best.pp > 1);
   const app::MeshLinks links(slow.device, best);
   CHECK_FALSE(links.of(Group::stage).between_hosts);
   CHECK(mentions(found.losers, "dp_shard", "gradients"));
+  // And with an order of its own it is faster.
+  REQUIRE(found.order);
+  CHECK(found.order->step_time < found.ranking.front().step_time);
+  CHECK((found.order->layout.mesh == best && found.order->layout.schedule == "search"));
+  CHECK_THAT(app::render_meshes(found, base, slow, {.world = 8}),
+             contains_text("a searched order of the first one: "));
 }
 
 TEST_CASE("slow links between hosts keep tensor parallelism within a host") {

@@ -122,7 +122,7 @@ void check_schedule(const schedule::Schedule& lowered, models::Recompute recompu
     at::set_num_threads(1);
     const int r = world.rank();
     Rank rank(model, layers, lowered.stages_of(r), recompute);
-    pipeline::Executor executor(rank.stages(), world, lowered, pipeline::Executor::Mode::train);
+    pipeline::Executor executor(rank.stages(), world, lowered);
     const AllocationCounter counter;
     const schedule::InFlight peak = executor.run(microbatches);
     const std::lock_guard lock(mutex);

@@ -26,8 +26,8 @@ struct Layout {
   int pp;
 };
 
-const std::vector<std::string> schedules = {"gpipe", "1f1b",       "zb_h1",         "zb_h2",
-                                            "zbv",   "dualpipe_v", "interleaved_zb"};
+const std::vector<std::string> schedules = {"gpipe", "1f1b",       "zb_h1",          "zb_h2",
+                                            "zbv",   "dualpipe_v", "interleaved_zb", "search"};
 constexpr size_t most_ranks = 4;
 
 app::Plan plan_of(const Layout& layout, bool post_validation, const std::filesystem::path& run_dir,

@@ -46,8 +46,7 @@ class Steps {
   Steps(app::RunContext& context, const Way& way)
       : context_(context),
         model_(context),
-        executor_(model_.pipeline_stages(), context.mesh.along(mesh::Axis::pp), context.plan.schedule,
-                  pipeline::Executor::Mode::train),
+        executor_(model_.pipeline_stages(), context.mesh.along(mesh::Axis::pp), context.plan.schedule),
         loader_(app::training_streams(
                     app::open_data(context.job, context.model.vocab, {}, app::Wanted::training)),
                 app::loader_options(context), /*shuffle=*/true, /*seed=*/0) {
@@ -74,7 +73,7 @@ class Steps {
       }
       if (!context_.root()) continue;
       outcome.values.insert(outcome.values.end(), {loss, static_cast<double>(data.targets), norm});
-      for (const auto& load : loads) outcome.values.push_back(load.rows.sum().item<double>());
+      for (const auto& [layer, rows] : loads) outcome.values.push_back(rows.sum().item<double>());
     }
     const std::lock_guard lock(mutex);
     outcome.beside += side_.ran();

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "app/forecast/device_model.h"
+#include "app/forecast/prediction.h"
 #include "app/forecast/search.h"
 #include "core/base/error.h"
 #include "core/config/loader.h"
@@ -51,7 +52,7 @@ TEST_CASE("the schedules and devices that options propose are those there are") 
     return known;
   };
   std::vector<std::string> schedules = pptrain::schedule::training_schedule_names();
-  schedules.emplace_back("auto");
+  schedules.insert(schedules.end(), {"auto", "search"});
   std::ranges::sort(schedules);
   CHECK(words("distributed.pp_schedule") == schedules);
   const auto names = pptrain::app::device_names();
@@ -76,7 +77,7 @@ TEST_CASE("schedules are found by any spelling, and their stages filled in") {
 TEST_CASE("what a schedule does not allow is laid at the key to change") {
   CHECK(refusal({"distributed.pp_schedule=1f2b"}) ==
         fmt::format("--set distributed.pp_schedule=1f2b: \"1f2b\" is not a schedule; did you mean \"1f1b\"? "
-                    "Valid: {}, auto, or a file ending in .csv",
+                    "Valid: {}, auto, search, or a file ending in .csv",
                     fmt::join(pptrain::schedule::training_schedule_names(), ", ")));
   CHECK_THAT(refusal({"distributed.pp_schedule=seq1f1b"}), contains_text("seq1f1b is not there yet"));
   CHECK_THAT(refusal({"distributed.pp_schedule=inference"}), contains_text("it cannot train"));
@@ -252,8 +253,25 @@ TEST_CASE("what auto and cost chose reads back as the same plan") {
         pptrain::app::parse_plan(pptrain::config::to_toml(plan.job), "resolved.toml", {});
     CHECK(again.job == plan.job);
     CHECK(again.layers == plan.layers);
-    CHECK(fingerprint(again) == fingerprint(plan));
+    if (!plan.searched) CHECK(fingerprint(again) == fingerprint(plan));  // else it is searched for longer
   }
+}
+
+TEST_CASE("a searched schedule is the same each time, no slower than the named ones, and kept as a file") {
+  const Overrides job = {"distributed.pp=2", "train.grad_accum_steps=4", "model.hidden_size=64",
+                         "distributed.pp_costs=h100", "distributed.pp_schedule=Search"};
+  const pptrain::app::Plan plan = plan_with(job);
+  CHECK(plan.job.distributed.pp_schedule == "search");
+  REQUIRE(plan.searched);
+  CHECK_FALSE(plan.named.empty());
+  const auto source = pptrain::app::make_cost_source(plan, "h100");
+  CHECK(pptrain::app::predict(plan, source).step_time <= plan.named_time);
+  CHECK(fingerprint(plan_with(job)) == fingerprint(plan));
+
+  const pptrain::config::JobConfig saved = job_to_save(plan);
+  CHECK(saved.distributed.pp_schedule == (std::filesystem::path(plan.job.run.dir) / "schedule.csv").string());
+  CHECK(job_to_save(plan_with({})) == plan_with({}).job);
+  CHECK_THAT(refusal(with(job, {"distributed.pp_memory_gb=1e-6"})), contains_text("no schedule fits into"));
 }
 
 TEST_CASE("the fingerprint is of what ranks must agree on") {
@@ -276,4 +294,64 @@ TEST_CASE("the fingerprint is of what ranks must agree on") {
   const std::string gpipe = "0F0,0F1,0B0,0B1\n1F0,1F1,1B0,1B1\n";
   CHECK(print({csv("a.csv", gpipe)}) == print({csv("b.csv", gpipe)}));
   CHECK(print({csv("a.csv", gpipe)}) != print({csv("b.csv", "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n")}));
+}
+
+TEST_CASE("a rank that awaits what rank 0 chooses takes it whole") {
+  const Overrides base = {"distributed.pp=2", "train.grad_accum_steps=4", "model.hidden_size=64",
+                          "model.num_hidden_layers=8", "distributed.pp_costs=h100"};
+  const Overrides streamed = {"distributed.dp_shard=2", "distributed.reshard_after_forward=true",
+                              "distributed.reduce_gradients=microbatch"};
+  for (const Overrides& open :
+       {Overrides{"distributed.pp_schedule=auto"}, Overrides{"distributed.pp_schedule=search"},
+        with(streamed, {"distributed.pp_schedule=search"}),
+        Overrides{"distributed.pp_split=cost", "distributed.pp_schedule=zbv"},
+        Overrides{"distributed.pp_head=spread", "distributed.pp_schedule=dualpipe_v"},
+        with(streamed, {"distributed.pp_head=auto", "distributed.pp_schedule=auto"}),
+        Overrides{"distributed.pp_schedule=auto", "train.recompute=auto", "distributed.pp=1"}}) {
+    CAPTURE(open);
+    const Overrides job = with(base, open);
+    const pptrain::app::Plan chosen = plan_with(job);
+    const pptrain::app::Plan waiting = pptrain::app::parse_plan(
+        pptrain::test::small_job_text(), "small.toml", with(job, {"run.dir=run"}), {.awaits_choices = true});
+    REQUIRE(waiting.awaits_choices);
+    const pptrain::app::Plan taken = with_choices(waiting, choices_of(chosen));
+    CHECK_FALSE(taken.awaits_choices);
+    CHECK(identity(taken) == identity(chosen));
+    CHECK((taken.schedule.actions == chosen.schedule.actions));
+    CHECK((taken.schedule.placement == chosen.schedule.placement));
+    CHECK(taken.layers == chosen.layers);
+    CHECK(taken.named == chosen.named);
+    CHECK(job_to_save(taken) == job_to_save(chosen));
+  }
+  CHECK_FALSE(plan_with(base).awaits_choices);
+}
+
+TEST_CASE("pp_head = \"auto\" spreads the head where that is faster, and only where it can be") {
+  using pptrain::config::HeadPlace;
+  const Overrides large_head = {"distributed.pp=4",      "train.grad_accum_steps=16",
+                                "model.hidden_size=256", "model.num_hidden_layers=8",
+                                "model.vocab_size=8192", "distributed.pp_head=auto"};
+  const auto head_of = [](const Overrides& job) -> HeadPlace {
+    return plan_with(job).job.distributed.pp_head;
+  };
+  const Overrides slow = {"distributed.ranks_per_host=1", "distributed.host_link_gbps=0.02"};
+  std::set<HeadPlace> chosen;
+  for (const Overrides& more :
+       {Overrides{"distributed.pp_schedule=auto"}, with(slow, {"distributed.pp_schedule=auto"}),
+        Overrides{"distributed.pp_schedule=zbv"}, with(slow, {"distributed.pp_schedule=zbv"})}) {
+    CAPTURE(more);
+    const Overrides job = with(large_head, more);
+    const auto time_of = [&](const char* head) {
+      const pptrain::app::Plan plan = plan_with(with(job, {std::string("distributed.pp_head=") + head}));
+      return pptrain::app::predict(plan, pptrain::app::make_cost_source(plan, "")).step_time;
+    };
+    const bool pays = time_of("spread") < .99 * time_of("last");
+    const pptrain::app::Plan plan = plan_with(job);
+    CHECK(plan.job.distributed.pp_head == (pays ? HeadPlace::spread : HeadPlace::last));
+    CHECK(plan.schedule.spread_head == pays);
+    chosen.insert(plan.job.distributed.pp_head);
+    CHECK(head_of(with(job, {"train.label_smoothing=0.1"})) == HeadPlace::last);
+  }
+  CHECK(chosen.size() == 2);
+  CHECK(head_of(with(large_head, {"distributed.pp_schedule=search"})) == HeadPlace::last);
 }

@@ -233,7 +233,7 @@ TEST_CASE("a run is asked to save and to stop, by several at once") {
     CHECK(outcomes[i].step > 0);  // 99 where the run was ending already
     CHECK(outcomes[i].checkpoint == "step_" + std::to_string(outcomes[i].step));
   }
-  CHECK(look_at_lock(folder.path()).held == LockState::Held::no);
+  CHECK(look_at_lock(folder.path()).held == false);
   CHECK(read_status(folder.path()).phase == RunPhase::stopped);
   const Answer refused = ask(folder.path(), RequestKind::save, patient_for(300));
   CHECK(refused.state == "refused");

@@ -54,34 +54,36 @@ TEST_CASE("what a start goes on from") {
   };
   for (const Case& c : cases) {
     CAPTURE(c.resume, c.progress.checkpoints);
-    const StartChoice choice = choose_start(job_of(c.resume), c.progress);
-    CHECK(choice.from == c.from);
+    std::string remark;
+    CHECK(choose_start(job_of(c.resume), c.progress, remark) == c.from);
     if (*c.remark == '\0') {
-      CHECK(choice.remark.empty());
+      CHECK(remark.empty());
     } else {
-      CHECK_THAT(choice.remark, contains_text(c.remark) && contains_text("\"restart\""));
+      CHECK_THAT(remark, contains_text(c.remark) && contains_text("\"restart\""));
     }
   }
 }
 
 TEST_CASE("a folder whose checkpoints are all damaged is not taken for a new one") {
+  std::string remark;
   const Progress damaged{.checkpoints = 3, .newest = {}, .problem = "none of the checkpoints can be used."};
   for (const char* resume : {"auto", "none", "old/step_7"}) {
-    CHECK_THROWS_WITH(choose_start(job_of(resume), damaged),
+    CHECK_THROWS_WITH(choose_start(job_of(resume), damaged, remark),
                       contains_text("none of the checkpoints can be used. Or start over"));
   }
-  CHECK(choose_start(job_of("restart"), damaged).from == StartFrom::nothing);
+  CHECK(choose_start(job_of("restart"), damaged, remark) == StartFrom::nothing);
 }
 
 TEST_CASE("\"restart\" starts over once: the same job, requeued, goes on") {
   const config::JobConfig job = job_of("restart");
+  std::string remark;
   const auto from = [&](const config::JobConfig& saved, int64_t step = 40) {
     Progress progress = at_step_40(saved);
     progress.newest->step = step;
-    return choose_start(job, progress).from;
+    return choose_start(job, progress, remark);
   };
   CHECK(from(job) == StartFrom::own_checkpoint);
-  CHECK_THAT(choose_start(job, at_step_40(job)).remark, contains_text("step 40 of 100: it goes on"));
+  CHECK_THAT(remark, contains_text("step 40 of 100: it goes on"));
   // On another layout too, as a queue with fewer free machines gives.
   config::JobConfig other = job;
   other.distributed.dp_shard = 4;
@@ -97,5 +99,5 @@ TEST_CASE("\"restart\" starts over once: the same job, requeued, goes on") {
   CHECK(from(job_of("none")) == StartFrom::nothing);
   Progress without_job = at_step_40(job);
   without_job.newest->job.reset();
-  CHECK(choose_start(job, without_job).from == StartFrom::nothing);
+  CHECK(choose_start(job, without_job, remark) == StartFrom::nothing);
 }

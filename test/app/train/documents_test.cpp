@@ -169,6 +169,41 @@ TEST_CASE("a run on documents resumes in the middle of an epoch, also on another
   }
 }
 
+TEST_CASE("steps balanced by the schedule hold the same tokens, give nearly the same numbers, and resume") {
+  const TemporaryFolder folder;
+  const std::string text = small_job_text(write_corpus(folder.path()));
+  const std::vector<Overrides> meshes = {
+      {"distributed.pp=4"},
+      {"distributed.pp=2", "distributed.dp_replicate=2", "distributed.pp_schedule=zbv"},
+      {"distributed.pp=2", "distributed.dp_shard=2", "distributed.reshard_after_forward=true"},
+      {"distributed.tp=2", "distributed.cp=2"}};
+  for (const Mode& mode : {Mode{"none", "exact"}, Mode{"best_fit", "exact"}}) {
+    for (const Overrides& mesh : meshes) {
+      const Overrides common =
+          with(base, mode.overrides(), mesh, Overrides{"optimizer.lr=1e-3", "lr_schedule.name=constant"});
+      const Overrides balanced = with(common, {"data.balance=schedule"});
+      const auto run_dir = folder.path() / "run";
+      REQUIRE(run_small_job(text, run_dir, common).exit_code == 0);
+      const std::vector<Json> expected = steps_in(run_dir);
+      const JobResult whole = run_small_job(text, run_dir, balanced);
+      const std::vector<Json> steps = steps_in(run_dir);
+      CAPTURE(mode.packing, mesh);
+      REQUIRE(whole.exit_code == 0);
+      REQUIRE(steps.size() == expected.size());
+      for (size_t i = 0; i < steps.size(); ++i) {
+        for (const char* key : {"tokens", "computed_tokens", "epoch"})
+          CHECK(steps[i].at(key) == expected[i].at(key));
+        const double loss = expected[i].at("loss").get<double>();
+        CHECK(std::abs(steps[i].at("loss").get<double>() - loss) <= 2e-5 * loss);
+      }
+      const auto resumed = folder.path() / "resumed";
+      std::filesystem::remove_all(resumed);
+      run_small_job(text, resumed, with(balanced, {"train.steps=2", "checkpoint.resume=auto"}));
+      check_equal(whole, run_small_job(text, resumed, with(balanced, {"checkpoint.resume=auto"})));
+    }
+  }
+}
+
 TEST_CASE("what padding costs is in the metrics, and exact lengths have none") {
   const TemporaryFolder folder;
   const std::string text = small_job_text(write_corpus(folder.path()));
@@ -239,6 +274,8 @@ TEST_CASE("packing and lengths act only where documents are known, and decide th
                     contains_text("data.lengths") && contains_text("document_end"));
   CHECK_THROWS_WITH(plan({"data.document_end=10", "data.pad_to_multiple_of=64"}),
                     contains_text("pad_to_multiple_of") && contains_text("data.lengths"));
+  CHECK_THROWS_WITH(plan({"data.document_end=10", "data.lengths=padded", "data.balance=schedule"}),
+                    contains_text("data.balance") && contains_text("data.lengths"));
   CHECK_THROWS_WITH(plan({"data.document_end=10", "data.format=megatron"}),
                     contains_text("data.document_end"));
   // Others than the checkpoint's.

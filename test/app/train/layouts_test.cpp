@@ -2,6 +2,8 @@
 #include <array>
 
 #include "core/base/error.h"
+#include "core/config/differences.h"
+#include "core/io/files.h"
 #include "parallel/schedule/generators/generators.h"
 #include "test/app/small_job.h"
 #include "test/support/catch.h"
@@ -223,6 +225,22 @@ TEST_CASE("a schedule from a file gives the same bits", "[layouts]") {
         run_small_job(text, folder.path() / "run",
                       with(base, {fmt::format("distributed.pp={}", pp), "distributed.pp_schedule=" + path})));
   }
+}
+
+TEST_CASE("a searched schedule gives the same bits, and is kept beside the run", "[layouts]") {
+  const std::string text = small_job_text();
+  const TemporaryFolder folder;
+  const Overrides base = with(tiny, {"train.grad_accum_steps=4"});
+  const Overrides two = with(base, {"distributed.pp=2"});
+  const JobResult reference = run_small_job(text, folder.path() / "reference", base);
+  check_equal(reference,
+              run_small_job(text, folder.path() / "run", with(two, {"distributed.pp_schedule=search"})));
+  const auto job = pptrain::config::read_saved_job(
+      pptrain::io::read_small_file(folder.path() / "run" / "job.toml", 1 << 20), "job.toml");
+  const std::string file = (folder.path() / "run" / "schedule.csv").string();
+  CHECK(job.distributed.pp_schedule == file);
+  check_equal(reference,
+              run_small_job(text, folder.path() / "again", with(two, {"distributed.pp_schedule=" + file})));
 }
 
 TEST_CASE("data-parallel replicas give equal bits across pp, and nearly those of one replica", "[layouts]") {

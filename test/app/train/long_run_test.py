@@ -90,16 +90,15 @@ class LongRun(Case):
         late = [s for s in samples if STEPS - WARM_UP <= s.step < STEPS]
         self.assertGreater(min(len(early), len(late)), 20, "too few samples to compare")
 
+        # A save in progress holds a few of each, and which save a sample meets is chance: what is held between saves is compared.
         def figures(some):
-            return {"memory": statistics.median(s.memory for s in some), "most memory": max(s.memory for s in some),
-                    "most descriptors": max(s.descriptors for s in some), "most threads": max(s.threads for s in some)}
+            return {"memory": statistics.median(s.memory for s in some), "descriptors": min(s.descriptors for s in some),
+                    "threads": min(s.threads for s in some)}
         before, after = figures(early), figures(late)
         print(f"{len(samples)} samples; early {before}, late {after}")
         self.assertLessEqual(after["memory"], 1.01 * before["memory"])
-        # A save in progress holds some of each; which save a sample meets is chance, so all are compared at their most.
-        self.assertLessEqual(after["most memory"], 1.01 * before["most memory"])
-        self.assertEqual(after["most descriptors"], before["most descriptors"])
-        self.assertEqual(after["most threads"], before["most threads"])
+        self.assertEqual(after["descriptors"], before["descriptors"])
+        self.assertEqual(after["threads"], before["threads"])
 
 
 if __name__ == "__main__":

@@ -1,11 +1,19 @@
 // Runs of adapters and of frozen groups: equal bits on every layout, and checkpoints that hold what learned.
 #include <algorithm>
+#include <mutex>
 #include <string>
 
 #include "app/convert/convert.h"
+#include "app/data/datasets.h"
+#include "app/forecast/device_model.h"
+#include "app/forecast/prediction.h"
+#include "app/rank/rank_model.h"
 #include "core/base/error.h"
+#include "core/data/data_loader.h"
+#include "parallel/pipeline/executor.h"
 #include "test/app/checkpoint_elements.h"
 #include "test/app/small_job.h"
+#include "test/models/allocation_counter.h"
 #include "test/support/catch.h"
 
 using namespace pptrain;
@@ -166,4 +174,54 @@ TEST_CASE("what lora and frozen groups cannot do is refused before a rank starts
   CHECK_THAT(fault({"optimizer.groups=[{match=\"*.q.weight\", frozen=true}]"}),
              contains_text("freeze both, or neither"));
   CHECK_THAT(fault({"optimizer.groups=[{match=\"*\", frozen=true}]"}), contains_text("nothing would learn"));
+}
+
+namespace {
+
+// The most bytes of tensors that a rank holds from its start through two steps.
+int64_t peak_of_rank(app::RunContext& context) {
+  const app::Plan& plan = context.plan;
+  const AllocationCounter counter;
+  app::RankModel model(context);
+  model.initialise();
+  const auto sources = app::open_data(plan.job, plan.model.vocab, {}, app::Wanted::training);
+  const data::DataLoader loader(app::training_streams(sources), app::loader_options(context), true, 0);
+  pipeline::Executor executor(model.pipeline_stages(), context.mesh.along(mesh::Axis::pp), plan.schedule);
+  for (int step = 0; step < 2; ++step) {
+    model.zero_grad();
+    executor.run(loader.step(step).microbatches);
+    model.global_loss();
+    model.apply(/*lr=*/1e-3, /*grad_scale=*/1);
+  }
+  return counter.peak();
+}
+
+}  // namespace
+
+TEST_CASE("a rank of adapters holds what its plan says, within 3 %", "[lora]") {
+  const WithoutOneDnn tensors_alone;
+  const Overrides job = {"model.hidden_size=256",
+                         "model.intermediate_size=704",
+                         "model.num_hidden_layers=8",
+                         "model.vocab_size=1024",
+                         "train.seq_len=64",
+                         "train.grad_accum_steps=4",
+                         "lora.rank=8"};
+  for (const Overrides& layout_of_job :
+       {layout("1f1b", 1), layout("1f1b", 2), layout("zb_h1", 2), layout("zbv", 2), layout("1f1b", 1, 2),
+        with(layout("zb_h1", 2), {"train.recompute=full"}), with(layout("zb_h1", 2), {"train.dtype=bf16"})}) {
+    const TemporaryFolder folder;
+    const app::Plan plan = small_plan(small_job_text(), folder.path(), with(job, layout_of_job));
+    const app::Prediction predicted = app::predict(plan, app::CostSource{.device = app::find_device("cpu")});
+    std::mutex mutex;  // Catch's assertions are not for several threads at once
+    app::run_ranks(plan, [&](app::RunContext& context) {
+      const int64_t held = peak_of_rank(context);
+      const auto rank = static_cast<size_t>(context.mesh.coordinate(mesh::Axis::pp));
+      const std::lock_guard lock(mutex);
+      CAPTURE(layout_of_job, context.mesh.rank());
+      CHECK(static_cast<double>(held) ==
+            Approx(static_cast<double>(predicted.bytes[rank].total())).epsilon(0.03));
+      return 0;
+    });
+  }
 }

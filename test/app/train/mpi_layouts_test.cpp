@@ -9,6 +9,7 @@
 #include "test/support/covering.h"
 #include "test/support/mpirun.h"
 
+namespace fs = std::filesystem;
 using pptrain::test::Combination;
 using pptrain::test::JobResult;
 using pptrain::test::Overrides;
@@ -110,6 +111,80 @@ TEST_CASE("under mpirun sharded ranks equal replicas in one process bit for bit"
     CHECK(pptrain::test::read_result(run_dir, 0).metrics == reference.metrics);
     CHECK(pptrain::test::checkpoint_elements(run_dir) ==
           pptrain::test::checkpoint_elements(folder.path() / ("reference" + reduce)));
+  }
+}
+
+// zbv has the same stages, and no pairs.
+TEST_CASE("halves of a pair that take turns give the bits of one after the other") {
+  if (!pptrain::test::has_mpi()) return;
+  const std::string text = small_job_text();
+  const TemporaryFolder folder;
+  const Overrides experts = {"model.arch=qwen3_moe", "model.num_experts=4", "model.num_experts_per_tok=2",
+                             "model.moe_intermediate_size=16"};
+  const std::vector<Overrides> axes = {
+      pptrain::test::with(experts, {"distributed.dp_shard=2", "distributed.ep=2",
+                                    "distributed.reshard_after_forward=true", "train.recompute=full"}),
+      pptrain::test::with(experts, {"distributed.tp=2", "distributed.ep=2"}),
+      {"distributed.cp=2", "distributed.cp_kind=ring"},
+      {"distributed.cp=2", "distributed.cp_kind=ulysses", "distributed.reduce_gradients=microbatch"}};
+  std::map<int, nlohmann::json> jobs;                // [ranks]
+  std::vector<std::pair<fs::path, JobResult>> runs;  // folder, what it must equal
+  for (size_t axis = 0; axis < axes.size(); ++axis) {
+    for (const int pp : {1, 2}) {
+      const auto job = [&](const std::string& schedule) {
+        return pptrain::test::with(
+            axes[axis], {"train.grad_accum_steps=6", "train.dtype=bf16", "distributed.ranks_per_host=1",
+                         fmt::format("distributed.pp={}", pp), "distributed.pp_schedule=" + schedule});
+      };
+      const std::string name = fmt::format("{}_{}", axis, pp);
+      const JobResult reference = run_small_job(text, folder.path() / ("reference_" + name), job("zbv"));
+      const JobResult threads = run_small_job(text, folder.path() / ("threads_" + name), job("dualpipe_v"));
+      CAPTURE(name);
+      REQUIRE(reference.metrics.size() >= 4);
+      CHECK(threads.metrics == reference.metrics);
+      CHECK(threads.checksums == reference.checksums);
+      runs.emplace_back(folder.path() / name, reference);
+      jobs[2 * pp].push_back(
+          {{"text", text}, {"run_dir", runs.back().first.string()}, {"overrides", job("dualpipe_v")}});
+    }
+  }
+  for (const auto& [ranks, of_ranks] : jobs) {
+    const std::filesystem::path list = folder.path() / "jobs.json";
+    std::ofstream(list) << of_ranks;
+    const pptrain::test::Ended ended = pptrain::test::mpirun(ranks, {JOB_LIST_RANK, list.string()}, 300);
+    INFO(ended.output);
+    REQUIRE(ended.code == 0);
+  }
+  for (const auto& [run_dir, reference] : runs) {
+    const JobResult result = pptrain::test::read_result(run_dir, 0);
+    CAPTURE(run_dir);
+    CHECK(result.metrics == reference.metrics);
+    CHECK(result.checksums == reference.checksums);
+  }
+}
+
+TEST_CASE("under mpirun a spread head gives the bits of threads") {
+  if (!pptrain::test::has_mpi()) return;
+  const std::string text = small_job_text();
+  const TemporaryFolder folder;
+  nlohmann::json jobs = nlohmann::json::array();
+  std::vector<JobResult> threads;
+  for (const std::string schedule : {"1f1b", "zbv", "dualpipe_v"}) {
+    const Overrides job = {"train.grad_accum_steps=6", "distributed.pp=2", "distributed.pp_head=spread",
+                           "train.dtype=bf16", "distributed.pp_schedule=" + schedule};
+    threads.push_back(run_small_job(text, folder.path() / ("threads_" + schedule), job));
+    REQUIRE(threads.back().metrics.size() >= 4);
+    jobs.push_back({{"text", text}, {"run_dir", (folder.path() / schedule).string()}, {"overrides", job}});
+  }
+  const std::filesystem::path list = folder.path() / "jobs.json";
+  std::ofstream(list) << jobs;
+  const pptrain::test::Ended ended = pptrain::test::mpirun(2, {JOB_LIST_RANK, list.string()}, 300);
+  INFO(ended.output);
+  REQUIRE(ended.code == 0);
+  for (size_t i = 0; i < threads.size(); ++i) {
+    const JobResult result = pptrain::test::read_result(jobs[i].at("run_dir").get<std::string>(), 0);
+    CHECK(result.metrics == threads[i].metrics);
+    CHECK(result.checksums == threads[i].checksums);
   }
 }
 

@@ -260,7 +260,7 @@ TEST_CASE("streamed weights are whole a few groups at a time, and nothing of a s
           const data::DataLoader loader(app::training_streams(sources), app::loader_options(context), true,
                                         0);
           pipeline::Executor executor(model.pipeline_stages(), context.mesh.along(mesh::Axis::pp),
-                                      plan.schedule, pipeline::Executor::Mode::train);
+                                      plan.schedule);
           for (int step = 0; step < 3; ++step) {
             model.zero_grad();
             executor.run(loader.step(0).microbatches);

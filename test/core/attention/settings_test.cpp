@@ -263,33 +263,20 @@ std::vector<Tensor> capped_rows(const kernels::cpu::Loops& loops, const Tensor& 
   const Tensor weights = floats({rows, keys}), sums = floats({rows}), logsumexp = floats({rows});
   const Tensor forward = scores.clone(), backward = scores.clone(), p = floats({rows, keys}),
                dscores = floats({rows, keys});
-  loops.f32.attention_softmax({.scores = data(forward),
-                               .weights = data(weights),
-                               .sums = data(sums),
-                               .logsumexp = data(logsumexp),
-                               .rule = rule});
-  const Tensor dout = at::linspace(-1, 1, rows * dim), out = at::linspace(2, -1, rows * dim);
+  loops.f32.attention_softmax(rule, data(forward), data(weights), data(sums), data(logsumexp));
+  const Tensor dout_rows = at::linspace(-1, 1, rows * dim), out_rows = at::linspace(2, -1, rows * dim);
+  const kernels::cpu::Matrix<const float> dout{data(dout_rows), dim}, out{data(out_rows), dim};
   loops.f32.attention_gradient({.scores = data(backward),
                                 .dweights = data(scores),
                                 .logsumexp = data(logsumexp),
-                                .dout = data(dout),
-                                .dout_stride = dim,
-                                .out = data(out),
-                                .out_stride = dim,
+                                .dout = dout,
+                                .out = out,
                                 .weights = data(p),
                                 .dscores = data(dscores),
                                 .head_dim = dim,
                                 .rule = rule});
-  const Tensor dsink = at::full({1},
-                                loops.f32.sink_gradient({.dout = data(dout),
-                                                         .dout_stride = dim,
-                                                         .out = data(out),
-                                                         .out_stride = dim,
-                                                         .logsumexp = data(logsumexp),
-                                                         .rows = rows,
-                                                         .head_dim = dim,
-                                                         .sink = 0.5F}),
-                                at::kDouble);
+  const Tensor dsink =
+      at::full({1}, loops.f32.sink_gradient(dout, out, data(logsumexp), 0.5F, rows, dim), at::kDouble);
   return {weights, logsumexp, p, dscores, dsink};
 }
 

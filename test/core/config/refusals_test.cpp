@@ -594,7 +594,8 @@ TEST_CASE("a key that does nothing on this job is refused; what says what is don
        "dp_shard, cp or tp > 1; here dp_replicate = 1",
        {"distributed.dp=2"}},
       {"[distributed]\npp_memory_gb = 4\n",
-       "job.toml:2:16: distributed.pp_memory_gb: acts only with distributed.pp_schedule = auto, which is "
+       "job.toml:2:16: distributed.pp_memory_gb: acts only with distributed.pp_schedule = auto or search, "
+       "which is "
        "\"1f1b\" here",
        {"distributed.pp_schedule=auto"}},
       {"[distributed]\npp_head_weight = 2\n",
@@ -618,6 +619,12 @@ TEST_CASE("a key that does nothing on this job is refused; what says what is don
        "random; "
        "here init = \"hf\", shuffle = false",
        {"model.init=random"}},
+      {"[distributed]\nhost_latency_us = 2\n",
+       "job.toml:2:19: distributed.host_latency_us: acts only with several hosts",
+       {"distributed.ranks_per_host=2"}},
+      {"[distributed]\npp_head = 'spread'\n",
+       "job.toml:2:11: distributed.pp_head: acts only with distributed.pp > 1, which is 1 here",
+       {"distributed.pp=2"}},
   };
   for (const Idle& c : cases) {
     INFO(c.text);

@@ -33,13 +33,14 @@ std::vector<std::string> names_in(const fs::path& folder) {
 
 struct Fixture {
   ScratchFolder folder;
-  CacheRequest request;
+  TokenizeRequest request;
   std::vector<fs::path> places;
 
   Fixture() {
     request.files = {folder.write("a.jsonl", "{\"text\": \"one two\"}\n{\"text\": \"three\"}\n")};
     request.tokenizer = definition("gpt2");
-    request.format.kind = Kind::jsonl;
+    request.format.kind = config::DataFormat::jsonl;
+    request.threads = 2;
     places = {folder.path() / "cache"};
   }
 };
@@ -49,7 +50,7 @@ struct Fixture {
 TEST_CASE_METHOD(Fixture, "a cache is a token file that a loader reads, found again by its name") {
   const std::string name = cache_name(request);
   CHECK(find_cache(places, name).empty());
-  const fs::path cache = make_cache(places, name, request, 2, silent);
+  const fs::path cache = make_cache(places, name, request, silent);
   CHECK(cache == places[0] / name);
   CHECK(find_cache(places, name) == cache);
   CHECK(names_in(places[0]) == std::vector<std::string>{name});
@@ -70,23 +71,23 @@ TEST_CASE_METHOD(Fixture,
   const std::string name = cache_name(request), print = fingerprint(request);
   std::vector<std::string> names = {name};
   const auto other = [&](const auto& change) {
-    CacheRequest changed = request;
+    TokenizeRequest changed = request;
     change(changed);
     CHECK(fingerprint(changed) != print);
     for (const std::string& known : names) CHECK(cache_name(changed) != known);
     names.push_back(cache_name(changed));
   };
-  other([](CacheRequest& r) { r.tokenizer = definition("llama3"); });
-  other([](CacheRequest& r) { r.format.key = "body"; });
-  other([](CacheRequest& r) { r.format.prompt_key = "p", r.format.completion_key = "c"; });
-  other([](CacheRequest& r) { r.add_special = false; });
-  other([](CacheRequest& r) { r.end_id = 5; });
-  other([&](CacheRequest& r) { r.files.push_back(r.files.front()); });
-  other([&](CacheRequest& r) {
+  other([](TokenizeRequest& r) { r.tokenizer = definition("llama3"); });
+  other([](TokenizeRequest& r) { r.format.key = "body"; });
+  other([](TokenizeRequest& r) { r.format.prompt_key = "p", r.format.completion_key = "c"; });
+  other([](TokenizeRequest& r) { r.add_special = false; });
+  other([](TokenizeRequest& r) { r.end_id = 5; });
+  other([&](TokenizeRequest& r) { r.files.push_back(r.files.front()); });
+  other([&](TokenizeRequest& r) {
     r.files = {folder.write("b.jsonl", "{\"text\": \"one TWO\"}\n{\"text\": \"three\"}\n")};
   });
   // Lines that others are to refuse were left out of it; else it has the same tokens.
-  CacheRequest skips = request;
+  TokenizeRequest skips = request;
   skips.format.skip_bad_lines = true;
   CHECK(fingerprint(skips) == print);
   CHECK(cache_name(skips) != name);
@@ -121,11 +122,11 @@ TEST_CASE_METHOD(Fixture, "of the files beside a tokenizer only the token that e
 
 TEST_CASE_METHOD(Fixture, "bad lines are counted in a cache, with the first") {
   request.files = {folder.write("c.jsonl", "{\"text\": \"one\"}\nno\n{\"text\": \"two\"}\n[]\n")};
-  CHECK_THROWS_WITH(make_cache(places, "name", request, 1, silent), test::contains_text("c.jsonl:2: "));
+  CHECK_THROWS_WITH(make_cache(places, "name", request, silent), test::contains_text("c.jsonl:2: "));
   request.format.skip_bad_lines = true;
   TokenizeProgress last;
   const fs::path cache =
-      make_cache(places, "name", request, 2, [&](const TokenizeProgress& progress) { last = progress; });
+      make_cache(places, "name", request, [&](const TokenizeProgress& progress) { last = progress; });
   CHECK(last.documents == 2);
   CHECK(last.bad == 2);
   CHECK_THAT(last.first_bad, test::contains_text("c.jsonl:2: "));
@@ -137,13 +138,13 @@ TEST_CASE_METHOD(Fixture,
                  "a failure, a stop and a killed process leave no cache, and the next one tidies up") {
   const std::string name = cache_name(request);
   CHECK_THROWS_WITH(
-      make_cache(places, name, request, 2, [](const TokenizeProgress&) { throw std::runtime_error("stop"); }),
+      make_cache(places, name, request, [](const TokenizeProgress&) { throw std::runtime_error("stop"); }),
       "stop");
   CHECK(names_in(places[0]).empty());
   const pid_t child = ::fork();
   REQUIRE(child >= 0);
   if (child == 0) {
-    make_cache(places, name, request, 1, [](const TokenizeProgress&) { ::_exit(9); });
+    make_cache(places, name, request, [](const TokenizeProgress&) { ::_exit(9); });
     ::_exit(1);
   }
   int status = 0;
@@ -151,17 +152,17 @@ TEST_CASE_METHOD(Fixture,
   CHECK(WEXITSTATUS(status) == 9);
   REQUIRE(names_in(places[0]).size() == 1);  // what it was making
   CHECK(find_cache(places, name).empty());
-  make_cache(places, name, request, 1, silent);
+  make_cache(places, name, request, silent);
   CHECK(names_in(places[0]) == std::vector<std::string>{name});
 }
 
 TEST_CASE_METHOD(Fixture,
                  "the first folder that can be written is taken; texts without a document are refused") {
   places.insert(places.begin(), request.files[0] / "below a file");
-  CHECK(make_cache(places, "name", request, 1, silent) == places[1] / "name");
+  CHECK(make_cache(places, "name", request, silent) == places[1] / "name");
   CHECK(find_cache(places, "name") == places[1] / "name");
-  CHECK_THROWS_WITH(make_cache(std::span(places).first(1), "name", request, 1, silent),
+  CHECK_THROWS_WITH(make_cache(std::span(places).first(1), "name", request, silent),
                     test::contains_text("give a folder, data.cache"));
   request.files = {folder.write("none.jsonl", "{\"text\": \"\"}\n")};
-  CHECK_THROWS_WITH(make_cache(places, "other", request, 1, silent), test::contains_text("has no document"));
+  CHECK_THROWS_WITH(make_cache(places, "other", request, silent), test::contains_text("has no document"));
 }

@@ -61,8 +61,11 @@ Read read(const std::vector<fs::path>& files, const DocumentFormat& format) {
   return result;
 }
 
-const DocumentFormat lines{
-    .kind = Kind::jsonl, .key = "text", .prompt_key = "", .completion_key = "", .separator = ""};
+const DocumentFormat lines{.kind = config::DataFormat::jsonl,
+                           .key = "text",
+                           .prompt_key = "",
+                           .completion_key = "",
+                           .separator = ""};
 
 // 3 MB of documents, one of them of 1.5 MB.
 std::vector<std::string> many_texts() {

@@ -81,8 +81,8 @@ TEST_CASE("prompts have a file of their own, which an overwriting writer without
   const auto prefix = folder.path() / "tokens";
   TokenWriter writer(prefix, 2, false);
   writer.add(std::vector<int32_t>{1, 2, 3}, std::vector<int64_t>{2, 1},
-             std::vector<data::TokenRange>{{0, 1}});
-  writer.add(std::vector<int32_t>{4, 5}, std::vector<int64_t>{2}, std::vector<data::TokenRange>{{1, 2}});
+             std::vector<tokens::TokenRange>{{0, 1}});
+  writer.add(std::vector<int32_t>{4, 5}, std::vector<int64_t>{2}, std::vector<tokens::TokenRange>{{1, 2}});
   writer.finish();
   const std::string prompts = read_file(prefix.string() + ".prompts");
   std::string_view rest = prompts;

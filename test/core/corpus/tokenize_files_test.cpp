@@ -27,12 +27,13 @@ struct Result {
 };
 
 Result run(const Tokenizer& tokenizer, const fs::path& folder, const std::vector<fs::path>& files,
-           const TokenizeOptions& options) {
+           TokenizeRequest request) {
+  request.files = files;
   const fs::path prefix = folder / "out";
   Result result;
   uint64_t reported = 0;
   TokenWriter writer(prefix, 4, true);
-  result.progress = tokenize_files(&tokenizer, files, options, writer, [&](const TokenizeProgress& progress) {
+  result.progress = tokenize_files(&tokenizer, request, writer, [&](const TokenizeProgress& progress) {
     CHECK(progress.bytes >= reported);
     reported = progress.bytes;
   });
@@ -85,19 +86,19 @@ TEST_CASE("documents of a file, with their ends, whatever the number of threads"
 
   texts.erase(texts.begin() + 5);  // the empty one is left out
 
-  TokenizeOptions options;
-  options.end_id = *tokenizer.id_of("<|end_of_text|>");
+  TokenizeRequest request;
+  request.end_id = *tokenizer.id_of("<|end_of_text|>");
   for (const bool lines : {false, true}) {
-    options.format.kind = lines ? Kind::jsonl : Kind::text;
-    options.format.separator = "<doc>\n";
+    request.format.kind = lines ? config::DataFormat::jsonl : config::DataFormat::text;
+    request.format.separator = "<doc>\n";
     for (const int threads : {1, 3}) {
-      options.threads = threads;
+      request.threads = threads;
       const Result result =
-          run(tokenizer, folder.path(), {folder.path() / (lines ? "all.jsonl" : "all.txt")}, options);
+          run(tokenizer, folder.path(), {folder.path() / (lines ? "all.jsonl" : "all.txt")}, request);
       REQUIRE(result.documents.size() == texts.size());
       for (size_t i = 0; i < texts.size(); ++i) {
         std::vector<int32_t> expected = tokenizer.encode(texts[i], true);
-        expected.push_back(*options.end_id);
+        expected.push_back(*request.end_id);
         CHECK(result.documents[i] == expected);
       }
       CHECK(result.progress.bytes == result.progress.total_bytes);
@@ -112,15 +113,15 @@ TEST_CASE("a file is a document, and an end that is there is not put twice") {
   write(folder.path() / "a", "one");
   write(folder.path() / "b", "");
   write(folder.path() / "c", "two<|end_of_text|>");
-  TokenizeOptions options;
-  options.add_special = false;
+  TokenizeRequest request;
+  request.add_special = false;
   const std::vector<fs::path> files{folder.path() / "c", folder.path() / "b", folder.path() / "a"};
   const int32_t end = *tokenizer.id_of("<|end_of_text|>");
-  Result result = run(tokenizer, folder.path(), files, options);
+  Result result = run(tokenizer, folder.path(), files, request);
   REQUIRE(result.documents.size() == 2);
   CHECK(result.documents[0] == tokenizer.encode("two<|end_of_text|>", false));
-  options.end_id = end;
-  result = run(tokenizer, folder.path(), files, options);
+  request.end_id = end;
+  result = run(tokenizer, folder.path(), files, request);
   CHECK(result.documents[0] == tokenizer.encode("two<|end_of_text|>", false));
   CHECK(result.documents[1] == tokenizer.encode("one<|end_of_text|>", false));
 }
@@ -132,11 +133,14 @@ TEST_CASE("a prompt's tokens come first and are counted; it has the tokens befor
 {"p": "", "c": "alone"}
 {"p": "Go on.<|end_of_text|>", "c": "of it"}
 {"p": "never answered", "c": ""})");
-  TokenizeOptions options;
-  options.format = {
-      .kind = Kind::jsonl, .key = "", .prompt_key = "p", .completion_key = "c", .separator = ""};
-  options.end_id = *tokenizer.id_of("<|end_of_text|>");
-  const Result result = run(tokenizer, folder.path(), {folder.path() / "a.jsonl"}, options);
+  TokenizeRequest request;
+  request.format = {.kind = config::DataFormat::jsonl,
+                    .key = "",
+                    .prompt_key = "p",
+                    .completion_key = "c",
+                    .separator = ""};
+  request.end_id = *tokenizer.id_of("<|end_of_text|>");
+  const Result result = run(tokenizer, folder.path(), {folder.path() / "a.jsonl"}, request);
   REQUIRE(result.documents.size() == 3);
   CHECK(result.progress.empty == 1);
   const std::vector<int64_t> prompts = prompts_in(folder.path());
@@ -149,7 +153,7 @@ TEST_CASE("a prompt's tokens come first and are counted; it has the tokens befor
     CHECK(prompts[2 * i] == before);
     CHECK(prompts[2 * i + 1] == before + static_cast<int64_t>(expected.size()));
     tokenizer.encode(pairs[i].second, false, expected);
-    expected.push_back(*options.end_id);
+    expected.push_back(*request.end_id);
     CHECK(result.documents[i] == expected);
     before += static_cast<int64_t>(expected.size());
   }
@@ -161,13 +165,13 @@ TEST_CASE("documents are truncated to a limit, with their prompts, and counted")
   write(folder.path() / "a.jsonl", R"({"p": "A longer one", "c": "never seen"}
 {"p": "a", "c": "b"}
 {"p": "a", "c": "of many more tokens"})");
-  TokenizeOptions options;
-  options.format = {.kind = Kind::jsonl, .prompt_key = "p", .completion_key = "c"};
-  options.end_id = *tokenizer.id_of("<|end_of_text|>");
+  TokenizeRequest request;
+  request.format = {.kind = config::DataFormat::jsonl, .prompt_key = "p", .completion_key = "c"};
+  request.end_id = *tokenizer.id_of("<|end_of_text|>");
   const std::vector<std::vector<int32_t>> whole =
-      run(tokenizer, folder.path(), {folder.path() / "a.jsonl"}, options).documents;
-  options.max_tokens = 4;
-  const Result result = run(tokenizer, folder.path(), {folder.path() / "a.jsonl"}, options);
+      run(tokenizer, folder.path(), {folder.path() / "a.jsonl"}, request).documents;
+  request.max_tokens = 4;
+  const Result result = run(tokenizer, folder.path(), {folder.path() / "a.jsonl"}, request);
   REQUIRE(whole[1].size() == 4);  // begin, a, b, end
   CHECK(result.progress.truncated == 2);
   for (size_t i = 0; i < 3; ++i)
@@ -181,12 +185,13 @@ TEST_CASE("lists of tokens are taken as they are, and labels say which are targe
 {"ids": [], "labels": []}
 {"ids": [9], "labels": [9]}
 {"ids": [10, 11], "labels": [-100, -100]})");
-  TokenizeOptions options;
-  options.format = {.kind = Kind::jsonl, .tokens_key = "ids", .labels_key = "labels", .vocab_size = 12};
-  options.end_id = 3;
+  TokenizeRequest request;
+  request.files = {folder.path() / "a.jsonl"};
+  request.format = {
+      .kind = config::DataFormat::jsonl, .tokens_key = "ids", .labels_key = "labels", .vocab_size = 12};
+  request.end_id = 3;
   TokenWriter writer(folder.path() / "out", 2, true);
-  const TokenizeProgress progress =
-      tokenize_files(nullptr, {folder.path() / "a.jsonl"}, options, writer, [](const TokenizeProgress&) {});
+  const TokenizeProgress progress = tokenize_files(nullptr, request, writer, [](const TokenizeProgress&) {});
   CHECK(progress.documents == 3);
   CHECK(progress.empty == 1);
   CHECK(progress.prompt_tokens == 4);
@@ -200,14 +205,14 @@ TEST_CASE("what is wrong with a file is said, and nothing is left behind") {
   const Tokenizer tokenizer = Tokenizer::load(definition("gpt2"));
   const auto fault = [&](const std::string& text, const std::string& key) {
     write(folder.path() / "x.jsonl", text);
-    TokenizeOptions options;
-    options.format.kind = Kind::jsonl;
-    options.format.key = key;
-    options.threads = 2;
+    TokenizeRequest request;
+    request.files = {folder.path() / "x.jsonl"};
+    request.format.kind = config::DataFormat::jsonl;
+    request.format.key = key;
+    request.threads = 2;
     try {
       TokenWriter writer(folder.path() / "out", 2, false);
-      tokenize_files(&tokenizer, {folder.path() / "x.jsonl"}, options, writer,
-                     [](const TokenizeProgress&) {});
+      tokenize_files(&tokenizer, request, writer, [](const TokenizeProgress&) {});
     } catch (const Error& error) {
       CHECK_FALSE(fs::exists(folder.path() / "out.bin"));
       CHECK(std::distance(fs::directory_iterator(folder.path()), {}) == 1);

@@ -223,6 +223,53 @@ TEST_CASE("a step of whole documents begins anywhere, without those before it") 
   }
 }
 
+TEST_CASE("a step balanced by its schedule takes the same documents, begins anywhere and ends no later") {
+  const ScratchFolder folder;
+  const TokenDataset dataset = Corpus(300, 3).dataset(folder);
+  const auto taken = [](const std::vector<Step>& ranks) {
+    std::vector<int64_t> ids;
+    for (const Step& step : ranks) {
+      for (const Microbatch& microbatch : step.microbatches) {
+        CHECK(microbatch.token_count() <= 2 * seq_len);
+        for (const int64_t id : values(microbatch.tokens)) ids.push_back(id);
+      }
+    }
+    std::ranges::sort(ids);
+    return ids;
+  };
+  for (const Packing packing : {Packing::none, Packing::sequential, Packing::best_fit}) {
+    LoaderOptions options = options_of({packing, Lengths::exact}, /*b=*/2, /*m=*/6);
+    options.step_end = [](std::span<const int64_t> tokens, std::span<const int64_t> squares) {
+      int64_t first = 0, second = 0;  // two stages
+      for (size_t j = 0; j < tokens.size(); ++j) {
+        first += 30 * tokens[j] + squares[j];
+        second = std::max(first, second) + 30 * tokens[j] + squares[j];
+      }
+      return second;
+    };
+    const auto step = [&](bool balance, int64_t next) {
+      options.balance_schedule = balance;
+      std::vector<Step> ranks;
+      for (options.dp_rank = 0; options.dp_rank < 2; ++options.dp_rank)
+        ranks.push_back(DataLoader(dataset, options, true, 11).step(next));
+      CHECK(ranks[0].end == ranks[1].end);
+      return ranks;
+    };
+    int64_t next = 0, sooner = 0;
+    for (int i = 0; i < 4; ++i) {
+      const auto plain = step(false, next), balanced = step(true, next);
+      CHECK(taken(balanced) == taken(plain));
+      CHECK(balanced[0].samples == plain[0].samples);
+      CHECK(balanced[0].targets == plain[0].targets);
+      CHECK(balanced[0].padding == 0);
+      CHECK(balanced[0].end <= plain[0].end);
+      sooner += plain[0].end - balanced[0].end;
+      next += plain[0].samples;
+    }
+    CHECK(sooner > 0);
+  }
+}
+
 TEST_CASE("a step takes the same documents into each microbatch, however many data ranks share it") {
   const ScratchFolder folder;
   const TokenDataset dataset = Corpus(400, 8).dataset(folder);

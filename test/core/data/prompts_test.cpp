@@ -29,7 +29,7 @@ struct Corpus {
     for (int i = 0; i < 80; ++i) {
       const auto length = static_cast<int64_t>(1 + random() % 9);
       std::vector<int32_t> ids;
-      std::vector<TokenRange> prompts;
+      std::vector<tokens::TokenRange> prompts;
       for (int64_t k = 0; k < length; ++k) {
         ids.push_back(static_cast<int32_t>(counts.size() + 1));  // an id is its place and one
         const bool prompt = i % 4 != 0 && random() % 3 != 0;
@@ -147,7 +147,7 @@ TEST_CASE_METHOD(Corpus, "one prompt at each document's beginning, as earlier ve
   }
   ScratchFolder::write_file(prompts_of(file), bytes);
   std::vector<std::pair<int64_t, int64_t>> found;
-  for (const TokenRange& prompt : read_prompts(prompts_of(file), starts))
+  for (const tokens::TokenRange& prompt : read_prompts(prompts_of(file), starts))
     found.emplace_back(prompt.begin, prompt.end);
   CHECK(found == expected);
   bytes[8] = 79;

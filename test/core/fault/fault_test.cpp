@@ -40,6 +40,11 @@ class Heard {
     changed_.wait_for(lock, std::chrono::seconds(10), [&] { return requests_.size() >= count; });
     return requests_;
   }
+  std::vector<StopRequest> caught_up() {
+    listener_.catch_up();
+    const std::lock_guard lock(mutex_);
+    return requests_;
+  }
 
  private:
   std::mutex mutex_;
@@ -110,6 +115,18 @@ TEST_CASE("a listener hears of a request, of one that came before it too") {
     CHECK(requests[0].time >= begin);
   }
   CHECK(pptrain::fault::signal_name(SIGUSR1) == "SIGUSR1");
+}
+
+TEST_CASE("who has caught up has told every request, each once") {
+  for (int round = 0; round < 200;
+       ++round) {  // who comes first, the listener's thread or this one, is chance
+    const Shutdown shutdown;
+    Heard heard(shutdown);
+    REQUIRE(heard.caught_up().empty());
+    raise(SIGUSR1);
+    REQUIRE(heard.caught_up().size() == 1);
+    REQUIRE(heard.caught_up().size() == 1);
+  }
 }
 
 TEST_CASE("a request of the parent process is told from others, and told after them") {

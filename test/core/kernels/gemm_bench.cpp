@@ -96,7 +96,7 @@ TEST_CASE("GFLOP/s of matrix products", "[.bench]") {
   using enum cpu::Op;
   at::set_num_threads(1);
   fmt::print("{}\n| product | m x n x k | bf16 | fp32 | LibTorch fp32 |\n|---|---|---:|---:|---:|\n",
-             cpu::isa().name);
+             cpu::loops().isa);
   print_layer("bench", "qkv", 512, 512, 1536);
   print_layer("bench", "o", 512, 512, 512);
   print_layer("bench", "gate and up", 512, 512, 2816);

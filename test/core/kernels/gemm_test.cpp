@@ -165,20 +165,21 @@ TEST_CASE("processors that do not multiply bfloat16 have float32's bits, and wit
 }
 
 TEST_CASE("PPTRAIN_ISA names an instruction set that the processor has", "[kernels]") {
-  CHECK(cpu::choose_isa("baseline").loops == cpu::baseline_loops());
+  CHECK(&cpu::choose_loops("baseline") == cpu::baseline_loops());
   for (const cpu::Loops* table : tables()) {
-    const cpu::Isa isa = cpu::choose_isa(table->isa);
-    CHECK(isa.loops == table);
-    CHECK_FALSE(isa.tiles);
+    CHECK(&cpu::choose_loops(table->isa) == table);
+    CHECK_FALSE(table->tiles);
   }
-  CHECK(cpu::choose_isa("").tiles == cpu::amx::is_supported());
-  CHECK(cpu::choose_isa("").loops == tables().back());
-  CHECK_THROWS_AS(cpu::choose_isa("avx"), UsageError);
-  CHECK_THROWS_WITH(cpu::choose_isa("AVX2"),
+  const cpu::Loops& best = cpu::choose_loops("");
+  CHECK(best.tiles == cpu::amx::is_supported());
+  CHECK(std::string(best.isa) == (best.tiles ? "amx" : tables().back()->isa));
+  CHECK(best.bf16.gemm.multiply == tables().back()->bf16.gemm.multiply);
+  CHECK_THROWS_AS(cpu::choose_loops("avx"), UsageError);
+  CHECK_THROWS_WITH(cpu::choose_loops("AVX2"),
                     contains_text("PPTRAIN_ISA is \"AVX2\"") && contains_text("baseline"));
-  if (cpu::avx512_loops() == nullptr) CHECK_THROWS_AS(cpu::choose_isa("avx512"), UsageError);
-  if (!cpu::amx::is_supported()) CHECK_THROWS_AS(cpu::choose_isa("amx"), UsageError);
+  if (cpu::avx512_loops() == nullptr) CHECK_THROWS_AS(cpu::choose_loops("avx512"), UsageError);
+  if (!cpu::amx::is_supported()) CHECK_THROWS_AS(cpu::choose_loops("amx"), UsageError);
 
   const char* const name = std::getenv("PPTRAIN_ISA");  // test/core/kernels/CMakeLists.txt sets it
-  CHECK(cpu::isa().loops == cpu::choose_isa(name == nullptr ? "" : name).loops);
+  CHECK(&cpu::loops() == &cpu::choose_loops(name == nullptr ? "" : name));
 }

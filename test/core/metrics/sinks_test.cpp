@@ -11,11 +11,11 @@ using Json = nlohmann::json;
 TEST_CASE("a step's record has the loads of experts where there are any") {
   metrics::StepRecord record{.step = 3, .loss = 2.5};
   CHECK_FALSE(Json::parse(metrics::to_json(record)).contains("expert_load"));
-  record.expert_loads = {{.layer = 1, .rows = {4, 4, 4, 4}}, {.layer = 7, .rows = {0, 12, 4, 0}}};
+  record.expert_loads = {{1, {4, 4, 4, 4}}, {7, {0, 12, 4, 0}}};
   const Json json = Json::parse(metrics::to_json(record));
   CHECK(json["expert_load"] == Json::parse(R"({"1": [4, 4, 4, 4], "7": [0, 12, 4, 0]})"));
   CHECK(json["expert_imbalance"] == 3.0);
-  CHECK(metrics::ExpertLoad{.layer = 0, .rows = {0, 0}}.imbalance() == 1);
+  CHECK(metrics::imbalance(std::vector<int64_t>{0, 0}) == 1);
 }
 
 TEST_CASE("an evaluation says the losses of several sources, and bits per byte where bytes are known") {

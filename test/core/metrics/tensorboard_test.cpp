@@ -133,7 +133,7 @@ TEST_CASE("a run's figures are scalars of its event file") {
   const fs::path file = files_in(folder.path() / "tensorboard").at(0);
   metrics::StepRecord record{.step = 300, .loss = 2.5, .grad_norm = 0.5, .lr = 1e-3, .tokens_per_s = 1000};
   record.bubble = metrics::Bubble{.fill = 0.125, .steady = 0.25};
-  record.expert_loads = {{.layer = 3, .rows = {6, 2}}};
+  record.expert_loads = {{3, {6, 2}}};
   record.time = std::chrono::system_clock::time_point(std::chrono::milliseconds(1500));
   sink->step(record);
   record.loss = std::numeric_limits<double>::quiet_NaN();

@@ -18,8 +18,7 @@ TEST_CASE("LinearCrossEntropy: loss and gradients, whatever the chunks", "[nn]")
   at::manual_seed(31);
   const auto type = GENERATE(at::kFloat, at::kBFloat16);
   const auto chunk_bytes = GENERATE(1, 40000, 1 << 24);  // one row, some rows with a rest, all rows at a time
-  const nn::LogitScaling scaling =
-      GENERATE(nn::LogitScaling{}, nn::LogitScaling{.scale = 0.25}, nn::LogitScaling{.scale = 1.5, .cap = 2});
+  const auto [scale, cap] = GENERATE(std::pair(1.0, 0.0), std::pair(0.25, 0.0), std::pair(1.5, 2.0));
   const int64_t rows = 150, hidden = 24, vocab = 123;
   nn::ParameterGroup store;
   nn::Weight& weight = store.add({{.name = "head.weight", .shape = {vocab, hidden}, .init_std = 0.5}});
@@ -29,13 +28,14 @@ TEST_CASE("LinearCrossEntropy: loss and gradients, whatever the chunks", "[nn]")
   Tensor labels = at::randint(0, vocab, {rows}, at::kLong);
   labels.narrow(0, 40, 7).fill_(-100);
   const Tensor oh = leaf(h), ow = leaf(weight.compute);
-  Tensor ologits = oh.mm(ow.t()) * scaling.scale;
-  if (scaling.cap > 0) ologits = (ologits / scaling.cap).tanh() * scaling.cap;
+  Tensor ologits = oh.mm(ow.t()) * scale;
+  if (cap > 0) ologits = (ologits / cap).tanh() * cap;
   const Tensor oloss = at::nll_loss_nd(at::log_softmax(ologits, 1), labels, {}, at::Reduction::Sum, -100);
   oloss.backward();
 
   const c10::InferenceMode inference;
-  nn::LinearCrossEntropy head(weight, chunk_bytes, scaling);
+  nn::LinearCrossEntropy head(weight, chunk_bytes);
+  head.scale_logits(scale, cap);
   const Tensor loss = head.forward(h, labels);
   CHECK(loss.scalar_type() == at::kDouble);
   CHECK(loss.dim() == 0);
@@ -51,12 +51,13 @@ TEST_CASE("a cap on logits takes a second chunk of them, within the bytes of one
   const c10::InferenceMode inference;
   const int64_t rows = 640, vocab = 1000, hidden = 8;
   const auto options = at::TensorOptions().dtype(at::kBFloat16).device(at::kMeta);
-  const auto peak_of = [&](const nn::LogitScaling& scaling) {
+  const auto peak_of = [&](double scale, double cap) {
     kernels::DryRun run;
     nn::ParameterGroup store;
     nn::Weight& weight = store.add({{.name = "head.weight", .shape = {vocab, hidden}}});
     store.materialise(at::kMeta, at::kBFloat16);
-    nn::LinearCrossEntropy head(weight, /*chunk_bytes=*/64 * vocab * 2, scaling);
+    nn::LinearCrossEntropy head(weight, /*chunk_bytes=*/64 * vocab * 2);
+    head.scale_logits(scale, cap);
     const Tensor h = at::empty({rows, hidden}, options), labels = at::empty({rows}, options.dtype(at::kLong));
     Tensor dh = at::empty_like(h);
     const int64_t before = run.current_bytes();
@@ -64,8 +65,8 @@ TEST_CASE("a cap on logits takes a second chunk of them, within the bytes of one
     head.forward_backward(h, labels, dh);
     return run.peak_bytes() - before;
   };
-  CHECK(peak_of({.scale = 0.1}) == peak_of({}));
-  CHECK(peak_of({.cap = 30}) == peak_of({}));
+  CHECK(peak_of(0.1, 0) == peak_of(1, 0));
+  CHECK(peak_of(1, 30) == peak_of(1, 0));
 }
 
 TEST_CASE("label smoothing is PyTorch's, in training alone", "[nn]") {

@@ -59,7 +59,7 @@ struct ExpertOracle {
     const nn::ExpertsConfig& r = config_;
     logits = x.mm(weights.at("mlp.router.weight").t());
     if (r.limit != 0) logits = logits + weights.at("mlp.router.logits.bias");
-    const bool sigmoid = r.scores == nn::Scores::sigmoid;
+    const bool sigmoid = r.sigmoid;
     probabilities = sigmoid ? at::sigmoid(logits) : at::softmax(logits, -1);
     const auto bias = weights.find("mlp.router.bias");
     at::Tensor scores = bias == weights.end() ? probabilities : probabilities + bias->second.detach();

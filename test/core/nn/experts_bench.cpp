@@ -56,8 +56,8 @@ TEST_CASE("64 experts, 8 for each token, against a dense layer of the same opera
                       .intermediate = kIntermediate,
                       .normalise = true,
                       .balance_loss = 0.001});
-  nn::GatedMlp dense(dense_group, "mlp", kHidden, kIntermediate * kChosen, nn::Activation::silu, false, 0.02,
-                     0.02);
+  nn::Mlp dense(dense_group, "mlp", kHidden, kIntermediate * kChosen, nn::Activation::silu, /*gated=*/true,
+                false, 0.02, 0.02);
   for (nn::ParameterGroup* g : {&group, &experts, &dense_group}) {
     g->materialise(at::kCPU, at::kBFloat16);
     g->initialise(1);

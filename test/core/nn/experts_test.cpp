@@ -65,14 +65,14 @@ std::vector<nn::ExpertsConfig> routers() {
   v2.scale = 2.5;
   v2.shared = 28;
   v3 = v2;
-  v3.scores = nn::Scores::sigmoid;
+  v3.sigmoid = true;
   v3.normalise = v3.balance_bias = true;
   qwen2.shared = 12;
   qwen2.gated_shared = true;
   qwen2.balance_loss = 0.2;
   nn::ExpertsConfig sigmoid = qwen2;
   sigmoid.balance_loss = 0;
-  sigmoid.scores = nn::Scores::sigmoid;
+  sigmoid.sigmoid = true;
   return {v2, v3, qwen2, sigmoid};
 }
 
@@ -149,7 +149,7 @@ TEST_CASE("routers refuse what they cannot do", "[nn][experts]") {
   nn::ExpertsConfig groups = small_experts(), few = small_experts(), losses = small_experts();
   groups.groups = 3;
   few.groups = 4;  // one group has 2 experts, of which 3 cannot be chosen
-  losses.scores = nn::Scores::sigmoid;
+  losses.sigmoid = true;
   for (const nn::ExpertsConfig& config : {groups, few, losses}) CHECK_THROWS_AS(ExpertLayer(config), Error);
 }
 
@@ -184,8 +184,8 @@ TEST_CASE("experts: output, input gradient, weight gradients and the router's lo
       CHECK(relative_error(grad, weight.grad()) < tolerance(type) * 3);
     }
   }
-  CHECK(at::equal(model.layer.router().take_loads(), loads));
-  CHECK_FALSE(model.layer.router().take_loads().defined());
+  CHECK(at::equal(model.layer.take_loads(), loads));
+  CHECK_FALSE(model.layer.take_loads().defined());
 }
 
 TEST_CASE("filling counts in no loss of the router, and in no load", "[nn][experts]") {
@@ -212,7 +212,7 @@ TEST_CASE("filling counts in no loss of the router, and in no load", "[nn][exper
   // The same without these rows.
   const Passes without = run(exact, x.index_select(0, own), dy.index_select(0, own), Mode::immediate);
   CHECK(relative_error(passes.dx.index_select(0, own), without.dx) < 2e-6);
-  CHECK(at::equal(model.layer.router().take_loads(), exact.layer.router().take_loads()));
+  CHECK(at::equal(model.layer.take_loads(), exact.layer.take_loads()));
   CHECK(at::equal(model.find("router.bias")->grad, exact.find("router.bias")->grad));
   CHECK(relative_error(all_gradients(model.group), all_gradients(exact.group)) < 2e-6);
   CHECK(relative_error(all_gradients(model.experts), all_gradients(exact.experts)) < 2e-6);
@@ -243,18 +243,17 @@ TEST_CASE("a recomputed layer follows the routing of its forward pass", "[nn][ex
   const c10::InferenceMode inference;
   ExpertLayer model(small_experts());
   const Tensor x = random({12, 24}, at::kFloat);
-  nn::Experts::Saved saved;
-  const Tensor y = model.layer.forward(x, tokens_of(12, 12), saved);
-  const int64_t whole = nn::storage_bytes(saved.tensors());
-  const int64_t insides = nn::storage_bytes(std::vector<Tensor>{saved.gate_up});
-  model.layer.drop(saved, Keep::products);
-  CHECK(nn::storage_bytes(saved.tensors()) ==
-        whole - insides / 2 - nn::storage_bytes(std::vector<Tensor>{x}));
-  model.layer.drop(saved, Keep::nothing);
-  CHECK(nn::storage_bytes(saved.tensors()) < 12 * 24 * 4 * 2);
+  const auto saved = model.layer.make_saved();
+  const Tensor y = model.layer.forward(x, tokens_of(12, 12), *saved);
+  const int64_t whole = nn::storage_bytes(saved->tensors());
+  const int64_t act = 12 * small_experts().chosen * small_experts().intermediate * x.element_size();
+  model.layer.drop(*saved, Keep::products);
+  CHECK(nn::storage_bytes(saved->tensors()) == whole - act - nn::storage_bytes(std::vector<Tensor>{x}));
+  model.layer.drop(*saved, Keep::nothing);
+  CHECK(nn::storage_bytes(saved->tensors()) < 12 * 24 * 4 * 2);
   model.find("router.weight")->master.neg_();  // another choice, if it were taken again
-  model.layer.activate(x, tokens_of(12, 12), saved);
-  CHECK(same_bits(model.layer.project(saved), y));
+  model.layer.activate(x, tokens_of(12, 12), *saved);
+  CHECK(same_bits(model.layer.project(*saved), y));
 }
 
 TEST_CASE("all tokens to one expert, and experts without tokens", "[nn][experts]") {
@@ -272,7 +271,7 @@ TEST_CASE("all tokens to one expert, and experts without tokens", "[nn][experts]
   ((oy * dy.to(at::kDouble)).sum() + oracle.losses(30)).backward();
   CHECK(relative_error(passes.y, oy) < 2e-6);
   CHECK(relative_error(passes.dx, ox.grad()) < 5e-6);
-  CHECK(model.layer.router().take_loads()[5].item<int64_t>() == 17);
+  CHECK(model.layer.take_loads()[5].item<int64_t>() == 17);
   CHECK(model.find("experts.4.up.weight")->grad.abs().max().item<float>() == 0);
   CHECK(relative_error(model.find("experts.5.up.weight")->grad,
                        oracle.weights.at("mlp.experts.5.up.weight").grad()) < 5e-6);

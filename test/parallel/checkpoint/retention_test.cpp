@@ -21,10 +21,10 @@ namespace {
 
 using Disk = std::map<int64_t, std::optional<double>>;  // step -> validation loss
 
-std::vector<ScoredStep> scores(const Disk& disk) {
-  std::vector<ScoredStep> result;
+Scores scores(const Disk& disk) {
+  Scores result;
   for (const auto& [step, loss] : disk) {
-    if (loss) result.push_back({.step = step, .loss = *loss});
+    if (loss) result[step] = *loss;
   }
   return result;
 }
@@ -56,8 +56,8 @@ RunState state_with_loss(int64_t step, std::optional<double> loss) {
 void save_scored(const std::filesystem::path& root, int64_t step, std::optional<double> loss, int64_t last_n,
                  int64_t best_n, bool diverged = false, bool removes_old = true) {
   comm::run_thread_ranks(1, [&](comm::Communicator& world) {
-    SaveTerms terms{.removes_old = removes_old, .diverged = diverged, .scored = read_scores(root)};
-    if (loss) terms.scored.push_back({.step = step, .loss = *loss});
+    SaveTerms terms{.removes_old = removes_old, .diverged = diverged, .scores = read_scores(root)};
+    if (loss) terms.scores[step] = *loss;
     const SaveOptions options{.root = root,
                               .layout = {},
                               .job_toml = "",
@@ -86,14 +86,13 @@ TEST_CASE("the checkpoints that stay are those that counting finds, over random 
       if (loss) {
         Disk with = disk;
         with[step] = loss;
-        REQUIRE(is_among_best(scores(disk), {.step = step, .loss = *loss}, best_n) ==
-                (better_than(with, step) < best_n));
+        REQUIRE(is_among_best(scores(disk), step, *loss, best_n) == (better_than(with, step) < best_n));
       }
-      std::vector<ScoredStep> known = scores(disk);
-      if (draw(10) == 0) known.push_back({.step = step + 1000, .loss = -1});  // one that failed to be saved
+      Scores known = scores(disk);
+      if (draw(10) == 0) known[step + 1000] = -1;  // one that failed to be saved
       disk[step] = loss;
-      std::erase_if(known, [&](const ScoredStep& s) { return s.step == step; });
-      if (loss) known.push_back({.step = step, .loss = *loss});
+      known.erase(step);
+      if (loss) known[step] = *loss;
       std::vector<int64_t> there;
       std::set<int64_t> expected;
       for (const auto& each : disk) {
@@ -109,8 +108,8 @@ TEST_CASE("the checkpoints that stay are those that counting finds, over random 
 
 TEST_CASE("a loss that is no number is never among the best") {
   const double nan = std::numeric_limits<double>::quiet_NaN();
-  CHECK(best_steps(std::vector<ScoredStep>{{1, nan}, {2, 3.0}, {3, 2.0}}, 3) == std::vector<int64_t>{3, 2});
-  CHECK_FALSE(is_among_best({}, {.step = 1, .loss = nan}, 5));
+  CHECK(best_steps({{1, nan}, {2, 3.0}, {3, 2.0}}, 3) == std::vector<int64_t>{3, 2});
+  CHECK_FALSE(is_among_best({}, 1, nan, 5));
 }
 
 TEST_CASE("the best stay on disk beside the newest, and are named") {
@@ -120,7 +119,7 @@ TEST_CASE("the best stay on disk beside the newest, and are named") {
     save_scored(folder.path(), static_cast<int64_t>(i) + 1, losses[i], 1, 2);
   CHECK(entries(folder.path()) == std::set<std::string>{"latest", "best", "step_2", "step_4", "step_7"});
   CHECK(ScratchFolder::read_file(folder / "best") == "step_2\n");
-  CHECK((read_scores(folder.path()) == std::vector<ScoredStep>{{7, 4.0}, {4, 2.0}, {2, 1.0}}));
+  CHECK((read_scores(folder.path()) == Scores{{2, 1.0}, {4, 2.0}, {7, 4.0}}));
   // A checkpoint that somebody took away is not among the best any more.
   std::filesystem::remove_all(folder / "step_2");
   save_scored(folder.path(), 8, 3.5, 1, 2);

@@ -63,12 +63,11 @@ TEST_CASE("the ring stops where nobody needs more") {
 }
 
 TEST_CASE("heads are shared out with the key-value heads that they need") {
-  CHECK(share_heads(8, 4, 2).kv_heads == Heads{{0, 1}, {2, 3}});
-  CHECK(share_heads(8, 4, 2).heads == 4);
-  CHECK(share_heads(8, 2, 4).kv_heads == Heads{{0}, {0}, {1}, {1}});
-  CHECK(share_heads(6, 2, 3).kv_heads == Heads{{0, 0}, {0, 1}, {1, 1}});  // heads in the middle need two
-  CHECK(share_heads(4, 1, 4).kv_heads == Heads{{0}, {0}, {0}, {0}});
-  CHECK(share_heads(4, 4, 4).kv_heads == Heads{{0}, {1}, {2}, {3}});
-  CHECK_THROWS_WITH(share_heads(6, 2, 4),
+  CHECK(share_kv_heads(8, 4, 2) == Heads{{0, 1}, {2, 3}});
+  CHECK(share_kv_heads(8, 2, 4) == Heads{{0}, {0}, {1}, {1}});
+  CHECK(share_kv_heads(6, 2, 3) == Heads{{0, 0}, {0, 1}, {1, 1}});  // heads in the middle need two
+  CHECK(share_kv_heads(4, 1, 4) == Heads{{0}, {0}, {0}, {0}});
+  CHECK(share_kv_heads(4, 4, 4) == Heads{{0}, {1}, {2}, {3}});
+  CHECK_THROWS_WITH(share_kv_heads(6, 2, 4),
                     "attention: 6 heads cannot be shared out among 4 context-parallel ranks");
 }

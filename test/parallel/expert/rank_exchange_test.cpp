@@ -93,7 +93,7 @@ Outcome shared_out(const Case& c, const Tensor& x, const Tensor& dy, std::option
     const c10::InferenceMode inference;
     const auto r = static_cast<size_t>(world.rank());
     const auto ep = comm::split(world, [&](int rank) { return rank / c.ep; });
-    ExpertLayer model(config_of(c), at::kFloat, std::make_shared<expert::RankExchange>(ep.get(), &world));
+    ExpertLayer model(config_of(c), at::kFloat, expert::make_rank_exchange(ep.get(), &world));
     const auto rows = [&](const Tensor& all) {
       return all.narrow(0, c.begins[r], c.begins[r + 1] - c.begins[r]).contiguous();
     };
@@ -144,16 +144,16 @@ TEST_CASE("experts on several ranks compute what one rank with all of them does"
 TEST_CASE("rows come ordered by expert, rank and place, and go back where they were", "[expert]") {
   std::mutex mutex;  // Catch's assertions are not for several threads at once
   comm::run_thread_ranks(2, [&](comm::Communicator& world) {
-    const expert::RankExchange exchange(&world, nullptr);
+    const auto exchange = expert::make_rank_exchange(&world, nullptr);
     // Rank 0 has rows of experts 0 0 1 3, rank 1 of 0 2 3; a row holds 10 * rank + its number.
     const bool first = world.rank() == 0;
     const Tensor ends = first ? at::tensor({2, 3, 3, 4}, at::kInt) : at::tensor({1, 1, 2, 3}, at::kInt);
     const Tensor rows = at::arange(first ? 4 : 3, at::kFloat).add(10 * world.rank()).view({-1, 1});
-    const auto plan = exchange.plan(ends, rows.size(0));
-    const Tensor arrived = exchange.dispatch(*plan, rows);
-    const Tensor back = exchange.combine(*plan, arrived);
+    const auto plan = exchange->plan(ends, rows.size(0));
+    const Tensor arrived = exchange->dispatch(*plan, rows);
+    const Tensor back = exchange->combine(*plan, arrived);
     const std::scoped_lock lock(mutex);
-    CHECK(exchange.own(4).begin == 2 * world.rank());
+    CHECK(exchange->cut().begin(4, world.rank()) == 2 * world.rank());
     CHECK(at::equal(arrived.view({-1}),
                     first ? at::tensor({0.0F, 1.0F, 10.0F, 2.0F}) : at::tensor({11.0F, 3.0F, 12.0F})));
     CHECK(at::equal(plan->ends, first ? at::tensor({3, 4}, at::kInt) : at::tensor({1, 3}, at::kInt)));
@@ -164,13 +164,13 @@ TEST_CASE("rows come ordered by expert, rank and place, and go back where they w
 TEST_CASE("a dry run gives every expert as many rows and counts what travels", "[expert]") {
   const c10::InferenceMode inference;
   const auto ep = comm::make_dry(kernels::Wire::ep, 0, 4);
-  const expert::RankExchange exchange(ep.get(), ep.get());
+  const auto exchange = expert::make_rank_exchange(ep.get(), ep.get());
   const auto meta = at::TensorOptions().device(at::kMeta);
   kernels::DryRun run;
-  const auto plan = exchange.plan(at::empty({8}, meta.dtype(at::kInt)), 64);
+  const auto plan = exchange->plan(at::empty({8}, meta.dtype(at::kInt)), 64);
   CHECK(plan->rows == 64);
   const Tensor rows = at::empty({64, 24}, meta);
-  CHECK(exchange.dispatch(*plan, rows).size(0) == 64);
+  CHECK(exchange->dispatch(*plan, rows).size(0) == 64);
   CHECK(run.cost().on(kernels::Wire::ep).bytes == 48 * 24 * 4);
   CHECK(run.cost().on(kernels::Wire::ep).messages == 3);
 }

@@ -8,9 +8,13 @@
 #include <ATen/ops/zeros.h>
 #include <c10/core/InferenceMode.h>
 
+#include <spdlog/fmt/fmt.h>
+
+#include <algorithm>
 #include <cmath>
 #include <deque>
 #include <functional>
+#include <iterator>
 #include <mutex>
 #include <string>
 #include <thread>
@@ -18,11 +22,13 @@
 #include <vector>
 
 #include "core/base/error.h"
+#include "parallel/comm/hand_over.h"
 #include "parallel/comm/thread/thread_communicator.h"
 #include "parallel/comm/wait_timeout.h"
 #include "parallel/schedule/cost/measured_step.h"
 #include "parallel/schedule/generators/generators.h"
 #include "parallel/schedule/passes/passes.h"
+#include "parallel/schedule/render/csv.h"
 #include "test/support/catch.h"
 
 using namespace pptrain;
@@ -180,9 +186,8 @@ TEST_CASE("every value arrives and activations stay within the schedule's bound"
           const c10::InferenceMode inference;
           CountingStage stage(world.rank(), p);
           CountedReductions reductions;
-          pipeline::Executor train({{stage, reductions}}, world, lowered, pipeline::Executor::Mode::train);
-          pipeline::Executor evaluate({{stage, reductions}}, world, forward,
-                                      pipeline::Executor::Mode::evaluate);
+          pipeline::Executor train({{stage, reductions}}, world, lowered);
+          pipeline::Executor evaluate({{stage, reductions}}, world, forward);
           for (int step = 0; step < 2; ++step) {
             const schedule::InFlight peak = train.run(microbatches(m));
             const double loss = stage.take_loss();
@@ -220,7 +225,7 @@ TEST_CASE("the executor gives each pass of a stage what the list has next for it
     const c10::InferenceMode inference;
     CountingStage stage(0, 1);
     RecordedActions weights;
-    pipeline::Executor executor({{stage, weights}}, world, lowered, pipeline::Executor::Mode::train);
+    pipeline::Executor executor({{stage, weights}}, world, lowered);
     executor.run(microbatches(m));
     // The passes of the list, and for each the next one that reads weights.
     std::vector<ActionKind> passes;
@@ -253,7 +258,7 @@ TEST_CASE("every action is timed once, and a rank is either busy or idle") {
   comm::run_thread_ranks(p, [&](comm::Communicator& world) {
     const c10::InferenceMode inference;
     CountingStage stage(world.rank(), p);
-    pipeline::Executor executor(alone(stage), world, lowered, pipeline::Executor::Mode::train);
+    pipeline::Executor executor(alone(stage), world, lowered);
     executor.time_on(std::nullopt);
     executor.run(microbatches(m));
     const bool untimed = executor.times().empty();
@@ -299,7 +304,7 @@ TEST_CASE("a run that is not confirmed is thrown away and begins anew") {
           const c10::InferenceMode inference;
           CountingStage stage(world.rank(), p);
           RecordedActions weights;
-          pipeline::Executor executor({{stage, weights}}, world, lowered, pipeline::Executor::Mode::train);
+          pipeline::Executor executor({{stage, weights}}, world, lowered);
           executor.prepare_validation(lowered);
           for (const bool confirmed : {false, true, false, false}) {
             int asked = 0;
@@ -333,7 +338,7 @@ TEST_CASE("an error names the action, and the other ranks stop") {
       const c10::InferenceMode inference;
       CountingStage stage(world.rank(), 3);
       if (world.rank() == 1) stage.fail_at = 2;
-      pipeline::Executor(alone(stage), world, lowered, pipeline::Executor::Mode::train).run(microbatches(4));
+      pipeline::Executor(alone(stage), world, lowered).run(microbatches(4));
     });
   };
   CHECK_THROWS_WITH(run(), test::contains_text("in F stage 1 microbatch 2: broken on purpose"));
@@ -357,7 +362,7 @@ TEST_CASE("a silent rank is reported in the schedule's terms") {
     comm::run_thread_ranks(2, [&](comm::Communicator& world) {
       const c10::InferenceMode inference;
       CountingStage stage(world.rank(), 2);
-      pipeline::Executor executor(alone(stage), world, lowered, pipeline::Executor::Mode::train);
+      pipeline::Executor executor(alone(stage), world, lowered);
       executor.report_to(&activities[static_cast<size_t>(world.rank())]);
       if (world.rank() == 1) {
         world.set_timeout(std::chrono::milliseconds(200));
@@ -385,7 +390,7 @@ TEST_CASE("an executor tells what it is doing, and what it waits for") {
     comm::Activity& mine = activities[static_cast<size_t>(world.rank())];
     mine.set(comm::Doing::work, "step 17");
     CountingStage stage(world.rank(), 2);
-    pipeline::Executor executor(alone(stage), world, lowered, pipeline::Executor::Mode::train);
+    pipeline::Executor executor(alone(stage), world, lowered);
     executor.report_to(&mine);
     if (world.rank() == 0) {
       stage.silent_at = 1;
@@ -406,13 +411,132 @@ TEST_CASE("an executor tells what it is doing, and what it waits for") {
   for (const comm::Activity& activity : activities) CHECK(activity.state().text == "step 17");
 }
 
+namespace {
+
+// Passes of three parts; between them they wait for an exchange.
+class ExchangingStage final : public pipeline::Stage {
+ public:
+  ExchangingStage(int index, std::vector<std::string>& told) : index_(index), told_(told) {}
+  int index() const override { return index_; }
+  bool is_first() const override { return index_ == 0; }
+  bool is_last() const override { return index_ == 1; }
+  at::Tensor empty_boundary(const data::Microbatch&) const override { return at::zeros({1}); }
+  at::Tensor forward(int microbatch, const data::Microbatch&, at::Tensor) override {
+    return pass(fmt::format("{}F{}", index_, microbatch));
+  }
+  at::Tensor forward_only(const data::Microbatch&, at::Tensor) override { return {}; }
+  at::Tensor logits(const data::Microbatch&, at::Tensor, const at::Tensor&) override { return {}; }
+  at::Tensor backward(int microbatch, at::Tensor) override {
+    return pass(fmt::format("{}B{}", index_, microbatch));
+  }
+  at::Tensor backward_input(int, at::Tensor) override { return {}; }
+  void backward_weight(int) override {}
+  double take_loss() override { return 0; }
+  void discard() override {}
+  nn::ParameterStore& parameters() override { return store_; }
+
+  std::string fail_in;  // "0F1.2"
+
+ private:
+  struct Exchange final : comm::Work {
+    bool done() override { return true; }
+    void wait(const std::function<std::string()>&) override {}
+    bool wait_for(std::chrono::milliseconds) override { return true; }
+  };
+  struct Farewell {
+    std::vector<std::string>& told;
+    std::string text;
+    ~Farewell() { told.push_back(text); }
+  };
+
+  at::Tensor pass(const std::string& name) {
+    const Farewell farewell{told_, name + "."};
+    for (int part = 0; part < 3; ++part) {
+      if (part > 0) {
+        Exchange exchange;
+        comm::wait_in_pass(exchange, {});
+      }
+      const std::string text = fmt::format("{}.{}", name, part);
+      told_.push_back(text);
+      if (text == fail_in) throw Error("broken on purpose");
+    }
+    return at::zeros({1});
+  }
+
+  int index_;
+  std::vector<std::string>& told_;
+  nn::ParameterStore store_;
+};
+
+// Runs one pair, stage 0's F of microbatch 1 and stage 1's B of microbatch 0, between single passes.
+std::vector<std::string> run_a_pair(const std::string& fail_in, std::string& error,
+                                    std::vector<pipeline::ActionTime>* times = nullptr) {
+  const schedule::Schedule lowered =
+      schedule::lower(schedule::parse_csv("0F0,1F0,(0F1;1B0)OVERLAP_F_B,0B0,1F1,1B1,0B1\n"),
+                      {.reduce = schedule::Reduce::none, .keep_pairs = true});
+  std::vector<std::string> told;
+  comm::run_thread_ranks(1, [&](comm::Communicator& world) {
+    ExchangingStage first(0, told), last(1, told);
+    first.fail_in = last.fail_in = fail_in;
+    pipeline::WeightActions none;
+    pipeline::Executor executor({{first, none}, {last, none}}, world, lowered);
+    try {
+      executor.run(microbatches(2));
+      if (times != nullptr) *times = executor.times();
+    } catch (const Error& e) {
+      error = e.what();
+    }
+  });
+  return told;
+}
+
+std::vector<std::string> of_pair(const std::vector<std::string>& told) {
+  std::vector<std::string> result;
+  std::ranges::copy_if(told, std::back_inserter(result), [](const std::string& text) {
+    return text.starts_with("0F1") || text.starts_with("1B0");
+  });
+  return result;
+}
+
+}  // namespace
+
+TEST_CASE("the halves of a pair take turns where they wait") {
+  std::string error;
+  std::vector<pipeline::ActionTime> times;
+  const std::vector<std::string> told = run_a_pair("", error, &times);
+  CHECK(error.empty());
+  CHECK(of_pair(told) ==
+        std::vector<std::string>{"0F1.0", "1B0.0", "0F1.1", "1B0.1", "0F1.2", "0F1.", "1B0.2", "1B0."});
+  CHECK(told.size() == 8 * 4);  // every pass once, to its end
+  REQUIRE(times.size() == 8);
+  for (size_t i = 0; i < times.size(); ++i) {
+    CHECK(times[i].wait <= times[i].start);
+    CHECK(times[i].start < times[i].end);
+    if (i > 0) CHECK(times[i - 1].end <= times[i].wait);
+  }
+}
+
+TEST_CASE("an error in one half of a pair names it, and ends the other half") {
+  const auto [fail_in, name, ended] = GENERATE(table<std::string, std::string, std::vector<std::string>>(
+      {{"0F1.0", "F stage 0 microbatch 1", {"0F1.0", "0F1."}},
+       {"0F1.1", "F stage 0 microbatch 1", {"0F1.0", "1B0.0", "0F1.1", "0F1.", "1B0."}},
+       {"1B0.0", "B stage 1 microbatch 0", {"0F1.0", "1B0.0", "1B0.", "0F1."}},
+       {"1B0.2",
+        "B stage 1 microbatch 0",
+        {"0F1.0", "1B0.0", "0F1.1", "1B0.1", "0F1.2", "0F1.", "1B0.2", "1B0."}}}));
+  std::string error;
+  const std::vector<std::string> told = run_a_pair(fail_in, error);
+  CHECK(error == "in " + name + ": broken on purpose");
+  CHECK(of_pair(told) == ended);
+}
+
 TEST_CASE("stages must be the schedule's") {
   const schedule::Schedule lowered = lowered_schedule("gpipe", 1, 1);
   comm::run_thread_ranks(1, [&](comm::Communicator& world) {
     CountingStage stage(3, 5);
-    CHECK_THROWS_AS(pipeline::Executor(alone(stage), world, lowered, pipeline::Executor::Mode::train), Error);
+    CHECK_THROWS_AS(pipeline::Executor(alone(stage), world, lowered), Error);
     CountingStage right(0, 1);
-    pipeline::Executor executor(alone(right), world, lowered, pipeline::Executor::Mode::train);
+    pipeline::Executor executor(alone(right), world, lowered);
     CHECK_THROWS_AS(executor.run(microbatches(2)), Error);
   });
 }

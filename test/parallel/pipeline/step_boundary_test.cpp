@@ -70,7 +70,7 @@ double measured(const schedule::Schedule& s, bool post_validation) {
       stages.push_back({*own.back(), none});
     }
     const std::vector<data::Microbatch> microbatches(s.microbatches);
-    pipeline::Executor executor(stages, world, s, pipeline::Executor::Mode::train);
+    pipeline::Executor executor(stages, world, s);
     if (post_validation) executor.prepare_validation(s);
     comm::Exchange exchange(world, std::vector<size_t>(s.ranks, 1));
     const std::array<double, 1> value = {1};

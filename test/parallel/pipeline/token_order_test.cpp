@@ -55,7 +55,7 @@ class World {
 
  private:
   void post_choices(int rank) {
-    while (next_[rank].kind == TokenAction::Kind::choice) {
+    while (next_[rank].is_choice) {
       posted_[rank].push_back({schedule_.stages(), next_[rank].group, next_[rank].round});
       next_[rank] = orders_[rank].next();
     }

@@ -213,13 +213,14 @@ TEST_CASE("Mlp: values and gradients of the whole layer") {
   const Tensor x = random({kRows, kIn}, type), dy = random({kRows, kIn}, type);
   const Body body = [&](std::shared_ptr<const nn::Region> region) {
     nn::ParameterGroup group;
-    nn::Mlp layer(group, "mlp", kIn, 96, nn::Activation::gelu_tanh, true, 0.05, 0.05, region);
+    nn::Mlp layer(group, "mlp", kIn, 96, nn::Activation::gelu_tanh, /*gated=*/false, true, 0.05, 0.05,
+                  region);
     materialise(group, type);
     nn::WeightGradQueue queue(Mode::immediate);
-    nn::Mlp::Saved saved;
+    const auto saved = layer.make_saved();
     Result r;
-    r.y = layer.forward(own_rows(x, region->cut()), some_tokens(8), saved);
-    r.dx = layer.backward_input(saved, own_rows(dy, region->cut()), some_tokens(8), queue);
+    r.y = layer.forward(own_rows(x, region->cut()), some_tokens(8), *saved);
+    r.dx = layer.backward_input(*saved, own_rows(dy, region->cut()), some_tokens(8), queue);
     collect(group, r.grads);
     return r;
   };
@@ -295,7 +296,7 @@ TEST_CASE("LinearCrossEntropy by parts of the vocabulary: one loss on every rank
   at::manual_seed(10);
   const auto type = GENERATE(at::kFloat, at::kBFloat16);
   const int size = GENERATE(2, 3, 4);
-  const nn::LogitScaling scaling{.scale = 0.5, .cap = GENERATE(0.0, 3.0)};
+  const double cap = GENERATE(0.0, 3.0);
   const double smoothing = GENERATE(0.0, 0.2);
   const int64_t vocab = 61;
   const Tensor h = random({kRows, kIn}, type);
@@ -307,7 +308,8 @@ TEST_CASE("LinearCrossEntropy by parts of the vocabulary: one loss on every rank
       nn::Weight& weight = group.add({region->cut().cut(
           {.name = "head.weight", .shape = {vocab, kIn}, .role = nn::Role::head, .init_std = 0.5}, 0)});
       materialise(group, type);
-      nn::LinearCrossEntropy head(weight, vocab, region, scaling);
+      nn::LinearCrossEntropy head(weight, vocab, region);
+      head.scale_logits(0.5, cap);
       head.set_chunk_bytes(chunk_bytes);
       head.smooth_labels(smoothing);
       const Tensor own = own_rows(h, region->cut());

@@ -35,9 +35,9 @@ TEST_CASE("chunks of rows: each row of each rank's share once, as many from ever
             own += chunks.own_rows(c);
             int64_t in_chunk = 0;
             for (const auto& piece : chunks.pieces(c)) {
-              CHECK(piece.in_chunk == in_chunk);
-              in_chunk += piece.rows;
-              for (int64_t i = 0; rank == 0 && i < piece.rows; ++i) seen.insert(piece.in_list + i);
+              CHECK(piece.local == in_chunk);
+              in_chunk += piece.length;
+              for (int64_t i = 0; rank == 0 && i < piece.length; ++i) seen.insert(piece.global + i);
             }
             CHECK(in_chunk == chunks.total(c));
             CHECK(chunks.rows(c)[static_cast<size_t>(rank)] == chunks.own_rows(c));

@@ -64,8 +64,8 @@ TEST_CASE("of several addresses the one that answers as the rank is found at onc
           "[clock]") {
   net::Socket listener = listen_here("127.0.0.1");
   const int port = net::port_of(listener);
-  std::vector<LinkAddress> addresses{{"127.0.0.9", port}};  // refuses
-  std::vector<net::Socket> silent;                          // take the call and say nothing
+  std::vector<net::Address> addresses{{"127.0.0.9", port}};  // refuses
+  std::vector<net::Socket> silent;                           // take the call and say nothing
   for (const char* address : {"127.0.0.2", "127.0.0.3", "127.0.0.4"}) {
     silent.push_back(listen_here(address, port));
     addresses.push_back({address, port});

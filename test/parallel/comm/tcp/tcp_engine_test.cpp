@@ -253,7 +253,7 @@ TEST_CASE("whatever bytes a link brings, waits end") {
 // Ranks that know each other's addresses and have no link yet.
 std::vector<Met> strangers(int size) {
   std::vector<Met> ranks(static_cast<size_t>(size));
-  std::vector<LinkAddress> addresses;
+  std::vector<net::Address> addresses;
   for (int rank = 0; rank < size; ++rank) {
     Met& met = ranks[static_cast<size_t>(rank)];
     met.me = {.key = "the key of this run", .run = "r", .rank = rank, .size = size};

@@ -45,7 +45,7 @@ std::future<Came> start(int rank, int size, const Rendezvous& rendezvous) {
       came.met = meet(rank, size, rendezvous);
     } catch (const std::exception& e) {
       came.error = e.what();
-      came.stopped = dynamic_cast<const StartStopped*>(&e) != nullptr;
+      came.stopped = dynamic_cast<const StoppedAtStart*>(&e) != nullptr;
     }
     came.time = Clock::now() - begin;
     return came;
@@ -77,7 +77,7 @@ class Intruder {
   void set(const std::string& key, const std::string& value) {
     store_->set("pptrain/" + key, std::vector<uint8_t>(value.begin(), value.end()));
   }
-  LinkAddress address(int rank) { return read_address(get(address_key(rank)), rank); }
+  net::Address address(int rank) { return read_address(get(address_key(rank)), rank); }
 
  private:
   std::unique_ptr<c10d::TCPStore> store_;
@@ -154,7 +154,7 @@ TEST_CASE("strangers, silent or not, keep nobody out and hold nobody up", "[cloc
   {
     Intruder intruder(rendezvous);
     for (const int r : {0, 1}) {
-      const LinkAddress address = intruder.address(r);
+      const net::Address address = intruder.address(r);
       for (int i = 0; i < 150; ++i) {
         strangers.push_back(connect_to(address.host, address.port));
         REQUIRE(strangers.back().open());
@@ -175,7 +175,7 @@ TEST_CASE("ranks listen at the address that is used, and nowhere else") {
   const Rendezvous rendezvous = somewhere();
   std::vector<std::future<Came>> ranks;
   ranks.push_back(start(0, 2, rendezvous));
-  const LinkAddress address = Intruder(rendezvous).address(0);
+  const net::Address address = Intruder(rendezvous).address(0);
   REQUIRE(address.host == "127.0.0.1");
   for (const int port : {address.port, rendezvous.port}) {
     REQUIRE(connect_to("127.0.0.1", port).open());

@@ -44,7 +44,7 @@ TEST_CASE("a simulated step splits as the simulation says") {
       const int v = name == "interleaved_1f1b" ? 2 : 0;
       const Schedule s =
           lower(make_schedule({.name = name, .ranks = p, .microbatches = 2 * p, .stages_per_rank = v}));
-      Costs costs{.stages = {}, .latency = {0.25}, .overlap = 1};
+      Costs costs{.stages = {}, .latency = {0.25}};
       for (int stage = 0; stage < s.stages(); ++stage) {
         costs.stages.push_back({1.0 + 0.1 * stage, 1.5, 0.5 + 0.2 * (stage % 2), -1});
       }

@@ -23,7 +23,7 @@ TEST_CASE("gpipe and 1f1b idle (p - 1)(F + B) on every rank") {
       for (const int m : {p, p + 1, 2 * p, 31}) {
         const Schedule compute = make_schedule({.name = name, .ranks = p, .microbatches = m});
         for (const Schedule& s : {compute, lower(compute)}) {
-          const Simulation result = simulate(s, {.stages = {cost}, .latency = {}, .overlap = 1});
+          const Simulation result = simulate(s, {.stages = {cost}, .latency = {}});
           CHECK(result.step_time == (m + p - 1) * 9);
           for (int r = 0; r < p; ++r) {
             CHECK(result.ranks[r].busy == m * 9);
@@ -52,9 +52,11 @@ struct Times {
   double f, i, w;
 };
 
-Simulation run(const std::string& name, int p, int m, int v, Times t, double overlap = 1) {
+Simulation run(const std::string& name, int p, int m, int v, Times t, double wire = 0) {
   const Schedule s = make_schedule({.name = name, .ranks = p, .microbatches = m, .stages_per_rank = v});
-  return simulate(s, {.stages = {{t.f, t.i, t.w, -1}}, .latency = {}, .overlap = overlap});
+  const StageCost cost{
+      .forward = t.f, .backward_input = t.i, .backward_weight = t.w, .backward = -1, .forward_wire = wire};
+  return simulate(s, {.stages = {cost}, .latency = {}});
 }
 
 }  // namespace
@@ -107,9 +109,9 @@ TEST_CASE("zb_h2 and zbv have no gap inside the parallelogram if F = I = W") {
 TEST_CASE("dualpipe_v idles (P/2 - 1)(F&B + B - 3W) for P = 2p stages, if F = I = W") {
   for (int p = 1; p <= 10; ++p) {
     for (const int m : {2 * p, 2 * p + 1, 4 * p}) {
-      for (const double overlap : {1.0, 5.0 / 6}) {
-        const Simulation s = run("dualpipe_v", p, m, 2, {2, 2, 2}, overlap);
-        const double pair = overlap * 6;
+      for (const double wire : {0.0, 1.0}) {
+        const Simulation s = run("dualpipe_v", p, m, 2, {2, 2, 2}, wire);
+        const double pair = 6 - wire;
         // The last rank runs the most pairs: all of its steady phase but the first forward and backward.
         const double saved = (6 - pair) * (2 * (m - p) - 1);
         CHECK(s.step_time == Approx(12 * m - saved + (p - 1) * (pair + 4 - 6)).epsilon(1e-12));
@@ -133,7 +135,7 @@ TEST_CASE("wall bubbles of 8 ranks and 32 microbatches, F = I = W") {
 TEST_CASE("unequal stages, a B of its own, transfers and pairs count as they cost") {
   // Rank 1: F0 waits until 1 + 0.5; its F takes 2, its B 10.
   const Schedule s = parse_csv("0F0,0B0\n1F0,1B0\n");
-  const Costs costs{.stages = {{1, 1, 1, -1}, {2, 1, 1, 10}}, .latency = {0.5}, .overlap = 1};
+  const Costs costs{.stages = {{1, 1, 1, -1}, {2, 1, 1, 10}}, .latency = {0.5}};
   const Simulation result = simulate(s, costs);
   CHECK(result.spans[1][0].start == 1.5);
   CHECK(result.spans[1][1].end == 13.5);
@@ -146,15 +148,18 @@ TEST_CASE("unequal stages, a B of its own, transfers and pairs count as they cos
   CHECK(result.ranks[1].barrier == 2.5);
 
   const Schedule pair = parse_csv("0F0,(0F1;0B0)OVERLAP_F_B,0B1");
-  CHECK(simulate(pair, {.stages = {}, .latency = {}, .overlap = 0.75}).step_time == 1 + 0.75 * 3 + 2);
+  // Of 1 + 2 a forward's 0.75 and a backward's 1.5 are waiting: 1.25 of that has nothing to go on behind.
+  CHECK(pair_duration({.forward_wire = 0.75}, {.backward_wire = 1.5}, ActionKind::backward) ==
+        0.25 + 0.5 + 0.25 + 1.25);
+  CHECK(simulate(pair, {.stages = {{.forward_wire = 0.75}}, .latency = {}}).step_time == 1 + 2.25 + 2);
 
-  CHECK_THROWS_AS(simulate(s, {.stages = {{}, {}, {}}, .latency = {}, .overlap = 1}), Error);
-  CHECK_THROWS_AS(simulate(s, {.stages = {}, .latency = {1, 2}, .overlap = 1}), Error);
+  CHECK_THROWS_AS(simulate(s, {.stages = {{}, {}, {}}, .latency = {}}), Error);
+  CHECK_THROWS_AS(simulate(s, {.stages = {}, .latency = {1, 2}}), Error);
   CHECK_THROWS_AS(simulate(parse_csv("0B0,0F0\n1F0,1B0\n")), Error);
 }
 
 TEST_CASE("a transfer begins when its receive is posted") {
-  const Costs costs{.stages = {}, .latency = {1}, .overlap = 1};
+  const Costs costs{.stages = {}, .latency = {1}};
   const Schedule late = parse_csv("0F0,0SEND_F0,0RECV_B0,0B0\n1RECV_F0,1F0,1B0,1SEND_B0\n");
   CHECK(simulate(late, costs).spans[1][1].start == 2);
   const Schedule s = parse_csv(

@@ -209,9 +209,8 @@ TEST_CASE("the svg's axis has a unit, and its legend what is drawn") {
 TEST_CASE("exchanges are drawn and told where they take time") {
   const Schedule s =
       lower(make_schedule({.name = "1f1b", .ranks = 2, .microbatches = 2}), {.gather = Gather::kept});
-  const Simulation simulation = simulate(
-      s,
-      {.stages = {}, .latency = {}, .overlap = 1, .exchange = {{.gather = 0.5, .reduce = 1, .groups = 2}}});
+  const Simulation simulation =
+      simulate(s, {.stages = {}, .latency = {}, .exchange = {{.gather = 0.5, .reduce = 1, .groups = 2}}});
   const Simulation without = simulate(s);
   CHECK_THAT(render_svg(s, simulation), contains_text("<title>0UNSHARD: 0 to 0.5</title>") &&
                                             contains_text("<title>1REDUCE_GRAD: ") &&

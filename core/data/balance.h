@@ -1,0 +1,31 @@
+// Which documents make which microbatch, such that the schedule of the slowest data rank ends first.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <vector>
+
+namespace pptrain::data {
+
+// The documents of each microbatch: [data rank][microbatch], as they were offered.
+using Lists = std::vector<std::vector<std::vector<int64_t>>>;
+
+// When the step of a data rank ends, in any unit, by what each of its microbatches has: tokens, and the sum
+// of its documents' squared lengths.
+using StepEnd = std::function<int64_t(std::span<const int64_t> tokens, std::span<const int64_t> squares)>;
+
+struct LoaderOptions;
+
+// When the last data rank's step ends, by options.step_end. `lengths`: of the documents.
+int64_t last_end(std::span<const int64_t> lengths, const LoaderOptions& options, const Lists& lists);
+
+// The same documents, none of the lists emptied, and last_end() no later: of those and of documents dealt out
+// anew with small microbatches at both ends of a step, the best; then documents move and lists change places
+// at random as long as the slowest data rank does not end later. A microbatch has options.micro_batch_size x
+// seq_len tokens at most. Whole numbers, fixed seed, fixed number of tries: the same on every rank.
+// (Minimises the makespan of the schedule that a step runs, over data ranks too: DynaPipe, arXiv 2311.10418;
+// WLB-LLM, arXiv 2503.17924.)
+Lists balanced(std::span<const int64_t> lengths, const LoaderOptions& options, Lists lists);
+
+}  // namespace pptrain::data

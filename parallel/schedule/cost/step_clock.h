@@ -1,0 +1,34 @@
+// When a step ends whose microbatches differ in size. Whole numbers: the same on every machine, and small
+// enough for thousands of steps a second (core/data/balance.h).
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <vector>
+
+#include "parallel/schedule/schedule.h"
+
+namespace pptrain::schedule {
+
+// Ticks of a pass or a transfer of one microbatch.
+struct SizedCost {
+  int64_t fixed = 0;
+  int64_t token = 0;   // for each token
+  int64_t square = 0;  // for each squared length of a document, which attention takes
+
+  int64_t of(int64_t tokens, int64_t squares) const { return fixed + token * tokens + square * squares; }
+};
+
+// [stage] Of F, B, I and W, in the order of ActionKind, and of a transfer to the next stage, or from it.
+using SizedCosts = std::vector<std::array<SizedCost, 5>>;
+
+// The last rank's end, in ticks, by each microbatch's tokens and its documents' squared lengths in sum: what
+// simulate() says of passes and transfers, without exchanges beside passes; the halves of an overlapped pair
+// count one after the other. `schedule`: lowered. Throws Error if it deadlocks, its head is spread, or the
+// costs do not fit its stages.
+std::function<int64_t(std::span<const int64_t> tokens, std::span<const int64_t> squares)> step_clock(
+    const Schedule& schedule, const SizedCosts& costs);
+
+}  // namespace pptrain::schedule

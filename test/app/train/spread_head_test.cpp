@@ -1,0 +1,164 @@
+// A head in parts on all pipeline ranks computes what a whole one does: the same bits under every schedule of
+// as many ranks, and to rounding what the last stage alone computes.
+#include <algorithm>
+#include <cmath>
+
+#include "core/base/error.h"
+#include "core/io/files.h"
+#include "parallel/schedule/generators/generators.h"
+#include "test/app/small_job.h"
+#include "test/support/catch.h"
+
+using namespace pptrain::test;
+
+namespace {
+
+const Overrides base = {"model.num_hidden_layers=8", "train.steps=3",  "train.grad_accum_steps=6",
+                        "eval.interval=3",           "eval.batches=2", "data.val_fraction=0.1"};
+const Overrides spread = {"distributed.pp_head=spread"};
+
+JobResult run(const Overrides& overrides) {
+  const TemporaryFolder folder;
+  JobResult result = run_small_job(small_job_text(), folder.path() / "run", overrides);
+  REQUIRE(result.exit_code == 0);
+  REQUIRE(result.metrics.size() >= 4);
+  return result;
+}
+
+// Relative differences of losses and gradient norms.
+void check_near(const JobResult& a, const JobResult& b, double most) {
+  REQUIRE(a.metrics.size() == b.metrics.size());
+  for (size_t i = 0; i < a.metrics.size(); ++i) {
+    const auto x = nlohmann::json::parse(a.metrics[i]), y = nlohmann::json::parse(b.metrics[i]);
+    for (const char* key : {"loss", "grad_norm", "eval_loss"}) {
+      if (!x.contains(key)) continue;
+      CAPTURE(i, key);
+      const double of_x = x.at(key), of_y = y.at(key);
+      CHECK(std::abs(of_x - of_y) <= most * std::abs(of_y));
+    }
+  }
+}
+
+}  // namespace
+
+TEST_CASE("a spread head gives the same bits under every schedule, and the whole head's losses") {
+  for (const auto& [ranks, dtype, near] : {std::tuple(2, "fp32", 1e-5), std::tuple(3, "bf16", 1e-2)}) {
+    const Overrides job =
+        with(base, {fmt::format("distributed.pp={}", ranks), fmt::format("train.dtype={}", dtype)});
+    const JobResult whole = run(job), reference = run(with(job, spread));
+    check_near(reference, whole, near);
+    CHECK(reference.metrics != whole.metrics);  // its sums over the vocabulary are others
+    for (const std::string& name : pptrain::schedule::training_schedule_names()) {
+      CAPTURE(ranks, dtype, name);
+      const JobResult other = run(with(job, spread, Overrides{"distributed.pp_schedule=" + name}));
+      CHECK(other.metrics == reference.metrics);
+      CHECK(other.checksums == reference.checksums);
+    }
+  }
+}
+
+TEST_CASE("a spread head goes with every axis") {
+  const std::vector<Overrides> axes = {
+      {"distributed.dp_replicate=2"},
+      {"distributed.dp_shard=2", "distributed.reshard_after_forward=false"},
+      {"distributed.dp_shard=2", "distributed.reshard_after_forward=true"},
+      {"distributed.dp_shard=2", "distributed.reduce_gradients=microbatch"},
+      {"distributed.cp=2"},
+      {"distributed.tp=2"},
+      {"distributed.tp=2", "model.tie_word_embeddings=true", "distributed.pp_schedule=zbv"},
+      {"model.tie_word_embeddings=true"},
+      {"train.recompute=full"},
+      {"model.arch=gemma2", "model.head_dim=8", "model.tie_word_embeddings=true"},
+      {"model.arch=qwen3_moe", "model.num_experts=4", "model.num_experts_per_tok=2",
+       "model.moe_intermediate_size=16", "distributed.dp_shard=2", "distributed.ep=2"},
+      {"metrics.microbatch_losses=true"},
+      {"lora.rank=2"}};
+  for (const Overrides& axis : axes) {
+    CAPTURE(axis);
+    const Overrides job = with(with(base, {"distributed.pp=2", "train.dtype=fp32"}), axis);
+    check_near(run(with(job, spread)), run(job), 2e-5);
+  }
+}
+
+TEST_CASE("a run with a spread head goes on from its checkpoints, as it was or with a whole head") {
+  for (const std::string tied : {"false", "true"}) {
+    const std::string text = small_job_text();
+    const TemporaryFolder folder;
+    const Overrides job = with(base, {"train.dtype=fp32", "distributed.pp=2", "checkpoint.interval=2",
+                                      "model.tie_word_embeddings=" + tied, "train.steps=6"});
+    const JobResult whole = run_small_job(text, folder.path() / "whole", with(job, spread));
+    REQUIRE(whole.exit_code == 0);
+    const auto resumed = [&](const Overrides& layout) {
+      const auto run_dir = folder.path() / "resumed";
+      std::filesystem::remove_all(run_dir);
+      std::filesystem::copy(folder.path() / "whole", run_dir, std::filesystem::copy_options::recursive);
+      std::filesystem::remove_all(run_dir / "checkpoints/step_6");
+      std::ofstream(run_dir / "checkpoints/latest") << "step_4\n";
+      return run_small_job(text, run_dir, with(job, layout, Overrides{"checkpoint.resume=auto"}));
+    };
+    const JobResult same = resumed(with(spread, {"distributed.pp_schedule=zb_h1"}));
+    CHECK(same.metrics == whole.metrics);
+    CHECK(same.checksums == whole.checksums);
+    check_near(resumed({}), whole, 2e-5);
+    check_near(resumed({"distributed.pp=1"}), whole, 2e-5);
+    check_near(resumed(with(spread, {"distributed.pp=4"})), whole, 2e-5);
+  }
+}
+
+TEST_CASE("the order of a spread head is kept beside the run, which goes on from it") {
+  const TemporaryFolder folder;
+  const Overrides job = with(base, spread, Overrides{"distributed.pp=2", "distributed.pp_schedule=zbv"});
+  const auto run_dir = folder.path() / "run";
+  const JobResult first = run_small_job(small_job_text(), run_dir, job);
+  const std::string order = content(run_dir / "schedule.csv");
+  CHECK(order.find("0S0") != std::string::npos);
+  const std::string saved = content(run_dir / "job.toml");
+  CHECK(saved.find("schedule.csv") != std::string::npos);
+  const JobResult again =
+      run(with(job, Overrides{"distributed.pp_schedule=" + (run_dir / "schedule.csv").string()}));
+  CHECK(again.metrics == first.metrics);
+  CHECK(again.checksums == first.checksums);
+  const Overrides whole = {"distributed.pp_head=last"};
+  const JobResult named = run(with(job, whole));
+  const JobResult same =
+      run(with(job, whole, Overrides{"distributed.pp_schedule=" + (run_dir / "schedule.csv").string()}));
+  CHECK(same.metrics == named.metrics);
+  CHECK(same.checksums == named.checksums);
+}
+
+TEST_CASE("a spread head gives the same bits with post-validation, also where steps are taken back") {
+  for (const auto& [ranks, schedule] :
+       {std::pair(2, "zbv"), std::pair(2, "auto"), std::pair(3, "zb_h2"), std::pair(3, "1f1b")}) {
+    const Overrides job =
+        with(base, spread,
+             Overrides{fmt::format("distributed.pp={}", ranks), "train.steps=9",
+                       fmt::format("distributed.pp_schedule={}", schedule), "train.grad_clip=0"});
+    std::vector<double> norms;
+    for (const std::string& line : run(job).metrics) {
+      const auto record = nlohmann::json::parse(line);
+      if (record.contains("grad_norm")) norms.push_back(record.at("grad_norm"));
+    }
+    std::ranges::sort(norms);
+    for (const double clip : {0.0, norms[norms.size() / 2]}) {
+      CAPTURE(ranks, schedule, clip);
+      const Overrides clipped = with(job, {fmt::format("train.grad_clip={}", clip)});
+      const JobResult barrier = run(clipped),
+                      validated = run(with(clipped, {"optimizer.post_validation=true"}));
+      CHECK(validated.metrics == barrier.metrics);
+      CHECK(validated.checksums == barrier.checksums);
+    }
+  }
+}
+
+TEST_CASE("auto takes a schedule for a spread head, and what it does not go with is refused") {
+  const Overrides job = with(base, spread, Overrides{"distributed.pp=2"});
+  const pptrain::app::Plan plan =
+      small_plan(small_job_text(), "unused", with(job, Overrides{"distributed.pp_schedule=auto"}));
+  CHECK(plan.schedule.spread_head);
+  for (const char* refused : {"train.label_smoothing=0.1", "eval.generate_interval=1",
+                              "distributed.pp_schedule=search", "distributed.pp=1", "model.vocab_size=1"}) {
+    CAPTURE(refused);
+    CHECK_THROWS_WITH(small_plan(small_job_text(), "unused", with(job, Overrides{refused})),
+                      Catch::Contains("pp_head"));
+  }
+}
