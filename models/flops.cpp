@@ -2,6 +2,8 @@
 
 #include <spdlog/fmt/fmt.h>
 
+#include <algorithm>
+#include <cmath>
 #include <functional>
 #include <numeric>
 
@@ -74,6 +76,12 @@ double flops_per_token(const ModelConfig& model, int64_t seq) {
   const int64_t v_dim = model.kv_rank > 0 ? model.v_dim : model.head_dim;
   return static_cast<double>(products) +
          3 * keys * static_cast<double>(model.heads * (model.head_dim + v_dim));
+}
+
+int64_t attention_length(const ModelConfig& model) {
+  const double products = flops_per_token(model, 0);
+  const double attention = flops_per_token(model, 1) - products;
+  return std::clamp(std::llround(products / attention), 1LL, 1LL << 24);
 }
 
 }  // namespace pptrain::models

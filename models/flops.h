@@ -26,4 +26,7 @@ std::string parameters_text(const ModelConfig& model);
 // recompute not at all.
 double flops_per_token(const ModelConfig& model, int64_t seq);
 
+// Tokens of a causal document whose attention takes as many of them as the products that its tokens meet.
+int64_t attention_length(const ModelConfig& model);
+
 }  // namespace pptrain::models

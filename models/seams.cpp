@@ -28,6 +28,10 @@ Seams make_seams(const StageGroups& groups) {
   }
   if (shared(groups.ep) || shared(groups.stage))
     seams.experts = expert::make_rank_exchange(groups.ep, groups.stage);
+  if (groups.sequence_slices && shared(groups.cp))
+    throw Error("sequence slices do not go with context parallelism");
+  seams.sequence_slices = groups.sequence_slices;
+  seams.deterministic = groups.deterministic;
   return seams;
 }
 

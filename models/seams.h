@@ -26,7 +26,8 @@ struct StageGroups {
   comm::Communicator* ep = nullptr;
   comm::Communicator* stage = nullptr;  // all ranks that see a part of the same global microbatch, and tp
   ContextKind cp_kind = ContextKind::ring;
-  bool deterministic = true;  // the backward pass of attention on a GPU
+  bool deterministic = true;     // the backward pass of attention on a GPU
+  bool sequence_slices = false;  // lists may come in slices; without cp alone
 };
 
 // By default a rank computes alone, with all of its tokens.
@@ -36,6 +37,8 @@ struct Seams {
   std::shared_ptr<const nn::Region> region = std::make_shared<nn::Region>();
   std::shared_ptr<attention::CoreAttention> attention = attention::make_local_attention();
   std::shared_ptr<const nn::ExpertExchange> experts = std::make_shared<nn::ExpertExchange>();
+  bool sequence_slices = false;  // layers keep keys of a list's slices, around `attention`
+  bool deterministic = true;     // which attention of slices is then
 };
 
 // Throws Error for a group that has no seam.

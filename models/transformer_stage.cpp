@@ -83,13 +83,17 @@ TransformerStage::TransformerStage(const ModelConfig& model, const StageSlice& s
   for (int layer = slice.first_layer; layer < slice.end_layer; ++layer) {
     BlockConfig block = block_config(model, layer);
     block.recompute = recompute;
+    Seams own = seams;
+    if (seams.sequence_slices)
+      own.attention = slice_attention_.emplace_back(attention::make_slice_attention(
+          seams.attention, seams.deterministic, /*copies=*/recompute == Recompute::full));
     const std::string name = fmt::format("layers.{}", layer);
     block_groups_.push_back(declare([&] {
       nn::ParameterGroup& group = store_.add_group(name);
       nn::ParameterGroup* const experts =
           block.experts ? &store_.add_group(name + ".experts", /*of_experts=*/true) : nullptr;
       if (model.lora.rank > 0) group.put_adapters_in(store_.add_group(name + ".lora"));
-      blocks_.emplace_back(group, name, block, seams, experts);
+      blocks_.emplace_back(group, name, block, own, experts);
     }));
   }
   if (slice.head) {
@@ -420,6 +424,7 @@ void TransformerStage::discard() {
   records_.clear();
   pending_.clear();
   head_pending_.clear();
+  for (const auto& attention : slice_attention_) attention->discard();
   loss_.reset();
   take_loads();
 }

@@ -190,6 +190,7 @@ class TransformerStage final : public pipeline::Stage {
   nn::ParameterStore store_;
   std::optional<nn::Embedding> embedding_;
   std::vector<Block> blocks_;  // never changes size after construction: queues point at their layers
+  std::vector<std::shared_ptr<attention::CoreAttention>> slice_attention_;  // of each block, if lists are cut
   std::optional<nn::Norm> norm_;
   nn::Weight* head_weight_ = nullptr;
   std::optional<nn::LinearCrossEntropy> head_;

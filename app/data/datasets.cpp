@@ -150,17 +150,6 @@ std::vector<data::WeightedStream> training_streams(const std::vector<OpenSource>
   return streams;
 }
 
-namespace {
-
-// As flops_per_token counts them: a causal document's attention against the products that its tokens meet.
-int64_t attention_length(const models::ModelConfig& model) {
-  const double products = models::flops_per_token(model, 0);
-  const double attention = models::flops_per_token(model, 1) - products;
-  return std::clamp(std::llround(products / attention), 1LL, 1LL << 24);
-}
-
-}  // namespace
-
 data::LoaderOptions loader_options(const Plan& plan) {
   const config::TrainSection& train = plan.job.train;
   const config::DataSection& data = plan.job.data;
@@ -175,7 +164,8 @@ data::LoaderOptions loader_options(const Plan& plan) {
           .lengths = data.lengths,
           .pad_to_multiple_of = data.pad_to_multiple_of,
           .tp_size = plan.mesh.tp,
-          .attention_length = attention_length(plan.model),
+          .attention_length = models::attention_length(plan.model),
+          .sequence_slices = static_cast<int>(plan.job.distributed.pp_sequence_slices),
           .need_tokens = false,
           .need_labels = false};
 }

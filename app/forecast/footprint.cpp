@@ -10,8 +10,10 @@
 #include <string>
 #include <utility>
 
+#include "core/data/microbatch.h"
 #include "core/kernels/dry_run.h"
 #include "core/tokens/context_split.h"
+#include "models/flops.h"
 #include "models/learning.h"
 #include "parallel/comm/dry/dry_communicator.h"
 
@@ -39,6 +41,15 @@ data::Microbatch meta_microbatch(const BatchShape& batch) {
   return data;
 }
 
+// The microbatch, or its slices.
+std::vector<data::Microbatch> meta_microbatches(const models::ModelConfig& model, const BatchShape& batch) {
+  const data::Microbatch whole = meta_microbatch(batch);
+  if (batch.sequence_slices == 1) return {whole};
+  return data::cut_in_slices(
+      whole, {.attention_length = models::attention_length(model), .sequence_slices = batch.sequence_slices},
+      0);
+}
+
 // The groups of a rank that is alone with its tensors.
 struct DryGroups {
   explicit DryGroups(const BatchShape& batch)
@@ -47,7 +58,8 @@ struct DryGroups {
         ep(comm::make_dry(kernels::Wire::ep, 0, batch.mesh.ep)),
         stage(comm::make_dry(kernels::Wire::ep, 0, batch.mesh.world_size())),
         kind(batch.cp_kind),
-        deterministic(batch.deterministic) {}
+        deterministic(batch.deterministic),
+        slices(batch.sequence_slices > 1) {}
 
   models::Seams seams() const {
     return models::make_seams({.tp = tp.get(),
@@ -55,20 +67,37 @@ struct DryGroups {
                                .ep = ep.get(),
                                .stage = stage.get(),
                                .cp_kind = kind,
-                               .deterministic = deterministic});
+                               .deterministic = deterministic,
+                               .sequence_slices = slices});
   }
 
   std::unique_ptr<comm::Communicator> tp, cp, ep, stage;
   models::ContextKind kind;
-  bool deterministic;
+  bool deterministic, slices;
 };
+
+// Of one slice, the mean of all.
+kernels::Cost mean(const kernels::Cost& sum, int slices) {
+  const double n = slices;
+  kernels::Cost cost{.product_flops = sum.product_flops / n,
+                     .attention_flops = sum.attention_flops / n,
+                     .bytes = sum.bytes / n,
+                     .weight_bytes = sum.weight_bytes / n,
+                     .kernels = sum.kernels / slices,
+                     .traffic = sum.traffic};
+  for (kernels::Traffic& traffic : cost.traffic) {
+    traffic.bytes /= n;
+    traffic.messages /= slices;
+  }
+  return cost;
+}
 
 class DryStage {
  public:
   DryStage(const models::ModelConfig& model, const models::StageSlice& slice, const BatchShape& batch)
       : groups_(batch),
         stage_(model, slice, batch.recompute, groups_.seams()),
-        data_(meta_microbatch(batch)),
+        data_(meta_microbatches(model, batch)),
         beside_(batch.overlap && batch.gpu.is_gpu()),
         run_(batch.gpu) {
     stage_.materialise(at::kMeta, batch.bfloat16 ? at::kBFloat16 : at::kFloat);
@@ -80,15 +109,19 @@ class DryStage {
     const c10::InferenceMode inference;
     StageFootprint footprint;
     measure_parameters(footprint);
-    footprint.boundary = static_cast<int64_t>(stage_.empty_boundary(data_).nbytes());
+    for (const data::Microbatch& data : data_)
+      footprint.boundary =
+          std::max(footprint.boundary, static_cast<int64_t>(stage_.empty_boundary(data).nbytes()));
     footprint.forward = forward(footprint.activation);
-    footprint.backward = pass(footprint.activation, [&] { stage_.backward(0, gradient()); });
+    footprint.backward = backward(footprint.activation, [&](int i) { stage_.backward(i, gradient(i)); });
     // GEMMs on the side stream have a workspace of their own.
     if (beside_) footprint.backward.workspace += kernels::gemm_workspace_bytes;
     forward(footprint.activation);
-    footprint.backward_input = pass(footprint.activation, [&] { stage_.backward_input(0, gradient()); });
-    footprint.weight_operands = stage_.pending_bytes();
-    footprint.backward_weight = pass(footprint.weight_operands, [&] { stage_.backward_weight(0); });
+    footprint.backward_input =
+        backward(footprint.activation, [&](int i) { stage_.backward_input(i, gradient(i)); });
+    footprint.weight_operands = stage_.pending_bytes() / slices();
+    footprint.backward_weight =
+        backward(footprint.weight_operands, [&](int i) { stage_.backward_weight(i); });
     const models::StageSlice& slice = stage_.slice();
     if (slice.has_head_part()) measure_head(footprint);
     if (slice.head && slice.head_parts > 1) footprint.head_gradient = slice.head_parts * footprint.boundary;
@@ -125,25 +158,52 @@ class DryStage {
   }
 
   void measure_head(StageFootprint& footprint) {
-    footprint.head_forward = pass(0, [&] { stage_.head_forward(0, data_, stage_.empty_boundary(data_)); });
+    const data::Microbatch& data = data_.front();
+    footprint.head_forward = pass(0, [&] { stage_.head_forward(0, data, stage_.empty_boundary(data)); });
     footprint.head = stage_.head_bytes();
     footprint.head_forward.workspace -= footprint.head;
-    const at::Tensor statistics = at::empty({stage_.slice().head_parts, data_.labels.numel(), 3},
+    const at::Tensor statistics = at::empty({stage_.slice().head_parts, data.labels.numel(), 3},
                                             at::TensorOptions().device(at::kMeta).dtype(at::kFloat));
     footprint.head_backward =
-        pass(footprint.head, [&] { stage_.head_backward(0, data_, statistics, /*with_gradients=*/true); });
+        pass(footprint.head, [&] { stage_.head_backward(0, data, statistics, /*with_gradients=*/true); });
   }
 
-  at::Tensor gradient() { return stage_.is_last() ? at::Tensor() : stage_.empty_boundary(data_); }
+  int slices() const { return static_cast<int>(data_.size()); }
 
-  // Sets `activation` to what the pass leaves.
+  at::Tensor gradient(int slice) {
+    return stage_.is_last() ? at::Tensor() : stage_.empty_boundary(data_[static_cast<size_t>(slice)]);
+  }
+
+  // Sets `activation` to what the pass leaves. Of slices both are the mean; keys that layers copy count.
   PassFootprint forward(int64_t& activation) {
-    PassFootprint result = pass(0, [&] {
-      stage_.forward(0, data_, stage_.is_first() ? at::Tensor() : stage_.empty_boundary(data_));
-    });
-    activation = stage_.saved_bytes();
-    result.workspace -= activation;
+    PassFootprint result;
+    const int64_t before = run_.current_bytes();
+    for (int i = 0; i < slices(); ++i) {
+      const data::Microbatch& data = data_[static_cast<size_t>(i)];
+      const int64_t left = run_.current_bytes();
+      PassFootprint own = pass(0, [&] {
+        stage_.forward(i, data, stage_.is_first() ? at::Tensor() : stage_.empty_boundary(data));
+      });
+      own.workspace -= slices() == 1 ? stage_.saved_bytes() : run_.current_bytes() - left;
+      add(result, own);
+    }
+    activation = slices() == 1 ? stage_.saved_bytes() : (run_.current_bytes() - before) / slices();
+    result.cost = mean(result.cost, slices());
     return result;
+  }
+
+  // The last slice first. The first of these passes allocates the gradients of the kept keys.
+  template <typename Pass>
+  PassFootprint backward(int64_t held, const Pass& body) {
+    PassFootprint result;
+    for (int i = slices() - 1; i >= 0; --i) add(result, pass(held, [&] { body(i); }));
+    result.cost = mean(result.cost, slices());
+    return result;
+  }
+
+  static void add(PassFootprint& sum, const PassFootprint& own) {
+    sum.cost += own.cost;
+    sum.workspace = std::max(sum.workspace, own.workspace);
   }
 
   // `held`: bytes of the microbatch that are there before the pass. The run lives on: what a pass leaves is
@@ -160,9 +220,9 @@ class DryStage {
   DryGroups groups_;
   nn::SideStream side_;
   models::TransformerStage stage_;
-  data::Microbatch data_;
-  bool beside_;          // two streams compute in B
-  kernels::DryRun run_;  // begins when parameters and microbatch are there
+  std::vector<data::Microbatch> data_;  // the microbatch, or its slices
+  bool beside_;                         // two streams compute in B
+  kernels::DryRun run_;                 // begins when parameters and microbatch are there
 };
 
 }  // namespace

@@ -32,7 +32,8 @@ struct BatchShape {
   // rank.
   mesh::MeshShape mesh = {};
   models::ContextKind cp_kind = models::ContextKind::ring;
-  bool overlap = false;  // B takes weight gradients beside input gradients, on a device with streams
+  int sequence_slices = 1;  // of a microbatch, whose passes are then those of a slice, the mean of all
+  bool overlap = false;     // B takes weight gradients beside input gradients, on a device with streams
 
   // Of the whole list, which context-parallel ranks share out.
   int64_t tokens() const { return documents * length; }

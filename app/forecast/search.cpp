@@ -30,6 +30,18 @@ std::vector<std::pair<int64_t, int64_t>> batchings(const config::TrainSection& t
   return result;
 }
 
+// distributed.pp_sequence_slices: the job's, or where it is 0 powers of two that leave slices of some length.
+std::vector<int64_t> numbers_of_slices(const PlanBase& base, int64_t micro_batch_size) {
+  constexpr int64_t most = 16, least_tokens = 64;
+  const int64_t given = base.job.distributed.pp_sequence_slices;
+  if (given > 0) return {given};
+  std::vector<int64_t> result{1};
+  const int64_t tokens = micro_batch_size * base.job.train.seq_len;
+  while (base.mesh.pp > 1 && result.back() < most && tokens / (2 * result.back()) >= least_tokens)
+    result.push_back(2 * result.back());
+  return result;
+}
+
 class Searcher {
  public:
   Searcher(const PlanBase& base, const CostSource& source, const SearchOptions& options)
@@ -39,7 +51,8 @@ class Searcher {
     find_schedules();
     try_all();
     sort();
-    const bool searches = options_.order_effort > 0 && base_.mesh.pp > 1 && head_parts(base_) == 1;
+    const bool searches = options_.order_effort > 0 && base_.mesh.pp > 1 && head_parts(base_) == 1 &&
+                          base_.job.distributed.pp_sequence_slices <= 1;
     if (searches && !found_.empty()) search_orders();
     return std::move(found_);
   }
@@ -52,12 +65,15 @@ class Searcher {
         for (int64_t stages = 1; stages <= 4; ++stages) {
           if (d.pp_stages_per_rank > 0 && d.pp_stages_per_rank != stages) continue;
           if (d.pp * stages > base_.model.layers) continue;
-          Candidate candidate{.layout = layout_of(base_), .bytes = {}};
-          candidate.layout.micro_batch_size = size;
-          candidate.layout.grad_accum_steps = count;
-          candidate.layout.schedule = name;
-          candidate.layout.stages_per_rank = stages;
-          add_schedule(std::move(candidate));
+          for (const int64_t slices : numbers_of_slices(base_, size)) {
+            Candidate candidate{.layout = layout_of(base_), .bytes = {}};
+            candidate.layout.micro_batch_size = size;
+            candidate.layout.grad_accum_steps = count;
+            candidate.layout.schedule = name;
+            candidate.layout.sequence_slices = slices;
+            candidate.layout.stages_per_rank = stages;
+            add_schedule(std::move(candidate));
+          }
         }
       }
     }
@@ -82,6 +98,7 @@ class Searcher {
     return (layout.stages_per_rank == 1 && schedule::repeats_with_one_stage(layout.schedule)) ||
            std::ranges::any_of(tried_, [&](const Candidate& other) {
              return other.layout.stages_per_rank == layout.stages_per_rank &&
+                    other.layout.sequence_slices == layout.sequence_slices &&
                     other.layout.grad_accum_steps == layout.grad_accum_steps &&
                     (layout.stages_per_rank == 1 || other.lowered->placement == lowered.placement) &&
                     other.lowered->actions == lowered.actions;
@@ -92,6 +109,7 @@ class Searcher {
     const config::HeadPlace head = base_.job.distributed.pp_head;
     for (Candidate& tried : tried_) {
       for (const bool spread : {false, true}) {
+        if (spread && tried.layout.sequence_slices > 1) continue;
         if (head == (spread ? config::HeadPlace::last : config::HeadPlace::spread)) continue;
         tried.layout.spread_head = spread;
         for (const pipeline::LayerAssignment& layers : splits(tried)) {
@@ -184,7 +202,7 @@ class Searcher {
     constexpr size_t most_that_fit = 6, most = 10;
     std::vector<Candidate> chosen;
     for (const Candidate& c : found_) {
-      if (c.layout.spread_head) continue;
+      if (c.layout.spread_head || c.layout.sequence_slices > 1) continue;
       const bool known =
           std::ranges::any_of(chosen, [&](const Candidate& other) { return same_shape(c, other); });
       if (!known && chosen.size() < (c.fits ? most_that_fit : most)) chosen.push_back(c);

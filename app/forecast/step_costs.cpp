@@ -103,7 +103,9 @@ void balance_schedule(const Plan& plan, data::LoaderOptions& options) {
 }
 
 std::optional<std::pair<double, double>> forecast_lengths(const Plan& plan, const Prediction& full) {
-  if (plan.job.data.lengths != config::Lengths::exact || plan.schedule.spread_head) return std::nullopt;
+  if (plan.job.data.lengths != config::Lengths::exact || plan.schedule.spread_head ||
+      plan.schedule.sequence_slices > 1)
+    return std::nullopt;
   const auto sources = readable_data(plan);
   if (!sources) return std::nullopt;
   constexpr int64_t steps = forecast_steps;

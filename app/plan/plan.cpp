@@ -124,6 +124,7 @@ Layout layout_of(const PlanBase& base) {
           .every_microbatch = d.reduce_gradients == config::ReduceGradients::microbatch,
           .schedule = d.pp_schedule,
           .spread_head = d.pp_head == config::HeadPlace::spread,
+          .sequence_slices = std::max<int64_t>(1, d.pp_sequence_slices),
           .stages_per_rank = d.pp_stages_per_rank};
 }
 
@@ -139,6 +140,7 @@ PlanBase on_layout(PlanBase base, const Layout& layout) {
       layout.every_microbatch ? config::ReduceGradients::microbatch : config::ReduceGradients::step;
   d.pp_schedule = layout.schedule;
   d.pp_head = layout.spread_head ? config::HeadPlace::spread : config::HeadPlace::last;
+  d.pp_sequence_slices = layout.sequence_slices;
   d.pp_stages_per_rank = layout.stages_per_rank;
   return base;
 }
@@ -157,6 +159,7 @@ std::string choices_of(const Plan& plan) {
   return nlohmann::json{{"recompute", layout.recompute},
                         {"schedule", layout.schedule},
                         {"spread_head", layout.spread_head},
+                        {"sequence_slices", layout.sequence_slices},
                         {"stages_per_rank", layout.stages_per_rank},
                         {"layers", pipeline::layers_per_stage(plan.layers)},
                         {"placement", plan.schedule.placement},
@@ -174,9 +177,11 @@ Plan with_choices(const Plan& stand_in, const std::string& choices) {
   chosen.at("recompute").get_to(layout.recompute);
   chosen.at("schedule").get_to(layout.schedule);
   chosen.at("spread_head").get_to(layout.spread_head);
+  chosen.at("sequence_slices").get_to(layout.sequence_slices);
   chosen.at("stages_per_rank").get_to(layout.stages_per_rank);
   schedule::Schedule lowered = schedule::parse_csv(chosen.at("actions").get<std::string>());
   lowered.name = layout.schedule;
+  lowered.sequence_slices = static_cast<int>(layout.sequence_slices);
   chosen.at("placement").get_to(lowered.placement);  // which one rank's actions do not show
   layout.layers =
       pipeline::explicit_layer_assignment(static_cast<int>(stand_in.model.layers), lowered.stages(),
@@ -209,6 +214,8 @@ std::vector<std::string> Layout::overrides(const config::JobConfig* job) const {
   const config::HeadPlace given =
       job == nullptr ? config::HeadPlace::last : config::HeadPlace(job->distributed.pp_head);
   if (head != given) add("distributed.pp_head", config::Word(head).text);
+  if (sequence_slices != (job == nullptr ? 1 : job->distributed.pp_sequence_slices))
+    add("distributed.pp_sequence_slices", sequence_slices);
   add("distributed.pp_split", layers.size() == 1
                                   ? std::string("even")
                                   : fmt::format("{}", fmt::join(pipeline::layers_per_stage(layers), ",")));
@@ -261,13 +268,15 @@ schedule::ScheduleSpec schedule_spec(const config::JobConfig& job) {
   return {.name = d.pp_schedule,
           .ranks = static_cast<int>(d.pp),
           .microbatches = static_cast<int>(job.train.grad_accum_steps),
-          .stages_per_rank = static_cast<int>(d.pp_stages_per_rank)};
+          .stages_per_rank = static_cast<int>(d.pp_stages_per_rank),
+          .sequence_slices = static_cast<int>(std::max<int64_t>(1, d.pp_sequence_slices))};
 }
 
 schedule::Schedule given_schedule(const config::JobConfig& job) {
   const std::string& given = job.distributed.pp_schedule;
   if (schedule_choice(given) != ScheduleChoice::file) return schedule::make_schedule(schedule_spec(job));
   schedule::Schedule schedule = schedule::load_schedule(given);
+  schedule.sequence_slices = static_cast<int>(std::max<int64_t>(1, job.distributed.pp_sequence_slices));
   const bool whole = job.distributed.pp_head == config::HeadPlace::last;
   return schedule.spread_head && whole ? schedule::whole_head(schedule) : schedule;
 }

@@ -48,6 +48,7 @@ struct Layout {
   bool every_microbatch = false;         // distributed.reduce_gradients = "microbatch"
   std::string schedule{};                // a name, or a file
   bool spread_head = false;              // distributed.pp_head
+  int64_t sequence_slices = 1;           // distributed.pp_sequence_slices
   int64_t stages_per_rank = 1;
   pipeline::LayerAssignment layers{};
 

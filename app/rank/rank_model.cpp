@@ -28,7 +28,8 @@ models::Seams seams_of(RunContext& context) {
                              .ep = sparse ? &mesh.of(mesh::Group::ep) : nullptr,
                              .stage = sparse ? &mesh.of(mesh::Group::stage) : nullptr,
                              .cp_kind = context.job.distributed.cp_kind,
-                             .deterministic = context.job.train.deterministic});
+                             .deterministic = context.job.train.deterministic,
+                             .sequence_slices = context.job.distributed.pp_sequence_slices > 1});
 }
 
 // Matrices that the ranks of a stage hold parts of are made whole on one of them.

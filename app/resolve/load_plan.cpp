@@ -121,7 +121,7 @@ class Resolver {
 bool Resolver::is_too_long() {
   constexpr int64_t max_passes = int64_t{1} << 21;
   const config::DistributedSection& d = job_.distributed;
-  const int64_t microbatches = job_.train.grad_accum_steps;
+  const int64_t microbatches = job_.train.grad_accum_steps * std::max<int64_t>(1, d.pp_sequence_slices);
   const int64_t stages = std::max<int64_t>(1, d.pp) * std::max<int64_t>(1, d.pp_stages_per_rank);
   if (microbatches <= max_passes / stages) return false;
   report_({"train.grad_accum_steps", "distributed.pp", stages_key},
@@ -173,7 +173,8 @@ void Resolver::check_file() {
     if (compute_->forward_only)
       report_({schedule_key}, fmt::format("{} has forward passes alone: it cannot train", compute_->name));
     differs("distributed.pp", d.pp, compute_->ranks, "ranks");
-    differs("train.grad_accum_steps", job_.train.grad_accum_steps, compute_->microbatches, "microbatches");
+    differs("train.grad_accum_steps", job_.train.grad_accum_steps * compute_->sequence_slices,
+            compute_->microbatches, "microbatches, sequence slices counted");
     if (d.pp_stages_per_rank == 0) d.pp_stages_per_rank = compute_->stages_per_rank;
     differs(stages_key, d.pp_stages_per_rank, compute_->stages_per_rank, "stages per rank");
   } catch (const UsageError& error) {

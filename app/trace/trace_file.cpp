@@ -302,7 +302,8 @@ schedule::Schedule empty_schedule(const TraceSummary& trace) {
   result.name = trace.schedule;
   result.ranks = trace.run.mesh.pp;
   result.stages_per_rank = static_cast<int>(trace.layers.size()) / result.ranks;
-  result.microbatches = static_cast<int>(trace.run.job.train.grad_accum_steps);
+  result.sequence_slices = static_cast<int>(trace.run.job.distributed.pp_sequence_slices);
+  result.microbatches = static_cast<int>(trace.run.job.train.grad_accum_steps) * result.sequence_slices;
   result.placement = trace.placement;
   result.actions.resize(static_cast<size_t>(result.ranks));
   return result;

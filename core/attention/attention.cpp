@@ -49,6 +49,7 @@ constexpr std::array declarations{
     Declaration{BackEnd::composed_blocks, "LibTorch's plain operators", all_of_a_rank},
     Declaration{BackEnd::ring, "ring attention", all_of_ranks},
     Declaration{BackEnd::ulysses, "Ulysses attention", all_of_ranks},
+    Declaration{BackEnd::sequence_slices, "attention of sequence slices", all_of_ranks},
 };
 
 const Declaration& declaration_of(BackEnd back_end) {

@@ -47,6 +47,7 @@ enum class BackEnd {
   composed_blocks,  // LibTorch's plain operators, also of whole documents: slow, takes every type and device
   ring,             // parallel/context: keys travel between context-parallel ranks
   ulysses,          // parallel/context: ranks exchange tokens for heads
+  sequence_slices,  // blocks, with kept keys of the slices before
 };
 
 // What a back end takes beside q, k, v and documents, or what a call asks for.
@@ -127,9 +128,21 @@ class CoreAttention {
   // dout: as the result of forward. Gradients of this rank's q, k and v, last stride 1, in memory that the
   // layer may write. Takes `saved` over and frees it.
   virtual Gradients backward(const at::Tensor& dout, Saved saved) = 0;
+
+  // Drops what calls have left for later ones, after a failed step.
+  virtual void discard() {}
 };
 
 // All keys are this rank's.
 std::shared_ptr<CoreAttention> make_local_attention(bool deterministic = true);
+
+// Of one layer, of lists that come in sequence slices (the call's `split`: a part is a slice), as a pipeline
+// takes them (Seq1F1B, arXiv 2406.03488): forward slice after slice, backward in the other order. A slice's
+// queries see the keys of its own and of earlier slices of its list, which are kept until their backward
+// pass; the gradients that they get from later slices are summed in float32, the last slice's first. A list
+// without a split goes through `inner`. copies: the layer computes a slice's forward pass again before its
+// backward pass, so keys are copied, and the layer's own memory is not held.
+std::shared_ptr<CoreAttention> make_slice_attention(std::shared_ptr<CoreAttention> inner, bool deterministic,
+                                                    bool copies);
 
 }  // namespace pptrain::attention

@@ -117,6 +117,7 @@ struct DistributedSection {
   int64_t pp_stages_per_rank = 0;    // 0: what the schedule is made for
   PipelineSplit pp_split;
   Word<HeadPlace> pp_head = HeadPlace::last;
+  int64_t pp_sequence_slices = 1;  // of a microbatch; 0: chosen with the schedule
   double pp_embedding_weight = 0;  // the embedding and the head count as this many layers in an even split
   double pp_head_weight = 0;
   std::string pp_costs;        // of auto and cost: a device's name, or a trace; empty: run.device

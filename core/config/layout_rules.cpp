@@ -91,6 +91,7 @@ void check_spread_head(const JobConfig& job, const ReportConflict& report) {
   };
   if (job.train.label_smoothing > 0)
     refuse("train.label_smoothing", "does not smooth labels: leave label_smoothing out");
+  if (d.pp_sequence_slices > 1) refuse("distributed.pp_sequence_slices", "takes whole microbatches");
   if (job.data.balance == Balance::schedule)
     refuse("data.balance", "is not in its predicted step: use balance = \"microbatches\"");
   if (job.eval.generate_interval > 0)
@@ -106,6 +107,36 @@ void check_spread_head(const JobConfig& job, const ReportConflict& report) {
            fmt::format("shares out {} tokens to {} ranks", job.model.vocab_size, d.pp * d.tp));
 }
 
+// What slices of sequences do not go with.
+void check_sequence_slices(const JobConfig& job, const ReportConflict& report) {
+  const DistributedSection& d = job.distributed;
+  const std::string schedule = to_lower(d.pp_schedule);
+  const auto refuse = [&](std::string_view option, std::string_view why) {
+    report({"distributed.pp_sequence_slices", option},
+           fmt::format("pp_sequence_slices = {} {}", d.pp_sequence_slices, why));
+  };
+  if (d.pp_sequence_slices == 0 && schedule != "auto")
+    refuse("distributed.pp_schedule",
+           "is chosen with the schedule: give a number, or pp_schedule = \"auto\"");
+  if (d.pp_sequence_slices <= 1 && !(d.pp_sequence_slices == 0 && schedule == "auto")) return;
+  if (d.cp > 1) refuse("distributed.cp", "cuts lists that cp ranks share out already: use cp = 1");
+  if (schedule == "search")
+    refuse("distributed.pp_schedule",
+           "goes with named schedules, files and auto: search finds no order for it");
+  if (job.data.balance == Balance::schedule)
+    refuse("data.balance", "is not in its predicted step: use balance = \"microbatches\"");
+  if (job.metrics.microbatch_losses)
+    refuse("metrics.microbatch_losses",
+           "leaves no losses of whole microbatches: leave microbatch_losses out");
+  if (job.model.num_experts > 0 && (job.model.router_aux_loss_coef > 0 || job.model.router_z_loss_coef > 0))
+    refuse("model.router_aux_loss_coef",
+           "leaves routers no whole microbatch to balance: set router_aux_loss_coef and router_z_loss_coef "
+           "to 0");
+  const int64_t tokens = job.train.micro_batch_size * job.train.seq_len;
+  if (tokens < d.pp_sequence_slices * std::max<int64_t>(1, d.tp))
+    refuse("train.seq_len", fmt::format("is too many for the {} tokens of a microbatch", tokens));
+}
+
 }  // namespace
 
 void check_layout(const JobConfig& job, const ReportConflict& report) {
@@ -113,6 +144,7 @@ void check_layout(const JobConfig& job, const ReportConflict& report) {
   check_experts(job, report);
   check_context(job, report);
   check_spread_head(job, report);
+  check_sequence_slices(job, report);
 }
 
 bool has_dense_layers(const ModelSection& model) {

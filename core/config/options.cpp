@@ -539,6 +539,15 @@ void add_distributed(std::vector<Option>& options) {
       .only_if("distributed.pp > 1", {"distributed.pp"},
                [](const JobConfig& j) { return j.distributed.pp > 1; });
   distributed
+      .add(
+          "pp_sequence_slices", &DistributedSection::pp_sequence_slices,
+          "Sequence slices of a microbatch, of equal cost, which go through the pipeline as microbatches do: "
+          "forward first to last, backward last to first. Keys and values of a sequence stay until its "
+          "backward passes end. For long sequences of which a step has few: it shortens the bubble, and "
+          "activations take less memory; losses round as those of cp ranks. 0: chosen with the schedule by "
+          "pp_schedule = \"auto\".")
+      .between(0, 256);
+  distributed
       .add("pp_embedding_weight", &DistributedSection::pp_embedding_weight,
            "The embedding counts as this many blocks in an even split.")
       .between(0, 1 << 16)

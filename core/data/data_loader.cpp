@@ -34,7 +34,9 @@ uint64_t seed_of(uint64_t seed, size_t stream) {
 
 DataLoader::DataLoader(std::vector<WeightedStream> streams, const LoaderOptions& options, bool shuffle,
                        uint64_t seed)
-    : blend_(weights_of(streams)), source_(make_step_source(tokens_of(std::move(streams)), options)) {
+    : options_(options),
+      blend_(weights_of(streams)),
+      source_(make_step_source(tokens_of(std::move(streams)), options)) {
   for (const int64_t samples : source_->checked_samples())
     samplers_.emplace_back(samples, shuffle, seed_of(seed, samplers_.size()));
   for (size_t i = 0; i < samplers_.size(); ++i)
@@ -48,10 +50,19 @@ DataLoader::DataLoader(TokenDataset dataset, const LoaderOptions& options, bool 
 
 Step DataLoader::step(int64_t next_sample) const {
   if (logs(Subsystem::data, spdlog::level::debug)) log_step(next_sample);
-  return source_->step(next_sample, [&](int64_t position) {
+  Step step = source_->step(next_sample, [&](int64_t position) {
     const Sample taken = blend_(position);
     return Sample{.stream = taken.stream, .index = samplers_[taken.stream](taken.index)};
   });
+  if (options_.sequence_slices == 1) return step;
+  std::vector<Microbatch> slices;
+  for (const Microbatch& whole : step.microbatches) {
+    for (Microbatch& slice :
+         cut_in_slices(whole, options_, static_cast<int>(slices.size()) / options_.sequence_slices))
+      slices.push_back(std::move(slice));
+  }
+  step.microbatches = std::move(slices);
+  return step;
 }
 
 void DataLoader::log_step(int64_t next_sample) const {

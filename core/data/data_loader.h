@@ -14,12 +14,12 @@ namespace pptrain::data {
 
 // One step's data for one rank. The numbers are over all data ranks.
 struct Step {
-  std::vector<Microbatch> microbatches;
-  int64_t samples = 0;  // that it took
-  int64_t targets = 0;  // labels that count
-  int64_t tokens = 0;   // of all microbatches, filling included
-  int64_t padding = 0;  // tokens of filling
-  int64_t end = 0;      // of the slowest data rank, as options.step_end says
+  std::vector<Microbatch> microbatches;  // or their slices, in order, where the options cut them
+  int64_t samples = 0;                   // that it took
+  int64_t targets = 0;                   // labels that count
+  int64_t tokens = 0;                    // of all microbatches, filling included
+  int64_t padding = 0;                   // tokens of filling
+  int64_t end = 0;                       // of the slowest data rank, as options.step_end says
 };
 
 // How a stream becomes steps: rows cut from it, or whole documents.
@@ -55,6 +55,7 @@ class DataLoader {
  private:
   void log_step(int64_t next_sample) const;
 
+  LoaderOptions options_;
   Blend blend_;
   std::shared_ptr<const StepSource> source_;
   std::vector<Sampler> samplers_;  // of each stream

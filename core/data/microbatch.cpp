@@ -95,6 +95,17 @@ Microbatch part_of(const Microbatch& whole, std::shared_ptr<const tokens::Contex
   return part;
 }
 
+std::vector<Microbatch> cut_in_slices(const Microbatch& whole, const LoaderOptions& options, int number) {
+  tokens::ContextSplit split =
+      tokens::split_by_cost(whole.segments, options.sequence_slices, options.attention_length, number);
+  std::vector<Microbatch> slices;
+  for (; split.part < split.parts(); ++split.part) {
+    Microbatch& slice = slices.emplace_back(part_of(whole, std::make_shared<tokens::ContextSplit>(split)));
+    if (split.part > 0) slice.targets = slice.global_tokens = slice.global_targets = 0;
+  }
+  return slices;
+}
+
 tokens::ContextSplit split_list(tokens::ContextOrder order, int64_t tokens, int parts, int part) {
   const bool zigzag = order == tokens::ContextOrder::zigzag;
   const int64_t pieces = zigzag ? 2 * int64_t{parts} : parts;

@@ -46,6 +46,7 @@ struct LoaderOptions {
   // of its number has on any data rank.
   bool in_step = false;
   bool balance_schedule = false;  // by step_end, else microbatches are to cost alike
+  int sequence_slices = 1;        // into which a training step's microbatches are cut
   bool need_tokens = true;        // this rank holds the first stage
   bool need_labels = true;        // this rank holds the last stage
   bool need_places = false;       // where labels lie in their stream
@@ -116,6 +117,10 @@ class TokenList {
 // documents, targets and global counts stay those of the whole list. Throws Error for a split that is not one
 // of this list.
 Microbatch part_of(const Microbatch& whole, std::shared_ptr<const tokens::ContextSplit> split);
+
+// The sequence slices (tokens::split_by_cost) of `whole`, the microbatch of this number of its step; each
+// knows all of them. Targets and global counts are those of the whole list in the first slice, 0 in others.
+std::vector<Microbatch> cut_in_slices(const Microbatch& whole, const LoaderOptions& options, int number);
 
 // How ranks share out a list of any length, as if it were a row (tokens::split_rows) but for pieces that
 // differ by one token. Throws Error where there are fewer tokens than pieces.

@@ -3,6 +3,7 @@
 #include <spdlog/fmt/fmt.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "core/base/error.h"
 
@@ -110,6 +111,49 @@ ContextSplit split_rows(ContextOrder order, int64_t rows, int64_t length, int pa
       add(rank, /*same_row=*/false);
       if (order == ContextOrder::zigzag) add(pieces - 1 - rank, /*same_row=*/true);
     }
+  }
+  return split;
+}
+
+namespace {
+
+// Tokens of the list before which it has cost `cost`, as split_by_cost() counts.
+int64_t tokens_of_cost(const Segments& segments, double attention_length, double cost) {
+  for (int64_t document = 0; document < segments.documents(); ++document) {
+    const auto length = static_cast<double>(segments.length(document));
+    const double whole = length + length * length / attention_length;
+    if (cost < whole) {
+      // x + x^2 / a = cost
+      const double half = attention_length / 2;
+      return segments.first(document) +
+             static_cast<int64_t>(std::sqrt(half * half + attention_length * cost) - half);
+    }
+    cost -= whole;
+  }
+  return segments.tokens();
+}
+
+}  // namespace
+
+ContextSplit split_by_cost(const Segments& segments, int slices, int64_t attention_length, int list) {
+  constexpr int64_t multiple = 32;
+  const int64_t tokens = segments.tokens();
+  if (slices < 1 || tokens < slices)
+    throw Error(fmt::format("a list of {} tokens does not make {} sequence slices", tokens, slices));
+  const auto squares = static_cast<double>(attention_length);
+  double all = 0;
+  for (int64_t document = 0; document < segments.documents(); ++document) {
+    const auto length = static_cast<double>(segments.length(document));
+    all += length + length * length / squares;
+  }
+  const int64_t step = tokens >= 4 * multiple * slices ? multiple : 1;
+  ContextSplit split{.part = 0, .ranges = {}, .list = list};
+  int64_t begin = 0;
+  for (int slice = 1; slice <= slices; ++slice) {
+    int64_t end = tokens_of_cost(segments, squares, all * slice / slices) / step * step;
+    end = slice == slices ? tokens : std::clamp(end, begin + 1, tokens - (slices - slice));
+    split.ranges.push_back({{.begin = begin, .end = end}});
+    begin = end;
   }
   return split;
 }

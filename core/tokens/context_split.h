@@ -13,10 +13,11 @@
 namespace pptrain::tokens {
 
 // A rank's own list is its ranges of a microbatch's whole list, one after the other. Every token of the whole
-// list is in one range.
+// list is in one range. Sequence slices, which one rank takes one after the other, are parts as ranks are.
 struct ContextSplit {
-  int part = 0;                                 // this rank
+  int part = 0;                                 // this rank, or slice
   std::vector<std::vector<TokenRange>> ranges;  // [rank], ascending
+  int list = 0;                                 // of slices: which list of the step they are of
 
   int parts() const { return static_cast<int>(ranges.size()); }
   const std::vector<TokenRange>& own() const { return ranges[static_cast<size_t>(part)]; }
@@ -36,6 +37,12 @@ enum class ContextOrder { zigzag, contiguous };
 // Of a list of `rows` rows of `length` tokens each, for rank `part` of `parts`. Throws Error unless the
 // pieces of a row come out equal.
 ContextSplit split_rows(ContextOrder order, int64_t rows, int64_t length, int parts, int part);
+
+// Sequence slices of a list, one range each, in order, that cost alike (SlimPipe, arXiv 2504.14519): the
+// token at place i of its document costs 1 + 2 i / attention_length, so that attention costs a document of
+// `attention_length` tokens as much as all else. Cut at multiples of 32 tokens where slices are long. Throws
+// Error where there are fewer tokens than slices.
+ContextSplit split_by_cost(const Segments& segments, int slices, int64_t attention_length, int list);
 
 // Throws Error unless the ranges of all ranks together hold each of `tokens` tokens once, and each rank's
 // ascend.

@@ -35,6 +35,7 @@ Schedule Schedule::without_actions() const {
           .ranks = ranks,
           .stages_per_rank = stages_per_rank,
           .microbatches = microbatches,
+          .sequence_slices = sequence_slices,
           .placement = placement,
           .forward_only = forward_only,
           .spread_head = spread_head,

@@ -21,7 +21,8 @@ struct Schedule {
   std::string name;  // of the generator or the file; for messages alone
   int ranks = 1;
   int stages_per_rank = 1;
-  int microbatches = 1;
+  int microbatches = 1;     // sequence slices count as microbatches
+  int sequence_slices = 1;  // slices of a list, which follow each other: microbatches k j to k j + k - 1
   Placement placement = Placement::loop;
   bool forward_only = false;                 // F alone (S and T too): evaluation and inference
   bool spread_head = false;                  // every rank computes its part of the head: S and T
@@ -33,6 +34,13 @@ struct Schedule {
   // Does what stage s and stage s + 1 exchange go from one rank to another?
   bool crosses_ranks(int boundary) const { return rank_of(boundary) != rank_of(boundary + 1); }
   bool has_communication() const;  // any send or receive among the actions
+
+  // The microbatch whose B, I and W a stage takes before those of this one; negative for the first. Lists
+  // come in order, and of a list the last slice first, since earlier keys get gradients from later queries.
+  int backward_before(int microbatch) const {
+    const bool is_last_slice = (microbatch + 1) % sequence_slices == 0;
+    return is_last_slice ? microbatch + 1 - 2 * sequence_slices : microbatch + 1;
+  }
 
   // Places in a table over [stage x microbatch].
   size_t cells() const { return cell(stages(), 0); }

@@ -219,6 +219,7 @@ std::vector<Row> run_and_distributed_rows() {
                with(two_stages, {"distributed.pp_schedule=interleaved_1f1b"})),
       by_value("distributed.pp_split", plan, "[3,1]", two_stages),
       by_value("distributed.pp_head", plan, "spread", two_stages),
+      by_value("distributed.pp_sequence_slices", plan, "2", two_stages),
       by_value("distributed.pp_embedding_weight", plan, "2", two_stages),
       by_value("distributed.pp_head_weight", plan, "2", two_stages),
       by_value("distributed.pp_costs", plan, "h100"),

@@ -7,6 +7,7 @@
 
 #include "core/base/error.h"
 #include "parallel/schedule/generators/generator_list.h"
+#include "parallel/schedule/passes/passes.h"
 
 namespace pptrain::schedule {
 namespace {
@@ -27,7 +28,8 @@ const Generator& find(const std::string& name) {
     if (plain(generator->name) == wanted || generator->alias == wanted) return *generator;
   }
   if (is_planned_schedule(name)) {
-    throw UsageError("seq1f1b is not there yet: it needs attention over slices of a sequence. Use 1f1b");
+    throw UsageError(
+        "seq1f1b is 1f1b with slices of sequences: give 1f1b and distributed.pp_sequence_slices");
   }
   throw UsageError(
       fmt::format("there is no schedule '{}'; there are: {}", name, fmt::join(schedule_names(), ", ")));
@@ -38,6 +40,8 @@ void check_sizes(const ScheduleSpec& spec, const Generator& generator) {
   if (spec.microbatches < 1) {
     throw UsageError(fmt::format("a schedule needs at least 1 microbatch, not {}", spec.microbatches));
   }
+  if (spec.sequence_slices < 1)
+    throw UsageError(fmt::format("a microbatch has at least 1 sequence slice, not {}", spec.sequence_slices));
   if (spec.stages_per_rank < 0) {
     throw UsageError(fmt::format("stages per rank must be at least 1, not {}", spec.stages_per_rank));
   }
@@ -57,13 +61,13 @@ Schedule make_schedule(const ScheduleSpec& spec) {
   Schedule schedule;
   schedule.name = generator.name;
   schedule.ranks = spec.ranks;
-  schedule.microbatches = spec.microbatches;
+  schedule.microbatches = spec.microbatches * spec.sequence_slices;
   schedule.stages_per_rank =
       spec.stages_per_rank == 0 ? generator.default_stages_per_rank : spec.stages_per_rank;
   schedule.actions.resize(spec.ranks);
   if (generator.check != nullptr) generator.check(schedule);
   generator.generate(schedule);
-  return schedule;
+  return spec.sequence_slices == 1 ? schedule : in_sequence_slices(schedule, spec.sequence_slices);
 }
 
 std::vector<std::string> schedule_names() {

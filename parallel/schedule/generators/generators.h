@@ -13,8 +13,9 @@ namespace pptrain::schedule {
 struct ScheduleSpec {
   std::string name;  // any case; PyTorch's class names serve too ("ScheduleInterleaved1F1B", "ZBVZeroBubble")
   int ranks = 1;
-  int microbatches = 1;
+  int microbatches = 1;     // whole ones
   int stages_per_rank = 0;  // 0: what the schedule is made for: 1, or 2 where it takes several
+  int sequence_slices = 1;  // of a microbatch
 
   auto operator<=>(const ScheduleSpec&) const = default;
 };
@@ -33,8 +34,7 @@ std::vector<std::string> training_schedule_names();
 // microbatches in flight for nothing? looped_bfs is gpipe, interleaved_zb is zb_h1, interleaved_1f1b is 1f1b.
 bool repeats_with_one_stage(const std::string& name);
 
-// A schedule that is named in the literature and refused here because something that it needs is missing
-// (seq1f1b).
+// A schedule that is named in the literature, and here is another one with an option (seq1f1b).
 bool is_planned_schedule(const std::string& name);
 
 // The name that schedule_names() lists for any spelling of it; throws UsageError if there is none.

@@ -27,7 +27,8 @@ int64_t slot(const Schedule& s, const Action& action) {
 Schedule forward_only(const Schedule& schedule, int microbatches) {
   Schedule result = schedule.without_actions();
   result.forward_only = true;
-  if (microbatches > 0) result.microbatches = microbatches;
+  result.microbatches = microbatches > 0 ? microbatches : schedule.microbatches / schedule.sequence_slices;
+  result.sequence_slices = 1;
   for (int rank = 0; rank < result.ranks; ++rank) {
     auto& list = result.actions[rank];
     for (const int stage : result.stages_of(rank)) {

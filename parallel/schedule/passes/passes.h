@@ -14,6 +14,13 @@ namespace pptrain::schedule {
 // one stage alone.
 Schedule split_pairs(const Schedule& schedule, bool same_stage = false);
 
+// A list of compute actions over sequence slices instead: its microbatches are slices, `slices` in a row of
+// each list, and of a list the last slice's B, I and W come first. A rank's forwards keep their order, and so
+// do its other actions. Each of these has slices - 1 forwards of its stage more before it than it had, as
+// 1f1b has in Seq1F1B (arXiv 2406.03488), unless the rank would wait: it then takes what is ready, and holds
+// at most slices - 1 microbatches of each stage more than before, or as many as it needs. Pairs are split.
+Schedule in_sequence_slices(const Schedule& schedule, int slices);
+
 // Adds SEND_F after an F whose next stage is on another rank, RECV_F on that rank before its F, and likewise
 // SEND_B and RECV_B around B and I. What passes between two stages of one rank is handed over there. A
 // directed channel (rank to rank; F and B share it) has its receives in the order of its sends: where the
@@ -68,9 +75,9 @@ Schedule whole_head(const Schedule& schedule);
 Schedule compute_only(const Schedule& schedule);
 
 // The forwards alone, and S and T of a head that is spread, on the same ranks, stages and placement, for
-// evaluation and generation; `microbatches` of 0 keeps the number. A rank takes its forwards in the order in
-// which a full pipeline offers them: microbatch by microbatch on the V, in rounds of p microbatches on the
-// loop.
+// evaluation and generation; `microbatches` of 0 keeps the number of whole ones. A rank takes its forwards in
+// the order in which a full pipeline offers them: microbatch by microbatch on the V, in rounds of p
+// microbatches on the loop.
 Schedule forward_only(const Schedule& schedule, int microbatches = 0);
 
 // What ranks that share a stage exchange. The defaults are for a rank that is alone with its stages.

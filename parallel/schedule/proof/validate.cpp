@@ -17,18 +17,23 @@ void check_sizes(const Schedule& s) {
   if (s.ranks < 1 || s.stages_per_rank < 1 || s.microbatches < 1) {
     throw Error("a schedule needs at least 1 rank, 1 stage per rank and 1 microbatch");
   }
+  if (s.sequence_slices < 1 || s.microbatches % s.sequence_slices != 0)
+    throw Error(fmt::format("a schedule of {} microbatches is not one of lists in {} sequence slices",
+                            s.microbatches, s.sequence_slices));
   if (s.actions.size() != static_cast<size_t>(s.ranks)) {
     throw Error(fmt::format("a schedule for {} ranks has {} lists of actions", s.ranks, s.actions.size()));
   }
 }
 
-void check_ascending(const Places& places, Places::What what, int stage, int mb, const char* name) {
-  if (mb == 0 || places.of(what, stage, mb) > places.of(what, stage, mb - 1)) return;
+// before: the microbatch that comes before this one.
+void check_follows(const Places& places, Places::What what, int stage, int mb, int before, const char* name) {
+  if (before < 0 || places.of(what, stage, mb) > places.of(what, stage, before)) return;
   refuse(
       places.schedule(), places.rank_of(stage), places.of(what, stage, mb),
       fmt::format("the {} of microbatch {} of stage {} comes before that of microbatch {}; a stage takes its "
-                  "microbatches in ascending order",
-                  name, mb, stage, mb - 1));
+                  "microbatches in {} order",
+                  name, mb, stage, before,
+                  before < mb ? "ascending" : "their lists' order, the last slice first,"));
 }
 
 enum class Parameters : uint8_t { always_whole, sharded, unsharded };
@@ -170,7 +175,7 @@ void check_head(const Places& places) {
                                          std::pair(Places::head_backward, head_backward(rank, mb))}) {
         if (places.of(what, rank, mb) == Places::absent)
           refuse(s, rank, s.actions[rank].size(), fmt::format("{} is missing", to_string(action)));
-        check_ascending(places, what, rank, mb, "part of the head");
+        check_follows(places, what, rank, mb, mb - 1, "part of the head");
       }
       const int32_t backward = places.of(Places::head_backward, rank, mb);
       if (backward > places.of(Places::head_forward, rank, mb)) continue;
@@ -180,16 +185,16 @@ void check_head(const Places& places) {
   }
 }
 
-// F before B or I, I before W; ascending microbatches of each stage. After check_complete.
+// F before B or I, I before W; microbatches of each stage in their order. After check_complete.
 void check_order(const Places& places) {
   const Schedule& s = places.schedule();
   for (int stage = 0; stage < s.stages(); ++stage) {
     const int rank = places.rank_of(stage);
     for (int mb = 0; mb < s.microbatches; ++mb) {
-      check_ascending(places, Places::forward, stage, mb, "forward");
+      check_follows(places, Places::forward, stage, mb, mb - 1, "forward");
       if (s.forward_only) continue;
-      check_ascending(places, Places::gradient, stage, mb, "backward");
-      check_ascending(places, Places::weight, stage, mb, "weight gradient");
+      check_follows(places, Places::gradient, stage, mb, s.backward_before(mb), "backward");
+      check_follows(places, Places::weight, stage, mb, s.backward_before(mb), "weight gradient");
       const int32_t gradient = places.of(Places::gradient, stage, mb);
       const int32_t weight = places.of(Places::weight, stage, mb);
       if (gradient <= places.of(Places::forward, stage, mb)) {

@@ -10,7 +10,8 @@ namespace pptrain::schedule {
 //  - every action is on the rank of its stage, and every stage x microbatch has exactly one F and exactly one
 //    B, or one I and one W (F alone in a forward-only schedule);
 //  - F comes before B or I, I before W, and a stage takes its microbatches in ascending order in F, in B/I
-//    and in B/W, so that sums over microbatches have one order under every schedule;
+//    and in B/W (there Schedule::backward_before() where they are sequence slices), so that sums over
+//    microbatches have one order under every schedule;
 //  - where there is communication: exactly one send and one receive for what goes from rank to rank, none for
 //    what stays; a send after what it sends, a receive before what uses it; and the receives on each directed
 //    channel (rank to rank) in the order of the sends on it;

@@ -70,7 +70,7 @@ TEST_CASE("a back end takes what it declares, and refuses the rest by its name",
   const BackEnd back_end =
       GENERATE(BackEnd::cpu, BackEnd::cpu_blocks, BackEnd::cpu_decode, BackEnd::cudnn, BackEnd::flash,
                BackEnd::flash_blocks, BackEnd::efficient, BackEnd::library_decode, BackEnd::composed_blocks,
-               BackEnd::ring, BackEnd::ulysses);
+               BackEnd::ring, BackEnd::ulysses, BackEnd::sequence_slices);
   const AttentionCall call = random_call({0, 8}, at::kFloat);
   CHECK_NOTHROW(attention::require_taken(back_end, call));
   for (const Wish& wish : wishes) {

@@ -149,3 +149,37 @@ TEST_CASE("zigzag gives each rank as much attention as any other, at every step 
   }
   CHECK(last == 7 * first);
 }
+
+TEST_CASE("sequence slices cost alike and hold every token once, in order") {
+  std::mt19937 random(9);
+  for (int round = 0; round < 100; ++round) {
+    const int slices = static_cast<int>(random() % 7) + 1;
+    const Segments documents = random_documents(random, 600 * slices);
+    const int64_t length = 1 + static_cast<int64_t>(random() % 400);
+    const ContextSplit split = split_by_cost(documents, slices, length, 5);
+    CHECK(split.list == 5);
+    REQUIRE(split.parts() == slices);
+    REQUIRE_NOTHROW(check_split(split, documents.tokens()));
+    std::vector<double> cost(static_cast<size_t>(slices));
+    int64_t end = 0;
+    for (int slice = 0; slice < slices; ++slice) {
+      const TokenRange range = split.ranges[static_cast<size_t>(slice)].front();
+      CHECK(range.begin == end);
+      end = range.end;
+      for (int64_t d = 0; d < documents.documents(); ++d) {
+        for (int64_t i = std::max(range.begin, documents.first(d));
+             i < std::min(range.end, documents.first(d + 1)); ++i)
+          cost[static_cast<size_t>(slice)] +=
+              1 + (2.0 * static_cast<double>(i - documents.first(d)) + 1) / static_cast<double>(length);
+      }
+    }
+    double all = 0, dearest = 0;  // of a token
+    for (const double one : cost) all += one;
+    dearest = 1 + 2.0 * static_cast<double>(documents.longest) / static_cast<double>(length);
+    for (const double one : cost) CHECK(std::abs(one - all / slices) <= 66 * dearest);
+  }
+  CHECK_THROWS_WITH(split_by_cost(equal_segments(1, 3, at::kCPU), 4, 10, 0),
+                    contains_text("4 sequence slices"));
+  const ContextSplit short_ones = split_by_cost(equal_segments(1, 4, at::kCPU), 4, 1, 0);
+  CHECK(short_ones.ranges == std::vector<std::vector<TokenRange>>{{{0, 1}}, {{1, 2}}, {{2, 3}}, {{3, 4}}});
+}

@@ -120,7 +120,7 @@ TEST_CASE("names are found in any spelling") {
   for (const std::string& name : schedule_names()) CHECK(canonical_schedule_name(name) == name);
   CHECK_THROWS_WITH(canonical_schedule_name("2f2b"), contains_text("2f2b") && contains_text("1f1b"));
   CHECK_THROWS_WITH(make_schedule({.name = "seq1f1b", .ranks = 2, .microbatches = 4}),
-                    contains_text("not there yet"));
+                    contains_text("give 1f1b and distributed.pp_sequence_slices"));
 }
 
 TEST_CASE("sizes that a schedule does not allow are refused with what to change") {

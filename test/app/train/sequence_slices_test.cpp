@@ -1,0 +1,156 @@
+// Microbatches in sequence slices: the same bits under every schedule and on every layout that keeps them,
+// and to rounding what whole microbatches give.
+#include <algorithm>
+#include <cmath>
+
+#include "core/base/error.h"
+#include "parallel/schedule/generators/generators.h"
+#include "test/app/small_job.h"
+#include "test/support/catch.h"
+
+using namespace pptrain::test;
+
+namespace {
+
+const Overrides base = {"model.num_hidden_layers=8", "train.steps=3",
+                        "train.grad_accum_steps=4",  "train.seq_len=48",
+                        "eval.interval=3",           "eval.batches=2",
+                        "data.val_fraction=0.1",     "distributed.pp_sequence_slices=3"};
+const Overrides whole = {"distributed.pp_sequence_slices=1"};
+
+JobResult run(const Overrides& overrides) {
+  const TemporaryFolder folder;
+  JobResult result = run_small_job(small_job_text(), folder.path() / "run", overrides);
+  REQUIRE(result.exit_code == 0);
+  REQUIRE(result.metrics.size() >= 4);
+  return result;
+}
+
+void check_equal(const JobResult& a, const JobResult& b) {
+  CHECK(a.metrics == b.metrics);
+  CHECK(a.checksums == b.checksums);
+}
+
+// Losses and gradient norms, relatively.
+void check_near(const JobResult& a, const JobResult& b, double most) {
+  REQUIRE(a.metrics.size() == b.metrics.size());
+  for (size_t i = 0; i < a.metrics.size(); ++i) {
+    const auto x = nlohmann::json::parse(a.metrics[i]), y = nlohmann::json::parse(b.metrics[i]);
+    CHECK(x.at("tokens") == y.at("tokens"));
+    for (const char* key : {"loss", "grad_norm", "eval_loss"}) {
+      if (!x.contains(key)) continue;
+      CAPTURE(i, key);
+      const double of_x = x.at(key), of_y = y.at(key);
+      CHECK(std::abs(of_x - of_y) <= most * std::abs(of_y));
+    }
+  }
+}
+
+}  // namespace
+
+TEST_CASE("sequence slices give the same bits under every schedule, and whole microbatches' losses") {
+  for (const std::string dtype : {"fp32", "bf16"}) {
+    const Overrides job = with(base, {"train.dtype=" + dtype});
+    const JobResult one = run(job);
+    check_near(one, run(with(job, whole)), dtype == "fp32" ? 1e-5 : 1e-2);
+    for (const std::string& name : pptrain::schedule::training_schedule_names()) {
+      for (const int ranks : {2, 4}) {
+        CAPTURE(dtype, name, ranks);
+        check_equal(run(with(job, {"distributed.pp_schedule=" + name, fmt::format("distributed.pp={}", ranks),
+                                   "train.recompute=" + std::string(ranks == 2 ? "none" : "full")})),
+                    one);
+      }
+    }
+  }
+}
+
+TEST_CASE("sequence slices keep their bits with every axis that does so") {
+  const Overrides job = with(base, {"train.dtype=fp32", "distributed.pp=2", "distributed.pp_schedule=zbv"});
+  for (const Overrides& kind :
+       std::vector<Overrides>{{},
+                              {"data.lengths=exact", "data.document_end=10"},
+                              {"data.document_end=10"},
+                              {"model.tie_word_embeddings=true"},
+                              {"lora.rank=2"},
+                              {"model.arch=gemma2", "model.head_dim=8", "model.tie_word_embeddings=true"},
+                              {"model.arch=qwen3_moe", "model.num_experts=4", "model.num_experts_per_tok=2",
+                               "model.moe_intermediate_size=16"}}) {
+    CAPTURE(kind);
+    const JobResult alone = run(with(
+        with(job, kind), {"distributed.pp=1", "distributed.pp_schedule=gpipe", "train.grad_accum_steps=4"}));
+    check_near(alone, run(with(with(job, kind), whole, Overrides{"train.grad_accum_steps=4"})), 2e-5);
+    for (const Overrides& layout :
+         std::vector<Overrides>{{"distributed.dp_replicate=2"},
+                                {"distributed.dp_shard=2", "distributed.reshard_after_forward=true"},
+                                {"distributed.dp_shard=2", "distributed.reduce_gradients=microbatch"}}) {
+      CAPTURE(layout);
+      const JobResult two = run(with(with(job, kind), layout, Overrides{"train.grad_accum_steps=2"}));
+      check_near(two, alone, 2e-5);
+    }
+    check_near(run(with(with(job, kind), {"distributed.tp=2", "train.grad_accum_steps=4"})), alone, 2e-5);
+  }
+}
+
+TEST_CASE("sequence slices go with post-validation, also where steps are taken back") {
+  const Overrides job = with(base, {"train.dtype=fp32", "train.grad_clip=0.3", "train.steps=6"});
+  const JobResult expected = run(job);
+  CHECK(steps_over(expected, 0.3) > 0);
+  for (const std::string name : {"1f1b", "zbv", "zb_h1"})
+    check_equal(run(with(job, {"distributed.pp=2", "distributed.pp_schedule=" + name,
+                               "optimizer.post_validation=true"})),
+                expected);
+}
+
+TEST_CASE("a run with sequence slices goes on from its checkpoints on another layout") {
+  const TemporaryFolder folder;
+  const Overrides job = with(base, {"train.dtype=fp32", "checkpoint.interval=2", "train.steps=6"});
+  const JobResult all =
+      run_small_job(small_job_text(), folder.path() / "all", with(job, {"distributed.pp=2"}));
+  REQUIRE(all.exit_code == 0);
+  const auto begun = folder.path() / "all/checkpoints/step_4";
+  const JobResult resumed =
+      run_small_job(small_job_text(), folder.path() / "resumed",
+                    with(job, {"distributed.pp=4", "distributed.pp_schedule=zb_h1",
+                               fmt::format("checkpoint.resume=\"{}\"", begun.string())}));
+  REQUIRE(resumed.exit_code == 0);
+  CHECK(resumed.checksums == all.checksums);
+}
+
+TEST_CASE("auto takes sequence slices where they pay, and what they do not go with is refused") {
+  const auto plan = [](const Overrides& overrides) {
+    return small_plan(small_job_text(), "/nowhere", with(base, overrides));
+  };
+  const Overrides automatic = {"distributed.pp=4",
+                               "distributed.pp_schedule=auto",
+                               "distributed.pp_sequence_slices=0",
+                               "train.seq_len=65536",
+                               "train.grad_accum_steps=2",
+                               "train.micro_batch_size=1",
+                               "distributed.pp_costs=h100",
+                               "model.hidden_size=1024",
+                               "model.head_dim=128",
+                               "model.intermediate_size=4096",
+                               "run.device=cuda",
+                               "train.dtype=bf16"};
+  const pptrain::app::Plan few = plan(automatic);
+  CHECK(few.job.distributed.pp_sequence_slices > 1);
+  CHECK(few.compute.microbatches == 2 * few.job.distributed.pp_sequence_slices);
+  // A short sequence is left whole.
+  CHECK(plan(with(automatic, {"train.seq_len=64", "train.grad_accum_steps=64"}))
+            .job.distributed.pp_sequence_slices == 1);
+  for (const auto& [overrides, words] : std::vector<std::pair<Overrides, std::string>>{
+           {{"distributed.pp_sequence_slices=0"}, "pp_sequence_slices = 0 is chosen with the schedule"},
+           {{"distributed.cp=2"}, "cuts lists that cp ranks share out already"},
+           {{"distributed.pp=2", "distributed.pp_schedule=search"}, "search finds no order for it"},
+           {{"distributed.pp=2", "distributed.pp_head=spread"}, "takes whole microbatches"},
+           {{"metrics.microbatch_losses=true"}, "leaves no losses of whole microbatches"},
+           {{"distributed.pp_sequence_slices=200"}, "is too many for the 96 tokens of a microbatch"},
+           {{"distributed.pp=2", "data.lengths=exact", "data.balance=schedule", "data.document_end=10"},
+            "is not in its predicted step"},
+           {{"model.arch=qwen3_moe", "model.num_experts=4", "model.num_experts_per_tok=2",
+             "model.moe_intermediate_size=16", "model.router_aux_loss_coef=0.1"},
+            "leaves routers no whole microbatch to balance"}}) {
+    CAPTURE(overrides);
+    CHECK_THROWS_WITH(plan(overrides), contains_text(words));
+  }
+}
