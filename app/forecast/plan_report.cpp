@@ -44,10 +44,12 @@ std::string describe_layers(const pipeline::LayerAssignment& layers) {
 std::string heading(const Plan& plan, const CostSource& source) {
   const config::JobConfig& job = plan.job;
   const schedule::Schedule& compute = plan.compute;
-  std::string out = fmt::format("{} of {}; {} on {} pipeline rank{}, {} microbatches of {} x {} tokens\n",
-                                job.model.arch, models::parameters_text(plan.model),
-                                job.distributed.pp_schedule, compute.ranks, compute.ranks == 1 ? "" : "s",
-                                compute.microbatches, job.train.micro_batch_size, job.train.seq_len);
+  const int slices = compute.sequence_slices;
+  std::string out =
+      fmt::format("{} of {}; {} on {} pipeline rank{}, {} microbatches of {} x {} tokens{}\n", job.model.arch,
+                  models::parameters_text(plan.model), job.distributed.pp_schedule, compute.ranks,
+                  compute.ranks == 1 ? "" : "s", compute.microbatches / slices, job.train.micro_batch_size,
+                  job.train.seq_len, slices == 1 ? "" : fmt::format(", each in {} sequence slices", slices));
   out += fmt::format("layers per stage {}, recompute {}{}\n", describe_layers(plan.layers),
                      describe_recompute(job.train.recompute),
                      compute.spread_head ? ", head spread over the ranks" : "");

@@ -65,6 +65,7 @@ const char* head_word(const Layout& layout) {
 Json schedule_json(const Layout& layout) {
   Json json{{"pp_schedule", layout.schedule},
             {"pp_head", head_word(layout)},
+            {"pp_sequence_slices", layout.sequence_slices},
             {"pp_stages_per_rank", layout.stages_per_rank},
             {"layers_per_stage", pipeline::layers_per_stage(layout.layers)},
             {"micro_batch_size", layout.micro_batch_size},
@@ -75,12 +76,13 @@ Json schedule_json(const Layout& layout) {
 }
 
 constexpr const char* schedule_columns =
-    "pp_schedule,pp_head,pp_stages_per_rank,layers_per_stage,micro_batch_size,grad_accum_steps,recompute";
+    "pp_schedule,pp_head,pp_sequence_slices,pp_stages_per_rank,layers_per_stage,micro_batch_size,grad_accum_"
+    "steps,recompute";
 
 std::string schedule_csv(const Layout& layout) {
-  return fmt::format("{},{},{},{},{},{},{}", layout.schedule, head_word(layout), layout.stages_per_rank,
-                     fmt::join(pipeline::layers_per_stage(layout.layers), "+"), layout.micro_batch_size,
-                     layout.grad_accum_steps, fmt::join(layout.recompute, "+"));
+  return fmt::format("{},{},{},{},{},{},{},{}", layout.schedule, head_word(layout), layout.sequence_slices,
+                     layout.stages_per_rank, fmt::join(pipeline::layers_per_stage(layout.layers), "+"),
+                     layout.micro_batch_size, layout.grad_accum_steps, fmt::join(layout.recompute, "+"));
 }
 
 // What the searched order of the ranking gains.
@@ -102,7 +104,9 @@ std::string render_ranking(const std::vector<Candidate>& candidates, const confi
       {"schedule", "stages", "m", "mbs", "step", "tokens/s", "bubble", "peak"}};
   const size_t shown = std::min(most_rows, candidates.size());
   for (const Candidate& c : std::span(candidates).first(shown)) {
-    rows.push_back({c.layout.schedule + (c.layout.spread_head ? ", head spread" : ""),
+    const int64_t slices = c.layout.sequence_slices;
+    rows.push_back({c.layout.schedule + (c.layout.spread_head ? ", head spread" : "") +
+                        (slices > 1 ? fmt::format(", {} slices", slices) : ""),
                     fmt::to_string(c.layout.stages_per_rank), fmt::to_string(c.layout.grad_accum_steps),
                     fmt::to_string(c.layout.micro_batch_size), schedule::format_seconds(c.step_time),
                     schedule::with_commas(c.tokens_per_s), fmt::format("{:.1f} %", 100 * c.bubble), peak(c)});

@@ -37,14 +37,17 @@ Backward backward_of(const std::vector<schedule::Action>& list) {
 // The longest and, in jobs of exact lengths, the shortest too, even where it is as long: data ranks have
 // lists of their own, of equal lengths or not, but exchange weights, gradients and experts' rows with each
 // other. So the job alone says how many there are. Ranks that share out a list choose the same one: its
-// documents are known to all of them.
+// documents are known to all of them. Of sequence slices first ones, which need no keys of others.
 std::vector<const data::Microbatch*> lengths(std::span<const data::Microbatch> microbatches,
                                              const config::JobConfig& job) {
   if (microbatches.empty()) throw Error("a warm-up needs a microbatch");
-  const auto tokens = [](const data::Microbatch& m) { return m.segments.tokens(); };
-  const auto [shortest, longest] = std::ranges::minmax_element(microbatches, {}, tokens);
-  if (job.data.lengths != data::Lengths::exact) return {&*longest};
-  return {&*longest, &*shortest};
+  std::vector<const data::Microbatch*> lists;
+  const auto slices = static_cast<size_t>(job.distributed.pp_sequence_slices);
+  for (size_t i = 0; i < microbatches.size(); i += slices) lists.push_back(&microbatches[i]);
+  const auto tokens = [](const data::Microbatch* m) { return m->segments.tokens(); };
+  const auto [shortest, longest] = std::ranges::minmax_element(lists, {}, tokens);
+  if (job.data.lengths != data::Lengths::exact) return {*longest};
+  return {*longest, *shortest};
 }
 
 // Values between -1 and 1, which differ from token to token (a router would send equal ones to the same

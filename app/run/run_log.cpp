@@ -84,10 +84,12 @@ void announce(const RunContext& context, const std::vector<OpenSource>& sources)
                models::parameters_text(context.model), ranks, context.device.is_cpu() ? "CPU" : "GPU",
                ranks == 1 ? "" : "s", context.mesh.shape().describe(), job.train.dtype.text);
   const int data_ranks = context.mesh.size(mesh::Group::batch);
-  spdlog::info("schedule {}, layers per stage {}, {} microbatches of {}{} x {} tokens a step{}",
+  const int slices = context.plan.schedule.sequence_slices;
+  spdlog::info("schedule {}, layers per stage {}, {} microbatches of {}{} x {} tokens a step{}{}",
                job.distributed.pp_schedule, fmt::join(pipeline::layers_per_stage(context.plan.layers), "+"),
                job.train.grad_accum_steps, job.data.lengths == config::Lengths::fixed ? "" : "at most ",
                job.train.micro_batch_size, job.train.seq_len,
+               slices > 1 ? fmt::format(", each in {} sequence slices", slices) : "",
                data_ranks > 1 ? fmt::format(" on each of {} data ranks", data_ranks) : "");
   announce_data(context, sources);
   spdlog::info("output in {}", job.run.dir);

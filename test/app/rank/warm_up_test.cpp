@@ -149,6 +149,7 @@ TEST_CASE("a warm-up changes no bit of what follows, nor do weight gradients bes
       Overrides{"distributed.pp=2", "distributed.dp_shard=2", "distributed.reduce_gradients=microbatch",
                 "train.recompute=full"},
       Overrides{"distributed.dp_replicate=2", "train.dtype=bf16"},
+      Overrides{"distributed.pp=2", "distributed.pp_sequence_slices=2"},
       Overrides{"distributed.tp=2", "distributed.cp=2"},
       Overrides{"distributed.pp=2", "data.document_end=10", "data.lengths=exact", "data.packing=best_fit"},
       with(experts, Overrides{"distributed.dp_shard=2", "distributed.ep=2"}));
