@@ -78,12 +78,15 @@ Results step(const Place& place, const models::ModelConfig& model, const std::ve
 TEST_CASE("a model's loss and gradients on the device", "[gpu]") {
   if (!device_is_there()) return;
   const c10::InferenceMode inference;
-  for (const std::string arch : {"llama", "qwen3", "qwen3_moe"}) {
+  std::vector<std::string> architectures = families;
+  architectures.insert(architectures.end(), {"llama", "qwen3", "qwen3_moe"});
+  for (const std::string& arch : architectures) {
     for (const auto type : {at::kFloat, at::kBFloat16}) {
-      // In bfloat16 a token may go to another expert: a difference, and no mistake.
-      if (arch == "qwen3_moe" && type == at::kBFloat16) continue;
-      CAPTURE(arch);
       const models::ModelConfig model = small_model(arch, /*tied=*/false);
+      // In bfloat16 a token may go to another expert, and norms of small sums magnify what is rounded:
+      // differences, and no mistakes.
+      if ((model.sparse.experts > 0 || arch == "olmo2") && type == at::kBFloat16) continue;
+      CAPTURE(arch, type);
       compare_place([&](const Place& place) { return step(place, model, {4}, Backward::at_once); }, type,
                     type == at::kFloat ? 2e-4 : 6e-2);
     }
@@ -93,7 +96,7 @@ TEST_CASE("a model's loss and gradients on the device", "[gpu]") {
 TEST_CASE("stages and split backward passes change no bit on the device", "[gpu]") {
   if (!device_is_there()) return;
   const c10::InferenceMode inference;
-  for (const std::string arch : {"llama", "qwen3", "qwen3_moe"}) {
+  for (const std::string arch : {"llama", "qwen3", "qwen3_moe", "gemma2", "gpt_oss", "deepseek_v3"}) {
     for (const auto type : {at::kFloat, at::kBFloat16}) {
       CAPTURE(arch, type);
       const Place place{device_under_test(), type};
