@@ -21,6 +21,24 @@ LAYOUTS = {
     "pp2_interleaved_1f1b": {"distributed__pp": 2, "distributed__pp_schedule": "interleaved_1f1b",
                              "distributed__pp_stages_per_rank": 2},
 }
+# Layouts of one job each that must agree among themselves.
+SPREAD = {"distributed__pp": 2, "distributed__pp_head": "spread"}
+EXPERTS = {"model__arch": "qwen3_moe", "model__num_experts": 8, "model__num_experts_per_tok": 2, "model__moe_intermediate_size": 128,
+           "distributed__dp_shard": 2, "distributed__ep": 2, "distributed__pp": 2}
+LATENT = {"model__arch": "deepseek_v3", "model__num_experts": 8, "model__num_experts_per_tok": 2, "model__moe_intermediate_size": 128,
+          "model__shared_expert_intermediate_size": 128, "model__n_group": 4, "model__topk_group": 2, "model__q_lora_rank": 96,
+          "model__kv_lora_rank": 64, "model__qk_nope_head_dim": 32, "model__qk_rope_head_dim": 32, "model__v_head_dim": 64}
+FEATURES = {
+    "a head over the pipeline": {
+        "spread_1f1b": SPREAD,
+        "spread_zbv": SPREAD | {"distributed__pp_schedule": "zbv"}},
+    "experts in pairs of passes": {
+        "experts_zbv": EXPERTS | {"distributed__pp_schedule": "zbv"},
+        "experts_dualpipe_v": EXPERTS | {"distributed__pp_schedule": "dualpipe_v"}},
+    "latent attention": {
+        "latent_pp1": LATENT,
+        "latent_zbv": LATENT | LAYOUTS["pp2_zbv"]},
+}
 
 
 def beside(context):
@@ -111,6 +129,16 @@ def layouts(context):
     return agreeing(context, {"pp1": {}} | LAYOUTS)
 
 
+def features(context):
+    """Models and layouts that few jobs have, each group by itself."""
+    parts, words = Parts(), []
+    for name, jobs in FEATURES.items():
+        with parts.part(name):
+            words.append(f"{name}: {agreeing(context, jobs)}")
+    parts.check()
+    return "; ".join(words)
+
+
 def resume(context):
     """A run that goes on from the middle checkpoint of another, on its layout and on others, ends as it."""
     middle = 3 if context.quick else 10
@@ -129,20 +157,22 @@ def repeat(context):
 
 
 def processes(context):
-    """Two processes on one GPU: NCCL takes them only where they say that they are on different hosts."""
+    """Processes on one GPU: NCCL takes them only where they say that they are on different hosts."""
     nccl = {}
     if context.device == "cuda":
         nccl = {"CUDA_VISIBLE_DEVICES": lambda rank: 0, "PPTRAIN_NCCL_SHARED_GPU": lambda rank: 1,
                 "NCCL_HOSTID": lambda rank: f"pptrain-{rank}", "NCCL_SOCKET_IFNAME": lambda rank: "lo",
                 "NCCL_IB_DISABLE": lambda rank: 1, "NCCL_DEBUG": lambda rank: "WARN"}
     parts, results = Parts(), []
-    for name, layout in {"pp2": LAYOUTS["pp2_1f1b"], "dp2": {"distributed__dp_replicate": 2}}.items():
+    jobs = {"pp2": (2, LAYOUTS["pp2_1f1b"]), "dp2": (2, {"distributed__dp_replicate": 2}),
+            "pp2_ep2": (4, FEATURES["experts in pairs of passes"]["experts_dualpipe_v"])}
+    for name, (ranks, layout) in jobs.items():
         with parts.part(name):
             threads = train(context, name + "_threads", **layout)
-            results.append(train_processes(context, name + "_processes", torchrun_environments(2, **nccl), **layout))
+            results.append(train_processes(context, name + "_processes", torchrun_environments(ranks, **nccl), **layout))
             check_equal(threads, results[-1])
     parts.check()
-    return ("NCCL" if nccl else "TCP") + " as thread ranks, pp 2 and dp_replicate 2: " + equal_bits(results)
+    return ("NCCL" if nccl else "TCP") + " as thread ranks, pp 2, dp_replicate 2, pp 2 with ep 2 under dualpipe_v: " + equal_bits(results)
 
 
 def sanitizer(context):
@@ -182,12 +212,14 @@ SUITE = Suite("correct", [
     Step("layouts", "pp 1, 2, 4 and schedules on thread ranks", 30, layouts,
          "The first step that differs: in step 1 the loss is a forward pass, the grad norm a backward one; later ones the optimizer. "
          "Where one layout alone differs, look for an event that is missing between streams (parallel/pipeline)."),
-    Step("processes", "two processes on one device", 30, processes,
+    Step("processes", "two and four processes on one device", 40, processes,
          "NCCL's own words are in the log (NCCL_DEBUG=WARN). Where `layouts` passed, the fault is in parallel/comm/nccl or the start."),
     Step("attention", "every other test for GPUs", 30, others,
          "A back end that refuses a shape says so in the case; `train.deterministic` chooses between back ends."),
     Step("repeat", "one job again and again", 25, repeat,
          "Runs that differ have a race or an atomic sum: compare their first differing step, then run `sanitizer`."),
+    Step("features", "a spread head, dualpipe_v with experts, latent attention", 30, features,
+         "Each group has a first job alone: where that one fails, the model does; where the second differs, its schedule."),
     Step("resume", "from a checkpoint, on three layouts", 20, resume,
          "Where `layouts` passed, what a checkpoint holds is not all of the state: parallel/checkpoint."),
     Step("sanitizer", "compute-sanitizer on small shapes", 60, sanitizer,

@@ -23,7 +23,7 @@ def settings(context, **more):
     """--set options of a job on Shakespeare's bytes that takes a second or two on a GPU."""
     values = {
         "run.device": context.device, "train.dtype": "bf16", "train.steps": 6 if context.quick else 20, "train.seq_len": 64,
-        "train.micro_batch_size": 2, "train.grad_accum_steps": 8, "eval.interval": 0, "checkpoint.interval": 0,
+        "train.micro_batch_size": 2, "train.grad_accum_steps": 8, "eval.interval": 0, "eval.batches": 2, "checkpoint.interval": 0,
         "lr_schedule.warmup_steps": 2, "metrics.log_interval": 1, "train.grad_clip": 0.5, "distributed.pp": 1,
     } | {name.replace("__", "."): value for name, value in more.items()}
     return [text for name, value in values.items() for text in ("--set", f"{name}={value}")]
