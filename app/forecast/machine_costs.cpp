@@ -47,9 +47,10 @@ double median(std::vector<double>& values) {
   return *middle;
 }
 
-// What is timed: the job's microbatch, or a part of it, on a rank that has whole layers.
+// What is timed: the job's microbatch, whole, or a part of it, on a rank that has whole layers.
 PlanBase timed_base(const PlanBase& base) {
   PlanBase timed = on_mesh(base, {});
+  timed.job.distributed.pp_sequence_slices = 1;
   config::TrainSection& train = timed.job.train;
   train.recompute = {std::string(models::to_string(models::Recompute::none))};
   train.seq_len = std::min(train.seq_len, most_tokens);

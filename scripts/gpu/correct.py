@@ -35,6 +35,9 @@ FEATURES = {
     "experts in pairs of passes": {
         "experts_zbv": EXPERTS | {"distributed__pp_schedule": "zbv"},
         "experts_dualpipe_v": EXPERTS | {"distributed__pp_schedule": "dualpipe_v"}},
+    "sequence slices": {
+        "slices_pp1": {"distributed__pp_sequence_slices": 2},
+        "slices_zbv": LAYOUTS["pp2_zbv"] | {"distributed__pp_sequence_slices": 2}},
     "latent attention": {
         "latent_pp1": LATENT,
         "latent_zbv": LATENT | LAYOUTS["pp2_zbv"]},
@@ -212,13 +215,13 @@ SUITE = Suite("correct", [
     Step("layouts", "pp 1, 2, 4 and schedules on thread ranks", 30, layouts,
          "The first step that differs: in step 1 the loss is a forward pass, the grad norm a backward one; later ones the optimizer. "
          "Where one layout alone differs, look for an event that is missing between streams (parallel/pipeline)."),
-    Step("processes", "two and four processes on one device", 40, processes,
+    Step("processes", "two and four processes on one device", 60, processes,
          "NCCL's own words are in the log (NCCL_DEBUG=WARN). Where `layouts` passed, the fault is in parallel/comm/nccl or the start."),
     Step("attention", "every other test for GPUs", 30, others,
          "A back end that refuses a shape says so in the case; `train.deterministic` chooses between back ends."),
     Step("repeat", "one job again and again", 25, repeat,
          "Runs that differ have a race or an atomic sum: compare their first differing step, then run `sanitizer`."),
-    Step("features", "a spread head, dualpipe_v with experts, latent attention", 30, features,
+    Step("features", "a spread head, dualpipe_v with experts, sequence slices, latent attention", 30, features,
          "Each group has a first job alone: where that one fails, the model does; where the second differs, its schedule."),
     Step("resume", "from a checkpoint, on three layouts", 20, resume,
          "Where `layouts` passed, what a checkpoint holds is not all of the state: parallel/checkpoint."),

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "app/forecast/costs.h"
 #include "core/base/error.h"
 #include "parallel/schedule/generators/generators.h"
 #include "test/app/small_job.h"
@@ -114,6 +115,16 @@ TEST_CASE("a run with sequence slices goes on from its checkpoints on another la
                                fmt::format("checkpoint.resume=\"{}\"", begun.string())}));
   REQUIRE(resumed.exit_code == 0);
   CHECK(resumed.checksums == all.checksums);
+}
+
+TEST_CASE("this machine's costs are of whole microbatches, of which slices are a part") {
+  const auto scale = [](int slices) {
+    const pptrain::app::Plan plan = small_plan(
+        small_job_text(), "/nowhere", with(base, {fmt::format("distributed.pp_sequence_slices={}", slices)}));
+    return pptrain::app::measure_machine(plan).calibration.backward_weight;
+  };
+  const double whole_scale = std::min(scale(1), scale(1)), slices_scale = std::min(scale(16), scale(16));
+  CHECK(slices_scale < 5 * whole_scale);
 }
 
 TEST_CASE("auto takes sequence slices where they pay, and what they do not go with is refused") {
