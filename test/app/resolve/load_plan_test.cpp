@@ -79,7 +79,8 @@ TEST_CASE("what a schedule does not allow is laid at the key to change") {
         fmt::format("--set distributed.pp_schedule=1f2b: \"1f2b\" is not a schedule; did you mean \"1f1b\"? "
                     "Valid: {}, auto, search, or a file ending in .csv",
                     fmt::join(pptrain::schedule::training_schedule_names(), ", ")));
-  CHECK_THAT(refusal({"distributed.pp_schedule=seq1f1b"}), contains_text("give 1f1b and distributed.pp_sequence_slices"));
+  CHECK_THAT(refusal({"distributed.pp_schedule=seq1f1b"}),
+             contains_text("give 1f1b and distributed.pp_sequence_slices"));
   CHECK_THAT(refusal({"distributed.pp_schedule=inference"}), contains_text("it cannot train"));
   CHECK_THAT(refusal({"train.grad_accum_steps=3", "distributed.pp=4"}),
              contains_text("--set train.grad_accum_steps=3: 1f1b on 4 ranks needs at least 4 microbatches"));
