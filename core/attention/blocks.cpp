@@ -234,6 +234,21 @@ void add_attention(const AttentionCall& c, Blocks blocks, PartialAttention& seen
   }
 }
 
+Tensor finish_attention(AttentionCall call, PartialAttention seen, Saved& saved) {
+  const at::ScalarType type = call.q.scalar_type();
+  saved = {.call = std::move(call),
+           .out = rounded(seen.out, type),
+           .logsumexp = std::move(seen.logsumexp),
+           .back_end = seen.back_end};
+  return saved.out;
+}
+
+Tensor rounded(const Tensor& x, at::ScalarType type) {
+  Tensor y = x.to(type);
+  if (type != x.scalar_type()) kernels::record(kernels::moving(x, y));
+  return y;
+}
+
 void add_attention_backward(const Tensor& dout, const Saved& saved, Blocks blocks, Gradients& grads) {
   if (blocks.empty()) return;
   const AttentionCall& c = saved.call;

@@ -30,6 +30,12 @@ PartialAttention no_attention(const AttentionCall& call);
 void add_attention(const AttentionCall& call, std::span<const tokens::AttentionBlock> blocks,
                    PartialAttention& seen);
 
+// What the forward pass of `call` leaves, whose queries have seen all of their keys; returns saved.out.
+at::Tensor finish_attention(AttentionCall call, PartialAttention seen, Saved& saved);
+
+// `x` in a type, as a kernel of its own where that is another one.
+at::Tensor rounded(const at::Tensor& x, at::ScalarType type);
+
 // Adds the blocks' share of dq, dk and dv to those of `grads`: float32, as q, k and v, contiguous. saved.out:
 // T, contiguous, and saved.logsumexp are those of all keys; saved.call as above; dout: T, as q.
 void add_attention_backward(const at::Tensor& dout, const Saved& saved,

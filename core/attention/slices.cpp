@@ -17,12 +17,6 @@ namespace {
 
 using at::Tensor;
 
-Tensor rounded(const Tensor& x, at::ScalarType type) {
-  Tensor y = x.to(type);
-  if (type != x.scalar_type()) kernels::record(kernels::moving(x, y));
-  return y;
-}
-
 class SliceAttention final : public CoreAttention {
  public:
   SliceAttention(std::shared_ptr<CoreAttention> inner, bool deterministic, bool copies)
@@ -38,11 +32,7 @@ class SliceAttention final : public CoreAttention {
     each_slice(call, [&](const AttentionCall& with_keys, Slice& /*keys*/, const auto& blocks) {
       add_attention(with_keys, blocks, seen);
     });
-    saved = {.call = call,
-             .out = rounded(seen.out, call.q.scalar_type()),
-             .logsumexp = std::move(seen.logsumexp),
-             .back_end = seen.back_end};
-    return saved.out;
+    return finish_attention(std::move(call), std::move(seen), saved);
   }
 
   Gradients backward(const Tensor& dout, Saved saved) override {

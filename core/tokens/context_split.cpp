@@ -117,11 +117,16 @@ ContextSplit split_rows(ContextOrder order, int64_t rows, int64_t length, int pa
 
 namespace {
 
+// As split_by_cost() counts.
+double document_cost(const Segments& segments, int64_t document, double attention_length) {
+  const auto length = static_cast<double>(segments.length(document));
+  return length + length * length / attention_length;
+}
+
 // Tokens of the list before which it has cost `cost`, as split_by_cost() counts.
 int64_t tokens_of_cost(const Segments& segments, double attention_length, double cost) {
   for (int64_t document = 0; document < segments.documents(); ++document) {
-    const auto length = static_cast<double>(segments.length(document));
-    const double whole = length + length * length / attention_length;
+    const double whole = document_cost(segments, document, attention_length);
     if (cost < whole) {
       // x + x^2 / a = cost
       const double half = attention_length / 2;
@@ -142,10 +147,8 @@ ContextSplit split_by_cost(const Segments& segments, int slices, int64_t attenti
     throw Error(fmt::format("a list of {} tokens does not make {} sequence slices", tokens, slices));
   const auto squares = static_cast<double>(attention_length);
   double all = 0;
-  for (int64_t document = 0; document < segments.documents(); ++document) {
-    const auto length = static_cast<double>(segments.length(document));
-    all += length + length * length / squares;
-  }
+  for (int64_t document = 0; document < segments.documents(); ++document)
+    all += document_cost(segments, document, squares);
   const int64_t step = tokens >= 4 * multiple * slices ? multiple : 1;
   ContextSplit split{.part = 0, .ranges = {}, .list = list};
   int64_t begin = 0;

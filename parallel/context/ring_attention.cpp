@@ -115,12 +115,6 @@ class GradientsOnTheirWay {
   int step_ = 0;
 };
 
-Tensor rounded(const Tensor& x, at::ScalarType type) {
-  Tensor y = x.to(type);
-  if (type != x.scalar_type()) kernels::record(kernels::moving(x, y));
-  return y;
-}
-
 class RingAttention final : public CoreAttention {
  public:
   RingAttention(comm::Communicator& group, bool deterministic)
@@ -143,11 +137,7 @@ class RingAttention final : public CoreAttention {
       attention::add_attention(with_keys(call, keys), plan.steps[static_cast<size_t>(step)], seen);
       keys.finish_hop(step);
     }
-    saved = {.call = call,
-             .out = rounded(seen.out, call.q.scalar_type()),
-             .logsumexp = std::move(seen.logsumexp),
-             .back_end = seen.back_end};
-    return saved.out;
+    return attention::finish_attention(std::move(call), std::move(seen), saved);
   }
 
   Gradients backward(const Tensor& dout, Saved saved) override {
@@ -179,8 +169,8 @@ class RingAttention final : public CoreAttention {
     }
     if (plan.steps_count() > 1) comm::hand_over();
     others.finish();
-    const Tensor dkv = rounded(home, own.q.scalar_type());
-    return {.dq = rounded(dq, own.q.scalar_type()),
+    const Tensor dkv = attention::rounded(home, own.q.scalar_type());
+    return {.dq = attention::rounded(dq, own.q.scalar_type()),
             .dk = dkv.select(0, 0),
             .dv = dkv.select(0, 1),
             .dsinks = attention::sink_gradient(dout, saved)};

@@ -19,6 +19,7 @@ Schedule split_pairs(const Schedule& schedule, bool same_stage = false);
 // do its other actions. Each of these has slices - 1 forwards of its stage more before it than it had, as
 // 1f1b has in Seq1F1B (arXiv 2406.03488), unless the rank would wait: it then takes what is ready, and holds
 // at most slices - 1 microbatches of each stage more than before, or as many as it needs. Pairs are split.
+// Throws Error for a schedule that deadlocks.
 Schedule in_sequence_slices(const Schedule& schedule, int slices);
 
 // Adds SEND_F after an F whose next stage is on another rank, RECV_F on that rank before its F, and likewise

@@ -1,3 +1,5 @@
+#include <spdlog/fmt/fmt.h>
+
 #include <algorithm>
 #include <array>
 #include <cstddef>
@@ -8,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/base/error.h"
 #include "parallel/schedule/cost/memory.h"
 #include "parallel/schedule/passes/passes.h"
 
@@ -139,10 +142,14 @@ class SliceLists {
 
 Schedule in_sequence_slices(const Schedule& schedule, int slices) {
   const Schedule whole = split_pairs(schedule);
-  for (int more = (slices - 1) * whole.stages_per_rank;; ++more) {
+  const int all = whole.microbatches * whole.stages_per_rank;
+  for (int more = (slices - 1) * whole.stages_per_rank; more <= all + (slices - 1) * whole.stages_per_rank;
+       ++more) {
     SliceLists lists(whole, slices, more);
     if (lists.run()) return lists.take();
   }
+  throw Error(fmt::format("{} has no order for {} sequence slices: its ranks wait for each other", whole.name,
+                          slices));
 }
 
 }  // namespace pptrain::schedule

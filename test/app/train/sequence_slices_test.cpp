@@ -6,7 +6,7 @@
 #include "app/forecast/costs.h"
 #include "core/base/error.h"
 #include "parallel/schedule/generators/generators.h"
-#include "test/app/small_job.h"
+#include "test/app/near_jobs.h"
 #include "test/support/catch.h"
 
 using namespace pptrain::test;
@@ -30,21 +30,6 @@ JobResult run(const Overrides& overrides) {
 void check_equal(const JobResult& a, const JobResult& b) {
   CHECK(a.metrics == b.metrics);
   CHECK(a.checksums == b.checksums);
-}
-
-// Losses and gradient norms, relatively.
-void check_near(const JobResult& a, const JobResult& b, double most) {
-  REQUIRE(a.metrics.size() == b.metrics.size());
-  for (size_t i = 0; i < a.metrics.size(); ++i) {
-    const auto x = nlohmann::json::parse(a.metrics[i]), y = nlohmann::json::parse(b.metrics[i]);
-    CHECK(x.value("tokens", 0.0) == y.value("tokens", 0.0));
-    for (const char* key : {"loss", "grad_norm", "eval_loss"}) {
-      if (!x.contains(key)) continue;
-      CAPTURE(i, key);
-      const double of_x = x.at(key), of_y = y.at(key);
-      CHECK(std::abs(of_x - of_y) <= most * std::abs(of_y));
-    }
-  }
 }
 
 }  // namespace

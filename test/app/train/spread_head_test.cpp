@@ -6,7 +6,7 @@
 #include "core/base/error.h"
 #include "core/io/files.h"
 #include "parallel/schedule/generators/generators.h"
-#include "test/app/small_job.h"
+#include "test/app/near_jobs.h"
 #include "test/support/catch.h"
 
 using namespace pptrain::test;
@@ -23,20 +23,6 @@ JobResult run(const Overrides& overrides) {
   REQUIRE(result.exit_code == 0);
   REQUIRE(result.metrics.size() >= 4);
   return result;
-}
-
-// Relative differences of losses and gradient norms.
-void check_near(const JobResult& a, const JobResult& b, double most) {
-  REQUIRE(a.metrics.size() == b.metrics.size());
-  for (size_t i = 0; i < a.metrics.size(); ++i) {
-    const auto x = nlohmann::json::parse(a.metrics[i]), y = nlohmann::json::parse(b.metrics[i]);
-    for (const char* key : {"loss", "grad_norm", "eval_loss"}) {
-      if (!x.contains(key)) continue;
-      CAPTURE(i, key);
-      const double of_x = x.at(key), of_y = y.at(key);
-      CHECK(std::abs(of_x - of_y) <= most * std::abs(of_y));
-    }
-  }
 }
 
 }  // namespace

@@ -87,4 +87,12 @@ TEST_CASE("Of a list the last slice goes back first, and another order is refuse
   CHECK_THROWS_WITH(validate(schedule), pptrain::test::contains_text("lists in 4 sequence slices"));
 }
 
+TEST_CASE("A schedule that deadlocks has no sequence slices") {
+  Schedule schedule = make("interleaved_1f1b", 1, 2, 1);
+  auto& list = schedule.actions[0];
+  std::iter_swap(std::ranges::find(list, forward(0, 0)), std::ranges::find(list, forward(1, 0)));
+  CHECK_THROWS_WITH(in_sequence_slices(schedule, 2),
+                    pptrain::test::contains_text("its ranks wait for each other"));
+}
+
 }  // namespace pptrain::schedule

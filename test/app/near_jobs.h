@@ -1,0 +1,26 @@
+// Runs that agree but for rounding.
+#pragma once
+
+#include <cmath>
+
+#include "test/app/small_job.h"
+#include "test/support/catch.h"
+
+namespace pptrain::test {
+
+// Losses and gradient norms differ by the part `most` of themselves, tokens not at all.
+inline void check_near(const JobResult& a, const JobResult& b, double most) {
+  REQUIRE(a.metrics.size() == b.metrics.size());
+  for (size_t i = 0; i < a.metrics.size(); ++i) {
+    const auto x = nlohmann::json::parse(a.metrics[i]), y = nlohmann::json::parse(b.metrics[i]);
+    CHECK(x.value("tokens", 0.0) == y.value("tokens", 0.0));
+    for (const char* key : {"loss", "grad_norm", "eval_loss"}) {
+      if (!x.contains(key)) continue;
+      CAPTURE(i, key);
+      const double of_x = x.at(key), of_y = y.at(key);
+      CHECK(std::abs(of_x - of_y) <= most * std::abs(of_y));
+    }
+  }
+}
+
+}  // namespace pptrain::test
