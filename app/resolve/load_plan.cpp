@@ -46,14 +46,14 @@ std::optional<std::string> schedule_name(const std::string& given, const ReportC
     if (std::ranges::find(names, name) != names.end()) return name;
     report({schedule_key}, fmt::format("\"{}\" has forward passes alone: it cannot train", name));
   } catch (const UsageError& error) {
-    const bool planned = schedule::is_planned_schedule(given);
+    const bool by_option = schedule::is_schedule_by_option(given);
     std::string guess = config::nearest(given, names);
     if (!guess.empty()) guess = '"' + guess + '"';
     report({schedule_key},
-           planned ? error.what()
-                   : fmt::format(
-                         "\"{}\" is not a schedule{} Valid: {}, auto, search, or a file ending in .csv",
-                         given, guess.empty() ? "." : config::did_you_mean(guess), fmt::join(names, ", ")));
+           by_option ? error.what()
+                     : fmt::format(
+                           "\"{}\" is not a schedule{} Valid: {}, auto, search, or a file ending in .csv",
+                           given, guess.empty() ? "." : config::did_you_mean(guess), fmt::join(names, ", ")));
   }
   return std::nullopt;
 }

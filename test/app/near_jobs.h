@@ -8,6 +8,15 @@
 
 namespace pptrain::test {
 
+// The small job with these options, in a folder of its own: three steps and an evaluation at least.
+inline JobResult run(const Overrides& overrides) {
+  const TemporaryFolder folder;
+  JobResult result = run_small_job(small_job_text(), folder.path() / "run", overrides);
+  REQUIRE(result.exit_code == 0);
+  REQUIRE(result.metrics.size() >= 4);
+  return result;
+}
+
 // Losses and gradient norms differ by the part `most` of themselves, tokens not at all.
 inline void check_near(const JobResult& a, const JobResult& b, double most) {
   REQUIRE(a.metrics.size() == b.metrics.size());

@@ -27,7 +27,7 @@ const Generator& find(const std::string& name) {
   for (const Generator* generator : all_generators) {
     if (plain(generator->name) == wanted || generator->alias == wanted) return *generator;
   }
-  if (is_planned_schedule(name)) {
+  if (is_schedule_by_option(name)) {
     throw UsageError(
         "seq1f1b is 1f1b with slices of sequences: give 1f1b and distributed.pp_sequence_slices");
   }
@@ -86,7 +86,7 @@ bool repeats_with_one_stage(const std::string& name) {
   return find(name).repeats_with_one_stage;
 }
 
-bool is_planned_schedule(const std::string& name) {
+bool is_schedule_by_option(const std::string& name) {
   return plain(name) == "seq1f1b";
 }
 

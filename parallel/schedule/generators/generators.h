@@ -35,7 +35,7 @@ std::vector<std::string> training_schedule_names();
 bool repeats_with_one_stage(const std::string& name);
 
 // A schedule that is named in the literature, and here is another one with an option (seq1f1b).
-bool is_planned_schedule(const std::string& name);
+bool is_schedule_by_option(const std::string& name);
 
 // The name that schedule_names() lists for any spelling of it; throws UsageError if there is none.
 std::string canonical_schedule_name(const std::string& name);

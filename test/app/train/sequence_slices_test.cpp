@@ -19,14 +19,6 @@ const Overrides base = {"model.num_hidden_layers=8", "train.steps=3",
                         "data.val_fraction=0.1",     "distributed.pp_sequence_slices=3"};
 const Overrides whole = {"distributed.pp_sequence_slices=1"};
 
-JobResult run(const Overrides& overrides) {
-  const TemporaryFolder folder;
-  JobResult result = run_small_job(small_job_text(), folder.path() / "run", overrides);
-  REQUIRE(result.exit_code == 0);
-  REQUIRE(result.metrics.size() >= 4);
-  return result;
-}
-
 void check_equal(const JobResult& a, const JobResult& b) {
   CHECK(a.metrics == b.metrics);
   CHECK(a.checksums == b.checksums);

@@ -17,14 +17,6 @@ const Overrides base = {"model.num_hidden_layers=8", "train.steps=3",  "train.gr
                         "eval.interval=3",           "eval.batches=2", "data.val_fraction=0.1"};
 const Overrides spread = {"distributed.pp_head=spread"};
 
-JobResult run(const Overrides& overrides) {
-  const TemporaryFolder folder;
-  JobResult result = run_small_job(small_job_text(), folder.path() / "run", overrides);
-  REQUIRE(result.exit_code == 0);
-  REQUIRE(result.metrics.size() >= 4);
-  return result;
-}
-
 }  // namespace
 
 TEST_CASE("a spread head gives the same bits under every schedule, and the whole head's losses") {
