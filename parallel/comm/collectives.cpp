@@ -5,6 +5,7 @@
 #include <c10/core/InferenceMode.h>
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "parallel/comm/operands.h"
@@ -86,23 +87,42 @@ void all_reduce_on_root(Communicator& comm, at::Tensor flat, const Patience& wai
   run_broadcast(comm, flat, 0, wait);
 }
 
-// Reduce-scatter by exchange of chunks, then all-gather: each rank sends and receives 2 (size - 1) / size of
-// the tensor.
-void all_reduce_chunked(Communicator& comm, at::Tensor flat, at::Tensor scratch, const Patience& wait) {
-  const int size = comm.size();
-  const int64_t n = flat.numel();
-  const auto chunk = [&](int r) {
-    const int64_t begin = n * r / size;
-    return flat.narrow(0, begin, n * (r + 1) / size - begin);
-  };
-  const at::Tensor own = chunk(comm.rank());
-  const at::Tensor others = scratch.narrow(0, 0, size * own.numel()).view({size, own.numel()});
-  wait_all(post(comm, Empty::stays, chunk, [&](int r) { return others.select(0, r); }), wait,
-           "all_reduce_sum, exchange of chunks");
-  sum_in_rank_order(own, others, comm.rank(), size);
-  wait_all(post(
-               comm, Empty::stays, [&](int) { return own; }, chunk),
-           wait, "all_reduce_sum, all-gather");
+// Sums of long tensors go by windows, each with half of the scratch: while one is added up, the next travels.
+constexpr int windows_under_way = 2;
+
+// The exchange of one window: what `outgoing` gives for each rank is sent, and added up are this rank's own
+// elements and those of the others that arrive.
+struct Window {
+  at::Tensor own, others;  // [n], [ranks, n]
+  Works works;
+
+  template <typename Outgoing>
+  Window(Communicator& comm, at::Tensor own_elements, at::Tensor scratch, Outgoing&& outgoing)
+      : own(std::move(own_elements)),
+        others(scratch.narrow(0, 0, comm.size() * own.numel()).view({comm.size(), own.numel()})),
+        works(post(comm, Empty::stays, outgoing, [&](int r) { return others.select(0, r); })) {}
+
+  void add_up(const Communicator& comm, const Patience& wait, const char* what) const {
+    wait_all(works, wait, what);
+    if (own.numel() > 0) sum_in_rank_order(own, others, comm.rank(), comm.size());
+  }
+};
+
+// begin(i) posts window i of `count`, finish(window, i) is called in order.
+template <typename Begin, typename Finish>
+void by_windows(int64_t count, Begin&& begin, Finish&& finish) {
+  std::optional<Window> next;
+  if (count > 0) next = begin(0);
+  for (int64_t i = 0; i < count; ++i) {
+    const Window window = *std::exchange(next, std::nullopt);
+    if (i + 1 < count) next = begin(i + 1);
+    finish(window, i);
+  }
+}
+
+// The scratch of windows in turns, of so many elements each; a second one only where there are several.
+at::Tensor scratch_of(int64_t windows, int64_t elements, const at::TensorOptions& options) {
+  return at::empty({std::min<int64_t>(windows, windows_under_way), elements}, options);
 }
 
 }  // namespace
@@ -131,11 +151,33 @@ void run_all_reduce_sum(Communicator& comm, at::Tensor tensor, const Patience& w
     return size <= direct_ranks ? all_reduce_direct(comm, tensor, wait)
                                 : all_reduce_on_root(comm, tensor, wait);
   }
-  const int64_t piece = std::max<int64_t>(most_sum_scratch(size) / element_bytes(tensor), size);
-  const at::Tensor scratch = at::empty({(std::min(piece, n) + size - 1) / size * size}, tensor.options());
-  for (int64_t begin = 0; begin < n; begin += piece) {
-    all_reduce_chunked(comm, tensor.narrow(0, begin, std::min(piece, n - begin)), scratch, wait);
-  }
+  // Reduce-scatter by exchange of chunks, then all-gather: each rank sends and receives 2 (size - 1) / size
+  // of the tensor.
+  const int64_t length =
+      std::max<int64_t>(most_sum_scratch(size) / windows_under_way / element_bytes(tensor), size);
+  const int64_t pieces = (n + length - 1) / length;
+  const at::Tensor scratch =
+      scratch_of(pieces, (std::min(length, n) + size - 1) / size * size, tensor.options());
+  const auto chunk = [&](int64_t piece, int r) {
+    const int64_t elements = std::min(length, n - piece * length);
+    const int64_t begin = elements * r / size;
+    return tensor.narrow(0, piece * length + begin, elements * (r + 1) / size - begin);
+  };
+  Works gathered;
+  by_windows(
+      pieces,
+      [&](int64_t piece) {
+        return Window(comm, chunk(piece, comm.rank()), scratch[piece % windows_under_way],
+                      [&](int r) { return chunk(piece, r); });
+      },
+      [&](const Window& window, int64_t piece) {
+        window.add_up(comm, wait, "all_reduce_sum, exchange of chunks");
+        const Works before = std::exchange(gathered, post(
+                                                         comm, Empty::stays, [&](int) { return window.own; },
+                                                         [&](int r) { return chunk(piece, r); }));
+        wait_all(before, wait, "all_reduce_sum, all-gather");
+      });
+  wait_all(gathered, wait, "all_reduce_sum, all-gather");
 }
 
 // Every rank sends the others their part and adds up what it receives of its own.
@@ -151,19 +193,18 @@ void run_reduce_scatter_sum(Communicator& comm, at::Tensor out, const at::Tensor
     return copy_own_part(out, Parts(sum, counts)[me]);
   }
   copy_own_part(out, parts[me]);
-  const int64_t length = window_length(counts.size(), element_bytes(tensor), most_sum_scratch(size));
-  const at::Tensor scratch = at::empty({size * std::min(length, counts[me])}, tensor.options());
+  const int64_t length =
+      window_length(counts.size(), element_bytes(tensor), most_sum_scratch(size) / windows_under_way);
+  const int64_t windows = (*std::ranges::max_element(counts) + length - 1) / length;
+  const at::Tensor scratch = scratch_of(windows, size * std::min(length, counts[me]), tensor.options());
   const Parts outs(out, std::span(&counts[me], 1));
-  const int64_t longest = *std::ranges::max_element(counts);
-  for (int64_t begin = 0; begin < longest; begin += length) {
-    const at::Tensor own = outs.window(0, begin, length);
-    const at::Tensor others = scratch.narrow(0, 0, size * own.numel()).view({size, own.numel()});
-    wait_all(post(
-                 comm, Empty::stays, [&](int r) { return parts.window(r, begin, length); },
-                 [&](int r) { return others.select(0, r); }),
-             wait, "reduce_scatter_sum");
-    if (own.numel() > 0) sum_in_rank_order(own, others, me, size);
-  }
+  by_windows(
+      windows,
+      [&](int64_t i) {
+        return Window(comm, outs.window(0, i * length, length), scratch[i % windows_under_way],
+                      [&](int r) { return parts.window(r, i * length, length); });
+      },
+      [&](const Window& window, int64_t) { window.add_up(comm, wait, "reduce_scatter_sum"); });
 }
 
 // Of the tree's ranks, counted from the root on.
