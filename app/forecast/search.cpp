@@ -3,7 +3,10 @@
 #include <spdlog/fmt/fmt.h>
 
 #include <algorithm>
+#include <iterator>
+#include <numeric>
 #include <optional>
+#include <span>
 #include <tuple>
 #include <utility>
 
@@ -41,6 +44,9 @@ std::vector<int64_t> numbers_of_slices(const PlanBase& base, int64_t micro_batch
     result.push_back(2 * result.back());
   return result;
 }
+
+// Stages that make a step faster by less than this part are not better.
+constexpr double worth_changing = 1e-4;
 
 class Searcher {
  public:
@@ -131,19 +137,23 @@ class Searcher {
   // A split that the job gives is kept where it fits; else even and by cost.
   std::vector<pipeline::LayerAssignment> splits(const Candidate& tried) {
     std::vector<pipeline::LayerAssignment> result;
-    const config::PipelineSplit& given = base_.job.distributed.pp_split;
-    if (given.text != "cost") {
+    if (base_.job.distributed.pp_split.text != "cost") {
       try {
         result.push_back(split_layers(base_.job, tried.lowered->stages()));
       } catch (const UsageError&) {
       }
     }
-    if (given.text == "cost" || given == config::PipelineSplit()) {
+    if (chooses_split()) {
       const pipeline::LayerAssignment by_cost =
           cost_split(cost_model(tried), base_.model, schedule::compute_only(*tried.lowered));
       if (result.empty() || result.front() != by_cost) result.push_back(by_cost);
     }
     return result;
+  }
+
+  bool chooses_split() const {
+    const config::PipelineSplit& given = base_.job.distributed.pp_split;
+    return given.text == "cost" || given == config::PipelineSplit();
   }
 
   CostModel cost_model(const Candidate& tried) {
@@ -179,15 +189,16 @@ class Searcher {
     });
   }
 
-  // Short searches on the best layouts, then a longer one on the best of these.
+  // Short searches on the best layouts and on what single moves make of the best of these; then a longer one.
   void search_orders() {
-    constexpr int short_percent = 10;
+    constexpr int short_percent = 10, move_percent = 5;
     std::optional<Candidate> best;
     for (const Candidate& layout : layouts_to_search()) {
       const auto found = searched(layout, std::max(1, options_.order_effort * short_percent / 100));
       if (found && (!best || found->step_time < best->step_time)) best = found;
     }
     if (!best) return;
+    improve_stages(*best, std::max(1, options_.order_effort * move_percent / 100));
     const auto longer = searched(*best, options_.order_effort);
     if (longer && longer->step_time < best->step_time) best = longer;
     const Candidate& named = found_.front();
@@ -217,6 +228,127 @@ class Searcher {
            (a.layout.stages_per_rank == 1 || a.lowered->placement == b.lowered->placement);
   }
 
+  // Alternates between the stages and the order, as long as that is faster: moves layers and recomputes less
+  // as the order at hand has room for it; then searches shortly for another order, for these stages and for
+  // some that need one.
+  void improve_stages(Candidate& best, int percent) {
+    constexpr int most_rounds = 5;
+    for (int round = 0; round < most_rounds; ++round) {
+      const Candidate climbed = with_better_stages(best);
+      Candidate fastest = climbed;
+      for (const Candidate& start : stages_to_search(climbed)) {
+        const auto found = searched(start, percent);
+        if (found && found->fits && found->step_time < fastest.step_time) fastest = *found;
+      }
+      if (fastest.step_time >= (1 - worth_changing) * best.step_time) return;
+      best = std::move(fastest);
+    }
+  }
+
+  // These stages; the single moves that would shorten the order most if it had room for them; and more to
+  // recompute on one stage of the fullest rank, which then has room for another order.
+  std::vector<Candidate> stages_to_search(const Candidate& best) {
+    constexpr size_t most_moves = 2;
+    std::vector<Candidate> stages{best};
+    std::ranges::move(fastest_moves(best, most_moves), std::back_inserter(stages));
+    if (base_.chooses_recompute && options_.budget > 0)
+      std::ranges::move(recompute_moves(best, stages_of_fullest_rank(best), 1), std::back_inserter(stages));
+    return stages;
+  }
+
+  // By single moves under which the order fits and is faster.
+  Candidate with_better_stages(Candidate best) {
+    constexpr size_t most_tried = 8;
+    const auto is_better = [&](Candidate& move) {
+      move = predicted(move, predict(make_plan(base_, move.layout, *move.lowered), cost_model(move)));
+      return move.fits && move.step_time < (1 - worth_changing) * best.step_time;
+    };
+    for (;;) {
+      std::vector<Candidate> moves = fastest_moves(best, most_tried);
+      const auto better = std::ranges::find_if(moves, is_better);
+      if (better == moves.end()) return best;
+      best = std::move(*better);
+    }
+  }
+
+  // Of layers, and of less to recompute: so many after which the order at hand takes least, the fastest
+  // first.
+  std::vector<Candidate> fastest_moves(const Candidate& best, size_t most) {
+    std::vector<Candidate> moves = layer_moves(best);
+    if (base_.chooses_recompute)
+      std::ranges::move(recompute_moves(best, all_stages(best), -1), std::back_inserter(moves));
+    std::vector<std::pair<double, size_t>> times;
+    for (const Candidate& move : moves) times.emplace_back(simulated(move).step_time, times.size());
+    std::ranges::sort(times);
+    std::vector<Candidate> fastest;
+    for (const auto& [time, move] : times) {
+      if (fastest.size() < most) fastest.push_back(std::move(moves[move]));
+    }
+    return fastest;
+  }
+
+  // Of a layer, where the job leaves the split open. Of many stages only from the busiest rank's to the
+  // idlest's.
+  std::vector<Candidate> layer_moves(const Candidate& best) {
+    constexpr int most_stages = 16;
+    std::vector<Candidate> moves;
+    if (!chooses_split()) return moves;
+    std::vector<int> from = all_stages(best), to = from;
+    if (best.lowered->stages() > most_stages) {
+      const std::vector<schedule::RankTime> ranks = simulated(best).ranks;
+      const auto [idlest, busiest] = std::ranges::minmax_element(ranks, {}, &schedule::RankTime::busy);
+      from = best.lowered->stages_of(static_cast<int>(busiest - ranks.begin()));
+      to = best.lowered->stages_of(static_cast<int>(idlest - ranks.begin()));
+    }
+    const std::vector<int64_t> counts = pipeline::layers_per_stage(best.layout.layers);
+    for (const int donor : from) {
+      for (const int receiver : to) {
+        if (receiver == donor || counts[donor] == 1) continue;
+        std::vector<int64_t> moved = counts;
+        --moved[donor];
+        ++moved[receiver];
+        moves.push_back(best);
+        moves.back().layout.layers = pipeline::from_counts(moved);
+      }
+    }
+    return moves;
+  }
+
+  // One of the stages recomputes more by so many words.
+  std::vector<Candidate> recompute_moves(const Candidate& best, std::span<const int> stages,
+                                         int words) const {
+    std::vector<models::Recompute> recompute;
+    for (const int stage : all_stages(best))
+      recompute.push_back(stage_recompute(best.layout.recompute, stage));
+    std::vector<Candidate> moves;
+    for (const int stage : stages) {
+      const int changed = static_cast<int>(recompute[stage]) + words;
+      if (changed < 0 || changed > static_cast<int>(models::Recompute::full)) continue;
+      std::vector<models::Recompute> moved = recompute;
+      moved[stage] = static_cast<models::Recompute>(changed);
+      moves.push_back(best);
+      moves.back().layout.recompute = recompute_words(moved);
+    }
+    return moves;
+  }
+
+  static std::vector<int> all_stages(const Candidate& c) {
+    std::vector<int> stages(static_cast<size_t>(c.lowered->stages()));
+    std::iota(stages.begin(), stages.end(), 0);
+    return stages;
+  }
+
+  std::vector<int> stages_of_fullest_rank(const Candidate& c) {
+    const std::vector<RankBytes> ranks = rank_bytes(cost_model(c), c.layout.layers, *c.lowered);
+    const auto fullest = std::ranges::max_element(ranks, {}, &RankBytes::total);
+    return c.lowered->stages_of(static_cast<int>(fullest - ranks.begin()));
+  }
+
+  // Of the order at hand.
+  schedule::Simulation simulated(const Candidate& c) {
+    return schedule::simulate(*c.lowered, simulation_costs(cost_model(c), c.layout.layers, *c.lowered));
+  }
+
   // Nothing where no order fits.
   std::optional<Candidate> searched(Candidate layout, int percent) {
     const CostModel costs = cost_model(layout);
@@ -237,6 +369,7 @@ class Searcher {
                                     .costs = simulation_costs(costs, layers, shape),
                                     .shard = costs.shard(),
                                     .post_validated = base_.job.optimizer.post_validation};
+    if (layout.is_order()) problem.start = schedule::compute_only(shape);
     for (int stage = 0; stage < shape.stages(); ++stage)
       problem.bytes.push_back(costs.of(layers, stage).bytes);
     if (options_.budget <= 0) return problem;

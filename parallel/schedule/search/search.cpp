@@ -30,6 +30,10 @@ class Search {
 
   SearchResult run() {
     try_named();
+    if (!problem_.start.actions.empty()) {
+      consider(problem_.start);
+      known_.push_back(problem_.start);
+    }
     try {
       if (!best_ || problem_.shape.ranks > 1) search();
     } catch (const UsageError&) {
@@ -56,8 +60,8 @@ class Search {
   void search() {
     Instance instance = with_reserve();
     std::vector<Timed> seeds = by_patterns(instance);
-    for (const Schedule& named : named_schedules_) {
-      if (std::optional<Lists> lists = instance.lists_of(named))
+    for (const Schedule& known : known_) {
+      if (std::optional<Lists> lists = instance.lists_of(known))
         seeds.push_back(simulated(instance, *std::move(lists)));
     }
     sort(seeds);
@@ -102,7 +106,7 @@ class Search {
         named_ = name;
         named_time_ = best_->step_time;
       }
-      named_schedules_.push_back(std::move(named));
+      known_.push_back(std::move(named));
     }
   }
 
@@ -158,7 +162,7 @@ class Search {
   const SearchProblem& problem_;
   size_t threads_;  // 0: those of the machine
   int64_t work_;
-  std::vector<Schedule> named_schedules_;
+  std::vector<Schedule> known_;  // compute actions to begin with
   std::optional<Finalist> best_;
   std::string named_;
   double named_time_ = 0;

@@ -20,6 +20,7 @@ struct SearchProblem {
   std::vector<int64_t> room{};      // [rank] peak_bytes().total() at most; none: no bound
   ShardOptions shard{};             // how the list will be lowered
   bool post_validated = false;      // steps follow each other without a barrier (optimizer.post_validation)
+  Schedule start{};                 // compute actions in an order to begin with too; none: named ones alone
 };
 
 struct SearchResult {

@@ -240,7 +240,7 @@ TEST_CASE("recompute chosen by stage fits wherever one word does, and costs no m
 
 TEST_CASE("auto recomputes by stage before it gives up a faster schedule") {
   const std::vector<std::string> layout = {"distributed.pp=4", "distributed.pp_stages_per_rank=1",
-                                           "distributed.pp_split=even"};
+                                           "distributed.pp_split=3,2,2,1"};
   const app::Plan plan = plan_with(with(bench_sizes(), layout));
   const CostSource source = app::make_cost_source(plan, "");
   const auto all = app::search(plan, source, {});
@@ -294,7 +294,7 @@ TEST_CASE("a job that says how much to recompute is refused where auto would fit
 
 TEST_CASE("auto finds an order where no named schedule fits, before stages recompute more") {
   const Overrides job = with(bench_sizes(), {"distributed.pp=4", "distributed.pp_stages_per_rank=1",
-                                             "train.grad_accum_steps=8", "distributed.pp_schedule=auto"});
+                                             "distributed.pp_split=3,2,2,1", "distributed.pp_schedule=auto"});
   const Overrides kept = with(job, {"train.recompute=none"});
   const app::Plan plan = plan_with(job);
   const CostSource source = app::make_cost_source(plan, "");
@@ -325,9 +325,30 @@ TEST_CASE("auto finds an order where no named schedule fits, before stages recom
   }
 }
 
+TEST_CASE("a searched order and the stages under it are found together") {
+  const Overrides job = with(bench_sizes(), {"distributed.pp=4", "distributed.pp_stages_per_rank=1"});
+  const app::Plan plan = plan_with(job);
+  const CostSource source = app::make_cost_source(plan, "");
+  const auto best = [&](const app::Plan& of) {
+    return app::search(of, source, {.order_effort = 10}).front();
+  };
+  const app::Candidate together = best(plan);
+  REQUIRE(together.is_order());
+  // With an order of its own for each split that is tried with named schedules.
+  std::set<std::string> splits;
+  for (const app::Candidate& c : app::search(plan, source, {})) {
+    const auto split = fmt::format("distributed.pp_split={}",
+                                   fmt::join(pptrain::pipeline::layers_per_stage(c.layout.layers), ","));
+    if (c.layout.spread_head || !splits.insert(split).second) continue;
+    CAPTURE(split);
+    CHECK(together.step_time < 0.98 * best(plan_with(with(job, {split}))).step_time);
+  }
+  CHECK(splits.size() > 1);
+}
+
 TEST_CASE("auto keeps a named schedule that an order is less than 1 % faster than") {
   const Overrides job = with(bench_sizes(), {"distributed.pp=4", "distributed.pp_stages_per_rank=1",
-                                             "train.grad_accum_steps=8", "distributed.pp_schedule=auto"});
+                                             "distributed.pp_split=3,2,2,1", "distributed.pp_schedule=auto"});
   const app::Plan plan = plan_with(job);
   CHECK_FALSE(plan.searched);
   const CostSource source = app::make_cost_source(plan, "");
