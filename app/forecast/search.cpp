@@ -233,6 +233,8 @@ class Searcher {
   // some that need one.
   void improve_stages(Candidate& best, int percent) {
     constexpr int most_rounds = 5;
+    constexpr int large = 1 << 14;  // stages x microbatches: there a short search takes seconds
+    if (best.lowered->cells() > large) return;
     for (int round = 0; round < most_rounds; ++round) {
       const Candidate climbed = with_better_stages(best);
       Candidate fastest = climbed;

@@ -254,7 +254,7 @@ std::optional<Plan> Resolver::best_plan(const PlanBase& base, const CostSource& 
   const double budget = memory_budget(base, costs);
   const bool asked = schedule_choice(base.job.distributed.pp_schedule) == ScheduleChoice::search;
   const std::vector<Candidate> found = search(
-      base, costs, {.budget = budget, .order_effort = asked ? 80 : 10, .order_gain = asked ? 0 : least_gain});
+      base, costs, {.budget = budget, .order_effort = asked ? 75 : 10, .order_gain = asked ? 0 : least_gain});
   const Candidate& best = first_choice(found);
   if (best.fits && (asked || best.is_order())) return searched_plan(base, best, found);
   if (best.fits) {

@@ -40,16 +40,19 @@ Counts counts_of(const Tensor& ends, int64_t rows) {
 
 // Rows of each rank and expert of this one, [rank * own + expert], from the rows that this rank has for each
 // expert.
-Counts exchange_counts(comm::Communicator& host, const Counts& counts, const Counts& experts_of) {
+Counts exchange_counts(comm::Communicator& ep, const Counts& counts, const Counts& experts_of) {
+  comm::Communicator& host = ep.host();
   const auto own = static_cast<size_t>(experts_of[static_cast<size_t>(host.rank())]);
   Counts arriving(own * experts_of.size());
   const auto options = at::TensorOptions().dtype(at::kLong);
   const Tensor mine = at::tensor(counts, options);
   const Tensor theirs = at::empty({static_cast<int64_t>(arriving.size())}, options);
   const Counts from(experts_of.size(), static_cast<int64_t>(own));
-  // On a GPU the host waits here, behind what it has enqueued of the other half of a pair.
-  comm::wait_in_pass(*host.iall_to_all(theirs, from, mine, experts_of),
-                     [] { return "the numbers of experts' rows"; });
+  const auto work = host.iall_to_all(theirs, from, mine, experts_of);
+  // A GPU's host waits here behind what it has enqueued of the other half of a pair. A CPU waits for a few
+  // bytes: a turn of the other half would be missing behind the rows that follow.
+  if (&host != &ep) comm::hand_over();
+  work->wait([] { return "the numbers of experts' rows"; });
   const auto* const values = theirs.const_data_ptr<int64_t>();
   std::copy(values, values + arriving.size(), arriving.begin());
   return arriving;
@@ -138,7 +141,7 @@ std::unique_ptr<const nn::ExpertExchange::Plan> RankExchange::plan(const Tensor&
     plan->order = plan->place = at::empty({plan->rows}, options);
     return plan;
   }
-  const Counts arriving = exchange_counts(ep_->host(), counts, experts_of);
+  const Counts arriving = exchange_counts(*ep_, counts, experts_of);
   for (int rank = 0; rank < cut().size; ++rank) {
     const auto first = arriving.begin() + static_cast<std::ptrdiff_t>(own_experts) * rank;
     plan->from.push_back(
