@@ -2,9 +2,6 @@
 
 #include <spdlog/fmt/fmt.h>
 
-#include <algorithm>
-#include <cmath>
-
 #include "app/data/text_codec.h"
 #include "core/base/error.h"
 #include "core/base/log.h"

@@ -1,6 +1,5 @@
 #include "app/data/text_codec.h"
 
-#include <ATen/core/Tensor.h>
 #include <spdlog/fmt/fmt.h>
 
 #include <filesystem>
@@ -90,32 +89,6 @@ std::shared_ptr<const TextCodec> make_text_codec(const config::JobConfig& job) {
                                  path.string(), tokenizer.vocab_size() - 1, job.model.vocab_size));
   }
   return std::make_shared<TokenizerCodec>(std::move(tokenizer), job.data.add_special);
-}
-
-std::optional<std::vector<uint32_t>> read_token_bytes(const config::JobConfig& job) {
-  const std::filesystem::path file = tokenizer_of(job);
-  if (file.empty()) return std::nullopt;
-  std::vector<uint32_t> bytes = tokenizer::Tokenizer::load(file).token_bytes();
-  if (bytes.empty()) return std::nullopt;
-  return bytes;
-}
-
-int64_t bytes_of_labels(std::span<const uint32_t> token_bytes,
-                        std::span<const data::Microbatch> microbatches) {
-  int64_t sum = 0;
-  for (const data::Microbatch& microbatch : microbatches) {
-    const at::Tensor labels = microbatch.labels.cpu().contiguous();
-    for (const int64_t label :
-         std::span(labels.const_data_ptr<int64_t>(), static_cast<size_t>(labels.numel()))) {
-      if (label == data::ignore_label) continue;
-      if (token_bytes.empty()) {
-        ++sum;
-      } else if (std::cmp_less(label, token_bytes.size())) {
-        sum += token_bytes[static_cast<size_t>(label)];
-      }
-    }
-  }
-  return sum;
 }
 
 }  // namespace pptrain::app

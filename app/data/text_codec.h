@@ -4,14 +4,11 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
-#include <optional>
-#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "core/config/job_config.h"
-#include "core/data/microbatch.h"
 
 namespace pptrain::app {
 
@@ -49,16 +46,5 @@ std::filesystem::path tokenizer_of(const config::JobConfig& job);
 // how tokens are read: then there are ids alone. Throws UsageError where the tokenizer has more ids than the
 // model.
 std::shared_ptr<const TextCodec> make_text_codec(const config::JobConfig& job);
-
-// --- How much text the tokens of a job stand for: what bits per byte are counted with.
-
-// Bytes of each id, by the job's tokenizer; nothing where it names none, or one that does not say. Throws
-// Error where it cannot be read.
-std::optional<std::vector<uint32_t>> read_token_bytes(const config::JobConfig& job);
-
-// Of the labels that count, of microbatches that have labels here, on any device. token_bytes: of each id;
-// those beyond have none; empty: every token is a byte.
-int64_t bytes_of_labels(std::span<const uint32_t> token_bytes,
-                        std::span<const data::Microbatch> microbatches);
 
 }  // namespace pptrain::app

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/base/error.h"
 #include "core/base/seconds_since.h"
 #include "core/data/inspect.h"
 #include "core/io/files.h"
@@ -27,24 +28,24 @@ using Clock = std::chrono::steady_clock;
 // How a rank ended its part of the work.
 enum class Outcome { done = 0, failed, bad_job, stopped };
 
+// All ranks end as the first one that did not succeed. Collective.
 template <typename Body>
-std::pair<Outcome, std::string> outcome_of(Body&& body) {
+void together(comm::Communicator& comm, const Body& body) {
+  Outcome own = Outcome::done;
+  std::string text;
+  const auto end = [&](Outcome outcome, const std::exception& error) {
+    own = outcome;
+    text = error.what();
+  };
   try {
     body();
   } catch (const StoppedAtStart& stop) {
-    return {Outcome::stopped, stop.what()};
+    end(Outcome::stopped, stop);
   } catch (const UsageError& error) {
-    return {Outcome::bad_job, error.what()};
+    end(Outcome::bad_job, error);
   } catch (const std::exception& error) {
-    return {Outcome::failed, error.what()};
+    end(Outcome::failed, error);
   }
-  return {Outcome::done, ""};
-}
-
-// All ranks end as the first one that did not succeed. Collective.
-template <typename Body>
-void together(comm::Communicator& comm, Body&& body) {
-  const auto [own, text] = outcome_of(body);
   std::vector<double> outcomes(static_cast<size_t>(comm.size()), 0);
   outcomes[static_cast<size_t>(comm.rank())] = static_cast<double>(own);
   outcomes = comm::all_reduce_sum(comm, outcomes);
@@ -178,20 +179,15 @@ TokenFiles make_token_files(const RunContext& context, comm::Communicator& patie
   if (!config::any_tokenized(context.job)) return {};
   std::vector<Wish> wishes;
   together(patient, [&] { wishes = wishes_of(context.job, wanted); });
-  const auto look = [&] {
-    for (Wish& wish : wishes) {
-      if (wish.cache.empty()) wish.cache = corpus::find_cache(wish.places, wish.name);
-    }
-  };
-  const auto missing = [&] {
-    return std::ranges::any_of(wishes, [](const Wish& wish) { return wish.cache.empty(); });
-  };
+  if (wishes.empty()) return {};
   const auto each_missing = [&](const auto& body) {
     for (Wish& wish : wishes) {
       if (wish.cache.empty()) body(wish);
     }
   };
-  if (wishes.empty()) return {};
+  const auto look = [&] {
+    each_missing([](Wish& wish) { wish.cache = corpus::find_cache(wish.places, wish.name); });
+  };
   const comm::ActivityScope waiting(context.activity, comm::Doing::wait,
                                     "the tokens of texts, which rank 0 makes");
   look();
@@ -199,7 +195,8 @@ TokenFiles make_token_files(const RunContext& context, comm::Communicator& patie
     if (patient.rank() == 0) each_missing([&](Wish& wish) { make(wish, stopped); });
   });
   look();
-  if (comm::any(patient, missing())) {
+  const bool missing = std::ranges::any_of(wishes, [](const Wish& wish) { return wish.cache.empty(); });
+  if (comm::any(patient, missing)) {
     together(patient, [&] { each_missing([&](Wish& wish) { make_on_this_host(wish, stopped); }); });
   }
   check_same(patient, wishes);

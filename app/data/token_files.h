@@ -5,7 +5,6 @@
 
 #include "app/data/datasets.h"
 #include "app/plan/run_context.h"
-#include "core/base/error.h"
 #include "parallel/comm/communicator.h"
 
 namespace pptrain::app {

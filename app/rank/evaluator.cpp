@@ -2,17 +2,50 @@
 
 #include <algorithm>
 #include <optional>
+#include <span>
 #include <string>
+#include <utility>
 
 #include "app/data/text_codec.h"
 #include "core/base/error.h"
 #include "core/data/data_loader.h"
 #include "core/data/documents.h"
+#include "core/tokenizer/tokenizer.h"
 #include "parallel/schedule/passes/passes.h"
 
 namespace pptrain::app {
 
 namespace {
+
+// Bytes of text that each id stands for, by the job's tokenizer; nothing where it names none, or one that
+// does not say. Throws Error where it cannot be read.
+std::optional<std::vector<uint32_t>> read_token_bytes(const config::JobConfig& job) {
+  const std::filesystem::path file = tokenizer_of(job);
+  if (file.empty()) return std::nullopt;
+  std::vector<uint32_t> bytes = tokenizer::Tokenizer::load(file).token_bytes();
+  if (bytes.empty()) return std::nullopt;
+  return bytes;
+}
+
+// Bytes of text of the labels that count, of microbatches that have labels here, on any device. token_bytes:
+// of each id; those beyond have none; empty: every token is a byte.
+int64_t bytes_of_labels(std::span<const uint32_t> token_bytes,
+                        std::span<const data::Microbatch> microbatches) {
+  int64_t sum = 0;
+  for (const data::Microbatch& microbatch : microbatches) {
+    const at::Tensor labels = microbatch.labels.cpu().contiguous();
+    for (const int64_t label :
+         std::span(labels.const_data_ptr<int64_t>(), static_cast<size_t>(labels.numel()))) {
+      if (label == data::ignore_label) continue;
+      if (token_bytes.empty()) {
+        ++sum;
+      } else if (std::cmp_less(label, token_bytes.size())) {
+        sum += token_bytes[static_cast<size_t>(label)];
+      }
+    }
+  }
+  return sum;
+}
 
 // Where nothing says where documents end, a row is one, whose last target is the first token of the next row.
 std::vector<int64_t> starts_of(const RunContext& context, const data::TokenDataset& stream) {

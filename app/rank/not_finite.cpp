@@ -6,9 +6,9 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <map>
-#include <optional>
 #include <vector>
 
 namespace pptrain::app {
@@ -38,7 +38,7 @@ bool is_finite(const at::Tensor& tensor) {
 
 // Those of this rank, in the model's order.
 template <typename Value>
-std::vector<Found> find_not_finite(std::span<const RankModel::RankStage> stages, const Value& value) {
+std::vector<Found> find_not_finite(std::span<const RankModel::RankStage> stages, Value value) {
   std::vector<Found> found;
   for (const RankModel::RankStage& own : stages) {
     nn::ParameterStore& parameters = own.stage->parameters();
@@ -46,7 +46,7 @@ std::vector<Found> find_not_finite(std::span<const RankModel::RankStage> stages,
     for (const nn::ParameterSpec* spec : parameters.specs())
       numbers.emplace(spec->name, static_cast<int64_t>(numbers.size()));
     for (const nn::Slice* slice : parameters.slices()) {
-      const at::Tensor& tensor = value(*slice);
+      const at::Tensor& tensor = std::invoke(value, *slice);
       if (slice->spec.role == nn::Role::balance || !tensor.defined() || is_finite(tensor)) continue;
       found.push_back(
           {own.stage->index() * places_of_stage + numbers.at(slice->spec.name), slice->spec.name});
@@ -56,37 +56,26 @@ std::vector<Found> find_not_finite(std::span<const RankModel::RankStage> stages,
   return found;
 }
 
-// The name at the lowest place that any rank gives; "" where none gives one.
-std::string lowest(comm::Communicator& world, const std::optional<Found>& own, int64_t sign) {
+// The name nearest to the loss, or else to the input, that any rank gives; "" where none gives one.
+std::string nearest(comm::Communicator& world, const std::vector<Found>& found, bool to_loss) {
+  const Found* const own = found.empty() ? nullptr : to_loss ? &found.back() : &found.front();
   const at::Tensor mine = at::empty({1}, at::kLong);
-  *mine.mutable_data_ptr<int64_t>() = own ? sign * own->place : nowhere;
+  *mine.mutable_data_ptr<int64_t>() = own == nullptr ? nowhere : to_loss ? -own->place : own->place;
   const at::Tensor all = at::empty({world.size(), 1}, at::kLong);
   world.host().all_gather(all, mine);
   const int64_t* const begin = all.const_data_ptr<int64_t>();
   const int64_t* const least = std::min_element(begin, begin + world.size());
   if (*least == nowhere) return "";
-  return comm::broadcast_string(world, own ? own->name : "", static_cast<int>(least - begin));
-}
-
-std::optional<Found> front(const std::vector<Found>& found) {
-  return found.empty() ? std::nullopt : std::optional(found.front());
-}
-std::optional<Found> back(const std::vector<Found>& found) {
-  return found.empty() ? std::nullopt : std::optional(found.back());
+  return comm::broadcast_string(world, own == nullptr ? "" : own->name, static_cast<int>(least - begin));
 }
 
 }  // namespace
 
 std::string describe_not_finite(comm::Communicator& world, std::span<const RankModel::RankStage> stages) {
-  const std::vector<Found> gradients =
-      find_not_finite(stages, [](const nn::Slice& slice) -> const at::Tensor& { return slice.grad; });
-  const std::string weight =
-      lowest(world,
-             front(find_not_finite(
-                 stages, [](const nn::Slice& slice) -> const at::Tensor& { return slice.values(); })),
-             1);
-  const std::string nearest_to_loss = lowest(world, back(gradients), -1);
-  const std::string nearest_to_input = lowest(world, front(gradients), 1);
+  const std::vector<Found> gradients = find_not_finite(stages, &nn::Slice::grad);
+  const std::string weight = nearest(world, find_not_finite(stages, &nn::Slice::values), /*to_loss=*/false);
+  const std::string nearest_to_loss = nearest(world, gradients, /*to_loss=*/true);
+  const std::string nearest_to_input = nearest(world, gradients, /*to_loss=*/false);
   std::string text;
   if (!weight.empty()) text = fmt::format("the weight {} is not finite; ", weight);
   if (nearest_to_loss.empty()) return text + "all gradients are finite";

@@ -4,7 +4,6 @@
 #pragma once
 
 #include <optional>
-#include <vector>
 
 #include "app/plan/run_context.h"
 #include "app/rank/rank_model.h"

@@ -2,8 +2,6 @@
 
 #include <spdlog/fmt/fmt.h>
 
-#include <algorithm>
-#include <iterator>
 #include <memory>
 #include <utility>
 

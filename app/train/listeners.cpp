@@ -159,28 +159,26 @@ class PaceWatch final : public StepListener {
  public:
   PaceWatch(const RunContext& context, const StepProfile& profile) : context_(context), profile_(profile) {}
 
-  void settled(const StepResult& result) override;
+  void settled(const StepResult& result) override {
+    // Where microbatches have other numbers of tokens each, no step is like another.
+    if (!context_.root() || context_.job.data.lengths != config::Lengths::fixed) return;
+    if (!pace_) pace_.emplace(context_.plan);
+    const std::string line = pace_->take(result.step, {result.seconds, profile_.shares()});
+    if (line.empty()) return;
+    const comm::ActivityScope writing(context_.activity, comm::Doing::storage, "writing the pace");
+    spdlog::info("{}", line);
+    try {
+      write_pace(context_.job.run.dir, pace_->record());
+    } catch (const Error& error) {  // such as a full disk, which ends no training
+      spdlog::warn("the pace is not written: {}", error.what());
+    }
+  }
 
  private:
   const RunContext& context_;
   const StepProfile& profile_;
   std::optional<Pace> pace_;
 };
-
-void PaceWatch::settled(const StepResult& result) {
-  // Where microbatches have other numbers of tokens each, no step is like another.
-  if (!context_.root() || context_.job.data.lengths != config::Lengths::fixed) return;
-  if (!pace_) pace_.emplace(context_.plan);
-  const std::string line = pace_->take(result.step, {result.seconds, profile_.shares()});
-  if (line.empty()) return;
-  const comm::ActivityScope writing(context_.activity, comm::Doing::storage, "writing the pace");
-  spdlog::info("{}", line);
-  try {
-    write_pace(context_.job.run.dir, pace_->record());
-  } catch (const Error& error) {  // such as a full disk, which ends no training
-    spdlog::warn("the pace is not written: {}", error.what());
-  }
-}
 
 void warn_of_no_targets(const std::vector<metrics::SourceLoss>& sources, int64_t step) {
   for (const metrics::SourceLoss& source : sources) {
@@ -195,13 +193,40 @@ void warn_of_no_targets(const std::vector<metrics::SourceLoss>& sources, int64_t
 class Evaluation final : public StepListener {
  public:
   Evaluation(RunContext& context, RankModel& model, const std::vector<OpenSource>& sources,
-             StepProfile& profile, RunMetrics& metrics, checkpoint::RunState& state);
+             StepProfile& profile, RunMetrics& metrics, checkpoint::RunState& state)
+      : context_(context),
+        evaluator_(context, model, sources),
+        profile_(profile),
+        metrics_(metrics),
+        state_(state) {}
 
-  bool is_due(int64_t step) const override;
-  void after_step() override;
+  bool is_due(int64_t step) const override {
+    const int64_t interval = context_.job.eval.interval;
+    return (interval > 0 && step % interval == 0) || step == context_.job.train.steps;
+  }
+  void after_step() override {
+    profile_.timed(Phase::evaluation, [this] { evaluate(); });
+  }
 
  private:
-  void evaluate();
+  void evaluate() {
+    const metrics::PhaseNote note = metrics_.note("evaluating");
+    const auto begin = std::chrono::steady_clock::now();
+    Evaluator::Result result = evaluator_.run();
+    const double loss = result.all.loss();
+    if (context_.root()) warn_of_no_targets(result.sources, state_.step);
+    if (result.all.tokens == 0) return;                      // no loss, and none that could be the best
+    if (result.sources.size() == 1) result.sources.clear();  // it is all
+    std::erase_if(result.sources, [](const metrics::SourceLoss& source) { return source.tokens == 0; });
+    metrics_.evaluated({.step = state_.step,
+                        .loss = loss,
+                        .tokens = result.all.tokens,
+                        .time_s = seconds_since(begin),
+                        .bits_per_byte = result.all.bits_per_byte(),
+                        .sources = std::move(result.sources),
+                        .time = std::chrono::system_clock::now()});
+    if (std::isfinite(loss)) state_.validation_loss = loss;
+  }
 
   RunContext& context_;
   Evaluator evaluator_;
@@ -209,42 +234,6 @@ class Evaluation final : public StepListener {
   RunMetrics& metrics_;
   checkpoint::RunState& state_;
 };
-
-Evaluation::Evaluation(RunContext& context, RankModel& model, const std::vector<OpenSource>& sources,
-                       StepProfile& profile, RunMetrics& metrics, checkpoint::RunState& state)
-    : context_(context),
-      evaluator_(context, model, sources),
-      profile_(profile),
-      metrics_(metrics),
-      state_(state) {}
-
-bool Evaluation::is_due(int64_t step) const {
-  const int64_t interval = context_.job.eval.interval;
-  return (interval > 0 && step % interval == 0) || step == context_.job.train.steps;
-}
-
-void Evaluation::after_step() {
-  profile_.timed(Phase::evaluation, [this] { evaluate(); });
-}
-
-void Evaluation::evaluate() {
-  const metrics::PhaseNote note = metrics_.note("evaluating");
-  const auto begin = std::chrono::steady_clock::now();
-  Evaluator::Result result = evaluator_.run();
-  const double loss = result.all.loss();
-  if (context_.root()) warn_of_no_targets(result.sources, state_.step);
-  if (result.all.tokens == 0) return;                      // no loss, and none that could be the best
-  if (result.sources.size() == 1) result.sources.clear();  // it is all
-  std::erase_if(result.sources, [](const metrics::SourceLoss& source) { return source.tokens == 0; });
-  metrics_.evaluated({.step = state_.step,
-                      .loss = loss,
-                      .tokens = result.all.tokens,
-                      .time_s = seconds_since(begin),
-                      .bits_per_byte = result.all.bits_per_byte(),
-                      .sources = std::move(result.sources),
-                      .time = std::chrono::system_clock::now()});
-  if (std::isfinite(loss)) state_.validation_loss = loss;
-}
 
 // On one line, with \n for a new one.
 std::string quoted(const std::string& text) {
@@ -259,13 +248,29 @@ StopRules stop_rules(const config::JobConfig& job, const TextCodec& codec) {
 
 class Samples final : public StepListener {
  public:
-  Samples(RunContext& context, RankModel& model, StepProfile& profile, const checkpoint::RunState& state);
+  Samples(RunContext& context, RankModel& model, StepProfile& profile, const checkpoint::RunState& state)
+      : context_(context),
+        codec_(make_text_codec(context.job)),
+        stop_(stop_rules(context.job, *codec_)),
+        generator_(context, model,
+                   {.sampling = {.seed = static_cast<uint64_t>(context.job.run.seed)}, .stop = stop_}),
+        profile_(profile),
+        state_(state) {}
 
   bool is_due(int64_t step) const override { return step % context_.job.eval.generate_interval == 0; }
-  void after_step() override;
+  void after_step() override {
+    profile_.timed(Phase::evaluation, [this] { log(); });
+  }
 
  private:
-  void log();
+  void log() {
+    const std::string& prompt = context_.job.eval.generate_prompt;
+    std::vector<Sequence> sequences;
+    sequences.emplace_back(codec_->encode(prompt), 0, stop_, codec_.get());
+    generator_.run(sequences);
+    if (context_.root())
+      spdlog::info("step {}  sample {} -> {}", state_.step, quoted(prompt), quoted(sequences.front().text()));
+  }
 
   RunContext& context_;
   std::shared_ptr<const TextCodec> codec_;
@@ -274,29 +279,6 @@ class Samples final : public StepListener {
   StepProfile& profile_;
   const checkpoint::RunState& state_;
 };
-
-Samples::Samples(RunContext& context, RankModel& model, StepProfile& profile,
-                 const checkpoint::RunState& state)
-    : context_(context),
-      codec_(make_text_codec(context.job)),
-      stop_(stop_rules(context.job, *codec_)),
-      generator_(context, model,
-                 {.sampling = {.seed = static_cast<uint64_t>(context.job.run.seed)}, .stop = stop_}),
-      profile_(profile),
-      state_(state) {}
-
-void Samples::after_step() {
-  profile_.timed(Phase::evaluation, [this] { log(); });
-}
-
-void Samples::log() {
-  const std::string& prompt = context_.job.eval.generate_prompt;
-  std::vector<Sequence> sequences;
-  sequences.emplace_back(codec_->encode(prompt), 0, stop_, codec_.get());
-  generator_.run(sequences);
-  if (context_.root())
-    spdlog::info("step {}  sample {} -> {}", state_.step, quoted(prompt), quoted(sequences.front().text()));
-}
 
 }  // namespace
 

@@ -4,11 +4,9 @@
 #include <chrono>
 #include <cstdint>
 #include <filesystem>
-#include <functional>
 #include <mutex>
 #include <optional>
 #include <string>
-#include <vector>
 
 #include "app/plan/run_context.h"
 #include "app/rank/rank_model.h"

@@ -74,7 +74,6 @@ class QuickStop {
   using Lock = std::unique_lock<std::mutex>;
 
   void run(const fault::StopRequest& request);
-  bool all_are_asked();
   bool sleep_until(std::chrono::steady_clock::time_point time);  // false: this object is being destroyed
   bool decide();                                                 // true: this thread saves the state
   std::string save();                                            // says what is saved where
@@ -171,7 +170,9 @@ void QuickStop::run(const fault::StopRequest& request) {
   if (!request.notice && context_.heartbeat != nullptr) context_.heartbeat->summon();
   if (!sleep_until(request.time + patience_ / 4)) return;
   try {
-    if (!all_are_asked() || !decide()) return;
+    // Waits, while the main thread goes on, until the quick stops of all ranks have come here: one that holds
+    // its main thread for others that nobody has asked would wait for ever.
+    if (!highest_unless_one_ended({}) || !decide()) return;
     const std::string saved = save();
     if (!request.notice || request_follows(request)) end(saved);
     release();
@@ -185,12 +186,6 @@ void QuickStop::run(const fault::StopRequest& request) {
 bool QuickStop::sleep_until(std::chrono::steady_clock::time_point time) {
   Lock lock(mutex_);
   return !changed_.wait_until(lock, time, [&] { return leaving_; });
-}
-
-// Waits, while the main thread goes on, until the quick stops of all ranks have come here: one that holds its
-// main thread for others that nobody has asked would wait for ever.
-bool QuickStop::all_are_asked() {
-  return highest_unless_one_ended({}).has_value();
 }
 
 bool QuickStop::decide() {

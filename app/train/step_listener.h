@@ -32,14 +32,11 @@ class StepListener {
  public:
   virtual ~StepListener() = default;
   // The weights are about to change; every rank's part of the gradient norm is known.
-  virtual void begin_update(int64_t step) { (void)step; }
+  virtual void begin_update(int64_t /*step*/) {}
   // The result of a step is known. With post-validation that may be within the next step.
-  virtual void settled(const StepResult& result) { (void)result; }
+  virtual void settled(const StepResult& /*result*/) {}
   // Does after_step() act on this step? Then its result must be known before the next step begins.
-  virtual bool is_due(int64_t step) const {
-    (void)step;
-    return false;
-  }
+  virtual bool is_due(int64_t /*step*/) const { return false; }
   // Acts between two steps, if it is due. Collective.
   virtual void after_step() {}
 };

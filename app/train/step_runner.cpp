@@ -45,12 +45,39 @@ void log_memory(int64_t step, at::Device device) {
 class LoadSum {
  public:
   // Collective over `world`, which must outlive this. model: one with sparse layers.
-  LoadSum(comm::Communicator& world, const models::ModelConfig& model);
+  LoadSum(comm::Communicator& world, const models::ModelConfig& model) : group_(world.host().duplicate()) {
+    for (int layer = 0; layer < model.layers; ++layer) {
+      if (model.sparse.contains(layer)) layers_.push_back(layer);
+    }
+    loads_ = at::zeros({static_cast<int64_t>(layers_.size()), model.sparse.experts},
+                       at::TensorOptions().dtype(at::kLong));
+  }
 
   // Begins to sum what each rank's stages say of a step; never waits. One sum is under way at a time.
-  void start(const std::map<int, at::Tensor>& own);
+  void start(const std::map<int, at::Tensor>& own) {
+    loads_.zero_();
+    std::vector<at::Tensor> rows;
+    for (const auto& [layer, load] : own) rows.push_back(load);
+    const at::Tensor on_host = rows.empty() ? loads_ : at::stack(rows).cpu();  // one wait for the device
+    int64_t i = 0;
+    for (const auto& [layer, load] : own) {
+      const auto row = std::ranges::find(layers_, layer) - layers_.begin();
+      loads_[row].copy_(on_host[i++]);
+    }
+    work_ = group_->iall_reduce_sum(loads_);
+  }
+
   // By layer, the same on every rank. Collective.
-  metrics::ExpertLoads wait();
+  metrics::ExpertLoads wait() {
+    std::exchange(work_, nullptr)->wait([] { return "the loads of the experts"; });
+    metrics::ExpertLoads result;
+    for (size_t i = 0; i < layers_.size(); ++i) {
+      const at::Tensor row = loads_[static_cast<int64_t>(i)];
+      const auto* const values = row.const_data_ptr<int64_t>();
+      result[layers_[i]] = {values, values + row.numel()};
+    }
+    return result;
+  }
 
  private:
   std::unique_ptr<comm::Communicator> group_;  // of its own: its sums meet no others
@@ -58,39 +85,6 @@ class LoadSum {
   at::Tensor loads_;                           // int64 [layers, experts]
   std::unique_ptr<comm::Work> work_;
 };
-
-LoadSum::LoadSum(comm::Communicator& world, const models::ModelConfig& model)
-    : group_(world.host().duplicate()) {
-  for (int layer = 0; layer < model.layers; ++layer) {
-    if (model.sparse.contains(layer)) layers_.push_back(layer);
-  }
-  loads_ = at::zeros({static_cast<int64_t>(layers_.size()), model.sparse.experts},
-                     at::TensorOptions().dtype(at::kLong));
-}
-
-void LoadSum::start(const std::map<int, at::Tensor>& own) {
-  loads_.zero_();
-  std::vector<at::Tensor> rows;
-  for (const auto& [layer, load] : own) rows.push_back(load);
-  const at::Tensor on_host = rows.empty() ? loads_ : at::stack(rows).cpu();  // one wait for the device
-  int64_t i = 0;
-  for (const auto& [layer, load] : own) {
-    const auto row = std::ranges::find(layers_, layer) - layers_.begin();
-    loads_[row].copy_(on_host[i++]);
-  }
-  work_ = group_->iall_reduce_sum(loads_);
-}
-
-metrics::ExpertLoads LoadSum::wait() {
-  std::exchange(work_, nullptr)->wait([] { return "the loads of the experts"; });
-  metrics::ExpertLoads result;
-  for (size_t i = 0; i < layers_.size(); ++i) {
-    const at::Tensor row = loads_[static_cast<int64_t>(i)];
-    const auto* const values = row.const_data_ptr<int64_t>();
-    result[layers_[i]] = {values, values + row.numel()};
-  }
-  return result;
-}
 
 StepRunner::StepRunner(RunContext& context, RankModel& model, data::DataLoader& loader,
                        checkpoint::RunState& state, const std::vector<StepListener*>& listeners)

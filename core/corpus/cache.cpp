@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <charconv>
-#include <chrono>
 #include <nlohmann/json.hpp>
 
 #include "core/base/error.h"
@@ -37,9 +36,7 @@ fs::path tokenizer_file(const fs::path& given) {
 // The value under a key of a file's object; null where there is none.
 nlohmann::json value_in(const fs::path& file, const char* key) {
   if (!io::is_there(file)) return {};
-  const io::MappedFile mapped(file);
-  const std::string_view text(reinterpret_cast<const char*>(mapped.bytes().data()), mapped.bytes().size());
-  nlohmann::json all = io::parse_strict_json(text, file.string());
+  nlohmann::json all = io::parse_strict_json(io::MappedFile(file).text(), file.string());
   return all.is_object() && all.contains(key) ? std::move(all[key]) : nlohmann::json();
 }
 

@@ -3,10 +3,8 @@
 
 #include <filesystem>
 #include <functional>
-#include <optional>
 #include <span>
 #include <string>
-#include <vector>
 
 #include "core/corpus/tokenize_files.h"
 

@@ -2,7 +2,6 @@
 
 #include <spdlog/fmt/fmt.h>
 
-#include <algorithm>
 #include <string>
 
 #include "core/base/error.h"
@@ -15,58 +14,6 @@ using config::ChatSection;
 using config::ChatStyle;
 using config::SystemMessage;
 using tokenizer::Piece;
-
-ChatSection chatml(ChatStyle style) {
-  return {.style = style,
-          .system_prefix = "<|im_start|>system\n",
-          .system_suffix = "<|im_end|>\n",
-          .user_prefix = "<|im_start|>user\n",
-          .user_suffix = "<|im_end|>\n",
-          .assistant_prefix = "<|im_start|>assistant\n",
-          .assistant_suffix = "<|im_end|>\n"};
-}
-
-ChatSection qwen() {
-  ChatSection chat = chatml(ChatStyle::qwen);
-  chat.default_system = "You are Qwen, created by Alibaba Cloud. You are a helpful assistant.";
-  return chat;
-}
-
-ChatSection llama3() {
-  return {.style = ChatStyle::llama3,
-          .bos = "<|begin_of_text|>",
-          .system_prefix = "<|start_header_id|>system<|end_header_id|>\n\n",
-          .system_suffix = "<|eot_id|>",
-          .user_prefix = "<|start_header_id|>user<|end_header_id|>\n\n",
-          .user_suffix = "<|eot_id|>",
-          .assistant_prefix = "<|start_header_id|>assistant<|end_header_id|>\n\n",
-          .assistant_suffix = "<|eot_id|>",
-          .trim = true};
-}
-
-ChatSection mistral() {
-  return {.style = ChatStyle::mistral,
-          .bos = "<s>",
-          .system_suffix = "\n\n",
-          .user_prefix = " [INST] ",
-          .user_suffix = " [/INST]",
-          .assistant_prefix = " ",
-          .assistant_suffix = "</s>",
-          .system = SystemMessage::user,
-          .alternate = true};
-}
-
-ChatSection gemma() {
-  return {.style = ChatStyle::gemma,
-          .bos = "<bos>",
-          .user_prefix = "<start_of_turn>user\n",
-          .user_suffix = "<end_of_turn>\n",
-          .assistant_prefix = "<start_of_turn>model\n",
-          .assistant_suffix = "<end_of_turn>\n",
-          .system = SystemMessage::refuse,
-          .alternate = true,
-          .trim = true};
-}
 
 // The white space of Python's str.strip(), which Jinja's trim is.
 bool is_stripped(uint32_t c) {
@@ -157,17 +104,50 @@ void check(const ChatSection& chat, std::span<const Message> messages) {
 }  // namespace
 
 ChatSection template_of(const ChatSection& section) {
+  ChatSection chatml{.style = ChatStyle::chatml,
+                     .system_prefix = "<|im_start|>system\n",
+                     .system_suffix = "<|im_end|>\n",
+                     .user_prefix = "<|im_start|>user\n",
+                     .user_suffix = "<|im_end|>\n",
+                     .assistant_prefix = "<|im_start|>assistant\n",
+                     .assistant_suffix = "<|im_end|>\n"};
   switch (ChatStyle(section.style)) {
     case ChatStyle::chatml:
-      return chatml(ChatStyle::chatml);
-    case ChatStyle::llama3:
-      return llama3();
-    case ChatStyle::mistral:
-      return mistral();
-    case ChatStyle::gemma:
-      return gemma();
+      return chatml;
     case ChatStyle::qwen:
-      return qwen();
+      chatml.style = ChatStyle::qwen;
+      chatml.default_system = "You are Qwen, created by Alibaba Cloud. You are a helpful assistant.";
+      return chatml;
+    case ChatStyle::llama3:
+      return {.style = ChatStyle::llama3,
+              .bos = "<|begin_of_text|>",
+              .system_prefix = "<|start_header_id|>system<|end_header_id|>\n\n",
+              .system_suffix = "<|eot_id|>",
+              .user_prefix = "<|start_header_id|>user<|end_header_id|>\n\n",
+              .user_suffix = "<|eot_id|>",
+              .assistant_prefix = "<|start_header_id|>assistant<|end_header_id|>\n\n",
+              .assistant_suffix = "<|eot_id|>",
+              .trim = true};
+    case ChatStyle::mistral:
+      return {.style = ChatStyle::mistral,
+              .bos = "<s>",
+              .system_suffix = "\n\n",
+              .user_prefix = " [INST] ",
+              .user_suffix = " [/INST]",
+              .assistant_prefix = " ",
+              .assistant_suffix = "</s>",
+              .system = SystemMessage::user,
+              .alternate = true};
+    case ChatStyle::gemma:
+      return {.style = ChatStyle::gemma,
+              .bos = "<bos>",
+              .user_prefix = "<start_of_turn>user\n",
+              .user_suffix = "<end_of_turn>\n",
+              .assistant_prefix = "<start_of_turn>model\n",
+              .assistant_suffix = "<end_of_turn>\n",
+              .system = SystemMessage::refuse,
+              .alternate = true,
+              .trim = true};
     case ChatStyle::custom:
       break;
   }

@@ -4,7 +4,6 @@
 #include <spdlog/fmt/ranges.h>
 
 #include <algorithm>
-#include <array>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>

@@ -139,8 +139,6 @@ std::unique_ptr<PackedFile> open_packed(const std::filesystem::path& file) {
 
 namespace fs = std::filesystem;
 
-using Message = std::array<char, 1024>;
-
 fs::path folder_of_program() {
   std::error_code error;
   return fs::read_symlink("/proc/self/exe", error).parent_path();
@@ -170,77 +168,6 @@ const PptrainParquetApi& module() {
   return api;
 }
 
-struct Rows {
-  std::vector<std::string>& texts;
-  size_t columns;
-  size_t bytes = 0;
-};
-
-void append_row(void* context, const char* const* texts, const size_t* sizes) {
-  Rows& rows = *static_cast<Rows*>(context);
-  for (size_t i = 0; i < rows.columns; ++i) {
-    rows.texts.emplace_back(texts[i], sizes[i]);
-    rows.bytes += sizes[i];
-  }
-}
-
-// Columns of texts of a Parquet file, through a module that is loaded when the first one is opened: Arrow is
-// a large library, which a program that reads none should not wait for.
-class ParquetFile {
- public:
-  // Throws Error with the file and the reason: no Parquet, no such column, one that has no texts (nor lists,
-  // where these are allowed); or that this build has no Parquet.
-  ParquetFile(const std::filesystem::path& path, const std::vector<std::string>& columns, bool lists);
-  ~ParquetFile();
-  ParquetFile(const ParquetFile&) = delete;
-  ParquetFile& operator=(const ParquetFile&) = delete;
-
-  // Appends the texts of some rows, column after column, row after row, and adds up their bytes. False at the
-  // end. Throws Error with the file and the reason, such as a row without a text.
-  bool next(std::vector<std::string>& texts, size_t& bytes);
-  uint64_t bytes_done() const;  // of the file, as far as its rows are read
-  int64_t rows_read() const { return read_; }
-
- private:
-  std::filesystem::path path_;
-  const PptrainParquetApi& api_;
-  size_t columns_;
-  void* file_ = nullptr;
-  uint64_t size_ = 0;  // bytes
-  int64_t rows_ = 0, read_ = 0;
-};
-
-ParquetFile::ParquetFile(const fs::path& path, const std::vector<std::string>& columns, bool lists)
-    : path_(path), api_(module()), columns_(columns.size()), size_(io::RegularFile(path).size()) {
-  std::vector<const char*> names;
-  for (const std::string& column : columns) names.push_back(column.c_str());
-  Message message{};
-  file_ = api_.open(path.c_str(), names.data(), static_cast<int>(names.size()), lists ? 1 : 0, message.data(),
-                    message.size());
-  if (file_ == nullptr) throw Error(fmt::format("'{}': {}", path.string(), message.data()));
-  rows_ = api_.rows(file_);
-}
-
-ParquetFile::~ParquetFile() {
-  api_.close(file_);
-}
-
-bool ParquetFile::next(std::vector<std::string>& texts, size_t& bytes) {
-  Rows rows{texts, columns_};
-  Message message{};
-  const int64_t read = api_.next(file_, &append_row, &rows, message.data(), message.size());
-  if (read < 0) throw Error(fmt::format("'{}': {}", path_.string(), message.data()));
-  read_ += read;
-  bytes += rows.bytes;
-  return read > 0;
-}
-
-uint64_t ParquetFile::bytes_done() const {
-  if (read_ >= rows_) return size_;
-  return static_cast<uint64_t>(static_cast<double>(size_) * static_cast<double>(read_) /
-                               static_cast<double>(rows_));
-}
-
 constexpr size_t chunk_bytes = size_t{1} << 20;
 
 // Behind the first border from chunk_bytes on; npos where there is none.
@@ -259,7 +186,7 @@ class MappedChunks {
       : file_(std::make_shared<io::MappedFile>(file)), border_(std::move(border)) {}
 
   std::optional<Chunk> next() {
-    const std::string_view all(reinterpret_cast<const char*>(file_->bytes().data()), file_->bytes().size());
+    const std::string_view all = file_->text();
     if (at_ == all.size()) return std::nullopt;
     const std::string_view rest = all.substr(at_);
     const size_t size =
@@ -318,26 +245,70 @@ class PackedChunks {
   int64_t line_ = 1;
 };
 
+// Rows of a Parquet file, through a module that is loaded when the first one is opened: Arrow is a large
+// library, which a program that reads none should not wait for.
 class ParquetChunks {
  public:
-  ParquetChunks(const std::filesystem::path& path, const DocumentFormat& format)
-      : path_(path), file_(path, format.keys(), format.has_messages() || format.has_tokens()) {}
+  // Throws Error with the file and the reason: no Parquet, no such column, one that has no texts (nor lists,
+  // where these are allowed); or that this build has no Parquet.
+  ParquetChunks(const fs::path& path, const DocumentFormat& format)
+      : path_(path), api_(module()), columns_(format.keys().size()), size_(io::RegularFile(path).size()) {
+    const std::vector<std::string> columns = format.keys();
+    std::vector<const char*> names;
+    for (const std::string& column : columns) names.push_back(column.c_str());
+    const int lists = format.has_messages() || format.has_tokens() ? 1 : 0;
+    file_ = api_.open(path.c_str(), names.data(), static_cast<int>(names.size()), lists, message_.data(),
+                      message_.size());
+    if (file_ == nullptr) fail();
+    rows_ = api_.rows(file_);
+  }
+  ~ParquetChunks() { api_.close(file_); }
+  ParquetChunks(const ParquetChunks&) = delete;
+  ParquetChunks& operator=(const ParquetChunks&) = delete;
 
+  // Throws Error with the file and the reason, such as a row without a text.
   std::optional<Chunk> next() {
-    Chunk chunk{.file = path_, .keep = {}, .text = {}, .rows = {}, .first_row = file_.rows_read()};
-    size_t bytes = 0;
-    while (bytes < chunk_bytes && file_.next(chunk.rows, bytes)) {
+    texts_.clear();
+    bytes_ = 0;
+    Chunk chunk{.file = path_, .keep = {}, .text = {}, .rows = {}, .first_row = read_};
+    int64_t read = 1;
+    while (bytes_ < chunk_bytes && read > 0) {
+      read = api_.next(file_, &append_row, this, message_.data(), message_.size());
+      if (read < 0) fail();
+      read_ += read;
     }
-    if (chunk.rows.empty()) return std::nullopt;
-    const uint64_t done = file_.bytes_done();
+    if (texts_.empty()) return std::nullopt;
+    chunk.rows = std::move(texts_);
+    const uint64_t done = bytes_done();
     chunk.bytes = done - std::exchange(done_, done);
     return chunk;
   }
 
  private:
-  std::filesystem::path path_;
-  ParquetFile file_;
-  uint64_t done_ = 0;
+  static void append_row(void* context, const char* const* texts, const size_t* sizes) {
+    auto& own = *static_cast<ParquetChunks*>(context);
+    for (size_t i = 0; i < own.columns_; ++i) {
+      own.texts_.emplace_back(texts[i], sizes[i]);
+      own.bytes_ += sizes[i];
+    }
+  }
+  // Of the file, as far as its rows are read.
+  uint64_t bytes_done() const {
+    if (read_ >= rows_) return size_;
+    return static_cast<uint64_t>(static_cast<double>(size_) * static_cast<double>(read_) /
+                                 static_cast<double>(rows_));
+  }
+  [[noreturn]] void fail() const { throw Error(fmt::format("'{}': {}", path_.string(), message_.data())); }
+
+  fs::path path_;
+  const PptrainParquetApi& api_;
+  size_t columns_;
+  uint64_t size_, done_ = 0;  // bytes
+  std::array<char, 1024> message_{};
+  void* file_ = nullptr;
+  int64_t rows_ = 0, read_ = 0;
+  std::vector<std::string> texts_;  // of the next chunk's rows, one row after the other
+  size_t bytes_ = 0;                // of these
 };
 
 template <typename Chunks, typename Argument>

@@ -20,8 +20,9 @@ namespace fs = std::filesystem;
 
 static_assert(std::endian::native == std::endian::little, "token files are little-endian");
 
-fs::path with_suffix(const fs::path& prefix, const std::string& suffix) {
-  return prefix.string() + suffix;
+// The name of a file while it is written.
+fs::path part_of(const fs::path& path) {
+  return fmt::format("{}.part-{}", path.string(), ::getpid());
 }
 
 template <typename T>
@@ -35,37 +36,31 @@ void require_free(const fs::path& path) {
       fmt::format("{} is there already; choose another --out, or --overwrite it", path.string()));
 }
 
-void rename_over(const fs::path& from, const fs::path& to) {
+void rename_part(const fs::path& path) {
+  const fs::path part = part_of(path);
   std::error_code error;
-  fs::rename(from, to, error);
+  fs::rename(part, path, error);
   if (error)
-    throw Error(fmt::format("cannot rename '{}' to '{}': {}", from.string(), to.string(), error.message()));
+    throw Error(fmt::format("cannot rename '{}' to '{}': {}", part.string(), path.string(), error.message()));
 }
 
 }  // namespace
 
 TokenWriter::TokenWriter(const fs::path& prefix, int token_bytes, bool overwrite)
-    : bin_(with_suffix(prefix, ".bin")),
-      idx_(with_suffix(prefix, ".idx")),
-      prompts_(with_suffix(prefix, ".prompts")),
-      bin_part_(with_suffix(prefix, fmt::format(".bin.part-{}", ::getpid()))),
-      idx_part_(with_suffix(prefix, fmt::format(".idx.part-{}", ::getpid()))),
-      prompts_part_(with_suffix(prefix, fmt::format(".prompts.part-{}", ::getpid()))),
+    : bin_(prefix.string() + ".bin"),
+      idx_(prefix.string() + ".idx"),
+      prompts_(prefix.string() + ".prompts"),
       token_bytes_(token_bytes) {
   if (!overwrite) {
-    require_free(bin_);
-    require_free(idx_);
-    require_free(prompts_);
+    for (const fs::path* path : {&bin_, &idx_, &prompts_}) require_free(*path);
   }
-  out_ = std::make_unique<io::OutputFile>(bin_part_);
+  out_ = std::make_unique<io::OutputFile>(part_of(bin_));
 }
 
 TokenWriter::~TokenWriter() {
   if (finished_) return;
   std::error_code ignored;
-  fs::remove(bin_part_, ignored);
-  fs::remove(idx_part_, ignored);
-  fs::remove(prompts_part_, ignored);
+  for (const fs::path* path : {&bin_, &idx_, &prompts_}) fs::remove(part_of(*path), ignored);
 }
 
 void TokenWriter::add(std::span<const int32_t> ids, std::span<const int64_t> lengths,
@@ -91,7 +86,7 @@ void TokenWriter::add(std::span<const int32_t> ids, std::span<const int64_t> len
 }
 
 void TokenWriter::write_index() {
-  io::OutputFile file(idx_part_);
+  io::OutputFile file(part_of(idx_));
   constexpr std::string_view magic("MMIDIDX\0\0", 9);
   file.write(std::as_bytes(std::span(magic)));
   write_value<uint64_t>(file, 1);
@@ -112,7 +107,7 @@ void TokenWriter::write_index() {
 }
 
 void TokenWriter::write_prompts() {
-  io::OutputFile file(prompts_part_);
+  io::OutputFile file(part_of(prompts_));
   constexpr std::string_view magic("PROMPTS\2", 8);
   file.write(std::as_bytes(std::span(magic)));
   write_value<uint64_t>(file, ranges_.size());
@@ -129,9 +124,9 @@ void TokenWriter::finish() {
   std::error_code ignored;
   fs::remove(idx_, ignored);
   fs::remove(prompts_, ignored);
-  rename_over(bin_part_, bin_);
-  if (prompts) rename_over(prompts_part_, prompts_);
-  rename_over(idx_part_, idx_);
+  rename_part(bin_);
+  if (prompts) rename_part(prompts_);
+  rename_part(idx_);
   finished_ = true;
   io::sync_folder(bin_.has_parent_path() ? bin_.parent_path() : fs::path("."));
 }

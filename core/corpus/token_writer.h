@@ -45,7 +45,7 @@ class TokenWriter {
   void write_index();
   void write_prompts();
 
-  std::filesystem::path bin_, idx_, prompts_, bin_part_, idx_part_, prompts_part_;
+  std::filesystem::path bin_, idx_, prompts_;
   int token_bytes_;
   std::unique_ptr<io::OutputFile> out_;
   int64_t tokens_ = 0;

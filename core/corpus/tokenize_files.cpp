@@ -3,7 +3,6 @@
 #include <spdlog/fmt/fmt.h>
 
 #include <algorithm>
-#include <utility>
 
 #include "core/base/error.h"
 #include "core/base/ordered_work.h"

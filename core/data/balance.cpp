@@ -2,13 +2,12 @@
 
 #include <algorithm>
 #include <map>
-#include <numeric>
 #include <optional>
 #include <set>
 #include <utility>
 
 #include "core/base/split_mix.h"
-#include "core/data/microbatch.h"
+#include "core/data/data_loader.h"
 #include "core/data/packing.h"
 
 namespace pptrain::data {
@@ -125,7 +124,7 @@ class Balancer {
     }
     Lists lists(ranks, std::vector<std::vector<int64_t>>(count));
     std::vector<int64_t> room(ranks * count, capacity_);
-    for (const int64_t document : longest_first()) {
+    for (const int64_t document : largest_first(lengths_)) {
       const auto best = place_for(document, by_size, room);
       if (!best) return std::nullopt;
       const auto [size, entry] = *best;
@@ -158,13 +157,6 @@ class Balancer {
       best = Choice{size, *entry};
     }
     return best;
-  }
-
-  std::vector<int64_t> longest_first() const {
-    std::vector<int64_t> order(lengths_.size());
-    std::iota(order.begin(), order.end(), 0);
-    std::ranges::stable_sort(order, std::greater(), [&](int64_t document) { return length(document); });
-    return order;
   }
 
   // --- Small changes.

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <span>
 #include <vector>
 
@@ -10,10 +9,6 @@ namespace pptrain::data {
 
 // The documents of each microbatch: [data rank][microbatch], as they were offered.
 using Lists = std::vector<std::vector<std::vector<int64_t>>>;
-
-// When the step of a data rank ends, in any unit, by what each of its microbatches has: tokens, and the sum
-// of its documents' squared lengths.
-using StepEnd = std::function<int64_t(std::span<const int64_t> tokens, std::span<const int64_t> squares)>;
 
 struct LoaderOptions;
 

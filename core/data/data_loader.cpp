@@ -57,8 +57,9 @@ Step DataLoader::step(int64_t next_sample) const {
   if (options_.sequence_slices == 1) return step;
   std::vector<Microbatch> slices;
   for (const Microbatch& whole : step.microbatches) {
+    const int number = static_cast<int>(slices.size()) / options_.sequence_slices;
     for (Microbatch& slice :
-         cut_in_slices(whole, options_, static_cast<int>(slices.size()) / options_.sequence_slices))
+         cut_in_slices(whole, options_.sequence_slices, options_.attention_length, number))
       slices.push_back(std::move(slice));
   }
   step.microbatches = std::move(slices);

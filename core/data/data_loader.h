@@ -2,15 +2,67 @@
 // ranks of a pipeline, and those that share out rows, agree on every microbatch without a message.
 #pragma once
 
+#include <c10/core/Device.h>
+
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <optional>
+#include <span>
 #include <vector>
 
+#include "core/config/word.h"
 #include "core/data/microbatch.h"
 #include "core/data/sampler.h"
 #include "core/data/token_dataset.h"
+#include "core/tokens/context_split.h"
 
 namespace pptrain::data {
+
+using config::Lengths;
+using config::Packing;
+
+// When the step of a data rank ends, in any unit, by what each of its microbatches has: tokens, and the sum
+// of its documents' squared lengths.
+using StepEnd = std::function<int64_t(std::span<const int64_t> tokens, std::span<const int64_t> squares)>;
+
+struct LoaderOptions {
+  int64_t seq_len = 0;
+  int64_t micro_batch_size = 1;  // b: rows of one microbatch on one data rank
+  int64_t microbatches = 1;      // m: microbatches of a step
+  int64_t dp_size = 1;           // D
+  int64_t dp_rank = 0;
+  // Context-parallel ranks, which share out each list: this one gets its pieces of the tokens, of the labels,
+  // which are those of the whole list, and of the positions.
+  int cp_size = 1;
+  int cp_rank = 0;
+  tokens::ContextOrder cp_order = tokens::ContextOrder::zigzag;
+  // The token that ends a document, where the files have no index of documents.
+  std::optional<int64_t> document_end = std::nullopt;
+  Packing packing = Packing::sequential;
+  Lengths lengths = Lengths::fixed;
+  int64_t pad_to_multiple_of = 128;  // of padded
+  int64_t tp_size = 1;               // ranks that share out a list's rows, of which each gets one at least
+  // The length at which a document's attention costs as much as all else that its tokens do: microbatches of
+  // exact lengths are balanced by it.
+  int64_t attention_length = int64_t{1} << 24;
+  // When a step of exact lengths ends; none: not known.
+  StepEnd step_end = {};
+  // Data ranks wait for each other in every pass: a microbatch then counts as many tokens and squares as that
+  // of its number has on any data rank.
+  bool in_step = false;
+  bool balance_schedule = false;  // by step_end, else microbatches are to cost alike
+  int sequence_slices = 1;        // into which a training step's microbatches are cut
+  bool need_tokens = true;        // this rank holds the first stage
+  bool need_labels = true;        // this rank holds the last stage
+  bool need_places = false;       // where labels lie in their stream
+  at::Device device = at::kCPU;
+
+  // Rows of a step over all data ranks: D * m * b.
+  int64_t rows_per_step() const { return dp_size * microbatches * micro_batch_size; }
+  // Are documents kept whole? Else rows are cut from the stream.
+  bool whole_documents() const { return packing != Packing::sequential || lengths != Lengths::fixed; }
+};
 
 // One step's data for one rank. The numbers are over all data ranks.
 struct Step {

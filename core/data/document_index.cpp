@@ -20,7 +20,7 @@ namespace pptrain::data {
 
 namespace {
 
-static_assert(std::endian::native == std::endian::little, "indices are little-endian");
+static_assert(std::endian::native == std::endian::little, "indices and prompts are little-endian");
 
 constexpr std::string_view magic{"MMIDIDX\0\0", 9};
 constexpr uint64_t known_version = 1;
@@ -149,8 +149,6 @@ DocumentIndex read_document_index(const std::filesystem::path& path, uint64_t to
   return index;
 }
 
-static_assert(std::endian::native == std::endian::little, "files of prompts are little-endian");
-
 std::filesystem::path prompts_of(const std::filesystem::path& token_file) {
   return std::filesystem::path(token_file).replace_extension(".prompts");
 }
@@ -243,28 +241,27 @@ std::vector<tokens::TokenRange> read_prompts(const std::filesystem::path& path,
   return PromptsFile(path, starts).read();
 }
 
-Prompts::Prompts(std::span<const tokens::TokenRange> prompts) {
+Prompts::Prompts(std::vector<tokens::TokenRange> prompts) : prompts_(std::move(prompts)) {
   int64_t before = 0;
-  for (const tokens::TokenRange& prompt : prompts) {
-    begins_.push_back(prompt.begin);
-    ends_.push_back(prompt.end);
+  for (const tokens::TokenRange& prompt : prompts_) {
     before_.push_back(before);
-    before += prompt.end - prompt.begin;
+    before += prompt.length();
   }
 }
 
 int64_t Prompts::count_before(int64_t position) const {
-  const auto after = std::ranges::lower_bound(begins_, position) - begins_.begin();
-  if (after == 0) return 0;
-  const auto last = static_cast<size_t>(after - 1);
-  return before_[last] + std::min(ends_[last], position) - begins_[last];
+  const auto after = std::ranges::lower_bound(prompts_, position, {}, &tokens::TokenRange::begin);
+  if (after == prompts_.begin()) return 0;
+  const tokens::TokenRange& last = *(after - 1);
+  return before_[static_cast<size_t>(after - prompts_.begin()) - 1] + std::min(last.end, position) -
+         last.begin;
 }
 
 void Prompts::ignore(int64_t first, std::span<int64_t> labels) const {
   const int64_t last = first + static_cast<int64_t>(labels.size());
-  auto i = static_cast<size_t>(std::ranges::upper_bound(ends_, first) - ends_.begin());
-  for (; i < begins_.size() && begins_[i] < last; ++i) {
-    const int64_t begin = std::max(begins_[i], first), end = std::min(ends_[i], last);
+  auto prompt = std::ranges::upper_bound(prompts_, first, {}, &tokens::TokenRange::end);
+  for (; prompt != prompts_.end() && prompt->begin < last; ++prompt) {
+    const int64_t begin = std::max(prompt->begin, first), end = std::min(prompt->end, last);
     std::fill(labels.begin() + (begin - first), labels.begin() + (end - first), ignore_label);
   }
 }

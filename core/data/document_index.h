@@ -50,7 +50,7 @@ std::vector<tokens::TokenRange> read_prompts(const std::filesystem::path& path,
 class Prompts {
  public:
   // As read_prompts() has them.
-  explicit Prompts(std::span<const tokens::TokenRange> prompts);
+  explicit Prompts(std::vector<tokens::TokenRange> prompts);
 
   // Tokens of prompts among the tokens [first, last).
   int64_t count(int64_t first, int64_t last) const { return count_before(last) - count_before(first); }
@@ -60,8 +60,8 @@ class Prompts {
  private:
   int64_t count_before(int64_t position) const;
 
-  // By prompt: its tokens [begin, end), and those of all prompts before it.
-  std::vector<int64_t> begins_, ends_, before_;
+  std::vector<tokens::TokenRange> prompts_;
+  std::vector<int64_t> before_;  // of each prompt: tokens of those before it
 };
 
 }  // namespace pptrain::data

@@ -308,7 +308,7 @@ class DocumentSource final : public StepSource {
     return std::make_shared<const tokens::ContextSplit>(
         o.lengths == Lengths::fixed
             ? tokens::split_rows(o.cp_order, o.micro_batch_size, o.seq_len, o.cp_size, o.cp_rank)
-            : split_list(o.cp_order, tokens, o.cp_size, o.cp_rank));
+            : tokens::split_list(o.cp_order, tokens, o.cp_size, o.cp_rank));
   }
 
   std::vector<TokenDataset> streams_;

@@ -6,18 +6,26 @@
 #include <filesystem>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "core/data/token_dataset.h"
 
 namespace pptrain::data {
 
-// 32 hexadecimal digits, of a file's length and of its bytes at 24 places (places_of): it tells other
-// lengths and other texts, but not every change of a few bytes within a long file. Neither the file's name
-// nor where it is counts. Throws Error with the path and the reason where it cannot be read, or is no regular
-// file.
-std::string fingerprint(const std::filesystem::path& file);
+// Which parts of a file are looked at where reading all of it would take too long.
+struct Place {
+  uint64_t offset = 0;
+  uint64_t bytes = 0;
+};
 
-// The same of several files, in this order: of a folder's, for instance (token_files).
+// Of a file of `size` bytes: all of it, in pieces, up to 384 KiB; of a longer one 24 pieces of 16 KiB, head,
+// tail and evenly apart. Where the file is one of `files`, as many fewer, but head and tail at least.
+std::vector<Place> places_of(uint64_t size, uint64_t files = 1);
+
+// 32 hexadecimal digits, of the lengths of files and of their bytes at 24 places (places_of), in this order:
+// it tells other lengths and other texts, but not every change of a few bytes within a long file. Neither a
+// file's name nor where it is counts. Throws Error with the path and the reason where one cannot be read, or
+// is no regular file.
 std::string fingerprint(std::span<const std::filesystem::path> files);
 
 // Opens the source as TokenDataset does, and looks at a few places of each file (places_of). Throws Error

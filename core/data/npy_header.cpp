@@ -128,7 +128,7 @@ bool has_npy_header(const io::RegularFile& file) {
 
 NpyHeader read_npy_header(const io::MappedFile& file) {
   const std::string path = file.path().string();
-  const std::string_view bytes(reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size());
+  const std::string_view bytes = file.text();
   if (!bytes.starts_with(npy_magic) || bytes.size() < 12)
     throw Error(fmt::format("'{}': no .npy file, which begins with \\x93NUMPY and a version", path));
   const int version = static_cast<unsigned char>(bytes[6]);

@@ -15,18 +15,14 @@ namespace pptrain::data {
 
 namespace {
 
-Rows empty_rows(int64_t count) {
-  return Rows(static_cast<size_t>(count));
-}
-
 Rows one_each(int64_t count, const OfferedLength& offered) {
-  Rows rows = empty_rows(count);
+  Rows rows(static_cast<size_t>(count));
   for (int64_t i = 0; i < count && offered(i); ++i) rows[static_cast<size_t>(i)] = {i};
   return rows;
 }
 
 Rows one_after_the_other(int64_t count, int64_t capacity, const OfferedLength& offered) {
-  Rows rows = empty_rows(count);
+  Rows rows(static_cast<size_t>(count));
   int64_t next = 0;
   for (auto& row : rows) {
     int64_t room = capacity;
@@ -41,12 +37,9 @@ Rows one_after_the_other(int64_t count, int64_t capacity, const OfferedLength& o
 // Nothing where the documents need more rows.
 std::optional<Rows> best_fit_decreasing(const std::vector<int64_t>& lengths, int64_t count,
                                         int64_t capacity) {
-  std::vector<int64_t> order(lengths.size());
-  std::iota(order.begin(), order.end(), 0);
-  std::ranges::stable_sort(order, std::greater(), [&](int64_t i) { return lengths[static_cast<size_t>(i)]; });
   Rows rows;
   std::set<std::pair<int64_t, size_t>> room;  // of rows in use; of equals the first
-  for (const int64_t document : order) {
+  for (const int64_t document : largest_first(lengths)) {
     const int64_t length = lengths[static_cast<size_t>(document)];
     const auto best = room.lower_bound({length, 0});
     std::pair<int64_t, size_t> left{capacity, rows.size()};
@@ -178,13 +171,10 @@ class Leveller {
   }
 
   std::optional<std::vector<Bin>> by_longest_first(size_t count) const {
-    std::vector<int64_t> order(lengths_.size());
-    std::iota(order.begin(), order.end(), 0);
-    std::ranges::sort(order, [&](int64_t a, int64_t b) { return before(a, b); });
     std::vector<Bin> bins(count);
     std::set<std::pair<int64_t, size_t>> cheapest;
     for (size_t i = 0; i < count; ++i) cheapest.emplace(0, i);
-    for (const int64_t document : order) {
+    for (const int64_t document : largest_first(lengths_)) {
       const auto place = std::ranges::find_if(cheapest, [&](const auto& entry) {
         return bins[entry.second].tokens + length(document) <= capacity_;
       });
@@ -236,17 +226,21 @@ Rows level_rows(Rows rows, const std::vector<int64_t>& lengths, int64_t capacity
   return rows.size() < 2 ? std::move(rows) : Leveller(lengths, capacity, attention_length).level(rows);
 }
 
+std::vector<int64_t> largest_first(std::span<const int64_t> values) {
+  std::vector<int64_t> order(values.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::ranges::stable_sort(order, std::greater(), [&](int64_t i) { return values[static_cast<size_t>(i)]; });
+  return order;
+}
+
 std::vector<std::vector<int64_t>> share_equally(const std::vector<int64_t>& costs, int64_t groups) {
   const auto items = static_cast<int64_t>(costs.size());
   if (groups < 1 || items % groups != 0)
     throw Error(fmt::format("{} items do not make {} groups of as many", items, groups));
-  std::vector<int64_t> order(costs.size());
-  std::iota(order.begin(), order.end(), 0);
-  std::ranges::stable_sort(order, std::greater(), [&](int64_t i) { return costs[static_cast<size_t>(i)]; });
   std::vector<std::vector<int64_t>> shares(static_cast<size_t>(groups));
   std::set<std::pair<int64_t, size_t>> open;
   for (size_t i = 0; i < shares.size(); ++i) open.emplace(0, i);
-  for (const int64_t item : order) {
+  for (const int64_t item : largest_first(costs)) {
     auto [cost, group] = *open.begin();
     open.erase(open.begin());
     shares[group].push_back(item);

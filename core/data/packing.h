@@ -4,11 +4,14 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <span>
 #include <vector>
 
-#include "core/data/microbatch.h"
+#include "core/config/word.h"
 
 namespace pptrain::data {
+
+using config::Packing;
 
 // The documents of each row, as they were offered: 0 is the first.
 using Rows = std::vector<std::vector<int64_t>>;
@@ -40,6 +43,9 @@ inline int64_t document_cost(int64_t length, int64_t attention_length) {
 // of room the rows as they were; then the dearest row gives to the cheapest, or exchanges with it, as long as
 // that helps. lengths: [document].
 Rows level_rows(Rows rows, const std::vector<int64_t>& lengths, int64_t capacity, int64_t attention_length);
+
+// The numbers of the values, the largest first, those of equal ones in order.
+std::vector<int64_t> largest_first(std::span<const int64_t> values);
 
 // Items of these costs in `groups` groups of as many, which divides their number: the dearest item that is
 // left goes to the cheapest group with a place. The items of a group ascend.

@@ -57,11 +57,9 @@ class Blend {
   std::vector<int64_t> taken(int64_t positions) const;
 
   int64_t period() const { return static_cast<int64_t>(order_.size()); }
-  // Of a period, by source.
-  const std::vector<int64_t>& shares() const { return shares_; }
 
  private:
-  std::vector<int64_t> shares_;
+  std::vector<int64_t> shares_;   // of a period, by source
   std::vector<uint16_t> order_;   // the source of each sample of a period
   std::vector<uint16_t> before_;  // samples of the same source before it in the period
 };

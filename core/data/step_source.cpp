@@ -1,9 +1,12 @@
 #include "core/data/step_source.h"
 
+#include <ATen/ops/full.h>
+#include <ATen/ops/zeros.h>
 #include <spdlog/fmt/fmt.h>
 
 #include <algorithm>
 #include <memory>
+#include <numeric>
 #include <span>
 #include <utility>
 #include <vector>
@@ -11,8 +14,63 @@
 #include "core/base/error.h"
 #include "core/data/microbatch.h"
 #include "core/tokens/context_split.h"
+#include "core/tokens/segments.h"
 
 namespace pptrain::data {
+
+namespace {
+
+std::span<int64_t> part(at::Tensor& list, int64_t first, int64_t count) {
+  return std::span(list.mutable_data_ptr<int64_t>(), static_cast<size_t>(list.size(0)))
+      .subspan(static_cast<size_t>(first), static_cast<size_t>(count));
+}
+
+}  // namespace
+
+TokenList::TokenList(const LoaderOptions& options, int64_t size)
+    : options_(options),
+      tokens_(at::zeros({size}, at::kLong)),
+      labels_(at::full({size}, ignore_label, at::kLong)),
+      positions_(at::zeros({size}, at::kInt)),
+      places_(options.need_places ? at::zeros({size}, at::kLong) : at::Tensor()) {}
+
+std::span<int64_t> TokenList::tokens(int64_t first, int64_t count) {
+  return part(tokens_, first, count);
+}
+std::span<int64_t> TokenList::labels(int64_t first, int64_t count) {
+  return part(labels_, first, count);
+}
+
+void TokenList::set_places(int64_t first, int64_t count, int64_t place) {
+  if (!places_.defined()) return;
+  const std::span<int64_t> places = part(places_, first, count);
+  std::iota(places.begin(), places.end(), place);
+}
+
+void TokenList::add_document(int64_t length, int64_t filling) {
+  auto* const first = positions_.mutable_data_ptr<int32_t>() + starts_.back();
+  std::iota(first, first + length, 0);
+  if (filling > 0) {
+    if (!filling_.defined()) filling_ = at::zeros(tokens_.sizes(), at::kBool);
+    filling_.narrow(0, starts_.back() + length, filling).fill_(true);
+  }
+  starts_.push_back(starts_.back() + static_cast<int32_t>(length + filling));
+}
+
+Microbatch TokenList::finish(std::shared_ptr<const tokens::ContextSplit> split) {
+  Microbatch list;
+  if (options_.need_tokens) list.tokens = tokens_;
+  if (options_.need_labels) list.labels = labels_;
+  list.positions = positions_;
+  list.filling = filling_;
+  list.places = places_;
+  list.segments = tokens::make_segments(std::move(starts_), options_.device);
+  if (split) list = part_of(list, std::move(split));
+  for (at::Tensor* tensor : {&list.tokens, &list.labels, &list.positions, &list.filling}) {
+    if (tensor->defined()) *tensor = tokens::to_device(*tensor, options_.device);
+  }
+  return list;
+}
 
 namespace {
 
@@ -51,15 +109,21 @@ class RowReader {
         seq_len_(options.seq_len),
         tokens_(static_cast<size_t>(options.seq_len) + 1) {}
 
-  void read(const Row& row) {
+  // `for_list`: append_to() follows; otherwise a row is read only where documents are found by their tokens.
+  void read(const Row& row, bool for_list) {
     first_ = row.first;
     given_ = static_cast<size_t>(row.given);
-    if (given_ > 0) dataset_.read(row.first, std::span(tokens_).first(given_ + 1));
-    if (document_end_ < 0) return find_ends(row);
     ends_.clear();
-    for (size_t i = 0; i < given_; ++i) {
+    const bool by_tokens = document_end_ >= 0;
+    if (given_ > 0 && (for_list || by_tokens)) dataset_.read(row.first, std::span(tokens_).first(given_ + 1));
+    for (size_t i = 0; by_tokens && i < given_; ++i) {
       if (tokens_[i] == document_end_) ends_.push_back(static_cast<int64_t>(i) + 1);
     }
+    if (by_tokens) return;
+    // The first token of a document is the target of none.
+    auto start = std::ranges::upper_bound(document_starts_, row.first);
+    for (; start != document_starts_.end() && *start <= row.first + row.given; ++start)
+      ends_.push_back(*start - row.first);
   }
 
   // The row read last becomes the list's tokens from `first` on.
@@ -84,27 +148,7 @@ class RowReader {
     return given - std::ssize(ends_) - dataset_.prompt_tokens(first_ + 1, first_ + given + 1);
   }
 
-  // The same after read(row), which is read only where documents are found by their tokens.
-  int64_t targets_of(const Row& row) {
-    if (document_end_ >= 0) {
-      read(row);
-    } else {
-      first_ = row.first;
-      given_ = static_cast<size_t>(row.given);
-      find_ends(row);
-    }
-    return targets();
-  }
-
  private:
-  // The first token of a document is the target of none.
-  void find_ends(const Row& row) {
-    ends_.clear();
-    auto start = std::ranges::upper_bound(document_starts_, row.first);
-    for (; start != document_starts_.end() && *start <= row.first + row.given; ++start)
-      ends_.push_back(*start - row.first);
-  }
-
   const TokenDataset& dataset_;
   const std::vector<int64_t>& document_starts_;  // of an index
   int64_t document_end_;                         // -1: documents are known otherwise, or rows are documents
@@ -162,7 +206,7 @@ class RowSource final : public StepSource {
       for (int64_t i = 0; i < own; ++i) {
         const Row own_row = row(j * all + options_.dp_rank * own + i);
         RowReader& reader = readers[own_row.stream];
-        reader.read(own_row);
+        reader.read(own_row, /*for_list=*/true);
         reader.append_to(list, i * seq);
         targets += reader.targets();
       }
@@ -171,7 +215,8 @@ class RowSource final : public StepSource {
       for (int64_t i = j * all; i < (j + 1) * all; ++i) {
         const Row any = row(i);
         microbatch.global_tokens += any.given;
-        microbatch.global_targets += readers[any.stream].targets_of(any);
+        readers[any.stream].read(any, /*for_list=*/false);
+        microbatch.global_targets += readers[any.stream].targets();
         step.padding += seq - any.given;
       }
       step.targets += microbatch.global_targets;

@@ -7,7 +7,6 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
-#include <string_view>
 #include <utility>
 
 #include "core/base/error.h"
@@ -37,12 +36,8 @@ const LlmcVariant* find_variant(int32_t magic, int32_t version) {
   return found == llmc_variants.end() ? nullptr : &*found;
 }
 
-struct LlmcHeader {
-  int token_bytes;
-  int64_t count;
-};
-
-LlmcHeader read_llmc_header(const io::MappedFile& file) {
+// Throws Error unless the file is a header and the ids that it promises. Returns the bytes of an id.
+int read_llmc_header(const io::MappedFile& file) {
   std::array<int32_t, llmc_header_ints> header{};
   const auto bytes = file.bytes();
   const std::string path = file.path().string();
@@ -68,7 +63,7 @@ LlmcHeader read_llmc_header(const io::MappedFile& file) {
         "'{}': the header promises {} tokens ({} bytes), the file has {} bytes; it is damaged or incomplete",
         path, count, expected, bytes.size()));
   }
-  return {variant->token_bytes, count};
+  return variant->token_bytes;
 }
 
 }  // namespace
@@ -120,7 +115,7 @@ TokenDataset::TokenDataset(const Source& source, int64_t vocab_size) : vocab_siz
     end_ += span.count;
     spans_.push_back(std::move(span));
   }
-  if (!prompts.empty()) prompts_ = std::make_shared<const Prompts>(prompts);
+  if (!prompts.empty()) prompts_ = std::make_shared<const Prompts>(std::move(prompts));
   if (source.format == Format::megatron)
     document_starts_ = std::make_shared<const std::vector<int64_t>>(std::move(starts));
   if (end_ == 0) throw Error(fmt::format("data: '{}' has no tokens", path_));
@@ -149,7 +144,7 @@ TokenDataset::FileSpan TokenDataset::open_file(const std::filesystem::path& path
       }
       break;
     case Format::llmc:
-      span.token_bytes = read_llmc_header(*span.file).token_bytes;
+      span.token_bytes = read_llmc_header(*span.file);
       span.ids = span.ids.subspan(llmc_header_ints * sizeof(int32_t));
       break;
     case Format::megatron: {

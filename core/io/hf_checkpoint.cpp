@@ -35,8 +35,7 @@ HfCheckpoint::HfCheckpoint(const fs::path& folder) : folder_(folder) {
 void HfCheckpoint::open_index(const fs::path& index) {
   const std::string what = fmt::format("'{}'", index.string());
   const MappedFile file(index);
-  const std::string_view text(reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size());
-  const nlohmann::json document = parse_strict_json(text, what);
+  const nlohmann::json document = parse_strict_json(file.text(), what);
   if (!document.is_object() || !document.contains("weight_map") || !document["weight_map"].is_object()) {
     throw Error(what + ": no object 'weight_map' of tensor names and files");
   }

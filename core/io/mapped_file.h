@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <filesystem>
 #include <span>
+#include <string_view>
 
 namespace pptrain::io {
 
@@ -29,6 +30,7 @@ class MappedFile {
 
   // Empty for an empty file. Page-aligned.
   std::span<const std::byte> bytes() const { return bytes_; }
+  std::string_view text() const { return {reinterpret_cast<const char*>(bytes_.data()), bytes_.size()}; }
   const std::filesystem::path& path() const { return path_; }
 
   struct Entry;  // by which the handler of bus errors finds the file

@@ -80,24 +80,6 @@ bool is_single_word(std::string_view text, size_t begin, size_t end) {
   return !before && !behind;
 }
 
-size_t blanks_begin(std::string_view text, size_t end) {
-  while (end > 0) {
-    const size_t last = previous_code_point(text, end);
-    if (!is_white_space(code_point(text, last).value)) break;
-    end = last;
-  }
-  return end;
-}
-
-size_t blanks_end(std::string_view text, size_t begin) {
-  while (begin < text.size()) {
-    const CodePoint c = code_point(text, begin);
-    if (!is_white_space(c.value)) break;
-    begin += c.size;
-  }
-  return begin;
-}
-
 }  // namespace
 
 AddedTokens::AddedTokens(const JsonPart& part, const Bpe& model, const Normalizer& normalizer) {

@@ -6,7 +6,6 @@
 #include <array>
 #include <cstring>
 #include <limits>
-#include <utility>
 
 #include "core/base/error.h"
 #include "core/tokenizer/unicode.h"
@@ -204,11 +203,12 @@ bool later(const Bpe::Scratch::Candidate& a, const Bpe::Scratch::Candidate& b) {
   return a.rank != b.rank ? a.rank > b.rank : a.position > b.position;
 }
 
-}  // namespace
-
+// The byte that a character stands for; -1 where it stands for none.
 int byte_of_character(uint32_t c) {
   return c < byte_table.size() ? byte_table[c] : -1;
 }
+
+}  // namespace
 
 std::optional<std::string> bytes_of_token(std::string_view token) {
   std::string bytes;
@@ -224,12 +224,6 @@ std::optional<std::string> bytes_of_token(std::string_view token) {
 
 void append_byte_characters(std::string& out, std::string_view bytes) {
   for (const char byte : bytes) append_utf8(out, character_of_byte[static_cast<unsigned char>(byte)]);
-}
-
-void require_bpe(const JsonPart& model) {
-  // Older files say no type.
-  if (!model.find("type") || model.type() == "BPE") return;
-  model.refuse(fmt::format("the model '{}' is not supported, only BPE is", model.type()));
 }
 
 std::shared_ptr<Bpe::Scratch> Bpe::make_scratch() {

@@ -16,9 +16,8 @@
 
 namespace pptrain::tokenizer {
 
-// The byte that a character of GPT-2's vocabularies stands for; -1 where it stands for none.
-int byte_of_character(uint32_t c);
-// The bytes that a token of such characters stands for; nothing where another character is in it.
+// The bytes that a token stands for, each of whose characters stands for a byte, as in GPT-2's vocabularies;
+// nothing where another character is in it.
 std::optional<std::string> bytes_of_token(std::string_view token);
 // Appends the characters that stand for the bytes.
 void append_byte_characters(std::string& out, std::string_view bytes);
@@ -26,9 +25,6 @@ void append_byte_characters(std::string& out, std::string_view bytes);
 constexpr int32_t largest_id = (1 << 24) - 1;  // that is accepted
 
 class MergeTable;
-
-// Throws Error that names the model where it is not BPE.
-void require_bpe(const JsonPart& model);
 
 class Bpe {
  public:

@@ -5,10 +5,12 @@
 #include <algorithm>
 #include <array>
 #include <bitset>
+#include <charconv>
 #include <cstdint>
 #include <memory>
 #include <optional>
 #include <span>
+#include <system_error>
 #include <vector>
 
 #include "core/base/error.h"
@@ -35,7 +37,7 @@ const std::vector<Category>& categories() {
   static const std::vector<Category> all = [] {
     std::vector<Category> each(all_code_points);
     for (uint32_t c = 0; c < all_code_points; ++c) each[c] = general_category(c);
-    for (const NewerRange& range : newer_ranges()) {
+    for (const NewerRange& range : newer_ranges) {
       for (uint32_t c = range.first; c <= range.last; ++c) each[c] = {range.kind, range.subkind};
     }
     return each;
@@ -54,7 +56,7 @@ void add_ranges(CharacterBits& set, std::span<const Range> ranges) {
 }
 
 void add_property(CharacterBits& set, std::string_view name) {
-  if (name == "Han") return add_ranges(set, han_ranges());
+  if (name == "Han") return add_ranges(set, han_ranges);
   for (uint32_t c = 0; c < all_code_points; ++c) {
     if (is_of(categories()[c], name)) set.set(c);
   }
@@ -70,14 +72,14 @@ void add_escape(CharacterBits& set, char escape) {
     return;
   }
   for (const char* name : {"L", "M", "Nd", "Nl", "Pc"}) add_property(set, name);
-  for (const Range& range : word_ranges()) {
+  for (const Range& range : word_ranges) {
     if (range.last >= 0x100) add_ranges(set, std::span(&range, 1));
   }
 }
 
-class ClassReader {
+class ClassReader : public PatternReader {
  public:
-  ClassReader(std::string_view pattern, size_t at) : pattern_(pattern), at_(at) {}
+  using PatternReader::PatternReader;
 
   // [...], from the bracket on.
   CharacterSet read_class() {
@@ -97,10 +99,6 @@ class ClassReader {
   size_t at() const { return at_; }
 
  private:
-  [[noreturn]] void refuse(std::string_view what) const { refuse_pattern(what, at_, pattern_); }
-  char peek(size_t ahead = 0) const { return at_ + ahead < pattern_.size() ? pattern_[at_ + ahead] : '\0'; }
-  bool next_is(std::string_view text) const { return pattern_.substr(at_).starts_with(text); }
-
   // What stands before the class's end, or the next &&.
   CharacterSet read_union() {
     auto set = std::make_unique<CharacterBits>();
@@ -121,14 +119,15 @@ class ClassReader {
 
   // \s, \p{L}, ...; false where no such set stands here.
   bool read_set_escape(CharacterBits& set) {
-    const char kind = peek() == '\\' ? peek(1) : '\0';
-    const bool property = kind == 'p' || kind == 'P';
-    if (kind == '\0' || (!property && std::string_view("sSdDwW").find(kind) == std::string_view::npos))
-      return false;
+    if (!next_is_set()) return false;
+    const char kind = peek(1);
     const bool complement = kind < 'a';
     auto own = std::make_unique<CharacterBits>();
-    if (property) {
-      add_property(*own, read_property());
+    if (kind == 'p' || kind == 'P') {
+      const std::string_view name = property_name();
+      if (!is_property(name)) refuse(fmt::format("\\p{{{}}} within such a class", name));
+      add_property(*own, name);
+      at_ += name.size() + 4;
     } else {
       add_escape(*own, complement ? static_cast<char>(kind + 32) : kind);
       at_ += 2;
@@ -136,15 +135,6 @@ class ClassReader {
     set |= complement ? own->flip() : *own;
     refuse_range_after();
     return true;
-  }
-
-  std::string_view read_property() {
-    const size_t end = pattern_.find('}', at_);
-    if (peek(2) != '{' || end == std::string_view::npos) refuse("\\p without its {NAME}");
-    const std::string_view name = pattern_.substr(at_ + 3, end - at_ - 3);
-    if (!is_property(name)) refuse(fmt::format("\\p{{{}}} within such a class", name));
-    at_ = end + 1;
-    return name;
   }
 
   void refuse_range_after() const {
@@ -157,9 +147,7 @@ class ClassReader {
     uint32_t last = first;
     if (peek() == '-' && peek(1) != ']') {
       ++at_;
-      const bool set_escape =
-          peek() == '\\' && std::string_view("sSdDwWpP").find(peek(1)) != std::string::npos;
-      if (set_escape || peek() == '[' || next_is("&&")) refuse("a range between what are no characters");
+      if (next_is_set() || peek() == '[' || next_is("&&")) refuse("a range between what are no characters");
       last = read_character();
       if (last < first) refuse("a range whose end is before its begin");
     }
@@ -178,31 +166,18 @@ class ClassReader {
   uint32_t read_escape() {
     constexpr std::string_view names = "rntfaev", values = "\r\n\t\f\a\x1b\v";
     const char c = peek(1);
-    if (c == 'u') return read_code(pattern_.substr(std::min(at_ + 2, pattern_.size()), 4), 6);
-    if (next_is("\\x{")) {
-      const size_t end = pattern_.find('}', at_);
-      if (end != std::string_view::npos)
-        return read_code(pattern_.substr(at_ + 3, end - at_ - 3), end + 1 - at_);
+    if (const auto found = code()) {
+      at_ += found->second;
+      return found->first;
     }
     const size_t name = names.find(c);
-    const bool alphanumeric = (c >= '0' && c <= '9') || (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z');
-    if (c == '\0' || (name == std::string_view::npos && alphanumeric))
+    if (c == '\0' || (name == std::string_view::npos && is_ascii_alphanumeric(c)))
       refuse(fmt::format("'\\{}' is not supported within such a class", c));
     ++at_;
     const CodePoint character = code_point(pattern_, at_);
     at_ += character.size;
     return name == std::string_view::npos ? character.value : static_cast<unsigned char>(values[name]);
   }
-
-  uint32_t read_code(std::string_view digits, size_t bytes) {
-    const std::optional<uint32_t> value = code_of_digits(digits);
-    if (!value) refuse("a code point that is none");
-    at_ += bytes;
-    return *value;
-  }
-
-  std::string_view pattern_;
-  size_t at_;
 };
 
 constexpr uint8_t uncounted = units.size();  // of characters that a text has not
@@ -225,7 +200,7 @@ std::vector<uint8_t> make_unit_numbers(Classes classes) {
   });
   // PCRE2 takes newer ones for unassigned.
   const uint8_t newer = classes == Classes::library ? uncounted : unit_of({'C', 'n'});
-  for (const NewerRange& range : newer_ranges())
+  for (const NewerRange& range : newer_ranges)
     std::fill(numbers.begin() + range.first, numbers.begin() + range.last + 1, newer);
   std::fill(numbers.begin() + 0xd800, numbers.begin() + 0xe000, uncounted);  // surrogates
   return numbers;
@@ -276,14 +251,38 @@ bool has_set_operation(std::string_view pattern, size_t at) {
 std::string flat_class(std::string_view pattern, size_t& at, Classes classes) {
   ClassReader reader(pattern, at);
   const CharacterSet set = reader.read_class();
-  if (set->none() || set->all()) refuse_pattern("a class of no character, or of all,", at, pattern);
+  if (set->none() || set->all()) PatternReader(pattern, at).refuse("a class of no character, or of all,");
   at = reader.at();
   const std::string inside = write_set(*set, classes), outside = write_set(set->flip(), classes);
   return inside.size() <= outside.size() ? fmt::format("[{}]", inside) : fmt::format("[^{}]", outside);
 }
 
-void refuse_pattern(std::string_view what, size_t at, std::string_view pattern) {
-  throw Error(fmt::format("{} at byte {} of the pattern '{}'", what, at, pattern));
+void PatternReader::refuse(std::string_view what) const {
+  throw Error(fmt::format("{} at byte {} of the pattern '{}'", what, at_, pattern_));
+}
+
+bool PatternReader::next_is_set(size_t ahead) const {
+  return peek(ahead) == '\\' && std::string_view("sSdDwWpP").find(peek(ahead + 1)) != std::string_view::npos;
+}
+
+std::string_view PatternReader::property_name() const {
+  const size_t end = pattern_.find('}', at_);
+  if (peek(2) != '{' || end == std::string_view::npos) refuse("\\p without its {NAME}");
+  return pattern_.substr(at_ + 3, end - at_ - 3);
+}
+
+std::optional<std::pair<uint32_t, size_t>> PatternReader::code() const {
+  const bool four = next_is("\\u");
+  const size_t end = four ? at_ + 6 : pattern_.find('}', at_);
+  if (!four && (!next_is("\\x{") || end == std::string_view::npos)) return std::nullopt;
+  const std::string_view digits =
+      four ? pattern_.substr(at_ + 2, 4) : pattern_.substr(at_ + 3, end - at_ - 3);
+  uint32_t value = 0;
+  const auto [rest, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value, 16);
+  const bool whole = error == std::errc() && rest == digits.data() + digits.size() && digits.size() <= 6;
+  if (!whole || value == 0 || value > 0x10ffff || (value >= 0xd800 && value < 0xe000))
+    refuse("a code point that is none");
+  return std::pair(value, four ? 6 : digits.size() + 4);
 }
 
 }  // namespace pptrain::tokenizer

@@ -2,8 +2,11 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 
 namespace pptrain::tokenizer {
 
@@ -21,7 +24,26 @@ bool has_set_operation(std::string_view pattern, size_t at);
 // class. `at` moves behind its end. Throws Error that names what is not supported, and where it stands.
 std::string flat_class(std::string_view pattern, size_t& at, Classes classes);
 
-// WHAT at byte AT of the pattern '...'
-[[noreturn]] void refuse_pattern(std::string_view what, size_t at, std::string_view pattern);
+// Looks at a pattern from a place on, which those who read it move.
+class PatternReader {
+ public:
+  explicit PatternReader(std::string_view pattern, size_t at = 0) : pattern_(pattern), at_(at) {}
+
+  // WHAT at byte AT of the pattern '...'
+  [[noreturn]] void refuse(std::string_view what) const;
+  // The byte there, or behind it; 0 behind the end.
+  char peek(size_t ahead = 0) const { return at_ + ahead < pattern_.size() ? pattern_[at_ + ahead] : '\0'; }
+  bool next_is(std::string_view text) const { return pattern_.substr(at_).starts_with(text); }
+  // Is it \s, \p{L}, ..., or its complement?
+  bool next_is_set(size_t ahead = 0) const;
+  // NAME of \p{NAME}, which stands there.
+  std::string_view property_name() const;
+  // What \uHHHH or \x{H...} stands for, and how many bytes it has; nothing where neither stands there.
+  std::optional<std::pair<uint32_t, size_t>> code() const;
+
+ protected:
+  std::string_view pattern_;
+  size_t at_;
+};
 
 }  // namespace pptrain::tokenizer

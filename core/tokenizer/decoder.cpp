@@ -12,113 +12,49 @@
 
 namespace pptrain::tokenizer {
 
-// One step, from a list of texts to another.
-class DecoderStep {
- public:
-  virtual ~DecoderStep() = default;
-  virtual void apply(std::vector<std::string>& tokens) const = 0;
-  // Does it look at each token alone?
-  virtual bool each_alone() const { return false; }
-  enum class Kind { byte_level, byte_fallback, fuse, other };
-  virtual Kind kind() const { return Kind::other; }
-};
-
 namespace {
 
 using Tokens = std::vector<std::string>;
 
-// What comes of a token is put in its place.
-class EachAlone : public DecoderStep {
- public:
-  void apply(Tokens& tokens) const override {
-    for (std::string& token : tokens) token = decode(token);
+std::string replaced(const Pattern& pattern, const std::string& content, const std::string& token) {
+  std::string out;
+  return pattern.replace(token, content, out) ? out : token;
+}
+
+// Without up to `start` and `stop` of one character at the ends.
+std::string stripped(const std::string& character, int64_t start, int64_t stop, std::string_view token) {
+  for (int64_t i = 0; i < start && token.starts_with(character); ++i) token.remove_prefix(character.size());
+  for (int64_t i = 0; i < stop && token.ends_with(character); ++i) token.remove_suffix(character.size());
+  return std::string(token);
+}
+
+// Spaces in the place of `mark`, but in the first token, where one was prepended, nothing.
+void show_spaces(const std::string& mark, bool prepended, Tokens& tokens) {
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    const std::string_view with = i == 0 && prepended ? "" : " ";
+    std::string& token = tokens[i];
+    for (size_t at = 0; (at = token.find(mark, at)) != std::string::npos; at += with.size())
+      token.replace(at, mark.size(), with);
   }
-  bool each_alone() const override { return true; }
+}
 
- private:
-  virtual std::string decode(const std::string& token) const = 0;
-};
+std::string joined(const Tokens& tokens) {
+  std::string all;
+  for (const std::string& token : tokens) all += token;
+  return all;
+}
 
-class ReplaceDecoder : public EachAlone {
- public:
-  ReplaceDecoder(Pattern pattern, std::string content)
-      : pattern_(std::move(pattern)), content_(std::move(content)) {}
+// What a token of characters that stand for bytes stands for; another one stays.
+std::string as_bytes(const std::string& token) {
+  return bytes_of_token(token).value_or(token);
+}
 
- private:
-  std::string decode(const std::string& token) const override {
-    if (token.empty()) return token;
-    std::string out;
-    size_t copied = 0;
-    pattern_.each_match(token, has_newer_character(token), [&](TextRange match) {
-      out.append(token, copied, match.begin - copied);
-      out += content_;
-      copied = match.end;
-    });
-    return out.append(token, copied);
-  }
-
-  Pattern pattern_;
-  std::string content_;
-};
-
-// Takes up to so many of one character from both ends.
-class StripDecoder : public EachAlone {
- public:
-  StripDecoder(std::string content, int64_t start, int64_t stop)
-      : content_(std::move(content)), start_(start), stop_(stop) {}
-
- private:
-  std::string decode(const std::string& token) const override {
-    std::string_view rest = token;
-    for (int64_t i = 0; i < start_ && rest.starts_with(content_); ++i) rest.remove_prefix(content_.size());
-    for (int64_t i = 0; i < stop_ && rest.ends_with(content_); ++i) rest.remove_suffix(content_.size());
-    return std::string(rest);
-  }
-
-  std::string content_;
-  int64_t start_, stop_;
-};
-
-class MetaspaceDecoder : public DecoderStep {
- public:
-  MetaspaceDecoder(std::string replacement, bool prepended)
-      : replacement_(std::move(replacement)), prepended_(prepended) {}
-  void apply(Tokens& tokens) const override {
-    for (size_t i = 0; i < tokens.size(); ++i) {
-      const std::string_view with = i == 0 && prepended_ ? "" : " ";
-      std::string& token = tokens[i];
-      for (size_t at = 0; (at = token.find(replacement_, at)) != std::string::npos; at += with.size()) {
-        token.replace(at, replacement_.size(), with);
-      }
-    }
-  }
-  bool each_alone() const override { return !prepended_; }
-
- private:
-  std::string replacement_;
-  bool prepended_;
-};
-
-class FuseDecoder : public DecoderStep {
- public:
-  void apply(Tokens& tokens) const override {
-    std::string all;
-    for (const std::string& token : tokens) all += token;
-    tokens.assign(1, std::move(all));
-  }
-  Kind kind() const override { return Kind::fuse; }
-};
-
-class ByteLevelDecoder : public DecoderStep {
- public:
-  void apply(Tokens& tokens) const override {
-    std::string bytes, text;
-    for (const std::string& token : tokens) bytes += bytes_of_token(token).value_or(token);
-    append_repaired(text, bytes);
-    tokens.assign(1, std::move(text));
-  }
-  Kind kind() const override { return Kind::byte_level; }
-};
+std::string repaired(std::string bytes) {
+  if (valid_utf8_prefix(bytes) == bytes.size()) return bytes;
+  std::string text;
+  append_repaired(text, bytes);
+  return text;
+}
 
 // The byte of "<0x0A>". (The package's number may have a plus sign.)
 std::optional<char> byte_of(std::string_view token) {
@@ -146,38 +82,40 @@ void append_bytes(std::string& text, std::string& bytes) {
   bytes.clear();
 }
 
-class ByteFallbackDecoder : public DecoderStep {
- public:
-  void apply(Tokens& tokens) const override {
-    Tokens out;
-    std::string bytes;
-    const auto flush = [&] {
-      if (bytes.empty()) return;
-      if (valid_utf8_prefix(bytes) == bytes.size()) {
-        out.push_back(bytes);
-      } else {
-        out.insert(out.end(), bytes.size(), std::string(replacement_character));
-      }
-      bytes.clear();
-    };
-    for (std::string& token : tokens) {
-      if (const std::optional<char> byte = byte_of(token)) {
-        bytes += *byte;
-      } else {
-        flush();
-        out.push_back(std::move(token));
-      }
+void fall_back(Tokens& tokens) {
+  Tokens out;
+  std::string bytes;
+  const auto flush = [&] {
+    if (bytes.empty()) return;
+    if (valid_utf8_prefix(bytes) == bytes.size()) {
+      out.push_back(bytes);
+    } else {
+      out.insert(out.end(), bytes.size(), std::string(replacement_character));
     }
-    flush();
-    tokens = std::move(out);
+    bytes.clear();
+  };
+  for (std::string& token : tokens) {
+    if (const std::optional<char> byte = byte_of(token)) {
+      bytes += *byte;
+    } else {
+      flush();
+      out.push_back(std::move(token));
+    }
   }
-  Kind kind() const override { return Kind::byte_fallback; }
-};
+  flush();
+  tokens = std::move(out);
+}
 
 }  // namespace
 
 Decoder::Decoder(const JsonPart& part) : none_(false) {
   add(part);
+}
+
+void Decoder::add_each_alone(std::function<std::string(const std::string&)> decode) {
+  steps_.push_back({Kind::each_alone, [decode = std::move(decode)](Tokens& tokens) {
+                      std::ranges::transform(tokens, tokens.begin(), decode);
+                    }});
 }
 
 void Decoder::add(const JsonPart& part) {
@@ -187,27 +125,34 @@ void Decoder::add(const JsonPart& part) {
     for (const JsonPart& each : part.at("decoders").elements()) add(each);
   } else if (type == "ByteLevel") {
     part.only({"type", "add_prefix_space", "trim_offsets", "use_regex"});
-    steps_.push_back(std::make_shared<const ByteLevelDecoder>());
+    steps_.push_back({Kind::byte_level, [](Tokens& tokens) {
+                        std::ranges::transform(tokens, tokens.begin(), as_bytes);
+                        tokens.assign(1, repaired(joined(tokens)));
+                      }});
   } else if (type == "ByteFallback") {
     part.only({"type"});
-    steps_.push_back(std::make_shared<const ByteFallbackDecoder>());
+    steps_.push_back({Kind::byte_fallback, fall_back});
   } else if (type == "Fuse") {
     part.only({"type"});
-    steps_.push_back(std::make_shared<const FuseDecoder>());
+    steps_.push_back({Kind::fuse, [](Tokens& tokens) { tokens.assign(1, joined(tokens)); }});
   } else if (type == "Strip") {
     part.only({"type", "content", "start", "stop"});
-    steps_.push_back(std::make_shared<const StripDecoder>(part.character("content"),
-                                                          part.at("start").integer(0, 1 << 20),
-                                                          part.at("stop").integer(0, 1 << 20)));
+    add_each_alone([content = part.character("content"), start = part.at("start").integer(0, 1 << 20),
+                    stop = part.at("stop").integer(0, 1 << 20)](const std::string& token) {
+      return stripped(content, start, stop, token);
+    });
   } else if (type == "Replace") {
     part.only({"type", "pattern", "content"});
-    steps_.push_back(
-        std::make_shared<const ReplaceDecoder>(read_pattern(part.at("pattern")), part.text("content")));
+    add_each_alone([pattern = read_pattern(part.at("pattern")), content = part.text("content")](
+                       const std::string& token) { return replaced(pattern, content, token); });
   } else if (type == "Metaspace") {
     part.only({"type", "replacement", "prepend_scheme", "split", "add_prefix_space", "str_rep"});
     const auto scheme = part.find("prepend_scheme");
     const bool never = (scheme && scheme->text() == "never") || !part.flag("add_prefix_space", true);
-    steps_.push_back(std::make_shared<const MetaspaceDecoder>(part.character("replacement"), !never));
+    steps_.push_back({never ? Kind::each_alone : Kind::other,
+                      [never, mark = part.character("replacement")](Tokens& tokens) {
+                        show_spaces(mark, !never, tokens);
+                      }});
   } else {
     part.refuse(fmt::format("the decoder '{}' is not supported", type));
   }
@@ -222,17 +167,26 @@ void Decoder::set_tokens(const std::unordered_map<int32_t, std::string>& tokens)
     texts[static_cast<size_t>(id)] = token;
     known_[static_cast<size_t>(id)] = true;
   }
-  const auto left = std::ranges::find_if(steps_, [](const auto& step) { return !step->each_alone(); });
-  for (auto step = steps_.begin(); step != left; ++step) (*step)->apply(texts);
+  const auto left = std::ranges::find_if(
+      steps_, [](Kind kind) { return kind != Kind::each_alone; }, &Step::kind);
+  for (auto step = steps_.begin(); step != left; ++step) step->apply(texts);
   steps_.erase(steps_.begin(), left);
-  // A ByteLevel behind makes bytes of each token alone too.
-  const bool bytes = steps_.size() == 1 && steps_[0]->kind() == DecoderStep::Kind::byte_level;
+  // A last step that joins the texts: a ByteLevel makes bytes of each alone before.
+  if (is(0, Kind::byte_level) && steps_.size() == 1) {
+    std::ranges::transform(texts, texts.begin(), as_bytes);
+    steps_.clear();
+  }
+  if (is(0, Kind::fuse) && steps_.size() == 1) steps_.clear();
   texts_.clear();
   begins_.assign(1, 0);
   for (const std::string& text : texts) {
-    texts_ += bytes ? bytes_of_token(text).value_or(text) : text;
+    texts_ += text;
     begins_.push_back(static_cast<uint32_t>(texts_.size()));
   }
+}
+
+bool Decoder::is(size_t step, Kind kind) const {
+  return step < steps_.size() && steps_[step].kind == kind;
 }
 
 bool Decoder::has(int32_t id) const {
@@ -242,17 +196,6 @@ bool Decoder::has(int32_t id) const {
 std::string_view Decoder::text_of(int32_t id) const {
   const auto index = static_cast<size_t>(id);
   return std::string_view(texts_).substr(begins_[index], begins_[index + 1] - begins_[index]);
-}
-
-std::string Decoder::join_bytes(std::span<const int32_t> ids) const {
-  std::string bytes;
-  for (const int32_t id : ids) {
-    if (has(id)) bytes += text_of(id);
-  }
-  if (valid_utf8_prefix(bytes) == bytes.size()) return bytes;
-  std::string text;
-  append_repaired(text, bytes);
-  return text;
 }
 
 std::string Decoder::join_fallback(std::span<const int32_t> ids) const {
@@ -274,23 +217,17 @@ std::string Decoder::join_fallback(std::span<const int32_t> ids) const {
 size_t Decoder::bytes_of(int32_t id) const {
   if (!has(id)) return 0;
   const std::string_view text = text_of(id);
-  const bool falls_back = !steps_.empty() && steps_.front()->kind() == DecoderStep::Kind::byte_fallback;
-  return falls_back && byte_of(text) ? 1 : text.size();
+  return is(0, Kind::byte_fallback) && byte_of(text) ? 1 : text.size();
 }
 
 std::string Decoder::decode(std::span<const int32_t> ids) const {
-  using Kind = DecoderStep::Kind;
-  const auto is = [this](size_t step, Kind kind) {
-    return step < steps_.size() && steps_[step]->kind() == kind;
-  };
-  if (!none_ && (steps_.empty() || (steps_.size() == 1 && is(0, Kind::fuse)))) {
-    std::string text;
+  if (!none_ && steps_.empty()) {
+    std::string bytes;
     for (const int32_t id : ids) {
-      if (has(id)) text += text_of(id);
+      if (has(id)) bytes += text_of(id);
     }
-    return text;
+    return repaired(std::move(bytes));
   }
-  if (steps_.size() == 1 && is(0, Kind::byte_level)) return join_bytes(ids);
   Tokens tokens;
   size_t next = 0;
   if (is(0, Kind::byte_fallback) && is(1, Kind::fuse)) {
@@ -301,7 +238,7 @@ std::string Decoder::decode(std::span<const int32_t> ids) const {
       if (has(id)) tokens.emplace_back(text_of(id));
     }
   }
-  for (; next < steps_.size(); ++next) steps_[next]->apply(tokens);
+  for (; next < steps_.size(); ++next) steps_[next].apply(tokens);
   std::string text;
   for (size_t i = 0; i < tokens.size(); ++i) {
     if (none_ && i > 0) text += ' ';

@@ -3,7 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <memory>
+#include <functional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -13,8 +13,6 @@
 #include "core/tokenizer/json_part.h"
 
 namespace pptrain::tokenizer {
-
-class DecoderStep;
 
 class Decoder {
  public:
@@ -32,16 +30,23 @@ class Decoder {
   bool has_bytes() const { return !none_; }
 
  private:
+  // From a list of texts to another. each_alone: what comes of a text takes its place.
+  enum class Kind { each_alone, byte_level, byte_fallback, fuse, other };
+  struct Step {
+    Kind kind;
+    std::function<void(std::vector<std::string>&)> apply;
+  };
   void add(const JsonPart& part);
+  void add_each_alone(std::function<std::string(const std::string&)> decode);
+  bool is(size_t step, Kind kind) const;
   bool has(int32_t id) const;
   std::string_view text_of(int32_t id) const;
-  std::string join_bytes(std::span<const int32_t> ids) const;
   std::string join_fallback(std::span<const int32_t> ids) const;
 
-  std::vector<std::shared_ptr<const DecoderStep>> steps_;  // those that are left, after set_tokens
-  bool none_ = true;                                       // no decoder: tokens with spaces between them
-  std::string texts_;                                      // of all tokens
-  std::vector<uint32_t> begins_;                           // of each id's, and one more
+  std::vector<Step> steps_;       // those that are left, after set_tokens
+  bool none_ = true;              // no decoder: tokens with spaces between them
+  std::string texts_;             // of all tokens
+  std::vector<uint32_t> begins_;  // of each id's, and one more
   std::vector<bool> known_;
 };
 

@@ -2,6 +2,7 @@
 
 #include <spdlog/fmt/fmt.h>
 
+#include <algorithm>
 #include <array>
 #include <utility>
 
@@ -10,45 +11,22 @@
 
 namespace pptrain::tokenizer {
 
-// One step. Immutable.
-class NormalizerStep {
- public:
-  virtual ~NormalizerStep() = default;
-  // Appends to `out`; returns false, and appends nothing, where the text stays as it is. Valid UTF-8 stays
-  // so.
-  virtual bool apply(std::string_view text, std::string& out) const = 0;
-};
-
 namespace {
 
-class Form : public NormalizerStep {
- public:
-  explicit Form(NormalForm form) : form_(form) {}
-  bool apply(std::string_view text, std::string& out) const override {
-    return append_normal_form(out, text, form_);
-  }
-
- private:
-  NormalForm form_;
-};
+// Steps, as Normalizer::steps_ has them.
 
 // `each(out, c)` appends what becomes of a character.
 template <typename Each>
-class PerCharacter : public NormalizerStep {
- public:
-  explicit PerCharacter(Each each) : each_(each) {}
-  bool apply(std::string_view text, std::string& out) const override {
+auto per_character(Each each) {
+  return [each](std::string_view text, std::string& out) {
     for (size_t at = 0; at < text.size();) {
       const CodePoint c = code_point(text, at);
-      each_(out, c.value);
+      each(out, c.value);
       at += c.size;
     }
     return true;
-  }
-
- private:
-  Each each_;
-};
+  };
+}
 
 // SentencePiece's "nmt" rule: controls go, other blanks become spaces.
 void append_nmt(std::string& out, uint32_t c) {
@@ -59,70 +37,27 @@ void append_nmt(std::string& out, uint32_t c) {
   append_utf8(out, blank ? ' ' : c);
 }
 
-class Strip : public NormalizerStep {
- public:
-  Strip(bool left, bool right) : left_(left), right_(right) {}
-  bool apply(std::string_view text, std::string& out) const override {
-    size_t begin = 0, end = text.size();
-    while (left_ && begin < end) {
-      const CodePoint c = code_point(text, begin);
-      if (!is_white_space(c.value)) break;
-      begin += c.size;
-    }
-    while (right_ && begin < end) {
-      const size_t last = previous_code_point(text, end);
-      if (!is_white_space(code_point(text, last).value)) break;
-      end = last;
-    }
+auto strip(bool left, bool right) {
+  return [=](std::string_view text, std::string& out) {
+    const size_t begin = left ? blanks_end(text, 0) : 0;
+    const size_t end = right ? std::max(begin, blanks_begin(text, text.size())) : text.size();
     if (end - begin == text.size()) return false;
     out += text.substr(begin, end - begin);
     return true;
-  }
+  };
+}
 
- private:
-  bool left_, right_;
-};
-
-class Replace : public NormalizerStep {
- public:
-  Replace(Pattern pattern, std::string content)
-      : pattern_(std::move(pattern)), content_(std::move(content)) {}
-  bool apply(std::string_view text, std::string& out) const override {
+auto prepend(const std::string& prefix) {
+  return [prefix](std::string_view text, std::string& out) {
     if (text.empty()) return false;
-    size_t copied = 0;
-    bool changed = false;
-    pattern_.each_match(text, has_newer_character(text), [&](TextRange match) {
-      out += text.substr(copied, match.begin - copied);
-      out += content_;
-      copied = match.end;
-      changed = true;
-    });
-    if (changed) out += text.substr(copied);
-    return changed;
-  }
-
- private:
-  Pattern pattern_;
-  std::string content_;
-};
-
-class Prepend : public NormalizerStep {
- public:
-  explicit Prepend(std::string prefix) : prefix_(std::move(prefix)) {}
-  bool apply(std::string_view text, std::string& out) const override {
-    if (text.empty()) return false;
-    out += prefix_;
+    out += prefix;
     out += text;
     return true;
-  }
+  };
+}
 
- private:
-  std::string prefix_;
-};
-
-template <typename Each>
-std::shared_ptr<const NormalizerStep> per_character(Each each) {
-  return std::make_shared<const PerCharacter<Each>>(each);
+auto replace(const Pattern& pattern, const std::string& content) {
+  return [=](std::string_view text, std::string& out) { return pattern.replace(text, content, out); };
 }
 
 }  // namespace
@@ -145,12 +80,14 @@ void Normalizer::add(const JsonPart& part) {
   for (const auto& [name, form] : forms) {
     if (type != name) continue;
     part.only({"type"});
-    steps_.push_back(std::make_shared<const Form>(form));
+    steps_.push_back([form = form](std::string_view text, std::string& out) {
+      return append_normal_form(out, text, form);
+    });
     return;
   }
   if (type == "Lowercase") {
     part.only({"type"});
-    steps_.push_back(per_character([](std::string& out, uint32_t c) { append_lower(out, c); }));
+    steps_.push_back(per_character(append_lower));
     return;
   }
   keeps_begin_ = false;
@@ -164,13 +101,13 @@ void Normalizer::add(const JsonPart& part) {
     }));
   } else if (type == "Strip") {
     part.only({"type", "strip_left", "strip_right"});
-    steps_.push_back(std::make_shared<const Strip>(part.flag("strip_left"), part.flag("strip_right")));
+    steps_.push_back(strip(part.flag("strip_left"), part.flag("strip_right")));
   } else if (type == "Replace") {
     part.only({"type", "pattern", "content"});
-    steps_.push_back(std::make_shared<const Replace>(read_pattern(part.at("pattern")), part.text("content")));
+    steps_.push_back(replace(read_pattern(part.at("pattern")), part.text("content")));
   } else if (type == "Prepend") {
     part.only({"type", "prepend"});
-    steps_.push_back(std::make_shared<const Prepend>(part.text("prepend")));
+    steps_.push_back(prepend(part.text("prepend")));
   } else {
     part.refuse(fmt::format("the normalizer '{}' is not supported", type));
   }
@@ -180,7 +117,7 @@ std::string_view Normalizer::apply(std::string_view text, std::string (&buffers)
   size_t next = 0;
   for (const auto& step : steps_) {
     buffers[next].clear();
-    if (!step->apply(text, buffers[next])) continue;
+    if (!step(text, buffers[next])) continue;
     text = buffers[next];
     next = 1 - next;
   }

@@ -1,8 +1,7 @@
 // What a text becomes before it is cut: "normalizer" of tokenizer.json.
 #pragma once
 
-#include <memory>
-#include <optional>
+#include <functional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -10,8 +9,6 @@
 #include "core/tokenizer/json_part.h"
 
 namespace pptrain::tokenizer {
-
-class NormalizerStep;
 
 class Normalizer {
  public:
@@ -30,7 +27,9 @@ class Normalizer {
  private:
   void add(const JsonPart& part);
 
-  std::vector<std::shared_ptr<const NormalizerStep>> steps_;
+  // Each appends what the text becomes to `out`; returns false, and appends nothing, where it stays as it is.
+  // Valid UTF-8 stays so.
+  std::vector<std::function<bool(std::string_view text, std::string& out)>> steps_;
   bool keeps_begin_ = true;
 };
 

@@ -114,4 +114,18 @@ void Pattern::each_match(std::string_view text, bool newer,
   }
 }
 
+bool Pattern::replace(std::string_view text, std::string_view content, std::string& out) const {
+  if (text.empty()) return false;
+  size_t copied = 0;
+  bool changed = false;
+  each_match(text, has_newer_character(text), [&](TextRange match) {
+    out += text.substr(copied, match.begin - copied);
+    out += content;
+    copied = match.end;
+    changed = true;
+  });
+  if (changed) out += text.substr(copied);
+  return changed;
+}
+
 }  // namespace pptrain::tokenizer

@@ -31,6 +31,9 @@ class Pattern {
   // has_newer_character(text), or of a text that this one is a part of. Throws Error where the search takes
   // too much memory or too many steps.
   void each_match(std::string_view text, bool newer, const std::function<void(TextRange)>& take) const;
+  // Appends the text with `content` in the place of each match; returns false, and appends nothing, where
+  // there is none, or no text.
+  bool replace(std::string_view text, std::string_view content, std::string& out) const;
 
  private:
   struct Code;

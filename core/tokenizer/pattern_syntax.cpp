@@ -12,7 +12,6 @@
 #include <string_view>
 #include <vector>
 
-#include "core/base/error.h"
 #include "core/tokenizer/class_set.h"
 #include "core/tokenizer/unicode.h"
 #include "core/tokenizer/unicode_differences.h"
@@ -30,16 +29,9 @@ constexpr std::string_view no_white_space =
 // Two letters that Oniguruma lets one character stand for where case is ignored, as a ligature does.
 constexpr std::array folded_pairs{"ff", "fi", "fl", "ss", "st"};
 
-bool is_ascii_alphanumeric(char c) {
-  return (c >= '0' && c <= '9') || (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z');
-}
-bool is_digit(char c) {
-  return c >= '0' && c <= '9';
-}
-
-class Translator {
+class Translator : private PatternReader {
  public:
-  Translator(std::string_view pattern, Classes classes) : pattern_(pattern), classes_(classes) {}
+  Translator(std::string_view pattern, Classes classes) : PatternReader(pattern), classes_(classes) {}
 
   std::string translate() {
     if (pattern_.starts_with("(?i)")) {
@@ -53,11 +45,6 @@ class Translator {
   }
 
  private:
-  [[noreturn]] void refuse(std::string_view what) const { refuse_pattern(what, at_, pattern_); }
-
-  bool at_end() const { return at_ >= pattern_.size(); }
-  char peek(size_t ahead = 0) const { return at_ + ahead < pattern_.size() ? pattern_[at_ + ahead] : '\0'; }
-  bool next_is(std::string_view text) const { return pattern_.substr(at_).starts_with(text); }
   bool caseless() const { return caseless_.back(); }
 
   void enter_caseless() {
@@ -74,43 +61,17 @@ class Translator {
 
   void item() {
     const char c = peek();
-    switch (c) {
-      case '\\':
-        escape(false);
-        return;
-      case '[':
-        character_class();
-        return;
-      case '(':
-        group();
-        return;
-      case ')':
-        if (caseless_.size() == 1) refuse("')' without its '('");
-        caseless_.pop_back();
-        take(1);
-        return;
-      case '{':
-        interval();
-        return;
-      case '^':
-      case '$':
-      case '.':
-      case '|':
-      case '*':
-      case '+':
-      case '?':
-        take(1);
-        return;
-      case ']':
-      case '}':
-        out_ += '\\';
-        take(1);
-        return;
-      case '\0':
-        refuse("a NUL byte");
-      default:
-        literal();
+    if (c == '\\') return escape(false);
+    if (c == '[') return character_class();
+    if (c == '(') return group();
+    if (c == '{') return interval();
+    if (c == ')') {
+      if (caseless_.size() == 1) refuse("')' without its '('");
+      caseless_.pop_back();
     }
+    if (c == ']' || c == '}') out_ += '\\';
+    if (c == '\0') refuse("a NUL byte");
+    literal();
   }
 
   void take(size_t bytes) {
@@ -150,7 +111,7 @@ class Translator {
     for (; end < pattern_.size() && pattern_[end] != '}'; ++end) {
       if (pattern_[end] == ',' && bound == 0) {
         bound = 1;
-      } else if (is_digit(pattern_[end]) && digits[bound] < 5) {
+      } else if (is_ascii_digit(pattern_[end]) && digits[bound] < 5) {
         bounds[bound] = bounds[bound] * 10 + static_cast<uint64_t>(pattern_[end] - '0');
         ++digits[bound];
       } else {
@@ -169,7 +130,7 @@ class Translator {
   std::string newer(std::string_view category) const {
     std::string ranges;
     if (classes_ == Classes::library) return ranges;
-    for (const NewerRange& range : newer_ranges()) {
+    for (const NewerRange& range : newer_ranges) {
       if (range.kind != category[0] || (category.size() > 1 && range.subkind != category[1])) continue;
       ranges += fmt::format("\\x{{{:x}}}-\\x{{{:x}}}", range.first, range.last);
     }
@@ -183,7 +144,7 @@ class Translator {
   }
 
   std::string category_set(std::string_view category) const {
-    if (category == "Han") return ranges_of(han_ranges());
+    if (category == "Han") return ranges_of(han_ranges);
     return fmt::format("\\p{{{}}}{}", category, newer(category));
   }
 
@@ -191,7 +152,7 @@ class Translator {
   std::string word_set(bool in_class) const {
     std::string set;
     for (const std::string_view category : {"L", "M", "Nd", "Nl", "Pc"}) set += category_set(category);
-    for (const Range& range : word_ranges()) {
+    for (const Range& range : word_ranges) {
       if (in_class && range.last < 0x100) continue;
       set += ranges_of(std::span(&range, 1));
     }
@@ -220,9 +181,7 @@ class Translator {
 
   void property(bool in_class) {
     const bool complement = peek(1) == 'P';
-    const size_t end = pattern_.find('}', at_);
-    if (peek(2) != '{' || end == std::string_view::npos) refuse("\\p without its {NAME}");
-    const std::string_view name = pattern_.substr(at_ + 3, end - at_ - 3);
+    const std::string_view name = property_name();
     if (!is_property(name)) {
       refuse(
           fmt::format("\\p{{{}}}: only general categories (L, Lu, N, P, ...), without Mn, Mc and C, and Han "
@@ -231,90 +190,52 @@ class Translator {
     }
     if (caseless() && name.size() == 2 && name[0] == 'L') refuse("a case of letters where case is ignored");
     set(category_set(name), complement, in_class);
-    at_ = end + 1;
+    at_ += name.size() + 4;
   }
 
-  void code(std::string_view digits, size_t bytes) {
-    const std::optional<uint32_t> value = code_of_digits(digits);
-    if (!value) refuse("a code point that is none");
-    if (caseless() && *value >= 0x80) refuse("(?i) with a character beyond ASCII");
-    out_ += fmt::format("\\x{{{:x}}}", *value);
-    at_ += bytes;
+  // \s, \d, \w, \p{NAME} and their complements.
+  void set_escape(bool in_class) {
+    const char c = peek(1);
+    if (c == 'p' || c == 'P') return property(in_class);
+    const bool complement = c < 'a';
+    if (c == 'd' || c == 'D') set(category_set("Nd"), complement, in_class);
+    if (c == 'w' || c == 'W') set(word_set(in_class), complement, in_class);
+    if (c == 's' || c == 'S') {
+      if (classes_ == Classes::library) {
+        out_ += pattern_.substr(at_, 2);
+        after_set_ = true;
+      } else {
+        set(std::string(complement ? no_white_space : white_space), false, in_class);
+      }
+    }
+    at_ += 2;
   }
 
   void escape(bool in_class) {
     const char c = peek(1);
+    const auto is_one_of = [c](std::string_view set) { return set.find(c) != std::string_view::npos; };
     after_set_ = false;
-    switch (c) {
-      case 's':
-      case 'S':
-        if (classes_ == Classes::library) {
-          take(2);
-        } else {
-          set(std::string(c == 's' ? white_space : no_white_space), false, in_class);
-          at_ += 2;
-        }
-        after_set_ = true;
-        return;
-      case 'd':
-      case 'D':
-        set(category_set("Nd"), c == 'D', in_class);
-        at_ += 2;
-        return;
-      case 'w':
-      case 'W':
-        set(word_set(in_class), c == 'W', in_class);
-        at_ += 2;
-        return;
-      case 'p':
-      case 'P':
-        property(in_class);
-        return;
-      case 'r':
-      case 'n':
-      case 't':
-      case 'f':
-      case 'a':
-      case 'e':
-        take(2);
-        return;
-      case 'v':
-        out_ += "\\x{b}";
-        at_ += 2;
-        return;
-      case 'b':
-      case 'B':
-        if (in_class) break;
-        word_boundary();
-        return;
-      case 'A':
-      case 'z':
-      case 'Z':
-        if (in_class) break;
-        take(2);
-        return;
-      case 'u':
-        code(pattern_.substr(std::min(at_ + 2, pattern_.size()), 4), 6);
-        return;
-      case 'x': {
-        const size_t end = peek(2) == '{' ? pattern_.find('}', at_) : std::string_view::npos;
-        if (end == std::string_view::npos) break;
-        code(pattern_.substr(at_ + 3, end - at_ - 3), end + 1 - at_);
-        return;
-      }
-      case '\0':
-        refuse("'\\' without what it escapes");
-      default:
-        if (is_ascii_alphanumeric(c)) break;
-        if (static_cast<unsigned char>(c) < 0x80) {
-          take(2);
-        } else {
-          ++at_;
-          literal();
-        }
-        return;
+    if (next_is_set()) return set_escape(in_class);
+    if (is_one_of("rntfae") || (!in_class && is_one_of("AzZ"))) return take(2);
+    if (!in_class && is_one_of("bB")) return word_boundary();
+    if (c == 'v') {
+      out_ += "\\x{b}";
+      at_ += 2;
+    } else if (const auto found = code()) {
+      const auto [value, bytes] = *found;
+      if (caseless() && value >= 0x80) refuse("(?i) with a character beyond ASCII");
+      out_ += fmt::format("\\x{{{:x}}}", value);
+      at_ += bytes;
+    } else if (c == '\0') {
+      refuse("'\\' without what it escapes");
+    } else if (is_ascii_alphanumeric(c)) {
+      refuse(fmt::format("'\\{}' is not supported", c));
+    } else if (static_cast<unsigned char>(c) < 0x80) {
+      take(2);
+    } else {
+      ++at_;
+      literal();
     }
-    refuse(fmt::format("'\\{}' is not supported", c));
   }
 
   void character_class() {
@@ -329,7 +250,7 @@ class Translator {
     class_begin_ = out_.size();
     after_set_ = false;
     while (peek() != ']') {
-      if (at_end()) refuse("a class without its end");
+      if (at_ >= pattern_.size()) refuse("a class without its end");
       const char c = peek();
       if (c == '\0') refuse("a NUL byte");
       if (c == '\\') {
@@ -347,17 +268,13 @@ class Translator {
   // A range's, or a literal one before the end.
   void hyphen() {
     const bool last = peek(1) == ']', first = out_.size() == class_begin_;
-    const bool before_set =
-        peek(1) == '\\' && std::string_view("sSdDwWpP").find(peek(2)) != std::string_view::npos;
-    if (!last && !first && (after_set_ || before_set)) refuse("a range between what are no characters");
+    if (!last && !first && (after_set_ || next_is_set(1))) refuse("a range between what are no characters");
     out_ += last || first ? "\\-" : "-";
     ++at_;
     after_set_ = false;
   }
 
-  std::string_view pattern_;
   Classes classes_;
-  size_t at_ = 0;
   std::string out_;
   std::vector<bool> caseless_{false};  // of the groups that are open, the whole pattern first
   size_t class_begin_ = 0;             // in out_, behind the [ or [^ of the latest class

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <array>
 #include <functional>
-#include <optional>
 #include <utility>
 
 #include "core/tokenizer/bpe.h"
@@ -20,35 +19,22 @@ struct TextSpan {
   bool begins_input = false, newer = false;
 };
 
-namespace {
-
-struct Part {
-  size_t begin, end;
-  bool match;
-};
-using Parts = std::vector<Part>;
-
 struct StepScratch {
+  struct Part {
+    size_t begin, end;
+    bool match;
+  };
   std::string text;
-  Parts parts;
+  std::vector<Part> parts;
 };
-
-using SpanSink = std::function<void(const TextSpan&)>;
-
-}  // namespace
 
 struct PreTokenizer::Scratch {
   std::vector<StepScratch> of_step;
 };
 
-class PreTokenizerStep {
- public:
-  virtual ~PreTokenizerStep() = default;
-  // Hands on the parts of `span`; `scratch` is this step's alone until it returns.
-  virtual void cut(const TextSpan& span, StepScratch& scratch, const SpanSink& sink) const = 0;
-};
-
 namespace {
+
+using Parts = std::vector<StepScratch::Part>;
 
 enum class Behavior { removed, isolated, merged_with_previous, merged_with_next, contiguous };
 
@@ -70,19 +56,16 @@ TextSpan sub_span(const TextSpan& span, size_t begin, size_t end) {
   return {span.text.substr(begin, end - begin), span.begins_input && begin == 0, span.newer};
 }
 
-void hand_on(const TextSpan& span, const Parts& parts, bool without_matches, const SpanSink& sink) {
-  for (const Part& part : parts) {
-    if (part.begin < part.end && !(without_matches && part.match)) sink(sub_span(span, part.begin, part.end));
-  }
-}
-
-// A match joins the part before it, unless that is a match too.
-void merge_with_previous(Parts& parts) {
+// Joins each part to the one before it where `joins` (is that one a match, is this one?) says so.
+template <typename Joins>
+void join(Parts& parts, const Joins& joins) {
   size_t kept = 0;
   bool after_match = false;
-  for (const Part part : parts) {
-    if (part.match && !after_match && kept > 0) {
-      parts[kept - 1].end = part.end;
+  for (const StepScratch::Part part : parts) {
+    if (kept > 0 && joins(after_match, part.match)) {
+      StepScratch::Part& last = parts[kept - 1];
+      last.begin = std::min(last.begin, part.begin);
+      last.end = std::max(last.end, part.end);
     } else {
       parts[kept++] = part;
     }
@@ -91,214 +74,146 @@ void merge_with_previous(Parts& parts) {
   parts.resize(kept);
 }
 
-void merge_with_next(Parts& parts) {
-  std::ranges::reverse(parts);
-  size_t kept = 0;
-  bool after_match = false;
-  for (const Part part : parts) {
-    if (part.match && !after_match && kept > 0) {
-      parts[kept - 1].begin = part.begin;
-    } else {
-      parts[kept++] = part;
-    }
-    after_match = part.match;
-  }
-  parts.resize(kept);
-  std::ranges::reverse(parts);
+// A match joins its neighbour, unless that is a match too.
+bool merges(bool after_match, bool match) {
+  return match && !after_match;
 }
 
-void join_alike(Parts& parts) {
-  size_t kept = 0;
-  bool last = false;
-  for (const Part part : parts) {
-    if (part.match == last && kept > 0) {
-      parts[kept - 1].end = part.end;
-    } else {
-      parts[kept++] = part;
-    }
-    last = part.match;
-  }
-  parts.resize(kept);
-}
-
-// The parts of a text, alternately found and not, as a behavior wants them (NormalizedString::split).
+// The parts of a text, found and not, as a behavior wants them (NormalizedString::split).
 void cut_parts(const TextSpan& span, Parts& parts, Behavior behavior, const SpanSink& sink) {
-  switch (behavior) {
-    case Behavior::removed:
-    case Behavior::isolated:
-      break;
-    case Behavior::merged_with_previous:
-      merge_with_previous(parts);
-      break;
-    case Behavior::merged_with_next:
-      merge_with_next(parts);
-      break;
-    case Behavior::contiguous:
-      join_alike(parts);
-      break;
+  if (behavior == Behavior::merged_with_previous) join(parts, merges);
+  if (behavior == Behavior::merged_with_next) {
+    std::ranges::reverse(parts);
+    join(parts, merges);
+    std::ranges::reverse(parts);
   }
-  hand_on(span, parts, behavior == Behavior::removed, sink);
+  if (behavior == Behavior::contiguous) join(parts, std::equal_to());
+  for (const auto& [begin, end, match] : parts) {
+    if (begin < end && !(match && behavior == Behavior::removed)) sink(sub_span(span, begin, end));
+  }
 }
 
-class Split : public PreTokenizerStep {
- public:
-  Split(Pattern pattern, Behavior behavior, bool invert)
-      : pattern_(std::move(pattern)), behavior_(behavior), invert_(invert) {}
+// Hands `take` the matches that `find` hands on, and what lies between them: begin, end, is it a match?
+template <typename Find, typename Take>
+void each_part(std::string_view text, const Find& find, const Take& take) {
+  size_t done = 0;
+  find([&](TextRange match) {
+    if (done != match.begin) take(done, match.begin, false);
+    take(match.begin, match.end, true);
+    done = match.end;
+  });
+  if (done != text.size()) take(done, text.size(), false);
+}
 
-  void cut(const TextSpan& span, StepScratch& scratch, const SpanSink& sink) const override {
-    if (behavior_ == Behavior::isolated) {
-      each_part(span, [&](size_t begin, size_t end, bool /*match*/) {
-        if (begin < end) sink(sub_span(span, begin, end));
-      });
-      return;
-    }
-    scratch.parts.clear();
-    each_part(span, [&](size_t begin, size_t end, bool match) {
-      scratch.parts.push_back({begin, end, match != invert_});
+// Cuts where `find` finds something in the span; with `invert` what lies between counts as found.
+template <typename Find>
+void cut_at(const TextSpan& span, const Find& find, Behavior behavior, bool invert, Parts& parts,
+            const SpanSink& sink) {
+  if (behavior == Behavior::isolated) {
+    return each_part(span.text, find, [&](size_t begin, size_t end, bool /*match*/) {
+      if (begin < end) sink(sub_span(span, begin, end));
     });
-    cut_parts(span, scratch.parts, behavior_, sink);
   }
+  parts.clear();
+  each_part(span.text, find, [&](size_t begin, size_t end, bool match) {
+    parts.push_back({begin, end, match != invert});
+  });
+  cut_parts(span, parts, behavior, sink);
+}
 
- private:
-  template <typename Take>
-  void each_part(const TextSpan& span, const Take& take) const {
-    size_t done = 0;
-    pattern_.each_match(span.text, span.newer, [&](TextRange match) {
-      if (done != match.begin) take(done, match.begin, false);
-      take(match.begin, match.end, true);
-      done = match.end;
-    });
-    if (done != span.text.size()) take(done, span.text.size(), false);
-  }
+// --- Steps, as PreTokenizer::steps_ has them.
 
-  Pattern pattern_;
-  Behavior behavior_;
-  bool invert_;
-};
+auto split(const Pattern& pattern, Behavior behavior, bool invert) {
+  return [=](const TextSpan& span, StepScratch& scratch, const SpanSink& sink) {
+    const auto find = [&](const auto& found) { pattern.each_match(span.text, span.newer, found); };
+    cut_at(span, find, behavior, invert, scratch.parts, sink);
+  };
+}
 
 // Cuts at characters of a kind, each of which is a match.
-class CharacterSplit : public PreTokenizerStep {
- public:
-  CharacterSplit(bool (*is_match)(uint32_t), Behavior behavior) : is_match_(is_match), behavior_(behavior) {}
-
-  void cut(const TextSpan& span, StepScratch& scratch, const SpanSink& sink) const override {
-    scratch.parts.clear();
-    size_t done = 0;
-    for (size_t at = 0; at < span.text.size();) {
-      const CodePoint c = code_point(span.text, at);
-      if (is_match_(c.value)) {
-        if (done < at) scratch.parts.push_back({done, at, false});
-        done = at + c.size;
-        scratch.parts.push_back({at, done, true});
+auto split_at_characters(bool (*is_match)(uint32_t), Behavior behavior) {
+  return [=](const TextSpan& span, StepScratch& scratch, const SpanSink& sink) {
+    const auto find = [&](const auto& found) {
+      for (size_t at = 0; at < span.text.size();) {
+        const CodePoint c = code_point(span.text, at);
+        if (is_match(c.value)) found(TextRange{at, at + c.size});
+        at += c.size;
       }
-      at += c.size;
-    }
-    if (done < span.text.size()) scratch.parts.push_back({done, span.text.size(), false});
-    cut_parts(span, scratch.parts, behavior_, sink);
-  }
-
- private:
-  bool (*is_match_)(uint32_t);
-  Behavior behavior_;
-};
+    };
+    cut_at(span, find, behavior, /*invert=*/false, scratch.parts, sink);
+  };
+}
 
 // Runs of word characters, and of what is neither such nor blank.
-class Whitespace : public PreTokenizerStep {
- public:
-  void cut(const TextSpan& span, StepScratch& /*scratch*/, const SpanSink& sink) const override {
-    enum class Kind { none, blank, word, other };
-    Kind last = Kind::none;
-    size_t begin = 0, at = 0;
-    const auto end_run = [&] {
-      if (last == Kind::word || last == Kind::other) sink(sub_span(span, begin, at));
-    };
-    while (at < span.text.size()) {
-      const CodePoint c = code_point(span.text, at);
-      const Kind kind = is_word(c.value) ? Kind::word : is_white_space(c.value) ? Kind::blank : Kind::other;
-      if (kind != last) {
-        end_run();
-        begin = at;
-        last = kind;
-      }
-      at += c.size;
+void cut_words(const TextSpan& span, StepScratch& /*scratch*/, const SpanSink& sink) {
+  enum class Kind { none, blank, word, other };
+  Kind last = Kind::none;
+  size_t begin = 0, at = 0;
+  const auto end_run = [&] {
+    if (last == Kind::word || last == Kind::other) sink(sub_span(span, begin, at));
+  };
+  while (at < span.text.size()) {
+    const CodePoint c = code_point(span.text, at);
+    const Kind kind = is_word(c.value) ? Kind::word : is_white_space(c.value) ? Kind::blank : Kind::other;
+    if (kind != last) {
+      end_run();
+      begin = at;
+      last = kind;
     }
-    end_run();
+    at += c.size;
   }
-};
+  end_run();
+}
 
-class Metaspace : public PreTokenizerStep {
- public:
-  enum class Prepend { first, never, always };
-  Metaspace(std::string replacement, Prepend prepend, bool split)
-      : replacement_(std::move(replacement)), prepend_(prepend), split_(split) {}
+enum class Prepend { first, never, always };
 
-  void cut(const TextSpan& span, StepScratch& scratch, const SpanSink& sink) const override {
+auto metaspace(const std::string& mark, Prepend prepend, bool split) {
+  return [=](const TextSpan& span, StepScratch& scratch, const SpanSink& sink) {
     std::string& text = scratch.text;
     text.clear();
-    const bool marked = span.text.starts_with(' ') || span.text.starts_with(replacement_);
-    if (!marked && (prepend_ == Prepend::always || (prepend_ == Prepend::first && span.begins_input))) {
-      text = replacement_;
-    }
+    const bool marked = span.text.starts_with(' ') || span.text.starts_with(mark);
+    if (!marked && (prepend == Prepend::always || (prepend == Prepend::first && span.begins_input)))
+      text = mark;
     for (std::string_view rest = span.text; !rest.empty();) {
       const size_t space = std::min(rest.find(' '), rest.size());
       text += rest.substr(0, space);
-      if (space < rest.size()) text += replacement_;
+      if (space < rest.size()) text += mark;
       rest.remove_prefix(std::min(space + 1, rest.size()));
     }
     const TextSpan replaced{text, span.begins_input, span.newer};
-    if (!split_) return sink(replaced);
-    scratch.parts.clear();
-    size_t done = 0;
-    for (size_t at = 0; (at = text.find(replacement_, at)) != std::string::npos;) {
-      if (done < at) scratch.parts.push_back({done, at, false});
-      done = at + replacement_.size();
-      scratch.parts.push_back({at, done, true});
-      at = done;
-    }
-    if (done < text.size()) scratch.parts.push_back({done, text.size(), false});
-    cut_parts(replaced, scratch.parts, Behavior::merged_with_next, sink);
-  }
+    if (!split) return sink(replaced);
+    const auto find = [&](const auto& found) {
+      for (size_t at = 0; (at = text.find(mark, at)) != std::string::npos; at += mark.size())
+        found(TextRange{at, at + mark.size()});
+    };
+    cut_at(replaced, find, Behavior::merged_with_next, /*invert=*/false, scratch.parts, sink);
+  };
+}
 
- private:
-  std::string replacement_;
-  Prepend prepend_;
-  bool split_;
-};
-
-class PrefixSpace : public PreTokenizerStep {
- public:
-  void cut(const TextSpan& span, StepScratch& scratch, const SpanSink& sink) const override {
-    if (span.text.starts_with(' ')) return sink(span);
-    scratch.text.assign(1, ' ');
-    scratch.text += span.text;
-    sink({scratch.text, span.begins_input, span.newer});
-  }
-};
+void prefix_space(const TextSpan& span, StepScratch& scratch, const SpanSink& sink) {
+  if (span.text.starts_with(' ')) return sink(span);
+  scratch.text.assign(1, ' ');
+  scratch.text += span.text;
+  sink({scratch.text, span.begins_input, span.newer});
+}
 
 // Bytes become characters, as ByteLevel makes them, where further steps look at these.
-class ToByteCharacters : public PreTokenizerStep {
- public:
-  void cut(const TextSpan& span, StepScratch& scratch, const SpanSink& sink) const override {
-    scratch.text.clear();
-    append_byte_characters(scratch.text, span.text);
-    sink({scratch.text, span.begins_input, false});
-  }
-};
+void to_byte_characters(const TextSpan& span, StepScratch& scratch, const SpanSink& sink) {
+  scratch.text.clear();
+  append_byte_characters(scratch.text, span.text);
+  sink({scratch.text, span.begins_input, false});
+}
 
-class FromByteCharacters : public PreTokenizerStep {
- public:
-  void cut(const TextSpan& span, StepScratch& scratch, const SpanSink& sink) const override {
-    scratch.text = bytes_of_token(span.text).value();
-    sink({scratch.text, span.begins_input, false});
-  }
-};
+void from_byte_characters(const TextSpan& span, StepScratch& scratch, const SpanSink& sink) {
+  scratch.text = bytes_of_token(span.text).value();
+  sink({scratch.text, span.begins_input, false});
+}
 
 // GPT-2's: https://github.com/openai/gpt-2/blob/master/src/encoder.py
 constexpr std::string_view gpt2_pattern =
     R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
 
-std::shared_ptr<const PreTokenizerStep> read_metaspace(const JsonPart& part) {
-  using Prepend = Metaspace::Prepend;
+auto read_metaspace(const JsonPart& part) {
   part.only({"type", "replacement", "prepend_scheme", "split", "add_prefix_space", "str_rep"});
   Prepend prepend = Prepend::always;
   if (const auto scheme = part.find("prepend_scheme")) {
@@ -314,7 +229,7 @@ std::shared_ptr<const PreTokenizerStep> read_metaspace(const JsonPart& part) {
     }
     prepend = Prepend::never;
   }
-  return std::make_shared<const Metaspace>(part.character("replacement"), prepend, part.flag("split", true));
+  return metaspace(part.character("replacement"), prepend, part.flag("split", true));
 }
 
 }  // namespace
@@ -325,7 +240,7 @@ std::shared_ptr<PreTokenizer::Scratch> PreTokenizer::make_scratch() {
 
 PreTokenizer::PreTokenizer(const JsonPart& part) {
   add(part);
-  if (byte_characters_) steps_.push_back(std::make_shared<const FromByteCharacters>());
+  if (byte_characters_) steps_.push_back(from_byte_characters);
 }
 
 void PreTokenizer::add(const JsonPart& part) {
@@ -338,33 +253,33 @@ void PreTokenizer::add(const JsonPart& part) {
   if (byte_level_) {
     if (type == "ByteLevel" || type == "Metaspace")
       part.refuse(fmt::format("{} after ByteLevel is not supported", type));
-    if (!byte_characters_) steps_.push_back(std::make_shared<const ToByteCharacters>());
+    if (!byte_characters_) steps_.push_back(to_byte_characters);
     byte_characters_ = true;
   }
   if (type == "ByteLevel") {
     add_byte_level(part);
   } else if (type == "Split") {
     part.only({"type", "pattern", "behavior", "invert"});
-    steps_.push_back(std::make_shared<const Split>(read_pattern(part.at("pattern")),
-                                                   read_behavior(part.at("behavior")), part.flag("invert")));
+    steps_.push_back(
+        split(read_pattern(part.at("pattern")), read_behavior(part.at("behavior")), part.flag("invert")));
   } else if (type == "Digits") {
     part.only({"type", "individual_digits"});
-    steps_.push_back(std::make_shared<const CharacterSplit>(
+    steps_.push_back(split_at_characters(
         is_number, part.flag("individual_digits") ? Behavior::isolated : Behavior::contiguous));
   } else if (type == "Punctuation") {
     part.only({"type", "behavior"});
     const auto behavior = part.find("behavior");
-    steps_.push_back(std::make_shared<const CharacterSplit>(
-        is_punctuation, behavior ? read_behavior(*behavior) : Behavior::isolated));
+    steps_.push_back(
+        split_at_characters(is_punctuation, behavior ? read_behavior(*behavior) : Behavior::isolated));
   } else if (type == "Metaspace") {
     steps_.push_back(read_metaspace(part));
     looks_at_begin_ |= part.find("prepend_scheme") && part.text("prepend_scheme") == "first";
   } else if (type == "Whitespace") {
     part.only({"type"});
-    steps_.push_back(std::make_shared<const Whitespace>());
+    steps_.push_back(cut_words);
   } else if (type == "WhitespaceSplit") {
     part.only({"type"});
-    steps_.push_back(std::make_shared<const CharacterSplit>(is_white_space, Behavior::removed));
+    steps_.push_back(split_at_characters(is_white_space, Behavior::removed));
   } else {
     part.refuse(fmt::format("the pre-tokenizer '{}' is not supported", type));
   }
@@ -373,9 +288,9 @@ void PreTokenizer::add(const JsonPart& part) {
 void PreTokenizer::add_byte_level(const JsonPart& part) {
   part.only({"type", "add_prefix_space", "trim_offsets", "use_regex"});
   part.flag("trim_offsets");  // says nothing of ids
-  if (part.flag("add_prefix_space")) steps_.push_back(std::make_shared<const PrefixSpace>());
+  if (part.flag("add_prefix_space")) steps_.push_back(prefix_space);
   if (part.flag("use_regex", true)) {
-    steps_.push_back(std::make_shared<const Split>(Pattern::regex(gpt2_pattern), Behavior::isolated, false));
+    steps_.push_back(split(Pattern::regex(gpt2_pattern), Behavior::isolated, /*invert=*/false));
   }
   byte_level_ = true;
 }
@@ -389,11 +304,11 @@ void PreTokenizer::cut(std::string_view text, bool begins_input, bool newer, Scr
 void PreTokenizer::run(size_t step, const TextSpan& span, Scratch& scratch, const WordSink& sink) const {
   if (step == steps_.size()) return sink(span.text);
   if (step + 1 == steps_.size()) {
-    steps_[step]->cut(span, scratch.of_step[step], [&sink](const TextSpan& word) { sink(word.text); });
+    steps_[step](span, scratch.of_step[step], [&sink](const TextSpan& word) { sink(word.text); });
     return;
   }
-  steps_[step]->cut(span, scratch.of_step[step],
-                    [&, step](const TextSpan& part) { run(step + 1, part, scratch, sink); });
+  steps_[step](span, scratch.of_step[step],
+               [&, step](const TextSpan& part) { run(step + 1, part, scratch, sink); });
 }
 
 }  // namespace pptrain::tokenizer

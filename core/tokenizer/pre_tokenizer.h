@@ -3,7 +3,6 @@
 
 #include <functional>
 #include <memory>
-#include <string>
 #include <string_view>
 #include <vector>
 
@@ -15,7 +14,8 @@ namespace pptrain::tokenizer {
 using WordSink = std::function<void(std::string_view word)>;
 
 struct TextSpan;
-class PreTokenizerStep;
+struct StepScratch;
+using SpanSink = std::function<void(const TextSpan&)>;
 
 class PreTokenizer {
  public:
@@ -41,7 +41,8 @@ class PreTokenizer {
   void add_byte_level(const JsonPart& part);
   void run(size_t step, const TextSpan& span, Scratch& scratch, const WordSink& sink) const;
 
-  std::vector<std::shared_ptr<const PreTokenizerStep>> steps_;
+  // Each hands on the parts of a span; the scratch is this step's alone until it returns.
+  std::vector<std::function<void(const TextSpan&, StepScratch&, const SpanSink&)>> steps_;
   bool byte_level_ = false, looks_at_begin_ = false;
   bool byte_characters_ = false;  // there are steps after ByteLevel, which look at the characters of bytes
 };

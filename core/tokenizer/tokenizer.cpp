@@ -3,7 +3,6 @@
 #include <spdlog/fmt/fmt.h>
 
 #include <algorithm>
-#include <array>
 #include <memory>
 #include <mutex>
 #include <nlohmann/json.hpp>
@@ -55,9 +54,7 @@ class ScratchPool {
 };
 
 nlohmann::json read_json(const std::filesystem::path& path) {
-  const io::MappedFile file(path);
-  const std::string_view text(reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size());
-  return io::parse_strict_json(text, path.string());
+  return io::parse_strict_json(io::MappedFile(path).text(), path.string());
 }
 
 // A token of tokenizer_config.json, which stands there as a text or as an object.
@@ -70,13 +67,11 @@ struct Template {
   std::vector<int32_t> before, after;
   bool read = false;  // is there one that adds tokens?
 
-  Template() = default;
   // TemplateProcessing, RobertaProcessing, BertProcessing, ByteLevel (nothing) and Sequence. Throws Error
   // that names any other.
-  explicit Template(const JsonPart& part);
+  void add(const JsonPart& part);
 
  private:
-  void add(const JsonPart& part);
   void add_pieces(const JsonPart& part);
 };
 
@@ -89,10 +84,6 @@ int32_t read_named_id(const JsonPart& part) {
   const std::vector<JsonPart> pair = part.elements();
   if (pair.size() != 2) part.refuse("must be a token and its id");
   return read_id(pair[1]);
-}
-
-Template::Template(const JsonPart& part) {
-  add(part);
 }
 
 void Template::add(const JsonPart& part) {
@@ -133,10 +124,6 @@ void Template::add_pieces(const JsonPart& part) {
   }
   if (!text_seen) part.at("single").refuse("the text is missing");
 }
-
-}  // namespace
-
-namespace {
 
 // Pieces as one text.
 struct MarkedText {
@@ -190,17 +177,20 @@ Tokenizer::Parts::Parts(const JsonPart& part) {
   for (const char* key : {"truncation", "padding"}) {
     if (const auto set = part.find(key)) set->warn("ignored, texts keep all their tokens and get no others");
   }
-  require_bpe(part.at("model"));  // first: other models have normalizers of their own
+  const JsonPart bpe = part.at("model");
+  // First, since other models have normalizers of their own. Older files say no type.
+  if (bpe.find("type") && bpe.type() != "BPE")
+    bpe.refuse(fmt::format("the model '{}' is not supported, only BPE is", bpe.type()));
   if (const auto set = part.find("normalizer")) normalizer = Normalizer(*set);
   if (const auto set = part.find("pre_tokenizer")) pre_tokenizer = PreTokenizer(*set);
-  model = Bpe(part.at("model"), pre_tokenizer.byte_level());
+  model = Bpe(bpe, pre_tokenizer.byte_level());
   if (const auto set = part.find("added_tokens")) added = AddedTokens(*set, model, normalizer);
   // Where the input begins is known of what keeps its first character in its place.
   if (pre_tokenizer.looks_at_begin() &&
       (!normalizer.keeps_begin() || (!normalizer.is_identity() && added.any_normalized()))) {
     part.at("pre_tokenizer").refuse("prepend_scheme 'first' together with this normalizer is not supported");
   }
-  if (const auto set = part.find("post_processor")) around = Template(*set);
+  if (const auto set = part.find("post_processor")) around.add(*set);
   if (const auto set = part.find("decoder")) decoder = Decoder(*set);
   read_shown();
   for (const auto* ids : {&around.before, &around.after}) {
@@ -294,20 +284,15 @@ size_t Tokenizer::Parts::ids_before(std::string_view prefix, size_t begin, std::
   return count + (and_across && bytes > 0 && count < ids.size() ? 1 : 0);
 }
 
-Tokenizer::Tokenizer(std::unique_ptr<Parts> parts) : parts_(std::move(parts)) {}
-Tokenizer::~Tokenizer() = default;
-Tokenizer::Tokenizer(Tokenizer&&) noexcept = default;
-Tokenizer& Tokenizer::operator=(Tokenizer&&) noexcept = default;
-
 Tokenizer Tokenizer::parse(std::string_view json, const std::string& name) {
   const nlohmann::json document = io::parse_strict_json(json, name);
-  return Tokenizer(std::make_unique<Parts>(JsonPart(document, name)));
+  return Tokenizer(std::make_shared<Parts>(JsonPart(document, name)));
 }
 
 Tokenizer Tokenizer::load(const std::filesystem::path& path) {
   const std::filesystem::path file = std::filesystem::is_directory(path) ? path / "tokenizer.json" : path;
   const nlohmann::json document = read_json(file);
-  Tokenizer tokenizer(std::make_unique<Parts>(JsonPart(document, file.string())));
+  Tokenizer tokenizer(std::make_shared<Parts>(JsonPart(document, file.string())));
   tokenizer.read_neighbours(file.parent_path());
   return tokenizer;
 }
@@ -331,7 +316,7 @@ void Tokenizer::read_neighbours(const std::filesystem::path& folder) {
     if (const auto stop = config.find("eos_token_id")) {
       const bool several = stop->value().is_array();
       for (const JsonPart& each : several ? stop->elements() : std::vector{*stop}) {
-        const auto id = static_cast<int32_t>(each.integer(0, largest_id));
+        const int32_t id = read_id(each);
         if (std::ranges::find(parts.stops, id) == parts.stops.end()) parts.stops.push_back(id);
       }
       if (!parts.eos && parts.stops.size() == 1) parts.eos = parts.stops[0];

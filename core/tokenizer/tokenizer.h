@@ -9,6 +9,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace pptrain::tokenizer {
@@ -20,7 +21,7 @@ struct Piece {
   bool marked = false;  // encode_pieces() says where its ids lie
 };
 
-// Immutable once it is made: any number of threads may use one at once.
+// Immutable once it is made: any number of threads may use one at once. Copies share all.
 class Tokenizer {
  public:
   // Reads tokenizer.json and, where they lie beside it, tokenizer_config.json and generation_config.json (for
@@ -29,9 +30,6 @@ class Tokenizer {
   static Tokenizer load(const std::filesystem::path& path);
   // The text of a tokenizer.json; `name` stands for the file in messages.
   static Tokenizer parse(std::string_view json, const std::string& name);
-  ~Tokenizer();
-  Tokenizer(Tokenizer&&) noexcept;
-  Tokenizer& operator=(Tokenizer&&) noexcept;
 
   // The ids of a text. Bytes that are no UTF-8 count as U+FFFD, as Python's errors="replace" makes them.
   // add_special: with the tokens that the file puts around a text (a "post_processor").
@@ -76,10 +74,10 @@ class Tokenizer {
 
  private:
   struct Parts;
-  explicit Tokenizer(std::unique_ptr<Parts> parts);
+  explicit Tokenizer(std::shared_ptr<Parts> parts) : parts_(std::move(parts)) {}
   void read_neighbours(const std::filesystem::path& folder);
 
-  std::unique_ptr<Parts> parts_;
+  std::shared_ptr<Parts> parts_;
 };
 
 // The text of tokens that come one by one, as soon as it is certain.

@@ -5,14 +5,12 @@
 #include <algorithm>
 #include <array>
 #include <bitset>
-#include <charconv>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <new>
 #include <span>
 #include <string>
-#include <system_error>
 
 #include "core/base/error.h"
 #include "core/tokenizer/unicode_differences.h"
@@ -43,6 +41,14 @@ Sequence sequence_at(std::string_view bytes) {
   return {size, true};
 }
 
+// The next eight bytes, where there are so many.
+bool eight_are_ascii(std::string_view bytes, size_t at) {
+  uint64_t eight = 0;
+  if (at + sizeof(eight) > bytes.size()) return false;
+  std::memcpy(&eight, bytes.data() + at, sizeof(eight));
+  return (eight & 0x8080808080808080) == 0;
+}
+
 }  // namespace
 
 void append_utf8(std::string& text, uint32_t c) {
@@ -64,24 +70,12 @@ void append_utf8(std::string& text, uint32_t c) {
   }
 }
 
-std::optional<uint32_t> code_of_digits(std::string_view digits) {
-  uint32_t value = 0;
-  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value, 16);
-  const bool whole = error == std::errc() && end == digits.data() + digits.size() && digits.size() <= 6;
-  if (!whole || value == 0 || value > 0x10ffff || (value >= 0xd800 && value < 0xe000)) return std::nullopt;
-  return value;
-}
-
 size_t valid_utf8_prefix(std::string_view bytes) {
   size_t at = 0;
   while (at < bytes.size()) {
-    uint64_t eight;
-    if (at + sizeof(eight) <= bytes.size()) {
-      std::memcpy(&eight, bytes.data() + at, sizeof(eight));
-      if ((eight & 0x8080808080808080) == 0) {
-        at += sizeof(eight);
-        continue;
-      }
+    if (eight_are_ascii(bytes, at)) {
+      at += 8;
+      continue;
     }
     const Sequence next = sequence_at(bytes.substr(at));
     if (!next.valid) return at;
@@ -123,7 +117,7 @@ bool between(utf8proc_category_t category, utf8proc_category_t first, utf8proc_c
 const CodePointSet& newer_characters() {
   static const std::unique_ptr<const CodePointSet> set = [] {
     auto built = std::make_unique<CodePointSet>();
-    for (const NewerRange& range : newer_ranges()) {
+    for (const NewerRange& range : newer_ranges) {
       for (uint32_t c = range.first; c <= range.last; ++c) built->set(c);
     }
     built->set(0x180e);  // a space for PCRE2, not for Unicode
@@ -196,7 +190,7 @@ class StableSet {
     if (form != NormalForm::nfc && form != NormalForm::nfkc) {
       for (uint32_t c = 0xac00; c <= 0xd7a3; ++c) stable_.reset(c);
     }
-    for (const Range& range : inert_ranges()) {
+    for (const Range& range : inert_ranges) {
       for (uint32_t c = range.first; c <= range.last; ++c) {
         stable_.set(c);
         inert_.set(c);
@@ -212,26 +206,18 @@ class StableSet {
   CodePointSet stable_, inert_;
 };
 
-const StableSet& stable_set(NormalForm form) {
-  // Each is made when it is first asked for.
-  switch (form) {
-    case NormalForm::nfc: {
-      static const auto set = std::make_unique<const StableSet>(form);
-      return *set;
-    }
-    case NormalForm::nfd: {
-      static const auto set = std::make_unique<const StableSet>(form);
-      return *set;
-    }
-    case NormalForm::nfkc: {
-      static const auto set = std::make_unique<const StableSet>(form);
-      return *set;
-    }
-    case NormalForm::nfkd:
-      break;
-  }
-  static const auto set = std::make_unique<const StableSet>(NormalForm::nfkd);
+// Made when it is first asked for.
+template <NormalForm form>
+const StableSet& stable_set_of() {
+  static const auto set = std::make_unique<const StableSet>(form);
   return *set;
+}
+
+const StableSet& stable_set(NormalForm form) {
+  using enum NormalForm;
+  constexpr std::array of_form{stable_set_of<nfc>, stable_set_of<nfd>, stable_set_of<nfkc>,
+                               stable_set_of<nfkd>};
+  return of_form[static_cast<size_t>(form)]();
 }
 
 }  // namespace
@@ -247,9 +233,27 @@ bool is_white_space(uint32_t c) {
          c == 0x2029 || c == 0x202f || c == 0x205f || c == 0x3000;
 }
 
+size_t blanks_begin(std::string_view text, size_t end) {
+  while (end > 0) {
+    const size_t last = previous_code_point(text, end);
+    if (!is_white_space(code_point(text, last).value)) break;
+    end = last;
+  }
+  return end;
+}
+
+size_t blanks_end(std::string_view text, size_t begin) {
+  while (begin < text.size()) {
+    const CodePoint c = code_point(text, begin);
+    if (!is_white_space(c.value)) break;
+    begin += c.size;
+  }
+  return begin;
+}
+
 bool is_number(uint32_t c) {
   if (c < 0x80) return c >= '0' && c <= '9';
-  return between(category(c), UTF8PROC_CATEGORY_ND, UTF8PROC_CATEGORY_NO) || contains(number_ranges(), c);
+  return between(category(c), UTF8PROC_CATEGORY_ND, UTF8PROC_CATEGORY_NO) || contains(number_ranges, c);
 }
 
 bool is_word(uint32_t c) {
@@ -258,8 +262,8 @@ bool is_word(uint32_t c) {
       kind == UTF8PROC_CATEGORY_NL || kind == UTF8PROC_CATEGORY_PC || c == 0x200c || c == 0x200d) {
     return true;
   }
-  if (c >= 0x100 && contains(word_ranges(), c)) return true;
-  return std::ranges::any_of(newer_ranges(), [c](const NewerRange& range) {
+  if (c >= 0x100 && contains(word_ranges, c)) return true;
+  return std::ranges::any_of(newer_ranges, [c](const NewerRange& range) {
     return c >= range.first && c <= range.last &&
            (range.kind == 'L' || range.kind == 'M' || (range.kind == 'N' && range.subkind == 'd'));
   });
@@ -267,15 +271,14 @@ bool is_word(uint32_t c) {
 
 bool is_mark(uint32_t c) {
   if (c < first_combining) return false;
-  return (between(category(c), UTF8PROC_CATEGORY_MN, UTF8PROC_CATEGORY_ME) &&
-          !contains(no_mark_ranges(), c)) ||
-         contains(mark_ranges(), c);
+  return (between(category(c), UTF8PROC_CATEGORY_MN, UTF8PROC_CATEGORY_ME) && !contains(no_mark_ranges, c)) ||
+         contains(mark_ranges, c);
 }
 
 bool is_punctuation(uint32_t c) {
   return (between(category(c), UTF8PROC_CATEGORY_PC, UTF8PROC_CATEGORY_PO) &&
-          !contains(no_punctuation_ranges(), c)) ||
-         contains(punctuation_ranges(), c);
+          !contains(no_punctuation_ranges, c)) ||
+         contains(punctuation_ranges, c);
 }
 
 void append_lower(std::string& text, uint32_t c) {
@@ -283,8 +286,8 @@ void append_lower(std::string& text, uint32_t c) {
     text += "i\xcc\x87";
     return;
   }
-  const auto further = std::ranges::lower_bound(lower_ranges(), c, {}, &Pair::first);
-  append_utf8(text, further != lower_ranges().end() && further->first == c
+  const auto further = std::ranges::lower_bound(lower_ranges, c, {}, &Pair::first);
+  append_utf8(text, further != lower_ranges.end() && further->first == c
                         ? further->second
                         : static_cast<uint32_t>(utf8proc_tolower(static_cast<utf8proc_int32_t>(c))));
 }
@@ -292,13 +295,9 @@ void append_lower(std::string& text, uint32_t c) {
 bool has_newer_character(std::string_view text) {
   const CodePointSet& newer = newer_characters();
   for (size_t at = 0; at < text.size();) {
-    uint64_t eight = 0;
-    if (at + sizeof(eight) <= text.size()) {
-      std::memcpy(&eight, text.data() + at, sizeof(eight));
-      if ((eight & 0x8080808080808080) == 0) {
-        at += sizeof(eight);
-        continue;
-      }
+    if (eight_are_ascii(text, at)) {
+      at += 8;
+      continue;
     }
     if (static_cast<unsigned char>(text[at]) < 0xe0) {  // the first of them is U+0897
       ++at;

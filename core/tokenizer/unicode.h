@@ -5,7 +5,6 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <string_view>
 
@@ -42,9 +41,6 @@ inline size_t previous_code_point(std::string_view text, size_t end) {
 
 void append_utf8(std::string& text, uint32_t code_point);
 
-// The code point of 1 to 6 hexadecimal digits; nothing where it is none, or 0, or a surrogate.
-std::optional<uint32_t> code_of_digits(std::string_view digits);
-
 using Category = std::array<char, 2>;  // "Lu"
 // The general category in utf8proc's Unicode.
 Category general_category(uint32_t c);
@@ -59,7 +55,17 @@ size_t valid_utf8_prefix(std::string_view bytes);
 // errors="replace" and Rust's from_utf8_lossy do.
 void append_repaired(std::string& text, std::string_view bytes);
 
+inline bool is_ascii_digit(char c) {
+  return c >= '0' && c <= '9';
+}
+inline bool is_ascii_alphanumeric(char c) {
+  return is_ascii_digit(c) || (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z');
+}
+
 bool is_white_space(uint32_t c);  // White_Space: Rust's char::is_whitespace
+// Where the white space before `end` begins, and where that from `begin` on ends. Valid UTF-8.
+size_t blanks_begin(std::string_view text, size_t end);
+size_t blanks_end(std::string_view text, size_t begin);
 bool is_number(uint32_t c);       // N: Rust's char::is_numeric
 bool is_word(uint32_t c);         // \w of Rust's regular expressions
 bool is_mark(uint32_t c);         // what StripAccents takes

@@ -1,10 +1,10 @@
-"""Writes unicode_differences.cpp: what the Python package `tokenizers` holds of characters that the Debian 12 versions of PCRE2
+"""Writes unicode_differences.h: what the Python package `tokenizers` holds of characters that the Debian 12 versions of PCRE2
 (Unicode 14) and utf8proc (Unicode 15) do not.
 
 The package's own parts disagree too: its regular expressions (Oniguruma) know Unicode 16, its normal forms and combining marks
 an older standard, Rust's character functions 17. Each is asked here about every code point.
 
-Usage: unicode_differences.py > unicode_differences.cpp   (Python 3.11, whose unicodedata is of Unicode 14, like PCRE2 10.42)
+Usage: unicode_differences.py > unicode_differences.h   (Python 3.11, whose unicodedata is of Unicode 14, like PCRE2 10.42)
 """
 
 import ctypes
@@ -21,6 +21,27 @@ proc.utf8proc_map.restype = ctypes.c_ssize_t
 proc.utf8proc_map.argtypes = [ctypes.c_char_p, ctypes.c_ssize_t, ctypes.POINTER(ctypes.c_void_p), ctypes.c_int]
 libc = ctypes.CDLL(None)
 libc.free.argtypes = [ctypes.c_void_p]
+HEAD = """\
+// Where the Python package `tokenizers` and the Unicode tables of PCRE2 and utf8proc disagree. Newer versions of both libraries
+// make some of it needless, never wrong. Written by unicode_differences.py: not to be edited.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <utility>
+
+namespace pptrain::tokenizer {
+
+struct Range {
+  uint32_t first, last;  // code points, both within
+};
+struct NewerRange {
+  uint32_t first, last;
+  char kind, subkind;  // of the general category: 'L', 'u'
+};
+using Pair = std::pair<uint32_t, uint32_t>;  // from, to
+
+// All in ascending order, but for the first, which is so within a category."""
 STABLE, COMPAT, COMPOSE, DECOMPOSE = 2, 4, 8, 16
 FORMS = [
     (normalizers.NFC(), COMPOSE),
@@ -54,7 +75,7 @@ def matched(pattern):
 
 
 def write(name, rows, comment):
-    print(f"\n// {comment}\nconst std::array<{name[0]}, {len(rows)}> {name[1]}_table{{{{")
+    print(f"\n// {comment}\ninline constexpr std::array<{name[0]}, {len(rows)}> {name[1]}_ranges{{{{")
     line = "   "
     for row in rows:
         if len(line) + len(row) + 2 > 110:
@@ -69,8 +90,7 @@ def write_ranges(name, codes, comment):
 
 
 def main():
-    print('// Written by unicode_differences.py: not to be edited.\n#include "core/tokenizer/unicode_differences.h"\n')
-    print("#include <array>\n\nnamespace pptrain::tokenizer {\nnamespace {")
+    print(HEAD)
     gc = {}
     kinds = "Lu Ll Lt Lm Lo Mn Mc Me Nd Nl No Pc Pd Ps Pe Pi Pf Po Sm Sc Sk So Zs Zl Zp".split()
     for kind in kinds:
@@ -83,7 +103,7 @@ def main():
     rows = [f"{{0x{a:x}, 0x{b:x}, '{k[0]}', '{k[1]}'}}" for k in kinds for a, b in ranges(newer.get(k, ()))]
     write(("NewerRange", "newer"), rows, "Assigned after Unicode 14, with their general category in Unicode 16.")
     known = {c for c, k in gc.items() if k[0] in "LM" or k in ("Nd", "Nl", "Pc")}
-    write_ranges("word", matched(r"\w") - known, "Of \\w, beside letters, marks, Nd, Nl and Pc.")
+    write_ranges("word", matched(r"\w") - known, "Of a pattern's \\w, beside letters, marks, Nd, Nl and Pc.")
     assert not known - matched(r"\w")
 
     inert = {0x11930}  # the second half of U+11938, which the package neither takes apart nor puts together
@@ -114,7 +134,7 @@ def main():
     unicode_punctuation |= {c for c, k in gc.items() if k[0] == "P"}
     write_ranges("no_punctuation", unicode_punctuation - punctuation, "What the package's Punctuation leaves.")
     write_ranges("punctuation", punctuation - unicode_punctuation, "What it cuts at, and is none.")
-    write_ranges("han", matched(r"\p{Han}"), "The script Han in Unicode 16.")
+    write_ranges("han", matched(r"\p{Han}"), "Of a pattern's \\p{Han}: the script in Unicode 16.")
     lower = normalizers.Lowercase()
     rows = []
     for code in CODES:
@@ -122,11 +142,6 @@ def main():
         if len(small) == 1 and small != chr(code).lower():
             rows.append(f"{{0x{code:x}, 0x{ord(small):x}}}")
     write(("Pair", "lower"), rows, "Lower case that Unicode 14 does not have.")
-    print("\n}  // namespace\n")
-    for name, kind in [("newer", "NewerRange"), ("word", "Range"), ("inert", "Range"), ("no_mark", "Range"),
-                       ("mark", "Range"), ("number", "Range"), ("no_punctuation", "Range"), ("punctuation", "Range"), ("han", "Range"),
-                       ("lower", "Pair")]:  # fmt: skip
-        print(f"std::span<const {kind}> {name}_ranges() {{\n  return {name}_table;\n}}")
     print("\n}  // namespace pptrain::tokenizer")
 
 

@@ -10,31 +10,6 @@
 namespace pptrain::tokens {
 namespace {
 
-// Adds [begin, end) to ranges; what follows a range of the same row becomes part of it.
-void add_range(std::vector<TokenRange>& ranges, TokenRange range, bool same_row) {
-  if (same_row && !ranges.empty() && ranges.back().end == range.begin) {
-    ranges.back().end = range.end;
-  } else {
-    ranges.push_back(range);
-  }
-}
-
-// Keys of `document` before the query `begin`: pieces lie one after the other in their rank's list, so that
-// those of a document are one range of it.
-struct KeyRange {
-  int64_t first = 0, count = 0;
-};
-
-KeyRange keys_before(std::span<const DocumentPiece> keys, int64_t begin) {
-  KeyRange range;
-  for (const DocumentPiece& piece : keys) {
-    if (piece.end() > begin) break;
-    if (range.count == 0) range.first = piece.local;
-    range.count += piece.length;
-  }
-  return range;
-}
-
 // The queries of one block go on where those of the other end, and see the same keys.
 bool continues(const AttentionBlock& block, const AttentionBlock& next) {
   return !block.causal && !next.causal && block.document == next.document &&
@@ -44,13 +19,14 @@ bool continues(const AttentionBlock& block, const AttentionBlock& next) {
 // Adds the block of all keys before the query, or its rows to the last block.
 void add_full(const DocumentPiece& query, std::span<const DocumentPiece> keys,
               std::vector<AttentionBlock>& blocks) {
-  const KeyRange seen = keys_before(keys, query.begin);
-  if (seen.count == 0) return;
-  const AttentionBlock block{.document = query.document,
-                             .query = query.local,
-                             .rows = query.length,
-                             .key = seen.first,
-                             .keys = seen.count};
+  AttentionBlock block{.document = query.document, .query = query.local, .rows = query.length};
+  // Pieces lie one after the other in their rank's list, so that those of a document are one range of it.
+  for (const DocumentPiece& piece : keys) {
+    if (piece.end() > query.begin) break;
+    if (block.keys == 0) block.key = piece.local;
+    block.keys += piece.length;
+  }
+  if (block.keys == 0) return;
   if (!blocks.empty() && continues(blocks.back(), block)) {
     blocks.back().rows += block.rows;
   } else {
@@ -87,6 +63,35 @@ double pairs_up_to(const AttentionBlock& block, int64_t offset) {
   return sum(offset + block.rows) - sum(offset);
 }
 
+int64_t pieces_of(ContextOrder order, int parts) {
+  return order == ContextOrder::zigzag ? 2 * int64_t{parts} : parts;
+}
+
+// Pieces of a row differ by one token at most.
+ContextSplit cut_rows(ContextOrder order, int64_t rows, int64_t length, int parts, int part) {
+  const int64_t pieces = pieces_of(order, parts);
+  ContextSplit split{.part = part,
+                     .ranges = std::vector<std::vector<TokenRange>>(static_cast<size_t>(parts))};
+  for (int64_t rank = 0; rank < parts; ++rank) {
+    std::vector<TokenRange>& ranges = split.ranges[static_cast<size_t>(rank)];
+    for (int64_t row = 0; row < rows; ++row) {
+      const auto piece = [&](int64_t number) {
+        return TokenRange{.begin = row * length + length * number / pieces,
+                          .end = row * length + length * (number + 1) / pieces};
+      };
+      ranges.push_back(piece(rank));
+      if (order == ContextOrder::contiguous) continue;
+      const TokenRange late = piece(pieces - 1 - rank);
+      if (late.begin == ranges.back().end) {
+        ranges.back().end = late.end;
+      } else {
+        ranges.push_back(late);
+      }
+    }
+  }
+  return split;
+}
+
 }  // namespace
 
 ContextSplit split_rows(ContextOrder order, int64_t rows, int64_t length, int parts, int part) {
@@ -94,25 +99,20 @@ ContextSplit split_rows(ContextOrder order, int64_t rows, int64_t length, int pa
     throw Error(
         fmt::format("context split: {} rows of {} tokens for rank {} of {}", rows, length, part, parts));
   }
-  const int64_t pieces = order == ContextOrder::zigzag ? 2 * int64_t{parts} : parts;
+  const int64_t pieces = pieces_of(order, parts);
   if (length % pieces != 0) {
     throw Error(fmt::format("context split: rows of {} tokens do not make {} equal pieces", length, pieces));
   }
-  const int64_t size = length / pieces;
-  ContextSplit split{.part = part,
-                     .ranges = std::vector<std::vector<TokenRange>>(static_cast<size_t>(parts))};
-  for (int64_t rank = 0; rank < parts; ++rank) {
-    std::vector<TokenRange>& ranges = split.ranges[static_cast<size_t>(rank)];
-    for (int64_t row = 0; row < rows; ++row) {
-      const auto add = [&](int64_t piece, bool same_row) {
-        const int64_t begin = row * length + piece * size;
-        add_range(ranges, {.begin = begin, .end = begin + size}, same_row);
-      };
-      add(rank, /*same_row=*/false);
-      if (order == ContextOrder::zigzag) add(pieces - 1 - rank, /*same_row=*/true);
-    }
+  return cut_rows(order, rows, length, parts, part);
+}
+
+ContextSplit split_list(ContextOrder order, int64_t tokens, int parts, int part) {
+  const int64_t pieces = pieces_of(order, parts);
+  if (parts < 1 || part < 0 || part >= parts || tokens < pieces) {
+    throw Error(fmt::format("a list of {} tokens does not make {} pieces for rank {} of {}", tokens, pieces,
+                            part, parts));
   }
-  return split;
+  return cut_rows(order, 1, tokens, parts, part);
 }
 
 namespace {

@@ -38,6 +38,10 @@ enum class ContextOrder { zigzag, contiguous };
 // pieces of a row come out equal.
 ContextSplit split_rows(ContextOrder order, int64_t rows, int64_t length, int parts, int part);
 
+// Of a list of any length, as if it were a row, but for pieces that differ by one token. Throws Error where
+// there are fewer tokens than pieces.
+ContextSplit split_list(ContextOrder order, int64_t tokens, int parts, int part);
+
 // Sequence slices of a list, one range each, in order, that cost alike (SlimPipe, arXiv 2504.14519): the
 // token at place i of its document costs 1 + 2 i / attention_length, so that attention costs a document of
 // `attention_length` tokens as much as all else. Cut at multiples of 32 tokens where slices are long. Throws

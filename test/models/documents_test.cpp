@@ -143,8 +143,8 @@ Bytes held(const models::ModelConfig& model, models::Recompute recompute, std::v
                         .global_tokens = tokens,
                         .global_targets = tokens};
   if (cp > 1) {
-    data.context =
-        std::make_shared<const tokens::ContextSplit>(data::split_list(models::order_of(kind), tokens, cp, 0));
+    data.context = std::make_shared<const tokens::ContextSplit>(
+        tokens::split_list(models::order_of(kind), tokens, cp, 0));
   }
   const auto list = at::TensorOptions().device(at::kMeta);
   data.tokens = at::empty({data.token_count()}, list.dtype(at::kLong));

@@ -35,12 +35,11 @@ std::vector<data::Microbatch> lists_of(const models::ModelConfig& model) {
 
 // All slices of a list forward, then backward from the last one on.
 Step run(Stages& stages, const std::vector<data::Microbatch>& lists, int slices, bool split_backward) {
-  const data::LoaderOptions options{.attention_length = 8, .sequence_slices = slices};
   std::vector<data::Microbatch> all;
   for (size_t list = 0; list < lists.size(); ++list) {
     if (slices == 1) all.push_back(lists[list]);
     if (slices == 1) continue;
-    for (const data::Microbatch& slice : data::cut_in_slices(lists[list], options, static_cast<int>(list)))
+    for (const data::Microbatch& slice : data::cut_in_slices(lists[list], slices, 8, static_cast<int>(list)))
       all.push_back(slice);
   }
   for (size_t i = 0; i < all.size(); ++i) {
@@ -126,8 +125,7 @@ TEST_CASE(
   }
   // A step that ends after some passes leaves nothing to the next one.
   Stages failed = stages_of({4}, Recompute::full);
-  const std::vector<data::Microbatch> parts =
-      data::cut_in_slices(lists[0], {.attention_length = 8, .sequence_slices = slices}, 0);
+  const std::vector<data::Microbatch> parts = data::cut_in_slices(lists[0], slices, 8, 0);
   for (int i = 0; i < slices; ++i) failed[0]->forward(i, parts[static_cast<size_t>(i)], {});
   failed[0]->backward_input(slices - 1, {});
   failed[0]->discard();

@@ -7,7 +7,7 @@
 #include <numeric>
 #include <random>
 
-#include "core/data/microbatch.h"
+#include "core/data/data_loader.h"
 #include "test/support/catch.h"
 
 using namespace pptrain::data;

@@ -395,7 +395,7 @@ TEST_CASE("context-parallel ranks share out lists of any length") {
       CHECK(std::ranges::find(ids, -1) == ids.end());
     }
   }
-  CHECK_THROWS_AS(split_list(tokens::ContextOrder::zigzag, 3, 2, 0), Error);
+  CHECK_THROWS_AS(tokens::split_list(tokens::ContextOrder::zigzag, 3, 2, 0), Error);
 }
 
 TEST_CASE("a list is long enough for every rank that shares it") {
@@ -405,7 +405,7 @@ TEST_CASE("a list is long enough for every rank that shares it") {
         LoaderOptions options{.seq_len = 1, .cp_size = cp, .cp_order = order, .tp_size = tp};
         const int64_t tokens = least_tokens(options);
         for (int rank = 0; rank < cp; ++rank) {
-          const int64_t own = cp == 1 ? tokens : split_list(order, tokens, cp, rank).tokens(rank);
+          const int64_t own = cp == 1 ? tokens : tokens::split_list(order, tokens, cp, rank).tokens(rank);
           CHECK(own >= tp);
         }
       }

@@ -29,6 +29,10 @@ std::string noise(size_t bytes) {
   return text;
 }
 
+std::string fingerprint(const std::filesystem::path& file) {
+  return data::fingerprint(std::span(&file, 1));
+}
+
 std::string with_byte(std::string text, size_t at) {
   text[at] = static_cast<char>(text[at] + 1);
   return text;
