@@ -29,36 +29,20 @@ AnyAttention make_attention(nn::ParameterGroup& group, const std::string& name, 
                       seams.region);
 }
 
-std::unique_ptr<nn::FeedForward> make_mlp(nn::ParameterGroup& group, const std::string& name,
-                                          const BlockConfig& config, const Seams& seams) {
-  return std::make_unique<nn::Mlp>(group, name, config.attention.hidden, config.intermediate,
-                                   config.activation, config.gated, config.mlp_bias, config.init_std,
-                                   config.init_std, seams.region);
-}
-
-// A block's experts, alone or in a layer with a shared one.
-struct SparseMlp {
-  std::unique_ptr<nn::FeedForward> layer;
-  nn::Experts* experts;
-};
-
 // Experts take a rank's own rows, outside of the region of tensor-parallel ranks; a shared one lies in it.
-SparseMlp make_experts(nn::ParameterGroup& group, nn::ParameterGroup* experts, const std::string& name,
-                       nn::ExpertsConfig config, const Seams& seams) {
+std::unique_ptr<nn::FeedForward> make_mlp(nn::ParameterGroup& group, nn::ParameterGroup* experts,
+                                          const std::string& name, const BlockConfig& config,
+                                          const Seams& seams) {
+  if (!config.experts) {
+    return std::make_unique<nn::Mlp>(group, name, config.attention.hidden, config.intermediate,
+                                     config.activation, config.gated, config.mlp_bias, config.init_std,
+                                     config.init_std, seams.region);
+  }
   if (experts == nullptr) throw Error(fmt::format("{} has experts, but no group for them", name));
-  if (!seams.region->alone()) {
-    config.copies = nn::Copies::tp;
-    config.counted = seams.region->cut().rank == 0;
-  }
-  if (config.shared == 0) {
-    auto layer = std::make_unique<nn::Experts>(group, *experts, name, config, seams.experts);
-    nn::Experts* const own = layer.get();
-    return {std::move(layer), own};
-  }
-  auto layer =
-      std::make_unique<nn::SharedExperts>(group, *experts, name, config, seams.experts, seams.region);
-  nn::Experts* const own = &layer->experts();
-  return {std::move(layer), own};
+  nn::ExpertsConfig sparse = *config.experts;
+  sparse.rows = seams.region->cut();
+  if (sparse.shared == 0) return std::make_unique<nn::Experts>(group, *experts, name, sparse, seams.experts);
+  return std::make_unique<nn::SharedExperts>(group, *experts, name, sparse, seams.experts, seams.region);
 }
 
 }  // namespace
@@ -77,16 +61,9 @@ Block::Block(nn::ParameterGroup& group, const std::string& name, const BlockConf
       attention_norm_(make_norm(group, name + ".attn_norm", config, NormPlaces::after, seams)),
       attention_(make_attention(group, name + ".attn", config, seams)),
       attention_post_norm_(make_norm(group, name + ".attn_post_norm", config, NormPlaces::before, seams)),
-      mlp_norm_(make_norm(group, name + ".mlp_norm", config, NormPlaces::after, seams)) {
-  if (config.experts) {
-    SparseMlp mlp = make_experts(group, experts, name + ".mlp", *config.experts, seams);
-    experts_ = mlp.experts;
-    mlp_ = std::move(mlp.layer);
-  } else {
-    mlp_ = make_mlp(group, name + ".mlp", config, seams);
-  }
-  mlp_post_norm_ = make_norm(group, name + ".mlp_post_norm", config, NormPlaces::before, seams);
-}
+      mlp_norm_(make_norm(group, name + ".mlp_norm", config, NormPlaces::after, seams)),
+      mlp_(make_mlp(group, experts, name + ".mlp", config, seams)),
+      mlp_post_norm_(make_norm(group, name + ".mlp_post_norm", config, NormPlaces::before, seams)) {}
 
 Tensor Block::enter(const MaybeNorm& norm, Residual in, nn::Norm::Saved& saved) {
   if (norm) return norm->forward(in.stream, std::move(in.delta), saved);
@@ -130,8 +107,7 @@ Tensor Block::fill(Residual in, const nn::TokenInfo& tokens, Saved& saved, Tenso
 Residual Block::forward(Residual in, const nn::TokenInfo& tokens, Saved& saved) const {
   Tensor attended;
   const Tensor x = fill(std::move(in), tokens, saved, attended);
-  saved.mlp = mlp_->make_saved();
-  mlp_->activate(x, tokens, *saved.mlp);
+  saved.mlp = mlp_->activate(x, tokens);
   Residual out{.stream = saved.mlp_norm.x,
                .delta = leave(mlp_post_norm_, mlp_->project(*saved.mlp), saved.mlp_post_norm)};
   if (parallel_) kernels::add(out.delta, attended);

@@ -86,8 +86,7 @@ class Block {
   at::Tensor backward_input(Saved& saved, const at::Tensor& dy, const nn::TokenInfo& tokens,
                             nn::WeightGradQueue& queue);
 
-  // Experts::take_loads of a block with experts; undefined without.
-  at::Tensor take_loads() { return experts_ == nullptr ? at::Tensor() : experts_->take_loads(); }
+  at::Tensor take_loads() { return mlp_->take_loads(); }  // as FeedForward::take_loads
 
  private:
   using MaybeNorm = std::optional<nn::Norm>;
@@ -117,7 +116,6 @@ class Block {
   MaybeNorm attention_post_norm_, mlp_norm_;
   std::unique_ptr<nn::FeedForward> mlp_;
   MaybeNorm mlp_post_norm_;
-  nn::Experts* experts_ = nullptr;  // of mlp_, where it has any
 };
 
 // Every tensor that `saved` holds; some share memory, some are undefined.

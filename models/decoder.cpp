@@ -7,26 +7,6 @@
 namespace pptrain::models {
 namespace {
 
-nn::ExpertsConfig experts_config(const ModelConfig& model, const Decoder& decoder) {
-  const SparseLayers& sparse = model.sparse;
-  return {.hidden = model.hidden,
-          .experts = sparse.experts,
-          .chosen = sparse.chosen,
-          .intermediate = sparse.intermediate,
-          .sigmoid = decoder.sigmoid_router,
-          .normalise = sparse.normalise,
-          .scale = sparse.scale,
-          .groups = sparse.groups,
-          .chosen_groups = sparse.chosen_groups,
-          .limit = sparse.limit,
-          .shared = sparse.shared,
-          .gated_shared = decoder.gated_shared,
-          .init_std = model.initializer_range,
-          .balance_loss = sparse.balance_loss,
-          .z_loss = sparse.z_loss,
-          .balance_bias = decoder.sigmoid_router || sparse.bias_rate > 0};
-}
-
 nn::AttentionConfig attention_config(const ModelConfig& model, const Decoder& decoder,
                                      const LayerKind& kind) {
   nn::AttentionConfig config{.hidden = model.hidden,
@@ -89,12 +69,8 @@ BlockConfig block_config(const ModelConfig& model, int64_t layer) {
                      .residual_scale = model.residual_scale,
                      .init_std = model.initializer_range};
   if (model.kv_rank > 0) config.latent = latent_config(model);
-  if (model.sparse.contains(layer)) config.experts = experts_config(model, decoder);
+  if (model.sparse.contains(layer)) config.experts = nn::ExpertsConfig(model.sparse);
   return config;
-}
-
-nn::NormKind norm_kind(const ModelConfig& model) {
-  return find_architecture(model.arch).decoder.norm;
 }
 
 nn::EmbeddingConfig embedding_config(const ModelConfig& model) {
@@ -109,25 +85,11 @@ nn::EmbeddingConfig embedding_config(const ModelConfig& model) {
 
 std::vector<nn::RopeConfig> rope_tables(const ModelConfig& model) {
   if (find_architecture(model.arch).decoder.learned_positions) return {};
-  const config::RopeScaling& scaling = model.rope_scaling;
   const int64_t dim = model.rotary_dim > 0 ? model.rotary_dim : model.head_dim;
-  nn::RopeConfig rope{.dim = dim,
-                      .theta = model.rope_theta,
-                      .type = scaling.rope_type,
-                      .factor = scaling.factor,
-                      .max_positions = model.max_positions,
-                      .original_positions = scaling.original_max_position_embeddings,
-                      .low_freq_factor = scaling.low_freq_factor,
-                      .high_freq_factor = scaling.high_freq_factor,
-                      .beta_fast = scaling.beta_fast,
-                      .beta_slow = scaling.beta_slow,
-                      .mscale = scaling.mscale,
-                      .mscale_all_dim = scaling.mscale_all_dim,
-                      .truncate = scaling.truncate,
-                      .short_factor = scaling.short_factor,
-                      .long_factor = scaling.long_factor};
-  if (scaling.attention_factor > 0) rope.attention_factor = scaling.attention_factor;
-  std::vector<nn::RopeConfig> tables = {std::move(rope)};
+  std::vector<nn::RopeConfig> tables = {{.dim = dim,
+                                         .theta = model.rope_theta,
+                                         .max_positions = model.max_positions,
+                                         .scaling = model.rope_scaling}};
   if (model.local_rope_theta > 0) tables.push_back({.dim = dim, .theta = model.local_rope_theta});
   return tables;
 }

@@ -12,7 +12,6 @@
 namespace pptrain::models {
 
 BlockConfig block_config(const ModelConfig& model, int64_t layer);
-nn::NormKind norm_kind(const ModelConfig& model);
 nn::EmbeddingConfig embedding_config(const ModelConfig& model);
 // The tables that LayerKind::rope counts; none with learned positions.
 std::vector<nn::RopeConfig> rope_tables(const ModelConfig& model);

@@ -40,9 +40,10 @@ double seen_keys(int64_t seq, int64_t window) {
 
 }  // namespace
 
-int64_t parameter_count(const ModelConfig& model) {
+int64_t parameter_count(const ModelConfig& model, bool learning_only) {
   return sum_of_sizes(model, /*active=*/false, [&](const nn::ParameterSpec& spec) {
-    return !(model.tied && spec.role == nn::Role::head) && spec.role != nn::Role::balance;
+    return !(learning_only && spec.frozen) && !(model.tied && spec.role == nn::Role::head) &&
+           spec.role != nn::Role::balance;
   });
 }
 
@@ -55,14 +56,8 @@ std::string parameters_text(int64_t count) {
 std::string parameters_text(const ModelConfig& model) {
   const std::string all = parameters_text(parameter_count(model));
   if (!freezes(model)) return all;
-  const std::string learning = parameters_text(learning_count(model));
+  const std::string learning = parameters_text(parameter_count(model, /*learning_only=*/true));
   return fmt::format("{}, of which {} learn", all, learning.substr(0, learning.rfind(' ')));
-}
-
-int64_t learning_count(const ModelConfig& model) {
-  return sum_of_sizes(model, /*active=*/false, [&](const nn::ParameterSpec& spec) {
-    return !spec.frozen && !(model.tied && spec.role == nn::Role::head) && spec.role != nn::Role::balance;
-  });
 }
 
 double flops_per_token(const ModelConfig& model, int64_t seq) {

@@ -8,11 +8,8 @@
 
 namespace pptrain::models {
 
-// Parameters of the whole model, a tied head counted once.
-int64_t parameter_count(const ModelConfig& model);
-
-// Those of them that learn.
-int64_t learning_count(const ModelConfig& model);
+// Parameters of the whole model, or those of them that learn; a tied head is counted once.
+int64_t parameter_count(const ModelConfig& model, bool learning_only = false);
 
 // "1.87 M parameters", from a thousand million on "77.85 B parameters".
 std::string parameters_text(int64_t count);

@@ -25,6 +25,8 @@ namespace {
 
 using Json = nlohmann::json;
 
+constexpr int64_t largest_size = 1 << 28;
+
 Json parse_json(std::string_view text, const std::string& path) {
   try {
     Json json = io::parse_strict_json(text, path);
@@ -56,13 +58,10 @@ std::string why_not(std::string_view model_type) {
 
 const Architecture& architecture_of(const HfJson& json) {
   const std::string model_type = json.text("model_type", "");
-  std::vector<std::string_view> supported;
-  for (const Architecture* architecture : architectures) {
-    if (architecture->hf_model_type == model_type) return *architecture;
-    supported.push_back(architecture->hf_model_type);
-  }
+  const auto* const found = std::ranges::find(architectures, model_type, &Architecture::name);
+  if (found != std::end(architectures)) return **found;
   json.fail("model_type", fmt::format("\"{}\" is not supported{}; supported: {}", model_type,
-                                      why_not(model_type), fmt::join(supported, ", ")));
+                                      why_not(model_type), architecture_names(", ")));
 }
 
 using M = config::ModelSection;
@@ -109,18 +108,16 @@ void read_sizes(const HfJson& json, const Architecture& architecture, M& model) 
 }
 
 // Names of one function; the first one is written.
-std::span<const std::string_view> names_of(nn::Activation activation) {
-  static constexpr std::string_view silu[] = {"silu"}, gelu[] = {"gelu"}, relu_squared[] = {"relu2"},
-                                    gelu_tanh[] = {"gelu_pytorch_tanh", "gelu_new", "gelu_fast"};
+std::vector<std::string_view> names_of(nn::Activation activation) {
   switch (activation) {
     case nn::Activation::silu:
-      return silu;
+      return {"silu"};
     case nn::Activation::gelu:
-      return gelu;
+      return {"gelu"};
     case nn::Activation::gelu_tanh:
-      return gelu_tanh;
+      return {"gelu_pytorch_tanh", "gelu_new", "gelu_fast"};
     case nn::Activation::relu_squared:
-      return relu_squared;
+      return {"relu2"};
   }
   throw Error("unknown activation");
 }
@@ -372,11 +369,10 @@ int64_t HfJson::size(const char* key) const {
 }
 
 int64_t HfJson::size(const char* key, int64_t fallback) const {
-  constexpr int64_t largest = 1 << 28;
   if (!has(key)) return fallback;
-  const nlohmann::json& value = object_.at(key);
-  if (!value.is_number_integer() || value.get<double>() < 1 || value.get<double>() > largest) {
-    wrong(key, fmt::format("a size: expected an integer from 1 to {}", largest));
+  const Json& value = object_.at(key);
+  if (!value.is_number_integer() || value.get<double>() < 1 || value.get<double>() > largest_size) {
+    wrong(key, fmt::format("a size: expected an integer from 1 to {}", largest_size));
   }
   return value.get<int64_t>();
 }
@@ -399,44 +395,32 @@ bool HfJson::flag(const char* key, bool fallback) const {
   return object_.at(key).get<bool>();
 }
 
+template <typename Value, typename Fits>
+std::vector<Value> HfJson::list(const char* key, const Fits& fits, const std::string& expected,
+                                const std::string& range) const {
+  if (!has(key)) return {};
+  const Json& list = object_.at(key);
+  if (!list.is_array()) wrong(key, expected);
+  if (!std::ranges::all_of(list, fits)) wrong(key, expected + range);
+  return list.get<std::vector<Value>>();
+}
+
 std::vector<int64_t> HfJson::integers(const char* key) const {
-  std::vector<int64_t> result;
-  if (!has(key)) return result;
-  const nlohmann::json& list = object_.at(key);
-  if (!list.is_array()) wrong(key, "a list of integers");
-  for (const nlohmann::json& value : list) {
-    constexpr int64_t largest = 1 << 28;
-    if (!value.is_number_integer() || value.get<double>() < 0 || value.get<double>() > largest)
-      wrong(key, fmt::format("a list of integers from 0 to {}", largest));
-    result.push_back(value.get<int64_t>());
-  }
-  return result;
+  const auto fits = [](const Json& value) {
+    return value.is_number_integer() && value.get<double>() >= 0 && value.get<double>() <= largest_size;
+  };
+  return list<int64_t>(key, fits, "a list of integers", fmt::format(" from 0 to {}", largest_size));
 }
 
 std::vector<double> HfJson::numbers(const char* key) const {
-  std::vector<double> result;
-  if (!has(key)) return result;
-  const nlohmann::json& list = object_.at(key);
-  if (!list.is_array()) wrong(key, "a list of numbers");
-  for (const nlohmann::json& value : list) {
-    if (!value.is_number()) wrong(key, "a list of numbers");
-    result.push_back(value.get<double>());
-  }
-  return result;
+  return list<double>(key, &Json::is_number, "a list of numbers");
 }
 
 std::vector<std::string> HfJson::texts(const char* key, std::span<const std::string_view> allowed) const {
-  std::vector<std::string> result;
-  if (!has(key)) return result;
-  const nlohmann::json& list = object_.at(key);
-  const std::string expected = fmt::format("a list of \"{}\"", fmt::join(allowed, "\" or \""));
-  if (!list.is_array()) wrong(key, expected);
-  for (const nlohmann::json& value : list) {
-    if (!value.is_string() || std::ranges::find(allowed, value.get<std::string>()) == allowed.end())
-      wrong(key, expected);
-    result.push_back(value.get<std::string>());
-  }
-  return result;
+  const auto fits = [&](const Json& value) {
+    return value.is_string() && std::ranges::find(allowed, value.get<std::string>()) != allowed.end();
+  };
+  return list<std::string>(key, fits, fmt::format("a list of \"{}\"", fmt::join(allowed, "\" or \"")));
 }
 
 std::string HfJson::text(const char* key, const std::string& fallback) const {
@@ -497,7 +481,7 @@ OrderedJson hf_config(const config::ModelSection& model, at::ScalarType dtype, c
       {"initializer_range", model.initializer_range},
       {"intermediate_size", model.intermediate_size},
       {"max_position_embeddings", model.max_position_embeddings},
-      {"model_type", architecture.hf_model_type},
+      {"model_type", architecture.name},
       {"num_attention_heads", model.num_attention_heads},
       {"num_hidden_layers", model.num_hidden_layers},
       {"num_key_value_heads", model.num_key_value_heads},

@@ -46,6 +46,10 @@ class HfJson {
   [[noreturn]] void fail(std::string_view key, const std::string& text) const;
 
  private:
+  // A list of what `fits`; range: which values `expected` means.
+  template <typename Value, typename Fits>
+  std::vector<Value> list(const char* key, const Fits& fits, const std::string& expected,
+                          const std::string& range = {}) const;
   // What the key holds is not `expected`: "a number".
   [[noreturn]] void wrong(const char* key, std::string_view expected) const;
 

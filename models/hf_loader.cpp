@@ -122,10 +122,6 @@ std::vector<HfWeight> find_hf_weights(const ModelConfig& model, const io::HfChec
   return weights;
 }
 
-void check_hf_weights(const ModelConfig& model, const std::filesystem::path& hf_dir) {
-  find_hf_weights(model, io::HfCheckpoint(hf_dir));
-}
-
 std::vector<HfTensor> hf_tensors(const ModelConfig& model) {
   TransformerStage whole(model, whole_model(model));
   const WeightMap map = weight_map(model, whole.slice());

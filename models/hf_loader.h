@@ -20,9 +20,6 @@ void load_hf_weights(TransformerStage& stage, const std::filesystem::path& hf_di
 // Reads headers alone. Throws as load_hf_weights does.
 std::vector<HfWeight> find_hf_weights(const ModelConfig& model, const io::HfCheckpoint& checkpoint);
 
-// What load_hf_weights would say of the whole model; reads headers alone.
-void check_hf_weights(const ModelConfig& model, const std::filesystem::path& hf_dir);
-
 // The tensors of a directory that is written, in the order of the model's parameters; none for a tied head.
 // Throws Error for a parameter that transformers' model lacks: a bias that balances experts.
 std::vector<HfTensor> hf_tensors(const ModelConfig& model);

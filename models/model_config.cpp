@@ -108,21 +108,26 @@ void check_layers(const config::ModelSection& m, const Architecture& architectur
 SparseLayers sparse_layers(const config::ModelSection& m) {
   if (m.num_experts == 0) return {};
   const Architecture& architecture = find_architecture(m.arch);
+  const Decoder& decoder = architecture.decoder;
   const bool as_mlp = architecture.experts_of_mlp_width;
-  return {.experts = m.num_experts,
-          .chosen = m.num_experts_per_tok,
-          .intermediate = as_mlp ? m.intermediate_size : m.moe_intermediate_size,
-          .normalise = as_mlp || m.norm_topk_prob,
-          .step = m.decoder_sparse_step,
-          .dense = m.mlp_only_layers,
-          .balance_loss = m.router_aux_loss_coef,
-          .z_loss = m.router_z_loss_coef,
-          .bias_rate = m.router_bias_update_rate,
-          .shared = architecture.has_shared_expert() ? m.shared_expert_intermediate_size : 0,
-          .limit = architecture.takes(&config::ModelSection::swiglu_limit) ? m.swiglu_limit : 0,
-          .groups = m.n_group,
-          .chosen_groups = m.topk_group,
-          .scale = m.routed_scaling_factor};
+  return {{.hidden = m.hidden_size,
+           .experts = m.num_experts,
+           .chosen = m.num_experts_per_tok,
+           .intermediate = as_mlp ? m.intermediate_size : m.moe_intermediate_size,
+           .sigmoid = decoder.sigmoid_router,
+           .normalise = as_mlp || m.norm_topk_prob,
+           .scale = m.routed_scaling_factor,
+           .groups = m.n_group,
+           .chosen_groups = m.topk_group,
+           .limit = architecture.takes(&config::ModelSection::swiglu_limit) ? m.swiglu_limit : 0,
+           .shared = architecture.has_shared_expert() ? m.shared_expert_intermediate_size : 0,
+           .gated_shared = decoder.gated_shared,
+           .init_std = m.initializer_range,
+           .balance_loss = m.router_aux_loss_coef,
+           .z_loss = m.router_z_loss_coef,
+           .balance_bias = decoder.sigmoid_router || m.router_bias_update_rate > 0},
+          m.decoder_sparse_step,
+          m.mlp_only_layers};
 }
 
 // Rounded down, as transformers does it.

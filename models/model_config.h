@@ -11,23 +11,14 @@
 
 #include "core/config/job_config.h"
 #include "core/config/loader.h"
+#include "core/nn/experts.h"
 
 namespace pptrain::models {
 
-// Which layers have experts, and what these are.
-struct SparseLayers {
-  int64_t experts = 0;  // of each; 0: no layer is sparse
-  int64_t chosen = 0;   // experts of each token
-  int64_t intermediate = 0;
-  bool normalise = false;      // the chosen ones' probabilities
+// What the experts of sparse layers are, and which layers have them; none where `experts` is 0.
+struct SparseLayers : nn::ExpertsConfig {
   int64_t step = 1;            // layer i, counted from 1, where the step divides i
   std::vector<int64_t> dense;  // except these, counted from 0
-  double balance_loss = 0, z_loss = 0;
-  double bias_rate = 0;  // 0: no bias
-  int64_t shared = 0;    // width of a gated MLP beside them; 0: there is none
-  double limit = 0;      // of inner values, with biases (gpt-oss); 0: none
-  int64_t groups = 1, chosen_groups = 1;
-  double scale = 1;  // of the chosen ones' weights
 
   bool contains(int64_t layer) const {
     return experts > 0 && (layer + 1) % step == 0 && std::ranges::find(dense, layer) == dense.end();

@@ -4,7 +4,8 @@
 #include <spdlog/fmt/ranges.h>
 
 #include <algorithm>
-#include <vector>
+#include <iterator>
+#include <ranges>
 
 #include "core/base/error.h"
 #include "models/model_config.h"
@@ -26,14 +27,15 @@ void fill_layers(config::ModelSection& model) {
   for (int64_t i = 1; i <= model.num_hidden_layers; ++i) model.no_rope_layers.push_back(i % still != 0);
 }
 
+std::string architecture_names(std::string_view separator) {
+  return fmt::format("{}", fmt::join(architectures | std::views::transform(&Architecture::name), separator));
+}
+
 const Architecture& find_architecture(std::string_view name) {
-  std::vector<std::string_view> names;
-  for (const Architecture* architecture : architectures) {
-    if (architecture->name == name) return *architecture;
-    names.push_back(architecture->name);
-  }
+  const auto* const found = std::ranges::find(architectures, name, &Architecture::name);
+  if (found != std::end(architectures)) return **found;
   throw UsageError(
-      fmt::format("model.arch: \"{}\" is not known; valid are \"{}\"", name, fmt::join(names, "\", \"")));
+      fmt::format("model.arch: \"{}\" is not known; valid are \"{}\"", name, architecture_names("\", \"")));
 }
 
 }  // namespace pptrain::models

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <nlohmann/json_fwd.hpp>
 #include <span>
+#include <string>
 #include <string_view>
 #include <variant>
 
@@ -61,8 +62,7 @@ struct HfRope {
 
 // Everything that describes one architecture.
 struct Architecture {
-  std::string_view name;                // model.arch
-  std::string_view hf_model_type;       // config.json's model_type
+  std::string_view name;                // model.arch, and config.json's model_type
   std::string_view hf_class;            // its `architectures`: the class in transformers
   std::span<const WeightName> weights;  // beside, or instead of, decoder_weights
   Decoder decoder = {};
@@ -132,6 +132,9 @@ inline constexpr const Architecture* architectures[] = {
 
 // Fills layer_types and no_rope_layers by the architecture's pattern where they are empty and act.
 void fill_layers(config::ModelSection& model);
+
+// All names, in the list's order.
+std::string architecture_names(std::string_view separator);
 
 // Throws UsageError that lists the known names.
 const Architecture& find_architecture(std::string_view name);

@@ -15,6 +15,7 @@
 #include "core/nn/rope.h"
 #include "models/decoder.h"
 #include "models/learning.h"
+#include "models/registry.h"
 
 namespace pptrain::models {
 namespace {
@@ -99,7 +100,8 @@ TransformerStage::TransformerStage(const ModelConfig& model, const StageSlice& s
   if (slice.head) {
     const nn::TensorCut& cut = region_->cut();
     norm_groups_ = declare([&] {
-      norm_.emplace(store_.add_group("norm"), "norm", model.hidden, norm_kind(model), model.norm_eps, cut);
+      const nn::NormKind kind = find_architecture(model.arch).decoder.norm;
+      norm_.emplace(store_.add_group("norm"), "norm", model.hidden, kind, model.norm_eps, cut);
     });
   }
   if (slice.has_whole_head() || slice.has_head_part()) head_groups_ = declare([&] { declare_head(); });

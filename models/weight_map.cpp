@@ -105,15 +105,8 @@ int64_t to_number(std::string_view digits) {
 
 }  // namespace
 
-std::vector<std::string> hf_names(std::span<const WeightName> names, std::string_view global, bool tied) {
-  std::vector<std::string> result;
-  for (Translation& found : to_hf(names, tied && global == "head.weight" ? "embed.weight" : global))
-    result.push_back(std::move(found.name));
-  return result;
-}
-
-std::string hf_name(std::span<const WeightName> names, std::string_view global, bool tied) {
-  return hf_names(names, global, tied).front();
+std::string hf_name(std::span<const WeightName> names, std::string_view global) {
+  return to_hf(names, global).front().name;
 }
 
 std::optional<std::string> global_name(std::span<const WeightName> names, std::string_view hf) {

@@ -52,23 +52,12 @@ inline constexpr WeightName decoder_weights[] = {
     {"layers.*.mlp.down", "model.layers.*.mlp.down_proj"},
 };
 
-// What sparse layers have beside these. transformers writes Mixtral's router with either name, and the
-// experts of both one by one or in one tensor.
+// What sparse layers have beside these. transformers writes experts one by one or in one tensor.
 inline constexpr WeightName qwen3_moe_weights[] = {
     {"layers.*.mlp.router", "model.layers.*.mlp.gate"},
     {"layers.*.mlp.experts.*.gate", "model.layers.*.mlp.experts.*.gate_proj"},
     {"layers.*.mlp.experts.*.up", "model.layers.*.mlp.experts.*.up_proj"},
     {"layers.*.mlp.experts.*.down", "model.layers.*.mlp.experts.*.down_proj"},
-    {"layers.*.mlp.experts.*.gate.weight", "model.layers.*.mlp.experts.gate_up_proj"},
-    {"layers.*.mlp.experts.*.up.weight", "model.layers.*.mlp.experts.gate_up_proj"},
-    {"layers.*.mlp.experts.*.down.weight", "model.layers.*.mlp.experts.down_proj"},
-};
-inline constexpr WeightName mixtral_weights[] = {
-    {"layers.*.mlp.router", "model.layers.*.block_sparse_moe.gate"},
-    {"layers.*.mlp.router", "model.layers.*.mlp.gate"},
-    {"layers.*.mlp.experts.*.gate", "model.layers.*.block_sparse_moe.experts.*.w1"},
-    {"layers.*.mlp.experts.*.up", "model.layers.*.block_sparse_moe.experts.*.w3"},
-    {"layers.*.mlp.experts.*.down", "model.layers.*.block_sparse_moe.experts.*.w2"},
     {"layers.*.mlp.experts.*.gate.weight", "model.layers.*.mlp.experts.gate_up_proj"},
     {"layers.*.mlp.experts.*.up.weight", "model.layers.*.mlp.experts.gate_up_proj"},
     {"layers.*.mlp.experts.*.down.weight", "model.layers.*.mlp.experts.down_proj"},
@@ -83,14 +72,11 @@ constexpr std::array<T, A + B> joined(const T (&first)[A], const T (&second)[B])
   return all;
 }
 
-// "layers.17.attn.q.weight" -> "model.layers.17.self_attn.q_proj.weight": among `names`, then among
-// decoder_weights. With `tied`, "head.weight" is the embedding's tensor. Throws Error for a name that is not
-// in either list.
-std::string hf_name(std::span<const WeightName> names, std::string_view global, bool tied);
-// All of them, the usual one first.
-std::vector<std::string> hf_names(std::span<const WeightName> names, std::string_view global, bool tied);
+// "layers.17.attn.q.weight" -> "model.layers.17.self_attn.q_proj.weight", the usual one of its names: among
+// `names`, then among decoder_weights. Throws Error for a name that is not in either list.
+std::string hf_name(std::span<const WeightName> names, std::string_view global);
 
-// The inverse (untied), of a tensor that several parameters share one of them: nothing for a tensor that no
+// The inverse, of a tensor that several parameters share one of them: nothing for a tensor that no
 // parameter takes ("model.layers.0.self_attn.rotary_emb.inv_freq").
 std::optional<std::string> global_name(std::span<const WeightName> names, std::string_view hf);
 

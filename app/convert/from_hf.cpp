@@ -163,10 +163,10 @@ std::set<std::string> Import::taken() {
   std::set<std::string> names;
   for (const models::HfWeight& weight : weights_) names.insert(weight.tensor);
   const auto map = models::find_architecture(model_.arch).weights;
-  const std::string head_name = models::hf_name(map, "head.weight", false);
+  const std::string head_name = models::hf_name(map, "head.weight");
   if (!model_.tied || !source_.hf().contains(head_name)) return names;
   const HfStored head = source_.find(head_name);
-  const HfStored embedding = source_.find(models::hf_name(map, "embed.weight", false));
+  const HfStored embedding = source_.find(models::hf_name(map, "embed.weight"));
   if (!source_.same(head, embedding)) {
     throw Error(fmt::format(
         "{} is not {}, though config.json says tie_word_embeddings: which of the two is the model's head?",

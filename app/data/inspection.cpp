@@ -192,7 +192,7 @@ void inspect_all(const Plan& plan, const config::ReportConflict& report) {
   inspect_data(plan, report);
   if (plan.job.model.init == config::Init::hf) {
     sound(report, {"model.hf_dir", "model.init"},
-          [&] { models::check_hf_weights(plan.model, plan.job.model.hf_dir); });
+          [&] { models::find_hf_weights(plan.model, io::HfCheckpoint(plan.job.model.hf_dir)); });
   }
   inspect_resume(plan.job, report);
   sound(report, {"run.dir"}, [&] { checkpoint::probe(fs::path(plan.job.run.dir) / "checkpoints"); });

@@ -107,7 +107,7 @@ class RankTimer {
     // What the groups of the job match need not be among these parameters.
     config::OptimizerSection options = base.job.optimizer;
     options.groups.clear();
-    optimizer_ = optim::make_optimizer(options, std::move(buffers));
+    optimizer_ = optim::make_optimizer(options, buffers);
     if (options.post_validation) optimizer_->keep_previous();
   }
 

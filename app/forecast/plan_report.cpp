@@ -217,7 +217,7 @@ int64_t checkpoint_bytes(const Plan& plan) {
   std::vector<const nn::ParameterSpec*> specs = whole.parameters().specs();
   std::erase_if(specs, [](const nn::ParameterSpec* spec) { return spec->frozen; });
   const auto kinds = optim::parameter_kinds(specs);
-  return models::learning_count(plan.model) * 4 +
+  return models::parameter_count(plan.model, /*learning_only=*/true) * 4 +
          static_cast<int64_t>(optim::optimizer_share(stored, kinds, at::kFloat).held);
 }
 

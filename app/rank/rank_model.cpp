@@ -96,9 +96,8 @@ void RankModel::add_optimizer(RankStage& own) {
   nn::ParameterStore& parameters = own.stage->parameters();
   std::vector<nn::Buffer*> learning = parameters.buffers();
   std::erase_if(learning, [](const nn::Buffer* buffer) { return buffer->frozen; });
-  own.optimizer =
-      optim::make_optimizer(context_.job.optimizer, std::move(learning), matrix_exchange(context_),
-                            context_.job.model.router_bias_update_rate);
+  own.optimizer = optim::make_optimizer(context_.job.optimizer, learning, matrix_exchange(context_),
+                                        context_.job.model.router_bias_update_rate);
   for (nn::Slice* slice : parameters.slices()) {
     if (slice->spec.counted && !slice->spec.frozen && slice->spec.role != nn::Role::balance &&
         !is_tied_copy(context_, *slice))

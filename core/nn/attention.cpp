@@ -64,24 +64,13 @@ bool norms_rows(const AttentionConfig& c) {
   return c.qk_norm == QkNorm::whole || (c.qk_norm == QkNorm::head && !turns_all);
 }
 
-// k, v or both, of the key-value head that `size / kv_heads` neighbours hold a copy of.
-Linear copied_kv(ParameterGroup& group, const std::vector<LinearPart>& parts, const AttentionConfig& c,
-                 const TensorCut& cut) {
-  const auto kv_heads = static_cast<int>(c.kv_heads);
+// A parameter of the key-value head that `size / kv_heads` neighbours hold a copy of.
+ParameterSpec copied_kv(ParameterSpec spec, int kv_heads, const TensorCut& cut) {
   const int neighbours = cut.size / kv_heads;
-  const TensorCut of_heads{.rank = cut.rank / neighbours, .size = kv_heads};
-  const auto copy = [&](ParameterSpec spec) {
-    spec = of_heads.cut(std::move(spec), 0);
-    spec.copies = Copies::kv;
-    spec.counted = cut.rank % neighbours == 0;
-    return spec;
-  };
-  std::vector<ParameterSpec> weights, biases;
-  for (const LinearPart& part : parts) {
-    weights.push_back(copy(weight_spec(part, c.hidden, c.init_std)));
-    if (c.qkv_bias) biases.push_back(copy(bias_spec(part)));
-  }
-  return Linear(group, std::move(weights), std::move(biases));
+  spec = TensorCut{.rank = cut.rank / neighbours, .size = kv_heads}.cut(std::move(spec), 0);
+  spec.copies = Copies::kv;
+  spec.counted = cut.rank % neighbours == 0;
+  return spec;
 }
 
 // q, k and v side by side, where nothing needs one of them apart.
@@ -93,8 +82,10 @@ ColumnLinear make_qkv(ParameterGroup& group, const std::string& name, const Atte
   const LinearPart k = part_of(name, ".k", c.kv_heads, c), v = part_of(name, ".v", c.kv_heads, c);
   std::vector<Linear> blocks;
   const auto add = [&](const std::vector<LinearPart>& parts, bool copies) {
-    blocks.push_back(copies ? copied_kv(group, parts, c, cut)
-                            : Linear(group, c.hidden, parts, c.qkv_bias, c.init_std, cut));
+    blocks.emplace_back(group, c.hidden, parts, c.qkv_bias, c.init_std, [&](ParameterSpec spec) {
+      return copies ? copied_kv(std::move(spec), static_cast<int>(c.kv_heads), cut)
+                    : cut.cut(std::move(spec), 0);
+    });
   };
   if (norms_rows(c)) {
     add({q}, false);
@@ -328,17 +319,12 @@ Tensor Attention::backward_input(Saved& saved, const Tensor& dy, const TokenInfo
         core_->backward(o_.backward(std::move(saved.out), dy, queue)
                             .view({tokens.positions.size(0), local_.heads, local_.head_dim}),
                         std::move(saved.core));
-    if (sinks_ != nullptr) add_sinks_gradient(grads.dsinks);
+    if (is_learning(sinks_)) kernels::add(sinks_->grad, grads.dsinks);
     dqkv = qkv_gradient(saved, grads, tokens);
   }
   Tensor x = std::move(saved.x);
   saved = {};
   return qkv_.backward(std::move(x), std::move(dqkv), queue);
-}
-
-void Attention::add_sinks_gradient(const Tensor& dsinks) {
-  if (sinks_->frozen()) return;
-  kernels::add(sinks_->grad, dsinks);
 }
 
 }  // namespace pptrain::nn

@@ -103,7 +103,6 @@ class Attention {
                                         const TokenInfo& tokens);
   at::Tensor norm_rows_back(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& rstd,
                             Weight& weight) const;
-  void add_sinks_gradient(const at::Tensor& dsinks);
 
   AttentionConfig local_;  // with this rank's heads
   bool rows_;              // norms take rows of q and of k, apart from rotation

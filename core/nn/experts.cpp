@@ -64,9 +64,7 @@ class Router final : public HasWeightGradient {
   at::Tensor backward_input(const at::Tensor& x, const Routing& routing, const at::Tensor& dweights,
                             const TokenInfo& tokens, const ExpertExchange& exchange, WeightGradQueue& queue);
   void backward_weight(std::span<const at::Tensor> operands) override;  // x, dlogits
-  bool learns() const override {
-    return !weight_->frozen() || (logits_bias_ != nullptr && !logits_bias_->frozen());
-  }
+  bool learns() const override { return is_learning(weight_) || is_learning(logits_bias_); }
 
   at::Tensor take_loads() { return std::exchange(loads_, at::Tensor()); }  // as Experts::take_loads
 
@@ -199,18 +197,20 @@ void add_weight_gradient(const at::Tensor& x, const at::Tensor& dlogits, Weight&
   });
 }
 
+// int64 [experts]: the rows of each.
+at::Tensor rows_of_experts(const at::Tensor& ends) {
+  at::Tensor rows = ends.to(at::kLong);
+  const int64_t rest = ends.size(0) - 1;
+  rows.narrow(0, 1, rest).sub_(ends.narrow(0, 0, rest));
+  return rows;
+}
+
 // int64 [experts]: the rows of documents that chose each.
 at::Tensor loads_of(const Router::Routing& routing, const at::Tensor& filling) {
-  const at::Tensor& ends = routing.ends;
-  if (filling.defined()) {
-    const at::Tensor chosen = routing.chosen.to(at::kLong);
-    const at::Tensor counted = filling.logical_not().to(at::kLong).unsqueeze(1).expand_as(chosen);
-    return at::zeros_like(ends, at::kLong).scatter_add_(0, chosen.view({-1}), counted.reshape({-1}));
-  }
-  at::Tensor loads = ends.to(at::kLong);
-  const int64_t rest = ends.size(0) - 1;
-  loads.narrow(0, 1, rest).sub_(ends.narrow(0, 0, rest));
-  return loads;
+  if (!filling.defined()) return rows_of_experts(routing.ends);
+  const at::Tensor chosen = routing.chosen.to(at::kLong);
+  const at::Tensor counted = filling.logical_not().to(at::kLong).unsqueeze(1).expand_as(chosen);
+  return at::zeros_like(routing.ends, at::kLong).scatter_add_(0, chosen.view({-1}), counted.reshape({-1}));
 }
 
 // The indices of the `count` highest scores of each row, the highest first, of equal ones the lower index:
@@ -249,10 +249,6 @@ at::Tensor sigmoid_gradient(const at::Tensor& dweights, const Router::Routing& r
   return dlogits;
 }
 
-Experts::Saved& own_saved(FeedForward::Saved& saved) {
-  return static_cast<Experts::Saved&>(saved);
-}
-
 at::Tensor gather(const at::Tensor& x, const at::Tensor& order, int64_t each) {
   at::Tensor rows = at::empty({order.size(0), x.size(1)}, x.options());
   kernels::gather_rows(x, order, each, rows);
@@ -261,10 +257,7 @@ at::Tensor gather(const at::Tensor& x, const at::Tensor& order, int64_t each) {
 
 // int64 [rows]: the expert of each row in expert order, beside `like`.
 at::Tensor expert_of_rows(const at::Tensor& ends, int64_t rows, const at::Tensor& like) {
-  at::Tensor counts = ends.to(at::kLong);
-  const int64_t rest = ends.size(0) - 1;
-  counts.narrow(0, 1, rest).sub_(ends.narrow(0, 0, rest));
-  return at::repeat_interleave(counts, std::optional<int64_t>(rows)).to(like.device());
+  return at::repeat_interleave(rows_of_experts(ends), std::optional<int64_t>(rows)).to(like.device());
 }
 
 at::Tensor in_order(const GroupedRows& rows) {
@@ -311,20 +304,14 @@ void weighted_clamped_glu_backward(const at::Tensor& dy, at::Tensor& gate_up, co
   kernels::record(kernels::moving(dy, gate_up, gate_up, weights, dweights));
 }
 
-SharedExperts::Saved& shared_saved(FeedForward::Saved& saved) {
-  return static_cast<SharedExperts::Saved&>(saved);
-}
-
 }  // namespace
 
 Router::Router(ParameterGroup& group, const std::string& name, const ExpertsConfig& config)
     : config_(config),
-      weight_(&group.add({{.name = name + ".weight",
-                           .shape = {config.experts, config.hidden},
-                           .role = Role::router,
-                           .init_std = config.init_std,
-                           .copies = config.copies,
-                           .counted = config.counted}})) {
+      weight_(&group.add({config.rows.copied({.name = name + ".weight",
+                                              .shape = {config.experts, config.hidden},
+                                              .role = Role::router,
+                                              .init_std = config.init_std})})) {
   if (config.groups < 1 || config.experts % config.groups != 0 || config.chosen_groups < 1 ||
       config.chosen_groups > config.groups ||
       config.chosen > config.experts / config.groups * config.chosen_groups) {
@@ -335,11 +322,7 @@ Router::Router(ParameterGroup& group, const std::string& name, const ExpertsConf
     throw Error(
         fmt::format("{}: the router's losses are those of a softmax, and its scores are sigmoids", name));
   const auto add = [&](const char* what, Role role) {
-    return &group.add({{.name = name + what,
-                        .shape = {config.experts},
-                        .role = role,
-                        .copies = config.copies,
-                        .counted = config.counted}});
+    return &group.add({config.rows.copied({.name = name + what, .shape = {config.experts}, .role = role})});
   };
   if (config.balance_bias) bias_ = add(".bias", Role::balance);
   if (config.limit != 0) logits_bias_ = add(".logits.bias", Role::bias);
@@ -395,9 +378,9 @@ at::Tensor Router::backward_input(const at::Tensor& x, const Routing& routing, c
     throw Error("the losses of a router need the global microbatch's number of tokens");
   const at::Tensor loads = loads_of(routing, tokens.filling);
   loads_ = loads_.defined() ? loads_.add_(loads) : loads;
-  // Its sign alone acts (optim/updates.h): of integers, whose sum over ranks does not depend on the order.
-  if (bias_ != nullptr && !bias_->frozen())
-    bias_->grad.add_(loads.mul(config_.experts).sub_(loads.sum()).to(at::kFloat));
+  // Its sign alone acts (optim/optimizers.cpp): of integers, whose sum over ranks does not depend on the
+  // order.
+  if (is_learning(bias_)) bias_->grad.add_(loads.mul(config_.experts).sub_(loads.sum()).to(at::kFloat));
   at::Tensor dlogits = logits_gradient(config_.scale == 1 ? dweights : dweights.mul(config_.scale), routing,
                                        tokens, loads, exchange);
   at::Tensor dx = at::empty({x.size(0), config_.hidden}, dlogits.options());
@@ -422,7 +405,7 @@ at::Tensor Router::logits_gradient(const at::Tensor& dweights, const Routing& ro
 
 void Router::backward_weight(std::span<const at::Tensor> operands) {
   add_weight_gradient(operands[0], operands[1], *weight_);
-  if (logits_bias_ != nullptr && !logits_bias_->frozen()) logits_bias_->grad.add_(operands[1].sum(0));
+  if (is_learning(logits_bias_)) logits_bias_->grad.add_(operands[1].sum(0));
 }
 
 at::Tensor ExpertWeights::forward(const GroupedRows& x, const ExpertExchange::Plan& plan) const {
@@ -512,10 +495,6 @@ Experts::Experts(ParameterGroup& group, ParameterGroup& experts, const std::stri
 
 Experts::~Experts() = default;
 
-std::unique_ptr<FeedForward::Saved> Experts::make_saved() const {
-  return std::make_unique<Saved>();
-}
-
 at::Tensor Experts::take_loads() {
   return router_->take_loads();
 }
@@ -530,16 +509,20 @@ GroupedRows Experts::rows_of_x(const Saved& saved) const {
   return {.x = saved.received, .order = {}};
 }
 
-void Experts::activate(const at::Tensor& x, const TokenInfo& tokens, FeedForward::Saved& saved) const {
-  restore(x, tokens, saved);
-  Saved& s = own_saved(saved);
-  s.act = at::empty({s.plan->rows, s.gate_up.size(1) / 2}, x.options());
-  if (limit_ == 0) return kernels::weighted_swiglu(s.gate_up, s.row_weights, s.act);
-  weighted_clamped_glu(s.gate_up, s.row_weights, limit_, s.act);
+std::unique_ptr<FeedForward::Saved> Experts::activate(const at::Tensor& x, const TokenInfo& tokens) const {
+  auto saved = std::make_unique<Saved>();
+  restore(x, tokens, *saved);
+  saved->act = at::empty({saved->plan->rows, saved->gate_up.size(1) / 2}, x.options());
+  if (limit_ == 0) {
+    kernels::weighted_swiglu(saved->gate_up, saved->row_weights, saved->act);
+  } else {
+    weighted_clamped_glu(saved->gate_up, saved->row_weights, limit_, saved->act);
+  }
+  return saved;
 }
 
 void Experts::restore(const at::Tensor& x, const TokenInfo& /*tokens*/, FeedForward::Saved& saved) const {
-  Saved& s = own_saved(saved);
+  auto& s = static_cast<Saved&>(saved);
   s.x = x;
   if (!s.plan) {
     s.routing = router_->forward(x);
@@ -565,7 +548,7 @@ at::Tensor Experts::project(const FeedForward::Saved& saved) const {
 }
 
 void Experts::drop(FeedForward::Saved& saved, Keep keep) const {
-  Saved& s = own_saved(saved);
+  auto& s = static_cast<Saved&>(saved);
   s.x.reset();
   s.act.reset();
   if (keep == Keep::products) return;
@@ -583,7 +566,7 @@ at::Tensor Experts::return_weights(const at::Tensor& dweights, const Saved& save
 // the same kernel gives it again in the memory of its gradient.
 at::Tensor Experts::backward_input(FeedForward::Saved& saved, const at::Tensor& dy, const TokenInfo& tokens,
                                    WeightGradQueue& queue) {
-  Saved& s = own_saved(saved);
+  auto& s = static_cast<Saved&>(saved);
   const GroupedRows drows = send(dy, s);
   const bool kept = s.act.defined();
   if (kept) down_->push(queue, drows, {.x = std::move(s.act), .order = {}}, *s.plan);
@@ -629,33 +612,26 @@ SharedExperts::SharedExperts(ParameterGroup& group, ParameterGroup& experts, con
       shared_(group, name + ".shared", config.hidden, config.shared, Activation::silu, /*gated=*/true,
               /*bias=*/false, config.init_std, config.init_std, std::move(region)) {
   if (!config.gated_shared) return;
-  gate_ = &group.add({{.name = name + ".shared_gate.weight",
-                       .shape = {1, config.hidden},
-                       .role = Role::router,
-                       .init_std = config.init_std,
-                       .copies = config.copies,
-                       .counted = config.counted}});
+  gate_ = &group.add({config.rows.copied({.name = name + ".shared_gate.weight",
+                                          .shape = {1, config.hidden},
+                                          .role = Role::router,
+                                          .init_std = config.init_std})});
 }
 
-std::unique_ptr<FeedForward::Saved> SharedExperts::make_saved() const {
+std::unique_ptr<FeedForward::Saved> SharedExperts::activate(const at::Tensor& x,
+                                                            const TokenInfo& tokens) const {
   auto saved = std::make_unique<Saved>();
-  saved->experts = experts_.make_saved();
-  saved->shared = shared_.make_saved();
+  saved->experts = experts_.activate(x, tokens);
+  saved->shared = shared_.activate(x, tokens);
+  if (gate_ == nullptr) return saved;
+  saved->x = x;
+  saved->out = shared_.project(*saved->shared);
+  saved->gate = logits_of(x, *gate_).sigmoid_();
   return saved;
 }
 
-void SharedExperts::activate(const at::Tensor& x, const TokenInfo& tokens, FeedForward::Saved& saved) const {
-  Saved& s = shared_saved(saved);
-  experts_.activate(x, tokens, *s.experts);
-  shared_.activate(x, tokens, *s.shared);
-  if (gate_ == nullptr) return;
-  s.x = x;
-  s.out = shared_.project(*s.shared);
-  s.gate = logits_of(x, *gate_).sigmoid_();
-}
-
 void SharedExperts::restore(const at::Tensor& x, const TokenInfo& tokens, FeedForward::Saved& saved) const {
-  Saved& s = shared_saved(saved);
+  auto& s = static_cast<Saved&>(saved);
   experts_.restore(x, tokens, *s.experts);
   shared_.restore(x, tokens, *s.shared);
   if (gate_ != nullptr) s.x = x;
@@ -671,7 +647,7 @@ at::Tensor SharedExperts::project(const FeedForward::Saved& saved) const {
 }
 
 void SharedExperts::drop(FeedForward::Saved& saved, Keep keep) const {
-  Saved& s = shared_saved(saved);
+  auto& s = static_cast<Saved&>(saved);
   experts_.drop(*s.experts, keep);
   shared_.drop(*s.shared, keep);
   s.x.reset();
@@ -679,7 +655,7 @@ void SharedExperts::drop(FeedForward::Saved& saved, Keep keep) const {
 
 at::Tensor SharedExperts::backward_input(FeedForward::Saved& saved, const at::Tensor& dy,
                                          const TokenInfo& tokens, WeightGradQueue& queue) {
-  Saved& s = shared_saved(saved);
+  auto& s = static_cast<Saved&>(saved);
   at::Tensor dx = experts_.backward_input(*s.experts, dy, tokens, queue);
   const at::Tensor dout = gate_ == nullptr ? dy : dy.mul(s.gate.to(dy.scalar_type()));
   dx.add_(shared_.backward_input(*s.shared, dout, tokens, queue));

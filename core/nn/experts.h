@@ -91,9 +91,7 @@ struct ExpertsConfig {
   // A bias on each expert's probability, for the choice alone, which balances loads without a loss (Wang et
   // al., arXiv 2408.15664).
   bool balance_bias = false;
-  // Of the router: where tensor-parallel ranks share out the rows, each holds a copy.
-  Copies copies = Copies::one;
-  bool counted = true;
+  TensorCut rows = {};  // the tensor-parallel ranks that share out the rows; each holds a copy of the router
 };
 
 class Router;
@@ -111,17 +109,13 @@ class Experts final : public FeedForward {
           std::shared_ptr<const ExpertExchange> exchange = std::make_shared<ExpertExchange>());
   ~Experts() override;
 
-  std::unique_ptr<FeedForward::Saved> make_saved() const override;
-  void activate(const at::Tensor& x, const TokenInfo& tokens, FeedForward::Saved& saved) const override;
+  std::unique_ptr<FeedForward::Saved> activate(const at::Tensor& x, const TokenInfo& tokens) const override;
   at::Tensor project(const FeedForward::Saved& saved) const override;
   void drop(FeedForward::Saved& saved, Keep keep) const override;
   void restore(const at::Tensor& x, const TokenInfo& tokens, FeedForward::Saved& saved) const override;
   at::Tensor backward_input(FeedForward::Saved& saved, const at::Tensor& dy, const TokenInfo& tokens,
                             WeightGradQueue& queue) override;
-
-  // Rows of documents that went to each expert in the backward passes since the last call, from this rank:
-  // int64 [experts]; undefined where there were none.
-  at::Tensor take_loads();
+  at::Tensor take_loads() override;
 
  private:
   // Of each token's row in T [rows, hidden], a copy for each of its experts, where these are.
@@ -151,17 +145,15 @@ class SharedExperts final : public FeedForward, public HasWeightGradient {
                 std::shared_ptr<const ExpertExchange> exchange = std::make_shared<ExpertExchange>(),
                 std::shared_ptr<const Region> region = std::make_shared<Region>());
 
-  std::unique_ptr<FeedForward::Saved> make_saved() const override;
-  void activate(const at::Tensor& x, const TokenInfo& tokens, FeedForward::Saved& saved) const override;
+  std::unique_ptr<FeedForward::Saved> activate(const at::Tensor& x, const TokenInfo& tokens) const override;
   at::Tensor project(const FeedForward::Saved& saved) const override;
   void drop(FeedForward::Saved& saved, Keep keep) const override;
   void restore(const at::Tensor& x, const TokenInfo& tokens, FeedForward::Saved& saved) const override;
   at::Tensor backward_input(FeedForward::Saved& saved, const at::Tensor& dy, const TokenInfo& tokens,
                             WeightGradQueue& queue) override;
   void backward_weight(std::span<const at::Tensor> operands) override;  // x, gradient of the gate's logits
-  bool learns() const override { return gate_ != nullptr && !gate_->frozen(); }
-
-  Experts& experts() { return experts_; }
+  bool learns() const override { return is_learning(gate_); }
+  at::Tensor take_loads() override { return experts_.take_loads(); }
 
  private:
   Experts experts_;

@@ -19,10 +19,6 @@ struct Mlp::Saved final : FeedForward::Saved {
 
 namespace {
 
-Mlp::Saved& own(FeedForward::Saved& saved) {
-  return static_cast<Mlp::Saved&>(saved);
-}
-
 // They lie side by side in `inner`.
 std::vector<LinearPart> parts_of(const std::string& name, bool gated, int64_t intermediate) {
   if (!gated) return {{name + ".up", intermediate}};
@@ -55,15 +51,12 @@ Mlp::Mlp(ParameterGroup& group, const std::string& name, int64_t hidden, int64_t
       inner_(group, hidden, parts_of(name, gated, intermediate), bias, init_std, region),
       down_(group, intermediate, {name + ".down", hidden}, bias, down_init_std, region) {}
 
-std::unique_ptr<FeedForward::Saved> Mlp::make_saved() const {
-  return std::make_unique<Saved>();
-}
-
-void Mlp::activate(const at::Tensor& x, const TokenInfo& tokens, FeedForward::Saved& saved) const {
-  restore(x, tokens, saved);
-  Saved& s = own(saved);
-  s.act = at::empty({s.inner.size(0), down_.in_features()}, x.options());
-  run(s.inner, activation_, s.act);
+std::unique_ptr<FeedForward::Saved> Mlp::activate(const at::Tensor& x, const TokenInfo& tokens) const {
+  auto saved = std::make_unique<Saved>();
+  restore(x, tokens, *saved);
+  saved->act = at::empty({saved->inner.size(0), down_.in_features()}, x.options());
+  run(saved->inner, activation_, saved->act);
+  return saved;
 }
 
 at::Tensor Mlp::project(const FeedForward::Saved& saved) const {
@@ -71,14 +64,14 @@ at::Tensor Mlp::project(const FeedForward::Saved& saved) const {
 }
 
 void Mlp::drop(FeedForward::Saved& saved, Keep keep) const {
-  Saved& s = own(saved);
+  auto& s = static_cast<Saved&>(saved);
   at::Tensor inner = std::move(s.inner);
   s = {};
   if (keep == Keep::products) s.inner = std::move(inner);
 }
 
 void Mlp::restore(const at::Tensor& x, const TokenInfo& tokens, FeedForward::Saved& saved) const {
-  Saved& s = own(saved);
+  auto& s = static_cast<Saved&>(saved);
   s.x = x;
   if (!s.inner.defined())
     s.inner = inner_.forward(x, tokens.positions.defined() ? tokens.positions.size(0) : x.size(0))[0];
@@ -87,7 +80,7 @@ void Mlp::restore(const at::Tensor& x, const TokenInfo& tokens, FeedForward::Sav
 // Where act was dropped, the kernel gives it again in the memory of its gradient, which nothing else reads.
 at::Tensor Mlp::backward_input(FeedForward::Saved& saved, const at::Tensor& dy, const TokenInfo& /*tokens*/,
                                WeightGradQueue& queue) {
-  Saved& s = own(saved);
+  auto& s = static_cast<Saved&>(saved);
   at::Tensor d_inner = std::move(s.inner);
   if (s.act.defined()) {
     const at::Tensor d_act = down_.backward(std::move(s.act), dy, queue);

@@ -34,17 +34,11 @@ class FeedForward {
     virtual ~Saved() = default;
     virtual std::vector<at::Tensor> tensors() const = 0;  // all that it holds; some may be undefined
   };
-  virtual std::unique_ptr<Saved> make_saved() const = 0;
 
-  // The forward pass in two parts: all that fills `saved`, from x T [rows, hidden], then the last product,
-  // T [rows, hidden], whose result no backward pass reads. `tokens`: of the microbatch.
-  virtual void activate(const at::Tensor& x, const TokenInfo& tokens, Saved& saved) const = 0;
+  // The forward pass in two parts: all that a backward pass needs, from x T [rows, hidden], then the last
+  // product, T [rows, hidden], whose result no backward pass reads. `tokens`: of the microbatch.
+  virtual std::unique_ptr<Saved> activate(const at::Tensor& x, const TokenInfo& tokens) const = 0;
   virtual at::Tensor project(const Saved& saved) const = 0;
-
-  at::Tensor forward(const at::Tensor& x, const TokenInfo& tokens, Saved& saved) const {
-    activate(x, tokens, saved);
-    return project(saved);
-  }
 
   // What drop() leaves: all that takes a product, or other ranks, to give again; or nothing. What was decided
   // in the forward pass (routing) stays in any case.
@@ -61,6 +55,10 @@ class FeedForward {
   // gradients go to `queue`.
   virtual at::Tensor backward_input(Saved& saved, const at::Tensor& dy, const TokenInfo& tokens,
                                     WeightGradQueue& queue) = 0;
+
+  // Rows of documents that went to each expert in the backward passes since the last call, from this rank:
+  // int64 [experts]; undefined where there were none, and without experts.
+  virtual at::Tensor take_loads() { return {}; }
 };
 
 using kernels::Activation;
@@ -77,8 +75,7 @@ class Mlp final : public FeedForward {
       Activation activation, bool gated, bool bias, double init_std, double down_init_std,
       std::shared_ptr<const Region> region = std::make_shared<Region>());
 
-  std::unique_ptr<FeedForward::Saved> make_saved() const override;
-  void activate(const at::Tensor& x, const TokenInfo& tokens, FeedForward::Saved& saved) const override;
+  std::unique_ptr<FeedForward::Saved> activate(const at::Tensor& x, const TokenInfo& tokens) const override;
   at::Tensor project(const FeedForward::Saved& saved) const override;
   void drop(FeedForward::Saved& saved, Keep keep) const override;
   void restore(const at::Tensor& x, const TokenInfo& tokens, FeedForward::Saved& saved) const override;

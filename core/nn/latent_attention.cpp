@@ -36,9 +36,8 @@ LatentAttentionConfig local_heads(const std::string& name, const LatentAttention
 // Of x's own rows, so that each rank has a copy.
 Linear copied_linear(ParameterGroup& group, const LinearPart& part, const LatentAttentionConfig& c,
                      const TensorCut& cut) {
-  std::vector<ParameterSpec> biases;
-  if (c.bias) biases.push_back(cut.copied(bias_spec(part)));
-  return Linear(group, {cut.copied(weight_spec(part, c.hidden, c.init_std))}, std::move(biases));
+  return Linear(group, c.hidden, {part}, c.bias, c.init_std,
+                [&](ParameterSpec spec) { return cut.copied(std::move(spec)); });
 }
 
 std::optional<Linear> make_q_a(ParameterGroup& group, const std::string& name, const LatentAttentionConfig& c,

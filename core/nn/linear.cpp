@@ -12,21 +12,13 @@
 namespace pptrain::nn {
 namespace {
 
-// The weights of `parts`, sharded by outputs.
-std::vector<ParameterSpec> weights_of(const std::vector<LinearPart>& parts, int64_t in_features,
-                                      double init_std, const TensorCut& outputs) {
-  std::vector<ParameterSpec> specs;
-  for (const LinearPart& part : parts)
-    specs.push_back(outputs.cut(weight_spec(part, in_features, init_std), 0));
-  return specs;
+ParameterSpec bias_of(const LinearPart& part) {
+  return {.name = part.name + ".bias", .shape = {part.out_features}, .role = Role::bias};
 }
 
-std::vector<ParameterSpec> biases_of(const std::vector<LinearPart>& parts, bool bias,
-                                     const TensorCut& outputs) {
-  std::vector<ParameterSpec> specs;
-  if (!bias) return specs;
-  for (const LinearPart& part : parts) specs.push_back(outputs.cut(bias_spec(part), 0));
-  return specs;
+// This rank's shard of dim `dim`.
+Linear::Hold cut_along(const TensorCut& cut, int dim) {
+  return [=](ParameterSpec spec) { return cut.cut(std::move(spec), dim); };
 }
 
 // Puts the rows of a chunk where they lie in the whole list.
@@ -52,23 +44,16 @@ bool takes_at_once(const HasWeightGradient& layer, const WeightGradQueue& queue,
 
 }  // namespace
 
-ParameterSpec weight_spec(const LinearPart& part, int64_t in_features, double init_std) {
-  return {.name = part.name + ".weight", .shape = {part.out_features, in_features}, .init_std = init_std};
-}
-
-ParameterSpec bias_spec(const LinearPart& part) {
-  return {.name = part.name + ".bias", .shape = {part.out_features}, .role = Role::bias};
-}
-
 Linear::Linear(ParameterGroup& group, int64_t in_features, const std::vector<LinearPart>& parts, bool bias,
-               double init_std, const TensorCut& outputs)
-    : Linear(group, weights_of(parts, in_features, init_std, outputs), biases_of(parts, bias, outputs)) {}
-
-Linear::Linear(ParameterGroup& group, std::vector<ParameterSpec> weights, std::vector<ParameterSpec> biases) {
-  for (const ParameterSpec& weight : weights) {
-    const std::vector<int64_t> shape = weight.local_shape();
+               double init_std, const Hold& hold) {
+  std::vector<ParameterSpec> weights, biases;
+  for (const LinearPart& part : parts) {
+    weights.push_back(hold(
+        {.name = part.name + ".weight", .shape = {part.out_features, in_features}, .init_std = init_std}));
+    const std::vector<int64_t> shape = weights.back().local_shape();
     out_ += shape[0];
     in_ = shape[1];
+    if (bias) biases.push_back(hold(bias_of(part)));
   }
   adapter_ = Adapter::declare(group, weights);
   weight_ = &group.add(std::move(weights));
@@ -77,7 +62,7 @@ Linear::Linear(ParameterGroup& group, std::vector<ParameterSpec> weights, std::v
 }
 
 bool Linear::learns() const {
-  return adapter_ || !weight_->frozen() || (bias_ != nullptr && !bias_->frozen());
+  return adapter_ || is_learning(weight_) || is_learning(bias_);
 }
 
 at::Tensor Linear::forward(const at::Tensor& x) const {
@@ -110,17 +95,15 @@ void Linear::backward_weight(const at::Tensor& x, const at::Tensor& dy) {
 
 ColumnLinear::ColumnLinear(ParameterGroup& group, int64_t in_features, const std::vector<LinearPart>& parts,
                            bool bias, double init_std, std::shared_ptr<const Region> region)
-    : ColumnLinear({Linear(group, in_features, parts, bias, init_std, region->cut())}, region) {}
+    : ColumnLinear({Linear(group, in_features, parts, bias, init_std, cut_along(region->cut(), 0))}, region) {
+}
 
 ColumnLinear::ColumnLinear(std::vector<Linear> blocks, std::shared_ptr<const Region> region)
     : blocks_(std::move(blocks)), region_(std::move(region)) {}
 
 std::vector<at::Tensor> ColumnLinear::forward(const at::Tensor& x, int64_t rows) const {
   std::vector<at::Tensor> y;
-  for (const Linear& block : blocks_) {
-    y.push_back(region_->alone() ? block.forward(x) : at::empty({rows, block.out_features()}, x.options()));
-  }
-  if (region_->alone()) return y;
+  for (const Linear& block : blocks_) y.push_back(at::empty({rows, block.out_features()}, x.options()));
   const RowChunks chunks(*region_, rows);
   ChunkGather gather(*region_, chunks, x);
   for (int64_t chunk = 0; chunk < chunks.count(); ++chunk) {
@@ -170,10 +153,8 @@ RowLinear::RowLinear(ParameterGroup& group, int64_t in_features, const LinearPar
                      double init_std, std::shared_ptr<const Region> region)
     : region_(std::move(region)) {
   const TensorCut& cut = region_->cut();
-  std::vector<ParameterSpec> fused;
-  if (bias && cut.alone()) fused.push_back(bias_spec(part));
-  linear_.emplace(group, std::vector{cut.cut(weight_spec(part, in_features, init_std), 1)}, std::move(fused));
-  if (bias && !cut.alone()) bias_ = &group.add({cut.copied(bias_spec(part))});
+  linear_.emplace(group, in_features, std::vector{part}, bias && cut.alone(), init_std, cut_along(cut, 1));
+  if (bias && !cut.alone()) bias_ = &group.add({cut.copied(bias_of(part))});
 }
 
 void RowLinear::add_bias(at::Tensor& y) const {
@@ -246,7 +227,7 @@ void RowLinear::backward_weight(at::Tensor x, const at::Tensor& dy, const at::Te
 }
 
 bool RowLinear::learns() const {
-  return linear_->learns() || (bias_ != nullptr && !bias_->frozen());
+  return linear_->learns() || is_learning(bias_);
 }
 
 void RowLinear::accumulate(const at::Tensor& x, const at::Tensor& all, const at::Tensor& dy) {

@@ -5,6 +5,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -24,20 +25,16 @@ struct LinearPart {
   int64_t out_features = 0;
 };
 
-// What `<name>.weight` [out, in] and `<name>.bias` [out] are.
-ParameterSpec weight_spec(const LinearPart& part, int64_t in_features, double init_std);
-ParameterSpec bias_spec(const LinearPart& part);
-
 class Linear final : public HasWeightGradient {
  public:
-  // Declares `<name>.weight` [out, in] (and `<name>.bias` [out]) for each part, of which this rank holds its
-  // shard of the outputs; the parts' outputs are concatenated. Declares adapters where the group says so,
-  // which then belong to every pass.
+  // What this rank holds of a whole weight or bias.
+  using Hold = std::function<ParameterSpec(ParameterSpec)>;
+
+  // Declares `<name>.weight` [out, in] (and `<name>.bias` [out]) for each part, of which this rank holds what
+  // `hold` says: the layer computes with their local shapes. The parts' outputs are concatenated. Declares
+  // adapters where the group says so, which then belong to every pass.
   Linear(ParameterGroup& group, int64_t in_features, const std::vector<LinearPart>& parts, bool bias,
-         double init_std, const TensorCut& outputs = {});
-  // The same of any weights; the layer computes with their local shapes. `biases`: none, or one
-  // for each weight.
-  Linear(ParameterGroup& group, std::vector<ParameterSpec> weights, std::vector<ParameterSpec> biases);
+         double init_std, const Hold& hold = std::identity());
 
   at::Tensor forward(const at::Tensor& x) const;          // T [rows, in] -> T [rows, out]
   void forward(const at::Tensor& x, at::Tensor y) const;  // the same, into y
@@ -53,7 +50,6 @@ class Linear final : public HasWeightGradient {
 
   int64_t in_features() const { return in_; }
   int64_t out_features() const { return out_; }
-  Weight& weight() { return *weight_; }
 
  private:
   int64_t in_ = 0, out_ = 0;

@@ -106,12 +106,9 @@ void check_stack(std::span<const ParameterSpec> stack, const std::deque<Weight>&
           return std::ranges::any_of(w.parameters, same_name);
         }))
       throw Error(fmt::format("parameter '{}' is declared twice", spec.name));
-    if (spec.role != first.role)
-      throw Error(fmt::format("parameters '{}' and '{}' are stacked, but have different roles", spec.name,
-                              first.name));
-    if (spec.copies != first.copies)
-      throw Error(fmt::format("parameters '{}' and '{}' are stacked, but have different copies", spec.name,
-                              first.name));
+    if (spec.role != first.role || spec.copies != first.copies)
+      throw Error(fmt::format("parameters '{}' and '{}' are stacked, but have different {}", spec.name,
+                              first.name, spec.role != first.role ? "roles" : "copies"));
     if (spec.frozen != first.frozen)
       throw UsageError(fmt::format(
           "{} is frozen, but {}, which one GEMM computes with it, is not: freeze both, or neither",
@@ -349,15 +346,6 @@ void ParameterGroup::complete_grad() {
   for (size_t buffer = 0; buffer < buffers_.size(); ++buffer) complete_grad(buffer);
 }
 
-int64_t ParameterGroup::whole_bytes() const {
-  size_t bytes = 0;
-  for (const Buffer& buffer : buffers_) {
-    if (is_sharded()) bytes += buffer.whole_compute.storage().nbytes();
-    if (place_.own_gradient && buffer.whole_grad.defined()) bytes += buffer.whole_grad.storage().nbytes();
-  }
-  return static_cast<int64_t>(bytes);
-}
-
 // Whole gradients beside own ones stay as they are, unset or not.
 void ParameterGroup::zero_grad() {
   for (const Buffer& buffer : buffers_) {
@@ -461,18 +449,6 @@ std::vector<const ParameterSpec*> ParameterStore::specs() const {
 int64_t ParameterStore::parameter_count() const {
   return std::accumulate(groups_.begin(), groups_.end(), int64_t{0},
                          [](int64_t sum, const ParameterGroup& g) { return sum + g.parameter_count(); });
-}
-
-void copy_slice(const at::Tensor& whole, const SliceShape& slice, at::Tensor& out) {
-  if (slice.is_whole()) {
-    out.copy_(whole);
-    return;
-  }
-  const at::Tensor from = whole.reshape({-1});
-  const at::Tensor to = out.view({-1});
-  for (const ElementRun& run : element_runs(slice)) {
-    to.narrow(0, run.local, run.length).copy_(from.narrow(0, run.global, run.length));
-  }
 }
 
 void fill_initial_values(const ParameterSpec& spec, const SliceShape& slice, uint64_t seed, at::Tensor& out) {

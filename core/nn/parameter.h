@@ -114,6 +114,11 @@ struct Weight {
   at::Tensor grad_or_scratch() const;
 };
 
+// Of a weight that a layer may lack.
+inline bool is_learning(const Weight* weight) {
+  return weight != nullptr && !weight->frozen();
+}
+
 // What learns of a model, asked as parameters are declared.
 struct Learning {
   std::function<bool(const ParameterSpec&)> freezes = {};  // empty: nothing
@@ -199,12 +204,9 @@ class ParameterGroup {
   // Nothing changes where it is there already.
   void release_whole_grad(size_t buffer);
   void restore_whole_grad(size_t buffer);
-  // That whole compute weights and gradients hold now, where they can be released.
-  int64_t whole_bytes() const;
 
   std::vector<const ParameterSpec*> specs() const;  // all that was added, in order
   int64_t parameter_count() const;  // elements of the local shapes, of all shards, gaps excluded
-  at::ScalarType compute_dtype() const { return compute_dtype_; }
 
  private:
   size_t buffer_for(const ParameterSpec& spec);
@@ -255,10 +257,6 @@ class ParameterStore {
   std::deque<ParameterGroup> groups_;
   at::ScalarType compute_dtype_ = at::kFloat;
 };
-
-// Copies a slice of the whole parameter (any floating-point type, any device) into `out` (float32 or
-// bfloat16, slice.numel() elements).
-void copy_slice(const at::Tensor& whole, const SliceShape& slice, at::Tensor& out);
 
 // Fills `out` (float32 or bfloat16, any device, slice.numel() elements) with a slice of the initial values of
 // `spec` under `seed`.

@@ -111,7 +111,7 @@ class ChunkGather {
  public:
   // own: [share, ...], contiguous.
   ChunkGather(const Region& region, const RowChunks& chunks, const at::Tensor& own);
-  // The next chunk's rows, [total(chunk), ...].
+  // The next chunk's rows, [total(chunk), ...]; for a rank alone a view of `own`.
   at::Tensor next();
 
  private:

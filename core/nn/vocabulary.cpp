@@ -22,9 +22,6 @@ namespace {
 kernels::VocabularyPart held_part(const TensorCut& cut, int64_t vocab) {
   return {.first = cut.begin(vocab, cut.rank), .vocab = vocab};
 }
-kernels::VocabularyPart held_part(const Region& region, int64_t vocab) {
-  return held_part(region.cut(), vocab);
-}
 
 // Label smoothing of one chunk, beside the kernels of cross entropy. A row's loss, logsumexp - (1 - e)
 // x_label - e mean(x), is theirs + e (x_label - mean(x)); its gradient is theirs + e at the label - e / vocab
@@ -45,8 +42,7 @@ class Smoothing {
     const int ranks = region.cut().size;
     const at::Tensor all = at::empty({ranks * labels.size(0), 1}, excess_.options());
     const std::vector<int64_t> rows(static_cast<size_t>(ranks), labels.size(0));
-    const Region::Wait wait = region.gather(all, excess_.unsqueeze(1), rows);
-    wait();
+    region.gather(all, excess_.unsqueeze(1), rows)();
     excess_ = all.view({ranks, labels.size(0)}).sum(0);
   }
 
@@ -88,7 +84,7 @@ double Embedding::factor() const {
 
 at::Tensor Embedding::look_up(const at::Tensor& ids, const Weight& table, int64_t rows) const {
   at::Tensor out = at::empty({ids.numel(), config_.dim}, table.compute.options());
-  kernels::embedding(ids, table.compute, held_part(*region_, rows), out);
+  kernels::embedding(ids, table.compute, held_part(region_->cut(), rows), out);
   return out;
 }
 
@@ -103,14 +99,14 @@ at::Tensor Embedding::forward(const at::Tensor& tokens, const at::Tensor& positi
 }
 
 bool Embedding::learns() const {
-  return !weight_->frozen() || (positions_ != nullptr && !positions_->frozen());
+  return is_learning(weight_) || is_learning(positions_);
 }
 
 void Embedding::backward_weight(const at::Tensor& tokens, const at::Tensor& positions, const at::Tensor& dy) {
   if (!learns()) return;
   at::Tensor all = region_->alone() ? dy : region_->enter(dy, tokens.numel());
-  if (positions_ != nullptr && !positions_->frozen()) {
-    kernels::embedding_backward(positions.to(at::kLong), all, held_part(*region_, config_.positions),
+  if (is_learning(positions_)) {
+    kernels::embedding_backward(positions.to(at::kLong), all, held_part(region_->cut(), config_.positions),
                                 positions_->grad);
   }
   if (weight_->frozen()) return;
@@ -119,18 +115,11 @@ void Embedding::backward_weight(const at::Tensor& tokens, const at::Tensor& posi
     kernels::record(kernels::moving(all, all));
     kernels::softcap(all, factor(), 0);
   }
-  kernels::embedding_backward(tokens, all, held_part(*region_, config_.vocab), weight_->grad);
+  kernels::embedding_backward(tokens, all, held_part(region_->cut(), config_.vocab), weight_->grad);
 }
 
-LinearCrossEntropy::LinearCrossEntropy(Weight& weight, int64_t chunk_bytes)
-    : weight_(&weight), chunk_bytes_(chunk_bytes), region_(std::make_shared<Region>()) {}
-
 LinearCrossEntropy::LinearCrossEntropy(Weight& weight, int64_t vocab, std::shared_ptr<const Region> region)
-    : weight_(&weight),
-      chunk_bytes_(default_chunk_bytes(at::kCPU)),
-      vocab_(vocab),
-      region_(std::move(region)),
-      held_(region_->cut()) {}
+    : weight_(&weight), vocab_(vocab), region_(std::move(region)), held_(region_->cut()) {}
 
 int64_t LinearCrossEntropy::default_chunk_bytes(at::DeviceType device) {
   return device == at::kCUDA ? int64_t{1} << 30 : int64_t{16} << 20;
@@ -170,62 +159,28 @@ void LinearCrossEntropy::scale_back(const at::Tensor& kept, at::Tensor& dlogits)
   }
 }
 
-// The chunks share one buffer of logits; the losses of all rows are kept (4 bytes a row) and summed once, so
-// that the order of the sum does not depend on the size of a chunk.
-at::Tensor LinearCrossEntropy::run_alone(const at::Tensor& h, const at::Tensor& labels,
-                                         at::Tensor* dh) const {
-  const at::Tensor& weight = weight_->compute;
-  const at::Tensor flat_labels = labels.reshape({-1});
-  const int64_t rows = h.size(0);
-  const int64_t step = rows_per_chunk(rows, row_bytes(weight.size(0)), chunk_bytes_);
-  at::Tensor buffer = at::empty({std::min(step, rows), weight.size(0)}, h.options());
-  at::Tensor loss = at::empty({rows}, h.options().dtype(at::kFloat));
-  for (int64_t start = 0; start < rows; start += step) {
-    const int64_t n = std::min(step, rows - start);
-    at::Tensor logits = buffer.narrow(0, 0, n);
-    at::Tensor chunk_loss = loss.narrow(0, start, n);
-    const at::Tensor chunk_h = h.narrow(0, start, n), chunk_labels = flat_labels.narrow(0, start, n);
-    project(chunk_h, logits);
-    const at::Tensor capped = dh == nullptr ? at::Tensor() : kept(logits);
-    std::optional<Smoothing> smoothing;
-    if (smoothing_ > 0 && dh != nullptr)
-      smoothing.emplace(smoothing_, *region_, kernels::VocabularyPart{0, weight.size(0)}, logits,
-                        chunk_labels);
-    kernels::cross_entropy(logits, chunk_labels, chunk_loss, dh != nullptr);
-    if (smoothing) smoothing->add_to(logits, chunk_loss);
-    if (dh != nullptr) {
-      scale_back(capped, logits);
-      at::Tensor chunk_dh = dh->narrow(0, start, n);
-      kernels::matmul(logits, weight, chunk_dh);
-      add_weight_gradient(*weight_, logits, chunk_h);
-    }
-  }
-  return loss;
-}
-
-at::Tensor LinearCrossEntropy::chunk_loss(at::Tensor& logits, const at::Tensor& labels,
-                                          bool want_gradient) const {
+void LinearCrossEntropy::chunk_loss(at::Tensor& logits, const at::Tensor& labels, at::Tensor& loss,
+                                    bool want_gradient) const {
   const TensorCut& cut = region_->cut();
-  const kernels::VocabularyPart part = held_part(*region_, vocab_);
-  const int64_t rows = logits.size(0);
-  const auto f32 = logits.options().dtype(at::kFloat);
+  const kernels::VocabularyPart part = held_part(cut, vocab_);
   std::optional<Smoothing> smoothing;
   if (smoothing_ > 0 && want_gradient) smoothing.emplace(smoothing_, *region_, part, logits, labels);
-  at::Tensor own = at::empty({rows, 3}, f32);
-  kernels::softmax_statistics(logits, labels, part, own);
-  const at::Tensor all = at::empty({cut.size * rows, 3}, f32);
-  const Region::Wait wait =
-      region_->gather(all, own, std::vector<int64_t>(static_cast<size_t>(cut.size), rows));
-  wait();
-  at::Tensor loss = at::empty({rows}, f32);
-  kernels::cross_entropy_part(logits, labels, all.view({cut.size, rows, 3}), part, loss, want_gradient);
+  if (region_->alone()) {
+    kernels::cross_entropy(logits, labels, loss, want_gradient);
+  } else {
+    const int64_t rows = logits.size(0);
+    at::Tensor own = at::empty({rows, 3}, loss.options());
+    kernels::softmax_statistics(logits, labels, part, own);
+    const at::Tensor all = at::empty({cut.size * rows, 3}, loss.options());
+    region_->gather(all, own, std::vector<int64_t>(static_cast<size_t>(cut.size), rows))();
+    kernels::cross_entropy_part(logits, labels, all.view({cut.size, rows, 3}), part, loss, want_gradient);
+  }
   if (smoothing) smoothing->add_to(logits, loss);
-  return loss;
 }
 
-// As run_alone, chunk by chunk of every rank's rows.
-at::Tensor LinearCrossEntropy::run_shared(const at::Tensor& h, const at::Tensor& labels,
-                                          at::Tensor* dh) const {
+// The chunks share one buffer of logits; the losses of all rows are kept (4 bytes a row) and summed once, so
+// that the order of the sum does not depend on the size of a chunk.
+at::Tensor LinearCrossEntropy::run(const at::Tensor& h, const at::Tensor& labels, at::Tensor* dh) const {
   const at::Tensor& weight = weight_->compute;
   const at::Tensor flat_labels = labels.reshape({-1});
   const int ranks = region_->cut().size;
@@ -237,24 +192,33 @@ at::Tensor LinearCrossEntropy::run_shared(const at::Tensor& h, const at::Tensor&
   at::Tensor loss = at::empty({flat_labels.size(0)}, h.options().dtype(at::kFloat));
   ChunkGather gather(*region_, chunks, h);
   std::optional<ChunkSum> sum;
-  if (dh != nullptr) sum.emplace(*region_, chunks, *dh);
+  if (dh != nullptr && !region_->alone()) sum.emplace(*region_, chunks, *dh);
   for (int64_t chunk = 0; chunk < chunks.count(); ++chunk) {
     const at::Tensor rows = gather.next();
     at::Tensor logits = buffer.narrow(0, 0, rows.size(0));
     project(rows, logits);
     const at::Tensor capped = dh == nullptr ? at::Tensor() : kept(logits);
     const std::vector<ElementRun> pieces = chunks.pieces(chunk);
-    std::vector<at::Tensor> own_labels;
-    for (const ElementRun& piece : pieces)
-      own_labels.push_back(flat_labels.narrow(0, piece.global, piece.length));
-    const at::Tensor losses = chunk_loss(logits, at::cat(own_labels), dh != nullptr);
-    for (const ElementRun& piece : pieces)
-      loss.narrow(0, piece.global, piece.length).copy_(losses.narrow(0, piece.local, piece.length));
+    const auto piece_of = [](const at::Tensor& list, const ElementRun& piece) {
+      return list.narrow(0, piece.global, piece.length);
+    };
+    at::Tensor chunk_labels = piece_of(flat_labels, pieces[0]), losses = piece_of(loss, pieces[0]);
+    if (pieces.size() > 1) {
+      std::vector<at::Tensor> all;
+      for (const ElementRun& piece : pieces) all.push_back(piece_of(flat_labels, piece));
+      chunk_labels = at::cat(all);
+      losses = at::empty({rows.size(0)}, loss.options());
+    }
+    chunk_loss(logits, chunk_labels, losses, dh != nullptr);
+    if (pieces.size() > 1) {
+      for (const ElementRun& piece : pieces)
+        piece_of(loss, piece).copy_(losses.narrow(0, piece.local, piece.length));
+    }
     if (dh == nullptr) continue;
     scale_back(capped, logits);
-    at::Tensor partial = at::empty_like(rows);
+    at::Tensor partial = sum ? at::empty_like(rows) : piece_of(*dh, pieces[0]);
     kernels::matmul(logits, weight, partial);
-    sum->add(partial);
+    if (sum) sum->add(partial);
     add_weight_gradient(*weight_, logits, rows);
   }
   if (sum) sum->wait();
@@ -286,14 +250,6 @@ at::Tensor LinearCrossEntropy::finish(Pending& pending, const at::Tensor& labels
   add_weight_gradient(*weight_, logits, rows);
   *dh = region_->leave(partial);
   return loss;
-}
-
-at::Tensor LinearCrossEntropy::run(const at::Tensor& h, const at::Tensor& labels, at::Tensor* dh) const {
-  return region_->alone() ? run_alone(h, labels, dh) : run_shared(h, labels, dh);
-}
-
-at::Tensor LinearCrossEntropy::forward(const at::Tensor& h, const at::Tensor& labels) const {
-  return losses(h, labels).sum(at::kDouble);
 }
 
 at::Tensor LinearCrossEntropy::losses(const at::Tensor& h, const at::Tensor& labels) const {

@@ -62,15 +62,15 @@ class Embedding {
 class LinearCrossEntropy {
  public:
   // Uses `weight`, this rank's rows of [vocab, hidden], declared by the caller (it may be the embedding's,
-  // when tied, on one stage). chunk_bytes bounds the memory of one chunk of logits.
-  explicit LinearCrossEntropy(Weight& weight, int64_t chunk_bytes = default_chunk_bytes(at::kCPU));
-  // vocab: of all ranks.
-  LinearCrossEntropy(Weight& weight, int64_t vocab, std::shared_ptr<const Region> region);
+  // when tied, on one stage). vocab: of all ranks.
+  LinearCrossEntropy(Weight& weight, int64_t vocab,
+                     std::shared_ptr<const Region> region = std::make_shared<Region>());
   // Logits x become cap * tanh(scale * x / cap) before the softmax, or scale * x where cap is 0.
   void scale_logits(double scale, double cap) {
     scale_ = scale;
     cap_ = cap;
   }
+  // Bounds the memory of one chunk of logits.
   void set_chunk_bytes(int64_t bytes) { chunk_bytes_ = bytes; }
   // forward_backward() spreads this fraction of each target evenly over the vocabulary (PyTorch's
   // cross_entropy(label_smoothing)); from 0 to below 1.
@@ -80,15 +80,13 @@ class LinearCrossEntropy {
   // large as memory allows on a GPU, and as the caches hold on a CPU.
   static int64_t default_chunk_bytes(at::DeviceType device);
 
-  // Sum of the losses of all rows, in nats, over labels other than -100: float64 scalar tensor on the device,
-  // the same on every rank. h: T [share, hidden]; labels: int64 [rows], of all rows.
-  at::Tensor forward(const at::Tensor& h, const at::Tensor& labels) const;
-  // The loss of each row: float32 [rows].
+  // The loss of each row, in nats, 0 where the label is -100: float32 [rows], the same on every rank.
+  // h: T [share, hidden]; labels: int64 [rows], of all rows.
   at::Tensor losses(const at::Tensor& h, const at::Tensor& labels) const;
 
-  // The same, and: dh (T [share, hidden], allocated by the caller) becomes the gradient of the sum with
-  // respect to h; the weight's main gradient accumulates. Both weight and input gradient are taken here,
-  // while a chunk's logits exist.
+  // Their sum, float64 scalar tensor on the device, and: dh (T [share, hidden], allocated by the caller)
+  // becomes the gradient of the sum with respect to h; the weight's main gradient accumulates. Both weight
+  // and input gradient are taken here, while a chunk's logits exist.
   at::Tensor forward_backward(const at::Tensor& h, const at::Tensor& labels, at::Tensor& dh);
 
   // --- The same in two passes, for a vocabulary that other ranks hold parts of too, which take no part in
@@ -127,14 +125,12 @@ class LinearCrossEntropy {
   // The gradient of scaled logits becomes that of the product.
   void scale_back(const at::Tensor& kept, at::Tensor& dlogits) const;
   at::Tensor run(const at::Tensor& h, const at::Tensor& labels, at::Tensor* dh) const;  // as losses
-  at::Tensor run_alone(const at::Tensor& h, const at::Tensor& labels, at::Tensor* dh) const;
-  at::Tensor run_shared(const at::Tensor& h, const at::Tensor& labels, at::Tensor* dh) const;
-  // Of one chunk, [rows of the chunk]: from its logits, which become their gradient where wanted.
-  at::Tensor chunk_loss(at::Tensor& logits, const at::Tensor& labels, bool want_gradient) const;
+  // loss: [rows of a chunk], from its logits, which become their gradient where wanted.
+  void chunk_loss(at::Tensor& logits, const at::Tensor& labels, at::Tensor& loss, bool want_gradient) const;
 
   Weight* weight_;
-  int64_t chunk_bytes_;
-  int64_t vocab_ = 0;
+  int64_t chunk_bytes_ = default_chunk_bytes(at::kCPU);
+  int64_t vocab_;
   double smoothing_ = 0;
   std::shared_ptr<const Region> region_;
   TensorCut held_;              // of the vocabulary

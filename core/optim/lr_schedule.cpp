@@ -1,31 +1,11 @@
 #include "core/optim/lr_schedule.h"
 
-#include <spdlog/fmt/fmt.h>
-#include <spdlog/fmt/ranges.h>
-
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <numbers>
-#include <string_view>
-
-#include "core/base/error.h"
 
 namespace pptrain::optim {
 namespace {
-
-constexpr std::array<std::string_view, 4> names{"constant", "linear", "cosine", "wsd"};
-
-void check(const config::LrScheduleSection& schedule, int64_t warmup, int64_t total_steps) {
-  if (std::ranges::find(names, schedule.name) == names.end()) {
-    throw UsageError(
-        fmt::format("lr_schedule.name: '{}' is not one of {}", schedule.name, fmt::join(names, ", ")));
-  }
-  if (warmup < 0 || total_steps < 0) {
-    throw UsageError(fmt::format(
-        "lr_schedule: {} warm-up steps in a run of {} steps: neither may be negative", warmup, total_steps));
-  }
-}
 
 // The last step at the peak.
 int64_t decay_start(const config::LrScheduleSection& schedule, int64_t warmup, int64_t total_steps) {
@@ -41,7 +21,6 @@ int64_t decay_start(const config::LrScheduleSection& schedule, int64_t warmup, i
 double learning_rate(double peak, const config::LrScheduleSection& schedule, int64_t total_steps,
                      int64_t step) {
   const int64_t warmup = schedule.warmup_steps.value_or(0), last = total_steps - 1;
-  check(schedule, warmup, total_steps);
   step = std::min(step, std::max<int64_t>(last, 0));
   if (step < warmup) return peak * static_cast<double>(step + 1) / static_cast<double>(warmup);
   const int64_t start = decay_start(schedule, warmup, total_steps);

@@ -15,8 +15,7 @@ namespace pptrain::optim {
 //   cosine    half a period (Loshchilov & Hutter, arXiv 1608.03983)
 //   wsd       the peak, then a straight line over the last decay_fraction of the run, one step at least
 //             (warm-up, stable, decay: Hu et al., arXiv 2404.06395)
-// A warm-up longer than the run is never completed. Throws UsageError for an unknown name or a negative
-// number of steps.
+// A warm-up longer than the run is never completed.
 double learning_rate(double peak, const config::LrScheduleSection& schedule, int64_t total_steps,
                      int64_t step);
 

@@ -155,9 +155,9 @@ void Muon::step(std::span<Run> runs, double lr, double grad_scale, int64_t /*ste
 
 }  // namespace
 
-std::unique_ptr<Update> make_muon(const config::OptimizerSection& options, MakeMatrixExchange make_exchange,
-                                  const at::TensorOptions& tensors) {
-  return std::make_unique<Muon>(options.muon_momentum, std::move(make_exchange), tensors);
+std::unique_ptr<Update> make_muon(const config::OptimizerSection& options,
+                                  const MakeMatrixExchange& make_exchange, const at::TensorOptions& tensors) {
+  return std::make_unique<Muon>(options.muon_momentum, make_exchange, tensors);
 }
 
 }  // namespace pptrain::optim

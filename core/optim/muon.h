@@ -34,8 +34,8 @@ int64_t orthogonalise_bytes(int64_t rows, int64_t cols, int64_t element);
 // section 2.2), so that both take the same learning rate and decay. State file "muon.momentum". Takes
 // muon_momentum from `options`. Matrices travel and are made orthogonal with `tensors`: in bfloat16 where
 // layers compute in it, else in float32. Without make_exchange this rank must hold all matrices whole.
-std::unique_ptr<Update> make_muon(const config::OptimizerSection& options, MakeMatrixExchange make_exchange,
-                                  const at::TensorOptions& tensors);
+std::unique_ptr<Update> make_muon(const config::OptimizerSection& options,
+                                  const MakeMatrixExchange& make_exchange, const at::TensorOptions& tensors);
 
 // The matrices that it is for: hidden ones, each by itself. Neither embedding nor head, nor a router.
 inline bool muon_takes(nn::Role role, size_t dims) {

@@ -35,10 +35,10 @@ struct Optimizer::Range {
 
 Optimizer::~Optimizer() = default;
 
-Optimizer::Optimizer(std::vector<nn::Buffer*> shards, std::vector<std::unique_ptr<Update>> updates,
+Optimizer::Optimizer(std::span<nn::Buffer* const> shards, std::vector<std::unique_ptr<Update>> updates,
                      const std::function<Rule(const nn::ParameterSpec&)>& rule_of)
-    : shards_(std::move(shards)), updates_(std::move(updates)) {
-  for (nn::Buffer* shard : shards_) {
+    : updates_(std::move(updates)) {
+  for (nn::Buffer* shard : shards) {
     if (!shard->master.defined() || !shard->grad.defined())
       throw Error("an optimizer needs parameters that were materialised with gradients");
     divide(*shard, rule_of);

@@ -44,7 +44,7 @@ class Optimizer {
  public:
   // The shards must be materialised with gradients (throws Error otherwise) and outlive this. Collective
   // where an update is.
-  Optimizer(std::vector<nn::Buffer*> shards, std::vector<std::unique_ptr<Update>> updates,
+  Optimizer(std::span<nn::Buffer* const> shards, std::vector<std::unique_ptr<Update>> updates,
             const std::function<Rule(const nn::ParameterSpec&)>& rule_of);
   ~Optimizer();
   Optimizer(const Optimizer&) = delete;
@@ -72,7 +72,6 @@ class Optimizer {
   Run make_run(const Range& range) const;
   std::vector<Run> runs_of(size_t update) const;
 
-  std::vector<nn::Buffer*> shards_;
   std::vector<std::unique_ptr<Update>> updates_;
   std::vector<Range> ranges_;
   int64_t steps_ = 0;
@@ -84,7 +83,7 @@ class Optimizer {
 // all matrices whole; the biases that balance experts move by balance_rate. Throws UsageError that lists the
 // names.
 std::unique_ptr<Optimizer> make_optimizer(const config::OptimizerSection& options,
-                                          std::vector<nn::Buffer*> shards,
+                                          std::span<nn::Buffer* const> shards,
                                           const MakeMatrixExchange& make_exchange = {},
                                           double balance_rate = 0);
 

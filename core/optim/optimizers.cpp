@@ -1,22 +1,108 @@
-// The optimizers by name: which update steps which parameter.
+// The updates that step each element by itself, and the optimizers by name: which update steps which
+// parameter.
+#include <ATen/ops/sign.h>
 #include <spdlog/fmt/fmt.h>
 #include <spdlog/fmt/ranges.h>
 
 #include <algorithm>
-#include <functional>
 #include <iterator>
+#include <optional>
 #include <string_view>
 #include <utility>
 
 #include "core/base/error.h"
+#include "core/kernels/kernels.h"
 #include "core/optim/footprint.h"
 #include "core/optim/groups.h"
 #include "core/optim/muon.h"
 #include "core/optim/optimizer.h"
-#include "core/optim/updates.h"
 
 namespace pptrain::optim {
 namespace {
+
+using config::OptimizerSection;
+using StepKernel = kernels::Kernel<void(const std::vector<kernels::StepPart>&)>;
+
+// AdamW or Lion, with betas and eps of the options: the kernel, and what it keeps of each parameter. Throws
+// Error unless there are two betas.
+class MomentUpdate final : public Update {
+ public:
+  MomentUpdate(const StepKernel& kernel, std::vector<std::string> state_files,
+               const OptimizerSection& options)
+      : kernel_(kernel), state_files_(std::move(state_files)), eps_(options.eps) {
+    if (options.betas.size() != 2)
+      throw Error(fmt::format("{} needs two betas, not {}", options.name, options.betas.size()));
+    beta1_ = options.betas[0];
+    beta2_ = options.betas[1];
+  }
+
+  std::vector<std::string> state_files() const override { return state_files_; }
+  bool keeps_previous() const override { return true; }
+
+  void step(std::span<Run> runs, double lr, double grad_scale, int64_t step) override {
+    const auto squares = [](const Buffers& of) { return of.state.size() > 1 ? of.state[1] : at::Tensor(); };
+    std::vector<kernels::StepPart> parts;
+    for (const Run& run : runs) {
+      std::optional<kernels::StepPrevious> previous;
+      if (run.previous) previous = {run.previous->master, run.previous->state[0], squares(*run.previous)};
+      parts.push_back({.weight = run.now.master,
+                       .grad = run.grad,
+                       .exp_avg = run.now.state[0],
+                       .exp_avg_sq = squares(run.now),
+                       .compute = run.compute,
+                       .args = {.lr = lr * run.lr_scale,
+                                .beta1 = beta1_,
+                                .beta2 = beta2_,
+                                .eps = eps_,
+                                .weight_decay = run.weight_decay,
+                                .grad_scale = grad_scale,
+                                .step = step},
+                       .previous = previous});
+    }
+    if (!parts.empty()) kernel_(parts);
+  }
+
+ private:
+  const StepKernel& kernel_;
+  std::vector<std::string> state_files_;
+  double beta1_ = 0, beta2_ = 0, eps_;
+};
+
+// The biases that balance experts without a loss (Wang et al., arXiv 2408.15664): each moves by `rate`
+// against the sign of its "gradient", which is its expert's load less the mean load, times the experts.
+// Neither learning rate nor decay nor gradient scale act on it, and it has no state.
+class Balance final : public Update {
+ public:
+  explicit Balance(double rate) : rate_(rate) {}
+
+  std::vector<std::string> state_files() const override { return {}; }
+
+  // A handful of values: ATen's operators, each of which rounds once, wherever an element lies.
+  void step(std::span<Run> runs, double /*lr*/, double /*grad_scale*/, int64_t /*step*/) override {
+    for (Run& run : runs) {
+      run.now.master.sub_(at::sign(run.grad).mul_(rate_));
+      if (run.compute) run.compute->copy_(run.now.master);
+    }
+  }
+
+ private:
+  double rate_;
+};
+
+// AdamW (Loshchilov & Hutter, arXiv 1711.05101).
+std::unique_ptr<Update> make_adamw(const OptimizerSection& options, const MakeMatrixExchange& = {},
+                                   const at::TensorOptions& = {}) {
+  return std::make_unique<MomentUpdate>(
+      kernels::adamw, std::vector<std::string>{"adamw.exp_avg", "adamw.exp_avg_sq"}, options);
+}
+
+// Lion (Chen et al., arXiv 2302.06675): half of AdamW's state. The authors give it 3 to 10 times less
+// learning rate and as much more weight decay than AdamW, and betas 0.9 and 0.99 (0.95 and 0.98 where
+// training is unstable).
+std::unique_ptr<Update> make_lion(const OptimizerSection& options, const MakeMatrixExchange&,
+                                  const at::TensorOptions&) {
+  return std::make_unique<MomentUpdate>(kernels::lion, std::vector<std::string>{"lion.exp_avg"}, options);
+}
 
 // Bytes of each parameter that this rank answers for.
 struct OptimizerFootprint {
@@ -24,9 +110,6 @@ struct OptimizerFootprint {
   int64_t previous = 0;  // the copy of masters and state that keep_previous() holds
   double moved = 0;      // what a step reads and writes
   double kept = 0;       // what a step writes besides, with keep_previous()
-
-  int64_t held_bytes(bool keeps_previous) const { return state + (keeps_previous ? previous : 0); }
-  double moved_bytes(bool keeps_previous) const { return moved + (keeps_previous ? kept : 0); }
 };
 
 // A step moves 34 bytes a parameter: master and two moments read and written (24), the gradient read, and
@@ -41,45 +124,20 @@ constexpr OptimizerFootprint lion_footprint{.state = 4, .previous = 8, .moved = 
 // overwritten, it is copied.
 constexpr OptimizerFootprint muon_footprint{.state = 4, .previous = 8, .moved = 42, .kept = 16};
 
-using Updates = std::vector<std::unique_ptr<Update>>;
-using config::OptimizerSection;
-
-// An optimizer's updates: the first steps most parameters, the second, where there is one, what the first
-// does not take.
+// An optimizer's update. AdamW steps what it does not take.
 struct Entry {
   std::string_view name;  // optimizer.name
-  Updates (*make)(const OptimizerSection&, const MakeMatrixExchange&, const at::TensorOptions& compute);
-  OptimizerFootprint footprint;                    // of the first
-  bool (*takes)(nn::Role, size_t dims) = nullptr;  // the first; null: all
-  OptimizerFootprint footprint_of_rest = {};
+  std::unique_ptr<Update> (*make)(const OptimizerSection&, const MakeMatrixExchange&,
+                                  const at::TensorOptions& compute);
+  OptimizerFootprint footprint;
+  bool (*takes)(nn::Role, size_t dims) = nullptr;  // null: all
 };
-
-template <class... U>
-Updates list(std::unique_ptr<U>... updates) {
-  Updates result;
-  (result.push_back(std::move(updates)), ...);
-  return result;
-}
-
-template <std::unique_ptr<Update> (*make)(const OptimizerSection&)>
-Updates make_one(const OptimizerSection& options, const MakeMatrixExchange&, const at::TensorOptions&) {
-  return list(make(options));
-}
-
-Updates make_muon_and_adamw(const OptimizerSection& options, const MakeMatrixExchange& make_exchange,
-                            const at::TensorOptions& compute) {
-  return list(make_muon(options, make_exchange, compute), make_adamw(options));
-}
 
 // The one list to extend when an optimizer is added.
 constexpr Entry entries[] = {
-    {.name = "adamw", .make = make_one<make_adamw>, .footprint = adamw_footprint},
-    {.name = "muon",
-     .make = make_muon_and_adamw,
-     .footprint = muon_footprint,
-     .takes = muon_takes,
-     .footprint_of_rest = adamw_footprint},
-    {.name = "lion", .make = make_one<make_lion>, .footprint = lion_footprint},
+    {.name = "adamw", .make = make_adamw, .footprint = adamw_footprint},
+    {.name = "muon", .make = make_muon, .footprint = muon_footprint, .takes = muon_takes},
+    {.name = "lion", .make = make_lion, .footprint = lion_footprint},
 };
 
 const Entry& find(const std::string& name) {
@@ -108,7 +166,7 @@ bool is_muons(const Entry& entry, const P& parameter) {
 // Balances have no state, and are a handful.
 OptimizerFootprint footprint_of(const Entry& entry, const ParameterKind& kind) {
   if (kind.role == nn::Role::balance) return {};
-  return is_first(entry, kind) ? entry.footprint : entry.footprint_of_rest;
+  return is_first(entry, kind) ? entry.footprint : adamw_footprint;
 }
 
 // What the job says of one parameter that learns by gradients.
@@ -126,7 +184,7 @@ Rule rule_of(const OptimizerSection& options, const Entry& entry, const nn::Para
 }
 
 // The type that layers compute in, and the device. Every rank of a stage finds the same.
-at::TensorOptions compute_options(const std::vector<nn::Buffer*>& shards) {
+at::TensorOptions compute_options(std::span<nn::Buffer* const> shards) {
   for (const nn::Buffer* shard : shards) {
     if (shard->compute.defined()) return shard->compute.options();
   }
@@ -143,16 +201,18 @@ double workspace_of(int64_t largest, double parts, double ranks) {
 
 }  // namespace
 
-std::unique_ptr<Optimizer> make_optimizer(const OptimizerSection& options, std::vector<nn::Buffer*> shards,
+std::unique_ptr<Optimizer> make_optimizer(const OptimizerSection& options,
+                                          std::span<nn::Buffer* const> shards,
                                           const MakeMatrixExchange& make_exchange, double balance_rate) {
   const Entry& entry = find(options.name);
-  Updates updates = entry.make(options, make_exchange, compute_options(shards));
+  std::vector<std::unique_ptr<Update>> updates;
+  updates.push_back(entry.make(options, make_exchange, compute_options(shards)));
+  if (entry.takes != nullptr) updates.push_back(make_adamw(options));
   const size_t balance = updates.size();
-  updates.push_back(make_balance(balance_rate));
-  return std::make_unique<Optimizer>(
-      std::move(shards), std::move(updates), [&](const nn::ParameterSpec& spec) {
-        return spec.role == nn::Role::balance ? Rule{.update = balance} : rule_of(options, entry, spec);
-      });
+  updates.push_back(std::make_unique<Balance>(balance_rate));
+  return std::make_unique<Optimizer>(shards, std::move(updates), [&](const nn::ParameterSpec& spec) {
+    return spec.role == nn::Role::balance ? Rule{.update = balance} : rule_of(options, entry, spec);
+  });
 }
 
 std::vector<ParameterKind> parameter_kinds(std::span<const nn::ParameterSpec* const> specs) {
@@ -187,8 +247,8 @@ OptimizerShare optimizer_share(const OptimizerSection& options, std::span<const 
   for (const ParameterKind& kind : kinds) {
     const auto local = static_cast<double>(kind.local * kind.count);
     const OptimizerFootprint each = footprint_of(entry, kind);
-    share.held += static_cast<double>(each.held_bytes(keeps)) * local / sharers;
-    share.moved += each.moved_bytes(keeps) * local / sharers;
+    share.held += static_cast<double>(each.state + (keeps ? each.previous : 0)) * local / sharers;
+    share.moved += (each.moved + (keeps ? each.kept : 0)) * local / sharers;
     if (!is_muons(entry, kind)) continue;
     const int64_t rows = kind.shape[0], cols = kind.shape[1];
     largest = std::max(largest, rows * cols);

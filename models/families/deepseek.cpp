@@ -96,7 +96,6 @@ void write_v2(const M& model, nlohmann::ordered_json& json) {
 }  // namespace
 
 constinit const Architecture deepseek_v2 = {.name = "deepseek_v2",
-                                            .hf_model_type = "deepseek_v2",
                                             .hf_class = "DeepseekV2ForCausalLM",
                                             .weights = deepseek_weights,
                                             .decoder = {.latent_attention = true},
@@ -107,7 +106,6 @@ constinit const Architecture deepseek_v2 = {.name = "deepseek_v2",
                                             .write_hf = write_v2};
 
 constinit const Architecture deepseek_v3 = {.name = "deepseek_v3",
-                                            .hf_model_type = "deepseek_v3",
                                             .hf_class = "DeepseekV3ForCausalLM",
                                             .weights = deepseek_weights,
                                             .decoder = {.latent_attention = true, .sigmoid_router = true},

@@ -68,7 +68,6 @@ void write_gemma(const M& model, nlohmann::ordered_json& json) {
 }  // namespace
 
 constinit const Architecture gemma2 = {.name = "gemma2",
-                                       .hf_model_type = "gemma2",
                                        .hf_class = "Gemma2ForCausalLM",
                                        .weights = gemma_weights,
                                        .decoder = gemma2_decoder,
@@ -82,7 +81,6 @@ constinit const Architecture gemma2 = {.name = "gemma2",
                                        .write_hf = write_gemma};
 
 constinit const Architecture gemma3_text = {.name = "gemma3_text",
-                                            .hf_model_type = "gemma3_text",
                                             .hf_class = "Gemma3ForCausalLM",
                                             .weights = gemma_weights,
                                             .decoder = gemma3_decoder,

@@ -65,7 +65,6 @@ void write_gpt2(const M& /*model*/, nlohmann::ordered_json& json) {
 }  // namespace
 
 constinit const Architecture gpt2 = {.name = "gpt2",
-                                     .hf_model_type = "gpt2",
                                      .hf_class = "GPT2LMHeadModel",
                                      .weights = gpt2_weights,
                                      .decoder = {.norm = nn::NormKind::layer,

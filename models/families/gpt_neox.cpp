@@ -43,7 +43,6 @@ void write_gpt_neox(const M& /*model*/, nlohmann::ordered_json& json) {
 
 constinit const Architecture gpt_neox = {
     .name = "gpt_neox",
-    .hf_model_type = "gpt_neox",
     .hf_class = "GPTNeoXForCausalLM",
     .weights = gpt_neox_weights,
     .decoder = {.norm = nn::NormKind::layer,

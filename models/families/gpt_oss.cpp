@@ -48,7 +48,6 @@ void write_gpt_oss(const M& model, nlohmann::ordered_json& json) {
 }  // namespace
 
 constinit const Architecture gpt_oss = {.name = "gpt_oss",
-                                        .hf_model_type = "gpt_oss",
                                         .hf_class = "GptOssForCausalLM",
                                         .weights = gpt_oss_weights,
                                         .decoder = {.sinks = true, .full_attention_every = 2},

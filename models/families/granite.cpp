@@ -17,7 +17,6 @@ constexpr HfKey granite_keys[] = {
 }  // namespace
 
 constinit const Architecture granite = {.name = "granite",
-                                        .hf_model_type = "granite",
                                         .hf_class = "GraniteForCausalLM",
                                         .weights = decoder_weights,
                                         .has_mlp_bias = true,

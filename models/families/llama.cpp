@@ -5,7 +5,6 @@
 namespace pptrain::models {
 
 constinit const Architecture llama = {.name = "llama",
-                                      .hf_model_type = "llama",
                                       .hf_class = "LlamaForCausalLM",
                                       .weights = decoder_weights,
                                       .has_mlp_bias = true,

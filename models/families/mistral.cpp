@@ -11,7 +11,6 @@ constexpr HfKey mistral_keys[] = {
 }  // namespace
 
 constinit const Architecture mistral = {.name = "mistral",
-                                        .hf_model_type = "mistral",
                                         .hf_class = "MistralForCausalLM",
                                         .weights = decoder_weights,
                                         .has_attention_bias = false,

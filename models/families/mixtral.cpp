@@ -7,6 +7,18 @@
 namespace pptrain::models {
 namespace {
 
+// transformers writes the router with either name.
+constexpr WeightName mixtral_weights[] = {
+    {"layers.*.mlp.router", "model.layers.*.block_sparse_moe.gate"},
+    {"layers.*.mlp.router", "model.layers.*.mlp.gate"},
+    {"layers.*.mlp.experts.*.gate", "model.layers.*.block_sparse_moe.experts.*.w1"},
+    {"layers.*.mlp.experts.*.up", "model.layers.*.block_sparse_moe.experts.*.w3"},
+    {"layers.*.mlp.experts.*.down", "model.layers.*.block_sparse_moe.experts.*.w2"},
+    {"layers.*.mlp.experts.*.gate.weight", "model.layers.*.mlp.experts.gate_up_proj"},
+    {"layers.*.mlp.experts.*.up.weight", "model.layers.*.mlp.experts.gate_up_proj"},
+    {"layers.*.mlp.experts.*.down.weight", "model.layers.*.mlp.experts.down_proj"},
+};
+
 // transformers calls the number of experts either, and takes num_experts where both are there.
 void read_mixtral(const HfJson& json, config::ModelSection& model) {
   model.rms_norm_eps = json.number("rms_norm_eps", 1e-5);
@@ -27,7 +39,6 @@ void write_mixtral(const config::ModelSection& model, nlohmann::ordered_json& js
 }  // namespace
 
 constinit const Architecture mixtral = {.name = "mixtral",
-                                        .hf_model_type = "mixtral",
                                         .hf_class = "MixtralForCausalLM",
                                         .weights = mixtral_weights,
                                         .sparse = true,

@@ -16,7 +16,6 @@ constexpr HfKey olmo2_keys[] = {
 }  // namespace
 
 constinit const Architecture olmo2 = {.name = "olmo2",
-                                      .hf_model_type = "olmo2",
                                       .hf_class = "Olmo2ForCausalLM",
                                       .weights = olmo2_weights,
                                       .decoder = {.norms = NormPlaces::after, .qk_norm = nn::QkNorm::whole},

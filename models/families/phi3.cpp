@@ -36,7 +36,6 @@ void write_phi3(const M& model, nlohmann::ordered_json& json) {
 }  // namespace
 
 constinit const Architecture phi3 = {.name = "phi3",
-                                     .hf_model_type = "phi3",
                                      .hf_class = "Phi3ForCausalLM",
                                      .weights = phi3_weights,
                                      .has_attention_bias = false,

@@ -34,7 +34,6 @@ void write_qwen2(const config::ModelSection& model, nlohmann::ordered_json& json
 }  // namespace
 
 constinit const Architecture qwen2 = {.name = "qwen2",
-                                      .hf_model_type = "qwen2",
                                       .hf_class = "Qwen2ForCausalLM",
                                       .weights = decoder_weights,
                                       .decoder = {.qkv_bias = true},

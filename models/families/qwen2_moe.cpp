@@ -40,7 +40,6 @@ void write_qwen2_moe(const M& model, nlohmann::ordered_json& json) {
 }  // namespace
 
 constinit const Architecture qwen2_moe = {.name = "qwen2_moe",
-                                          .hf_model_type = "qwen2_moe",
                                           .hf_class = "Qwen2MoeForCausalLM",
                                           .weights = qwen2_moe_weights,
                                           .decoder = {.qkv_bias = true, .gated_shared = true},

@@ -14,7 +14,6 @@ void write_qwen3(const config::ModelSection& /*model*/, nlohmann::ordered_json& 
 }  // namespace
 
 constinit const Architecture qwen3 = {.name = "qwen3",
-                                      .hf_model_type = "qwen3",
                                       .hf_class = "Qwen3ForCausalLM",
                                       .weights = decoder_weights,
                                       .decoder = {.qk_norm = nn::QkNorm::head},

@@ -36,7 +36,6 @@ void write_qwen3_moe(const config::ModelSection& model, nlohmann::ordered_json& 
 }  // namespace
 
 constinit const Architecture qwen3_moe = {.name = "qwen3_moe",
-                                          .hf_model_type = "qwen3_moe",
                                           .hf_class = "Qwen3MoeForCausalLM",
                                           .weights = qwen3_moe_weights,
                                           .decoder = {.qk_norm = nn::QkNorm::head},

@@ -28,7 +28,6 @@ void write_smollm3(const M& model, nlohmann::ordered_json& json) {
 }  // namespace
 
 constinit const Architecture smollm3 = {.name = "smollm3",
-                                        .hf_model_type = "smollm3",
                                         .hf_class = "SmolLM3ForCausalLM",
                                         .weights = decoder_weights,
                                         .decoder = {.no_rope_every = 4},

@@ -34,7 +34,6 @@ void write_starcoder2(const M& /*model*/, nlohmann::ordered_json& json) {
 }  // namespace
 
 constinit const Architecture starcoder2 = {.name = "starcoder2",
-                                           .hf_model_type = "starcoder2",
                                            .hf_class = "Starcoder2ForCausalLM",
                                            .weights = starcoder2_weights,
                                            .decoder = {.norm = nn::NormKind::layer,

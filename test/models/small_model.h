@@ -54,15 +54,21 @@ inline void set_family(models::ModelConfig& model) {
     model.head_dim = 10;
     model.rotary_dim = 4;
     model.kv_heads = model.heads;
-    model.sparse = {.experts = 6,
-                    .chosen = 2,
-                    .intermediate = 24,
-                    .normalise = arch == "deepseek_v3",
-                    .dense = {0},
-                    .shared = 20,
-                    .groups = 3,
-                    .chosen_groups = 2,
-                    .scale = 1.5};
+    const bool sigmoid = arch == "deepseek_v3";
+    model.sparse = {{.hidden = model.hidden,
+                     .experts = 6,
+                     .chosen = 2,
+                     .intermediate = 24,
+                     .sigmoid = sigmoid,
+                     .normalise = sigmoid,
+                     .scale = 1.5,
+                     .groups = 3,
+                     .chosen_groups = 2,
+                     .shared = 20,
+                     .init_std = model.initializer_range,
+                     .balance_bias = sigmoid},
+                    /*step=*/1,
+                    /*dense=*/{0}};
   }
 }
 
@@ -83,15 +89,19 @@ inline models::ModelConfig small_model(const std::string& arch, bool tied, int64
   model.attention_bias = true;
   model.mlp_bias = arch == "llama";
   if (arch == "qwen3_moe" || arch == "mixtral" || arch == "qwen2_moe" || arch == "gpt_oss") {
-    model.sparse = {.experts = 6,
-                    .chosen = 2,
-                    .intermediate = 24,
-                    .normalise = arch == "mixtral",
-                    .dense = {1},  // dense among sparse
-                    .balance_loss = 0.1,
-                    .z_loss = 0.01,
-                    .shared = arch == "qwen2_moe" ? 20 : 0,
-                    .limit = arch == "gpt_oss" ? 1.5 : 0.0};
+    model.sparse = {{.hidden = model.hidden,
+                     .experts = 6,
+                     .chosen = 2,
+                     .intermediate = 24,
+                     .normalise = arch == "mixtral",
+                     .limit = arch == "gpt_oss" ? 1.5 : 0.0,
+                     .shared = arch == "qwen2_moe" ? 20 : 0,
+                     .gated_shared = arch == "qwen2_moe",
+                     .init_std = model.initializer_range,
+                     .balance_loss = 0.1,
+                     .z_loss = 0.01},
+                    /*step=*/1,
+                    /*dense=*/{1}};  // dense among sparse
   }
   set_family(model);
   if (arch == "llama")

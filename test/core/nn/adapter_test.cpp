@@ -272,8 +272,7 @@ TEST_CASE("frozen experts with biases and a shared gate have the input gradients
     at::manual_seed(9);
     const Tensor x = random({21, 24}, at::kFloat), dy = random({21, 24}, at::kFloat);
     nn::WeightGradQueue queue(Mode::deferred);
-    const auto saved = layer->make_saved();
-    layer->activate(x, tokens, *saved);
+    const auto saved = layer->activate(x, tokens);
     layer->project(*saved);
     results.push_back(layer->backward_input(*saved, dy, tokens, queue));
     CHECK((queue.size() == 0) == frozen);

@@ -34,14 +34,15 @@ TEST_CASE("LinearCrossEntropy: loss and gradients, whatever the chunks", "[nn]")
   oloss.backward();
 
   const c10::InferenceMode inference;
-  nn::LinearCrossEntropy head(weight, chunk_bytes);
+  nn::LinearCrossEntropy head(weight, vocab);
+  head.set_chunk_bytes(chunk_bytes);
   head.scale_logits(scale, cap);
-  const Tensor loss = head.forward(h, labels);
+  Tensor dh = at::empty_like(h);
+  const Tensor loss = head.forward_backward(h, labels, dh);
   CHECK(loss.scalar_type() == at::kDouble);
   CHECK(loss.dim() == 0);
   CHECK(relative_error(loss, oloss) < (type == at::kFloat ? 1e-6 : 1e-3));
-  Tensor dh = at::empty_like(h);
-  CHECK(same_bits(head.forward_backward(h, labels, dh), loss));
+  CHECK(same_bits(head.losses(h, labels).sum(at::kDouble), loss));
   CHECK(relative_error(dh, oh.grad()) < tolerance(type));
   CHECK(relative_error(weight.grad, ow.grad()) < tolerance(type));
   CHECK(relative_error(head.logits(h), ologits) < tolerance(type));
@@ -56,7 +57,8 @@ TEST_CASE("a cap on logits takes a second chunk of them, within the bytes of one
     nn::ParameterGroup store;
     nn::Weight& weight = store.add({{.name = "head.weight", .shape = {vocab, hidden}}});
     store.materialise(at::kMeta, at::kBFloat16);
-    nn::LinearCrossEntropy head(weight, /*chunk_bytes=*/64 * vocab * 2);
+    nn::LinearCrossEntropy head(weight, vocab);
+    head.set_chunk_bytes(64 * vocab * 2);
     head.scale_logits(scale, cap);
     const Tensor h = at::empty({rows, hidden}, options), labels = at::empty({rows}, options.dtype(at::kLong));
     Tensor dh = at::empty_like(h);
@@ -88,10 +90,11 @@ TEST_CASE("label smoothing is PyTorch's, in training alone", "[nn]") {
   oloss.backward();
 
   const c10::InferenceMode inference;
-  nn::LinearCrossEntropy head(weight, chunk_bytes);
-  const Tensor plain = head.forward(h, labels);
+  nn::LinearCrossEntropy head(weight, vocab);
+  head.set_chunk_bytes(chunk_bytes);
+  const Tensor plain = head.losses(h, labels);
   head.smooth_labels(smoothing);
-  CHECK(same_bits(head.forward(h, labels), plain));
+  CHECK(same_bits(head.losses(h, labels), plain));
   Tensor dh = at::empty_like(h);
   const Tensor loss = head.forward_backward(h, labels, dh);
   CHECK(relative_error(loss, oloss) < (type == at::kFloat ? 1e-6 : 1e-3));
@@ -105,12 +108,14 @@ TEST_CASE("the losses of rows add up, and are 0 without a target", "[nn]") {
   nn::Weight& weight = store.add({{.name = "head.weight", .shape = {50, 16}, .init_std = 0.5}});
   store.materialise(at::kCPU, at::kFloat);
   store.initialise(2);
-  nn::LinearCrossEntropy head(weight, 2000);
+  nn::LinearCrossEntropy head(weight, 50);
+  head.set_chunk_bytes(2000);
   const Tensor h = random({40, 16}, at::kFloat);
   Tensor labels = at::randint(0, 50, {40}, at::kLong);
   labels.narrow(0, 10, 5).fill_(-100);
   const Tensor losses = head.losses(h, labels);
-  CHECK(same_bits(losses.sum(at::kDouble), head.forward(h, labels)));
+  Tensor dh = at::empty_like(h);
+  CHECK(same_bits(losses.sum(at::kDouble), head.forward_backward(h, labels, dh)));
   CHECK(losses.narrow(0, 10, 5).abs().max().item<double>() == 0);
   CHECK(losses.narrow(0, 15, 25).min().item<double>() > 0);
 }
@@ -123,11 +128,11 @@ TEST_CASE("a NaN in the hidden state is a NaN in the loss", "[nn]") {
   nn::Weight& weight = store.add({{.name = "head.weight", .shape = {50, 16}}});
   store.materialise(at::kCPU, type);
   store.initialise(2);
-  nn::LinearCrossEntropy head(weight);
+  nn::LinearCrossEntropy head(weight, 50);
   Tensor h = random({4, 16}, type);
   h[2][5] = std::nan("");
   Tensor dh = at::empty_like(h);
-  CHECK(std::isnan(head.forward(h, at::ones({4}, at::kLong)).item<double>()));
+  CHECK(std::isnan(head.losses(h, at::ones({4}, at::kLong)).sum().item<double>()));
   CHECK(std::isnan(head.forward_backward(h, at::ones({4}, at::kLong), dh).item<double>()));
 }
 

@@ -33,8 +33,11 @@ struct Times {
 void take_turn(nn::FeedForward& layer, const Tensor& x, const Tensor& dy, Times& best) {
   const c10::InferenceMode inference;
   const nn::TokenInfo tokens = tokens_of(x.size(0), x.size(0));
-  const auto saved = layer.make_saved();
-  best.forward = std::min(best.forward, test::thread_seconds([&] { layer.forward(x, tokens, *saved); }));
+  std::unique_ptr<nn::FeedForward::Saved> saved;
+  best.forward = std::min(best.forward, test::thread_seconds([&] {
+                            saved = layer.activate(x, tokens);
+                            layer.project(*saved);
+                          }));
   best.backward = std::min(best.backward, test::thread_seconds([&] {
                              nn::WeightGradQueue queue(nn::WeightGradQueue::Mode::immediate);
                              layer.backward_input(*saved, dy, tokens, queue);

@@ -1,20 +1,33 @@
-// All main gradients of a group, for comparisons.
+// What tests ask of a parameter group.
 #pragma once
 
 #include <ATen/core/IListRef.h>
 #include <ATen/ops/cat.h>
 
+#include <cstddef>
+#include <cstdint>
 #include <vector>
 
 #include "core/nn/parameter.h"
 
 namespace pptrain::test {
 
-// A copy, flat: one slice after the other.
+// All main gradients: a copy, flat, one slice after the other.
 inline at::Tensor all_gradients(nn::ParameterGroup& group) {
   std::vector<at::Tensor> parts;
   for (const nn::Slice* slice : group.slices()) parts.push_back(slice->grad.reshape({-1}));
   return at::cat(parts);
+}
+
+// Bytes that whole compute weights and gradients hold now, where they can be released.
+inline int64_t whole_bytes(nn::ParameterGroup& group) {
+  size_t bytes = 0;
+  for (const nn::Buffer* buffer : group.buffers()) {
+    if (group.is_sharded()) bytes += buffer->whole_compute.storage().nbytes();
+    if (group.place().own_gradient && buffer->whole_grad.defined())
+      bytes += buffer->whole_grad.storage().nbytes();
+  }
+  return static_cast<int64_t>(bytes);
 }
 
 }  // namespace pptrain::test

@@ -232,8 +232,8 @@ TEST_CASE("Mlp, plain and gated: forward, backward_input, backward_weight", "[nn
   CHECK(store.slices().size() == weights.size());
 
   const c10::InferenceMode inference;
-  const auto saved = layer->make_saved();
-  CHECK(relative_error(layer->forward(x, {}, *saved), oy) < tolerance(type));
+  const auto saved = layer->activate(x, {});
+  CHECK(relative_error(layer->project(*saved), oy) < tolerance(type));
   nn::WeightGradQueue queue(Mode::deferred);
   CHECK(relative_error(layer->backward_input(*saved, dy, {}, queue), ox.grad()) < 2 * tolerance(type));
   for (const Tensor& freed : saved->tensors()) CHECK_FALSE(freed.defined());
@@ -314,8 +314,7 @@ TEST_CASE("weight gradients have the same bits deferred, and of a record that wa
     prepare(store, type);
     std::vector<nn::WeightGradQueue> queues(2, nn::WeightGradQueue(mode));
     for (int64_t microbatch = 0; microbatch < 2; ++microbatch) {
-      const auto saved = layer->make_saved();
-      layer->forward(x[microbatch], {}, *saved);
+      const auto saved = layer->activate(x[microbatch], {});
       if (dropped) {
         layer->drop(*saved, *dropped);
         CHECK(saved->tensors()[1].defined() == (*dropped == Keep::products));  // inner

@@ -10,6 +10,7 @@
 #include "core/base/error.h"
 #include "core/nn/weight_grad_queue.h"
 #include "test/core/kernels/compare.h"
+#include "test/core/nn/gradients.h"
 #include "test/support/catch.h"
 
 using namespace pptrain;
@@ -103,7 +104,7 @@ TEST_CASE("the parts of a divided group together are the whole group", "[nn]") {
     const int64_t unit = parts > 1 ? 1024 * parts : 64;
     CHECK(held * parts < (61 * 53 + 37 * 53 + 1500 + 720) + 64 * 3 + 2 * unit);
     CHECK((parts == 1 || group.buffers()[0]->master.numel() % 1024 == 0));
-    CHECK(group.whole_bytes() == 0);  // nothing is gathered yet
+    CHECK(whole_bytes(group) == 0);  // nothing is gathered yet
     for (const nn::Slice* slice : group.slices()) {
       const nn::Slice& all = *whole.find(slice->spec.name);
       CHECK(slice->shape.begin == seen[slice->spec.name]);
@@ -137,17 +138,17 @@ TEST_CASE("whole gradients beside own ones come as zeros and go", "[nn]") {
   REQUIRE(group.buffers().size() == 2);
   CHECK_FALSE(group.buffers()[0]->with_input);
   CHECK(group.buffers()[1]->with_input);
-  CHECK(group.whole_bytes() == 0);
+  CHECK(whole_bytes(group) == 0);
   for (int turn = 0; turn < 2; ++turn) {
     group.restore_whole_grad(0);
-    CHECK(group.whole_bytes() == group.buffers()[0]->whole_grad.numel() * 4);
+    CHECK(whole_bytes(group) == group.buffers()[0]->whole_grad.numel() * 4);
     CHECK(matrices.grad.eq(0).all().item<bool>());
     matrices.grad.fill_(3);
     group.restore_whole_grad(0);  // is there already
     CHECK(matrices.grad.eq(3).all().item<bool>());
     CHECK(group.buffers()[0]->whole_grad.sum().item<float>() == 9000);
     group.release_whole_grad(0);
-    CHECK(group.whole_bytes() == 0);
+    CHECK(whole_bytes(group) == 0);
   }
   group.restore_whole_grad(1);
   norm.grad.fill_(1);

@@ -14,6 +14,8 @@ using namespace pptrain::test;
 
 namespace {
 
+using enum config::RopeType;
+
 double angle(const kernels::RopeTable& table, int64_t position, int64_t i) {
   return std::atan2(table.sin[position][i].item<double>(), table.cos[position][i].item<double>());
 }
@@ -37,7 +39,7 @@ TEST_CASE("rotary tables hold cos and sin of position * theta^(-2i / head_dim)",
 TEST_CASE("linear scaling divides positions", "[nn]") {
   const kernels::RopeTable plain = nn::make_rope_table({.dim = 16, .theta = 5000}, 100, at::kCPU);
   const kernels::RopeTable scaled = nn::make_rope_table(
-      {.dim = 16, .theta = 5000, .type = nn::RopeType::linear, .factor = 4}, 100, at::kCPU);
+      {.dim = 16, .theta = 5000, .scaling = {.rope_type = linear, .factor = 4}}, 100, at::kCPU);
   CHECK((scaled.cos[80] - plain.cos[20]).abs().max().item<double>() < 1e-5);
   CHECK((scaled.sin[80] - plain.sin[20]).abs().max().item<double>() < 1e-5);
 }
@@ -46,11 +48,11 @@ TEST_CASE("llama3 scaling keeps short wavelengths, stretches long ones, interpol
   const int64_t head_dim = 16;
   const kernels::RopeTable table = nn::make_rope_table({.dim = head_dim,
                                                         .theta = 100,
-                                                        .type = nn::RopeType::llama3,
-                                                        .factor = 8,
-                                                        .original_positions = 64,
-                                                        .low_freq_factor = 1,
-                                                        .high_freq_factor = 4},
+                                                        .scaling = {.rope_type = llama3,
+                                                                    .factor = 8,
+                                                                    .low_freq_factor = 1,
+                                                                    .high_freq_factor = 4,
+                                                                    .original_max_position_embeddings = 64}},
                                                        4, at::kCPU);
   bool seen[3] = {};
   for (int64_t i = 0; i < head_dim / 2; ++i) {
@@ -85,55 +87,62 @@ struct Reference {
   double factor = 1;
 };
 
-using enum nn::RopeType;
 const std::vector<double> short_factors{1, 1.25, 1.5, 1.75, 2, 2.25}, long_factors{1, 4.5, 8, 11.5, 15, 18.5};
 
 const Reference references[] = {
-    {{.dim = 16, .type = dynamic, .factor = 2, .max_positions = 100},
+    {{.dim = 16, .max_positions = 100, .scaling = {.rope_type = dynamic, .factor = 2}},
      300,
      {1.F, 0.251273751F, 0.0631385073F, 0.0158650484F, 0.0039864704F, 0.0010016954F, 0.000251699792F,
       6.32455485e-05F}},
-    {{.dim = 16, .type = dynamic, .factor = 2, .max_positions = 100},
+    {{.dim = 16, .max_positions = 100, .scaling = {.rope_type = dynamic, .factor = 2}},
      80,
      {1.F, 0.316227764F, 0.100000001F, 0.0316227786F, 0.00999999978F, 0.00316227786F, 0.00100000005F,
       0.000316227786F}},
-    {{.dim = 8, .theta = 5000, .type = linear, .factor = 4},  // partial_rotary_factor 0.5
+    {{.dim = 8, .theta = 5000, .scaling = {.rope_type = linear, .factor = 4}},  // partial_rotary_factor 0.5
      100,
      {0.25F, 0.0297301784F, 0.00353553402F, 0.000420448196F}},
-    {{.dim = 16, .theta = 500000, .type = llama3, .factor = 8, .original_positions = 8192},
+    {{.dim = 16, .theta = 500000, .scaling = {.rope_type = llama3, .factor = 8}},  // original: 8192
      100,
      {1.F, 0.193922758F, 0.0376060307F, 0.00729266508F, 0.000524846022F, 3.42810235e-05F, 6.64786967e-06F,
       1.28917316e-06F}},
-    {{.dim = 16, .theta = 150000, .type = yarn, .factor = 32, .original_positions = 4096, .truncate = false},
+    {{.dim = 16,
+      .theta = 150000,
+      .scaling =
+          {.rope_type = yarn, .factor = 32, .original_max_position_embeddings = 4096, .truncate = false}},
      100,
      {1.F, 0.225418001F, 0.0508132726F, 0.00679495931F, 0.000456483918F, 1.8188337e-05F, 4.09997847e-06F,
       9.24208962e-07F},
      1.3465735902799727},
-    {{.dim = 16, .type = yarn, .factor = 40, .original_positions = 4096, .mscale = 0.7, .mscale_all_dim = 1},
+    {{.dim = 16,
+      .scaling = {.rope_type = yarn,
+                  .factor = 40,
+                  .original_max_position_embeddings = 4096,
+                  .mscale = 0.7,
+                  .mscale_all_dim = 1}},
      100,
      {1.F, 0.316227764F, 0.100000001F, 0.0239147246F, 0.00512499968F, 0.000849862176F, 2.49999994e-05F,
       7.90569447e-06F},
      0.91915599520444358},
-    {{.dim = 16, .theta = 1e6, .type = yarn, .max_positions = 32768, .original_positions = 8192},
+    {{.dim = 16, .theta = 1e6, .scaling = {.rope_type = yarn, .factor = 4}},  // original: 8192
      100,
      {1.F, 0.177827939F, 0.0316227786F, 0.00421755994F, 0.000500000024F, 4.44569851e-05F, 7.90569356e-06F,
       1.40585337e-06F},
      1.1386294361119891},
     {{.dim = 12,
-      .type = longrope,
-      .max_positions = 256,
-      .original_positions = 64,
-      .short_factor = short_factors,
-      .long_factor = long_factors},
+      .scaling = {.rope_type = longrope,
+                  .factor = 4,
+                  .original_max_position_embeddings = 64,
+                  .short_factor = short_factors,
+                  .long_factor = long_factors}},
      64,
      {1.F, 0.172354758F, 0.0309439208F, 0.00571428565F, 0.00107721717F, 0.000206292883F},
      1.1547005383792517},
     {{.dim = 12,
-      .type = longrope,
-      .max_positions = 256,
-      .original_positions = 64,
-      .short_factor = short_factors,
-      .long_factor = long_factors},
+      .scaling = {.rope_type = longrope,
+                  .factor = 4,
+                  .original_max_position_embeddings = 64,
+                  .short_factor = short_factors,
+                  .long_factor = long_factors}},
      65,
      {1.F, 0.0478763208F, 0.00580198551F, 0.000869565236F, 0.00014362896F, 2.50896737e-05F},
      1.1547005383792517},
@@ -143,7 +152,7 @@ const Reference references[] = {
 
 TEST_CASE("every scaling has the frequencies and the factor of transformers", "[nn]") {
   for (const Reference& reference : references) {
-    CAPTURE(reference.config.type, reference.positions);
+    CAPTURE(reference.config.scaling.rope_type.text, reference.positions);
     const kernels::RopeTable table = nn::make_rope_table(reference.config, reference.positions, at::kCPU);
     const at::Tensor angles =
         at::outer(at::arange(reference.positions, at::kFloat), at::tensor(reference.frequencies));
@@ -159,9 +168,6 @@ TEST_CASE("a scaling that lacks a number is refused", "[nn]") {
   const auto fails = [](const nn::RopeConfig& config, const char* text) {
     CHECK_THROWS_WITH(nn::make_rope_table(config, 10, at::kCPU), contains_text(text));
   };
-  fails({.dim = 8, .type = nn::RopeType::linear}, "needs a factor");
-  fails({.dim = 8, .type = nn::RopeType::dynamic, .factor = 2}, "needs max_position_embeddings");
-  fails({.dim = 8, .type = nn::RopeType::llama3, .factor = 2}, "needs original_max_position_embeddings");
-  fails({.dim = 8, .type = nn::RopeType::longrope, .max_positions = 8, .original_positions = 8},
-        "a short and a long factor");
+  fails({.dim = 8, .scaling = {.rope_type = dynamic, .factor = 2}}, "needs max_position_embeddings");
+  fails({.dim = 8, .scaling = {.rope_type = longrope}}, "a short and a long factor");
 }

@@ -2,7 +2,6 @@
 
 #include <cmath>
 
-#include "core/base/error.h"
 #include "test/support/catch.h"
 
 using namespace pptrain;
@@ -67,9 +66,4 @@ TEST_CASE("wsd falls in the last step of a run that is too short for its fractio
   }
   CHECK(schedule("wsd", 0, 100, 1e-9)(99) == Approx(0.5));
   CHECK(schedule("wsd", 0, 16, 0.1)(14) == Approx(2.0 * (0.25 + 0.75 * 0.5)));  // of 1.6 steps, 2
-}
-
-TEST_CASE("bad schedules are refused", "[optim]") {
-  CHECK_THROWS_AS(schedule("triangle", 0, 10)(0), UsageError);
-  CHECK_THROWS_AS(schedule("cosine", -1, 10)(0), UsageError);
 }

@@ -43,8 +43,8 @@ void add_gradients(ExpertLayer& model, Gradients& sums) {
 
 Outcome pass(ExpertLayer& model, const Tensor& x, const Tensor& dy, const nn::TokenInfo& tokens,
              std::optional<Keep> recompute) {
-  const auto saved = model.layer.make_saved();
-  Outcome outcome{.y = model.layer.forward(x, tokens, *saved), .dx = {}, .gradients = {}};
+  const auto saved = model.layer.activate(x, tokens);
+  Outcome outcome{.y = model.layer.project(*saved), .dx = {}, .gradients = {}};
   if (recompute) {
     model.layer.drop(*saved, *recompute);
     model.layer.restore(x, tokens, *saved);

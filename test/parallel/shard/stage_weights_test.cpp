@@ -14,6 +14,7 @@
 #include "core/nn/weight_grad_queue.h"
 #include "parallel/comm/thread/thread_communicator.h"
 #include "test/core/kernels/compare.h"
+#include "test/core/nn/gradients.h"
 #include "test/parallel/shard/thread_groups.h"
 #include "test/support/catch.h"
 
@@ -22,6 +23,7 @@ using at::Tensor;
 using nn::Use;
 using pptrain::test::same_bits;
 using pptrain::test::ThreadGroups;
+using pptrain::test::whole_bytes;
 using schedule::ActionKind;
 using schedule::Gather;
 using schedule::Reduce;
@@ -185,7 +187,7 @@ Outcome run(comm::Communicator& world, int replicas, const schedule::ShardOption
       }
     }
   }
-  for (nn::ParameterGroup& group : store.groups()) outcome.bytes_after += group.whole_bytes();
+  for (nn::ParameterGroup& group : store.groups()) outcome.bytes_after += whole_bytes(group);
   outcome.wrong = stage.wrong;
   return outcome;
 }

@@ -217,9 +217,9 @@ TEST_CASE("Mlp: values and gradients of the whole layer") {
                   region);
     materialise(group, type);
     nn::WeightGradQueue queue(Mode::immediate);
-    const auto saved = layer.make_saved();
+    const auto saved = layer.activate(own_rows(x, region->cut()), some_tokens(8));
     Result r;
-    r.y = layer.forward(own_rows(x, region->cut()), some_tokens(8), *saved);
+    r.y = layer.project(*saved);
     r.dx = layer.backward_input(*saved, own_rows(dy, region->cut()), some_tokens(8), queue);
     collect(group, r.grads);
     return r;
@@ -314,7 +314,7 @@ TEST_CASE("LinearCrossEntropy by parts of the vocabulary: one loss on every rank
       head.smooth_labels(smoothing);
       const Tensor own = own_rows(h, region->cut());
       Result r{.y = {}, .dx = at::empty_like(own), .grads = {}};
-      const Tensor alone = head.forward(own, labels);
+      const Tensor alone = head.losses(own, labels).sum(at::kDouble);
       r.y = head.forward_backward(own, labels, r.dx).unsqueeze(0);
       if (same_bits(r.y[0], alone) != (smoothing == 0)) throw Error("the loss depends on the gradient");
       const Tensor logits = head.logits(h);
