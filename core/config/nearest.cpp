@@ -13,9 +13,7 @@ namespace pptrain::config {
 std::string to_lower(std::string_view text) {
   std::string result(text);
   for (char& c : result) {
-    if (c >= 'A' && c <= 'Z') {
-      c = static_cast<char>(c - 'A' + 'a');
-    }
+    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
   }
   return result;
 }

@@ -34,18 +34,14 @@ std::string comment(std::string_view text) {
 // "integer, >= 1; default 1000"
 std::string describe_type(const Option& option, const std::optional<std::string>& value) {
   std::string text = type_name(option);
-  if (const std::string range = option.range.describe(); !range.empty()) {
-    text += ", " + range;
-  }
+  if (const std::string range = option.range.describe(); !range.empty()) text += ", " + range;
   if (!option.instead.empty()) {
     text += fmt::format("; required, unless there are [[{}]]", option.instead);
     const auto& [key, word] = option.needless_with;
     return key.empty() ? text : text + fmt::format(" or {} = {}", key, toml_string(word));
   }
   text += option.is_required ? "; required" : value ? "; default " + *value : "; not set by default";
-  if (option.acts_when) {
-    text += fmt::format("; acts only with {}", option.acts_when->describe());
-  }
+  if (option.acts_when) text += fmt::format("; acts only with {}", option.acts_when->words);
   return text;
 }
 

@@ -78,20 +78,11 @@ bool is_fixed_by_hf(std::string_view option) {
   return std::ranges::find(fixed_by_hf, option) != fixed_by_hf.end();
 }
 
-bool holds(const Condition& condition, const JobConfig& job) {
-  if (condition.test) return condition.test(job);
-  const std::string value = value_of(condition.keys.front(), job);
-  return std::ranges::any_of(condition.values,
-                             [&](const std::string& v) { return value == v || value == toml_string(v); });
-}
-
 bool has_weights(const std::string& dir) {
   std::error_code error;
   for (fs::directory_iterator entry(dir, error), end; !error && entry != end; entry.increment(error)) {
     const std::string name = entry->path().filename().string();
-    if (name.starts_with("model") && name.ends_with(".safetensors")) {
-      return true;
-    }
+    if (name.starts_with("model") && name.ends_with(".safetensors")) return true;
   }
   return false;
 }
@@ -322,9 +313,7 @@ void check_resume(Document& document) {
 
 void check_lora(Document& document) {
   const JobConfig& job = document.job;
-  if (job.lora.dropout > 0) {
-    document.report("lora.dropout", "the layers have no dropout: leave it 0");
-  }
+  if (job.lora.dropout > 0) document.report("lora.dropout", "the layers have no dropout: leave it 0");
   const auto frozen = std::ranges::find_if(job.optimizer.groups, &OptimizerGroup::frozen);
   if (job.lora.rank > 0 && frozen != job.optimizer.groups.end()) {
     document.report_conflict(
@@ -351,13 +340,13 @@ bool decided_elsewhere(const Document& document, const Condition& condition) {
 // "distributed.cp > 1, which is 1 here"; of several keys each with its value.
 std::string describe_unmet(const Condition& condition, const JobConfig& job) {
   if (condition.keys.size() == 1)
-    return fmt::format("{}, which is {} here", condition.describe(), value_of(condition.keys.front(), job));
+    return fmt::format("{}, which is {} here", condition.words, value_of(condition.keys.front(), job));
   std::string values;
   for (const std::string& key : condition.keys) {
     if (const auto value = toml_value(*find_option(key), job))
       values += fmt::format("{}{} = {}", values.empty() ? "" : ", ", key.substr(key.rfind('.') + 1), *value);
   }
-  return fmt::format("{}; here {}", condition.describe(), values);
+  return fmt::format("{}; here {}", condition.words, values);
 }
 
 // An option that the job sets but whose condition does not hold. A file's options are forgiven where an
@@ -370,8 +359,7 @@ void check_conditions(Document& document) {
     if (!option.acts_when || given == document.options.end()) continue;
     const Condition& condition = *option.acts_when;
     const std::optional<std::string> value = toml_value(option, document.job);
-    if (holds(condition, document.job) || value == toml_value(option, defaults) ||
-        value == condition.harmless)
+    if (condition.test(document.job) || value == toml_value(option, defaults) || value == condition.harmless)
       continue;
     if (!given->second.from_override && decided_elsewhere(document, condition)) continue;
     if (std::ranges::any_of(condition.keys,
@@ -399,9 +387,7 @@ void apply_hf_dir(Document& document, const ReadHfConfig& read_hf_config) {
   }
   for (const Option& option : options()) {
     const std::string name = option.name();
-    if (!name.starts_with("model.") || name == "model.hf_dir" || name == "model.init") {
-      continue;
-    }
+    if (!name.starts_with("model.") || name == "model.hf_dir" || name == "model.init") continue;
     const std::string theirs = toml_value(option, hf).value_or("");
     const std::string ours = toml_value(option, document.job).value_or("");
     if (!document.given(name) || ours == "0") {
@@ -470,9 +456,7 @@ void resolve(JobConfig& job) {
     job.lr_schedule.warmup_steps = std::min<int64_t>(2000, job.train.steps / 20);
   const JobConfig defaults;
   for (const Option& option : options()) {
-    if (option.acts_when && !holds(*option.acts_when, job)) {
-      copy_value(option, defaults, job);
-    }
+    if (option.acts_when && !option.acts_when->test(job)) copy_value(option, defaults, job);
   }
 }
 

@@ -208,9 +208,7 @@ SafetensorsReader::SafetensorsReader(const std::filesystem::path& path) {
 
 size_t SafetensorsReader::place(const std::string& name) const {
   const auto found = places_.find(name);
-  if (found == places_.end()) {
-    throw Error(fmt::format("'{}' has no tensor '{}'", path().string(), name));
-  }
+  if (found == places_.end()) throw Error(fmt::format("'{}' has no tensor '{}'", path().string(), name));
   return found->second;
 }
 
