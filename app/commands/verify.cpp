@@ -24,11 +24,10 @@ struct VerifyArguments {
 };
 
 CLI::App* declare_verify(CLI::App& cli, VerifyArguments& arguments) {
-  CLI::App* verify = cli.add_subcommand("verify", "Check every byte of a checkpoint");
-  verify
-      ->add_option("DIR", arguments.checkpoint_dir, "A checkpoint, a folder of checkpoints or a run's folder")
+  CLI::App* app = cli.add_subcommand("verify", "Check every byte of a checkpoint");
+  app->add_option("DIR", arguments.checkpoint_dir, "A checkpoint, a folder of checkpoints or a run's folder")
       ->required();
-  return verify;
+  return app;
 }
 
 int verify(const VerifyArguments& arguments) {

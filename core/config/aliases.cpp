@@ -1,7 +1,6 @@
 #include "core/config/nearest.h"
 
 #include <algorithm>
-#include <ranges>
 #include <span>
 #include <string>
 #include <string_view>
@@ -173,9 +172,8 @@ constexpr Alias values[] = {
 // The name whose `theirs` has this word, without `beginning`, with which it must begin; empty if there is
 // none.
 std::string find(std::span<const Alias> table, std::string_view word, std::string_view beginning = "") {
-  const auto is_word = [&](const auto& name) { return std::ranges::equal(name, word); };
   for (const auto& [ours, theirs] : table) {
-    if (ours.starts_with(beginning) && std::ranges::any_of(std::views::split(theirs, ' '), is_word))
+    if (ours.starts_with(beginning) && has_word(theirs, word))
       return std::string(ours.substr(beginning.size()));
   }
   return "";

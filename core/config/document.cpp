@@ -3,11 +3,7 @@
 #include <spdlog/fmt/fmt.h>
 
 #include <algorithm>
-#include <initializer_list>
-#include <string>
-#include <string_view>
 #include <tuple>
-#include <vector>
 
 #include "core/base/error.h"
 #include "core/config/options.h"

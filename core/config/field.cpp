@@ -4,24 +4,13 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdint>
-#include <optional>
-#include <string>
-#include <string_view>
-#include <type_traits>
-#include <utility>
-#include <variant>
-#include <vector>
 
 #include "core/config/options.h"
 
 namespace pptrain::config {
 namespace {
 
-std::string format_value(bool value) {
-  return fmt::format("{}", value);
-}
-std::string format_value(int64_t value) {
+std::string format_value(const auto& value) {  // bool, int64_t
   return fmt::format("{}", value);
 }
 std::string format_value(const std::string& value) {

@@ -2,13 +2,9 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <string>
-#include <string_view>
 #include <utility>
-#include <vector>
 
 #include "core/config/data_sources.h"
-#include "core/config/field.h"
 #include "core/config/job_config.h"
 #include "core/config/nearest.h"
 #include "core/config/validate.h"

@@ -4,24 +4,21 @@
 #include <spdlog/fmt/ranges.h>
 
 #include <algorithm>
-#include <array>
 #include <cctype>
-#include <cstdint>
 #include <filesystem>
 #include <functional>
 #include <initializer_list>
 #include <optional>
-#include <string>
 #include <string_view>
 #include <system_error>
 #include <utility>
-#include <vector>
 
 #include "core/base/error.h"
 #include "core/base/source_files.h"
 #include "core/base/special_file.h"
 #include "core/config/data_sources.h"
 #include "core/config/field.h"
+#include "core/config/nearest.h"
 #include "core/config/options.h"
 #include "core/net/address.h"
 
@@ -43,39 +40,15 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Of [model]: what fixes which weights there are and their shapes.
-constexpr std::array<std::string_view, 23> fixed_by_hf = {
-    "model.arch",
-    "model.hidden_size",
-    "model.intermediate_size",
-    "model.num_hidden_layers",
-    "model.num_attention_heads",
-    "model.num_key_value_heads",
-    "model.head_dim",
-    "model.vocab_size",
-    "model.tie_word_embeddings",
-    "model.attention_bias",
-    "model.mlp_bias",
-    "model.num_experts",
-    "model.num_experts_per_tok",
-    "model.moe_intermediate_size",
-    "model.shared_expert_intermediate_size",
-    "model.q_lora_rank",
-    "model.kv_lora_rank",
-    "model.qk_nope_head_dim",
-    "model.qk_rope_head_dim",
-    "model.v_head_dim",
-    "model.norm_topk_prob",
-    "model.decoder_sparse_step",
-    "model.mlp_only_layers",
-};
+// Keys of [model] that fix which weights there are and their shapes.
+constexpr std::string_view fixed_by_hf =
+    "arch hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim "
+    "vocab_size tie_word_embeddings attention_bias mlp_bias num_experts num_experts_per_tok "
+    "moe_intermediate_size shared_expert_intermediate_size q_lora_rank kv_lora_rank qk_nope_head_dim "
+    "qk_rope_head_dim v_head_dim norm_topk_prob decoder_sparse_step mlp_only_layers";
 
 std::string value_of(std::string_view option, const JobConfig& job) {
   return toml_value(*find_option(option), job).value_or("unset");
-}
-
-bool is_fixed_by_hf(std::string_view option) {
-  return std::ranges::find(fixed_by_hf, option) != fixed_by_hf.end();
 }
 
 bool has_weights(const std::string& dir) {
@@ -392,7 +365,7 @@ void apply_hf_dir(Document& document, const ReadHfConfig& read_hf_config) {
     const std::string ours = toml_value(option, document.job).value_or("");
     if (!document.given(name) || ours == "0") {
       copy_value(option, hf, document.job);
-    } else if (is_fixed_by_hf(name) && ours != theirs) {
+    } else if (ours != theirs && has_word(fixed_by_hf, option.key)) {
       document.report_conflict(
           {name}, fmt::format("{} contradicts {} in {}: remove this key, or take another hf_dir", ours,
                               theirs, (fs::path(dir) / "config.json").string()));

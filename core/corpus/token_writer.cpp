@@ -133,7 +133,7 @@ void TokenWriter::finish() {
   if (prompts) rename_over(prompts_part_, prompts_);
   rename_over(idx_part_, idx_);
   finished_ = true;
-  io::sync_folder(bin_.has_parent_path() ? bin_.parent_path() : fs::path("."));
+  io::sync_folder(bin_.parent_path());
 }
 
 }  // namespace pptrain::corpus
