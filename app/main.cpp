@@ -10,7 +10,7 @@
 
 #include "app/commands/command_line.h"
 #include "app/commands/commands.h"
-#include "app/completion/man_page.h"
+#include "app/completion/completion.h"
 #include "app/quick/answers.h"
 #include "core/base/error.h"
 #include "core/base/heap.h"

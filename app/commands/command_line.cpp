@@ -5,14 +5,11 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <memory>
 #include <optional>
 #include <sstream>
-#include <string>
-#include <string_view>
 
 #include "app/commands/commands.h"
-#include "app/completion/man_page.h"
+#include "app/completion/completion.h"
 #include "core/base/error.h"
 #include "core/config/nearest.h"
 #include "core/config/options.h"
@@ -131,25 +128,10 @@ CommandLine::CommandLine(const std::string& commit)
       "What the program is made of, and what this machine offers it");
   cli_.require_subcommand(0, 1);
   // Every subcommand, as --help lists them.
-  add_check(*this);
-  add_doctor(*this);
-  add_plan(*this);
-  add_resume(*this);
-  add_eval(*this);
-  add_generate(*this);
-  add_status(*this);
-  add_save(*this);
-  add_stop(*this);
-  add_report(*this);
-  add_verify(*this);
-  add_diff(*this);
-  add_bisect(*this);
-  add_fork(*this);
-  add_convert(*this);
-  add_tokenize(*this);
-  add_config(*this);
-  add_completion(*this);
-  add_train(*this);
+  for (const auto add : {add_check, add_doctor, add_plan, add_resume, add_eval, add_generate, add_status,
+                         add_save, add_stop, add_report, add_verify, add_diff, add_bisect, add_fork,
+                         add_convert, add_tokenize, add_config, add_completion, add_train})
+    add(*this);
 }
 
 CommandLine::~CommandLine() = default;

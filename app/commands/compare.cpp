@@ -8,7 +8,6 @@
 #include <nlohmann/json.hpp>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "app/commands/command_line.h"
 #include "app/commands/commands.h"
@@ -198,8 +197,8 @@ bool print_bisection(const BisectArguments& arguments) {
 CLI::App* declare_diff(CLI::App& cli, DiffArguments& arguments) {
   CLI::App* diff = cli.add_subcommand("diff", "Compares two checkpoints tensor by tensor, bit by bit");
   const char* what = "A checkpoint of any layout, or a run's folder: its newest one";
-  diff->add_option("A", arguments.a, what)->required()->option_text("DIR");
-  diff->add_option("B", arguments.b, what)->required()->option_text("DIR");
+  add_option(*diff, "A DIR", arguments.a, what)->required();
+  add_option(*diff, "B DIR", arguments.b, what)->required();
   diff->add_flag("--state", arguments.state, "The optimizer's state too");
   diff->add_flag("--json", arguments.json, "One object of JSON, with the equal tensors too");
   return diff;
@@ -211,12 +210,12 @@ int diff(const DiffArguments& arguments) {
 }
 
 CLI::App* declare_bisect(CLI::App& cli, BisectArguments& arguments) {
-  CLI::App* bisect =
+  CLI::App* app =
       cli.add_subcommand("bisect", "The first step and tensor in which two runs differ that should be equal");
   for (const auto& [name, run] : {std::pair("A", &arguments.a), std::pair("B", &arguments.b)})
-    bisect->add_option(name, *run, "A run's folder")->required()->option_text("RUN");
-  bisect->add_flag("--json", arguments.json, "One object of JSON, with all tensors that differ");
-  return bisect;
+    app->add_option(name, *run, "A run's folder")->required()->option_text("RUN");
+  app->add_flag("--json", arguments.json, "One object of JSON, with all tensors that differ");
+  return app;
 }
 
 int bisect(const BisectArguments& arguments) {

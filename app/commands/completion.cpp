@@ -27,13 +27,13 @@ const std::map<std::string, Script> scripts = {
 
 CLI::App* declare_completion(CLI::App& cli, CompletionArguments& arguments) {
   arguments.program = &cli;
-  CLI::App* command = cli.add_subcommand(
-      "completion", "Print a script that lets a shell complete commands, options and keys");
-  command->footer("for example: source <(pptrain completion bash)");
-  command->add_option("SHELL", arguments.shell, "bash, zsh or fish")
+  CLI::App* app = cli.add_subcommand("completion",
+                                     "Print a script that lets a shell complete commands, options and keys");
+  app->footer("for example: source <(pptrain completion bash)");
+  app->add_option("SHELL", arguments.shell, "bash, zsh or fish")
       ->required()
       ->check(CLI::IsMember({"bash", "zsh", "fish"}));
-  return command;
+  return app;
 }
 
 int print_completion(const CompletionArguments& arguments) {

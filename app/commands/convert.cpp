@@ -20,40 +20,29 @@ const std::map<std::string, at::ScalarType> stored_types = {
     {"fp32", at::kFloat}, {"bf16", at::kBFloat16}, {"fp16", at::kHalf}};
 
 CLI::App* declare_convert(CLI::App& cli, ConvertArguments& arguments) {
-  CLI::App* command = cli.add_subcommand(
+  CLI::App* app = cli.add_subcommand(
       "convert", "A checkpoint becomes a Hugging Face directory, a Hugging Face directory a checkpoint");
-  command
-      ->add_option(
-          "--from", arguments.from,
-          "A checkpoint of any layout, a folder of them, a run's folder, or a Hugging Face directory")
-      ->required()
-      ->option_text("DIR");
-  command->add_option("--to", arguments.to, "The folder that is written: it appears whole, or not at all")
-      ->required()
-      ->option_text("DIR");
-  command
-      ->add_option_function<std::string>(
-          "--dtype", [&arguments](const std::string& word) { arguments.dtype = stored_types.at(word); },
-          "Of the Hugging Face weights: fp32 (as checkpoints hold them), bf16 or fp16; default: as in "
-          "the directory that the checkpoint was made of, else fp32")
+  add_option(*app, "--from DIR", arguments.from,
+             "A checkpoint of any layout, a folder of them, a run's folder, or a Hugging Face directory")
+      ->required();
+  add_option(*app, "--to DIR", arguments.to, "The folder that is written: it appears whole, or not at all")
+      ->required();
+  app->add_option_function<std::string>(
+         "--dtype", [&arguments](const std::string& word) { arguments.dtype = stored_types.at(word); },
+         "Of the Hugging Face weights: fp32 (as checkpoints hold them), bf16 or fp16; default: as in the "
+         "directory that the checkpoint was made of, else fp32")
       ->check(CLI::IsMember({"fp32", "bf16", "fp16"}))
       ->option_text("TYPE");
-  command
-      ->add_option("--max-shard-gb", arguments.max_shard_gb,
-                   "GB (1e9 bytes) that a file of Hugging Face weights may have; default: 50")
-      ->check(CLI::PositiveNumber)
-      ->option_text("GB");
-  command
-      ->add_option("--tokenizer", arguments.tokenizer,
-                   "Whose files go along: tokenizer.json, or the folder that it is in; default: the job's")
-      ->option_text("DIR");
-  command->add_flag(
-      "--merge", arguments.merge,
-      "Of a checkpoint with adapters (lora.rank): write the whole model with the adapters added "
-      "to its weights; default: the adapters alone, as peft loads them");
-  command->add_flag("--overwrite", arguments.overwrite,
-                    "Replace what an earlier conversion has written there");
-  return command;
+  add_option(*app, "--max-shard-gb GB", arguments.max_shard_gb,
+             "GB (1e9 bytes) that a file of Hugging Face weights may have; default: 50")
+      ->check(CLI::PositiveNumber);
+  add_option(*app, "--tokenizer DIR", arguments.tokenizer,
+             "Whose files go along: tokenizer.json, or the folder that it is in; default: the job's");
+  app->add_flag("--merge", arguments.merge,
+                "Of a checkpoint with adapters (lora.rank): write the whole model with the adapters added to "
+                "its weights; default: the adapters alone, as peft loads them");
+  app->add_flag("--overwrite", arguments.overwrite, "Replace what an earlier conversion has written there");
+  return app;
 }
 
 int run_convert(const ConvertArguments& arguments) {

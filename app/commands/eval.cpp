@@ -1,7 +1,6 @@
 // pptrain eval
 #include <spdlog/fmt/fmt.h>
 #include <spdlog/fmt/ranges.h>
-#include <spdlog/spdlog.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -30,6 +29,7 @@
 #include "app/rank/weights_source.h"
 #include "app/resolve/load_plan.h"
 #include "core/base/printable.h"
+#include "core/base/seconds_since.h"
 #include "core/io/atomic_file.h"
 #include "core/io/paths.h"
 #include "parallel/checkpoint/checkpoint.h"
@@ -45,8 +45,6 @@ struct EvalArguments : JobArguments {
   std::string logits, ids;  // a file for the logits of ids, and these: "1,2,3", or a file with them
   bool json = false;
 };
-
-using Clock = std::chrono::steady_clock;
 
 struct Result {
   std::string weights;      // where they are from
@@ -164,8 +162,7 @@ std::vector<int64_t> wanted_ids(const EvalArguments& arguments) {
 
 int logits_rank(RunContext& context, const EvalArguments& arguments, const std::vector<int64_t>& ids) {
   RankModel model(context, Purpose::generate);
-  const std::string weights = load_weights(context, model, arguments.checkpoint);
-  if (context.root()) spdlog::info("{}; {}", weights, context.mesh.shape().describe());
+  load_weights(context, model, arguments.checkpoint);
   const at::Tensor logits = logits_of(context, model, ids);
   if (context.root()) write_npy(arguments.logits, logits);
   return 0;
@@ -178,11 +175,10 @@ int eval_rank(RunContext& context, const EvalArguments& arguments) {
   RankModel model(context, Purpose::evaluate);
   Result result{.weights = load_weights(context, model, arguments.checkpoint), .all = {}, .sources = {}};
   Evaluator evaluator(context, model, sources, !arguments.documents.empty());
-  const auto begin = Clock::now();
-  if (context.root()) spdlog::info("{}; {}", result.weights, context.mesh.shape().describe());
+  const auto begin = std::chrono::steady_clock::now();
   const Evaluator::Result found =
       evaluator.run(context.root() && isatty(STDERR_FILENO) == 1 ? show_progress : Evaluator::Progress());
-  result.seconds = std::chrono::duration<double>(Clock::now() - begin).count();
+  result.seconds = seconds_since(begin);
   result.all = found.all;
   if (found.all.tokens == 0)
     throw CommonFault(
@@ -204,27 +200,21 @@ CLI::App* declare_eval(CLI::App& cli, EvalArguments& arguments) {
   CLI::App* eval = cli.add_subcommand("eval", "Loss of a model on the job's validation data, forward only");
   add_run_options(*eval, arguments);
   add_checkpoint(*eval, arguments.checkpoint);
-  eval->add_option("--batches", arguments.batches,
-                   "Batches, each of as many samples as a training step, over eval.batches; 0: all, as "
-                   "--documents does without it")
-      ->option_text("N")
+  add_option(*eval, "--batches N", arguments.batches,
+             "Batches, each of as many samples as a training step, over eval.batches; 0: all, as --documents "
+             "does without it")
       ->check(CLI::NonNegativeNumber);
   CLI::Option* const documents =
-      eval->add_option(
-              "--documents", arguments.documents,
-              "Also writes a line of JSON for each document to this file: source, number from 0, loss "
-              "per target, and how many targets; of those that have one")
-          ->option_text("FILE");
+      add_option(*eval, "--documents FILE", arguments.documents,
+                 "Also writes a line of JSON for each document to this file: source, number from 0, loss per "
+                 "target, and how many targets; of those that have one");
   CLI::Option* const ids =
-      eval->add_option("--ids", arguments.ids, "Token ids of --logits: 1,2,3, or a file with them")
-          ->option_text("IDS");
-  ids->needs(
-      eval->add_option("--logits", arguments.logits,
-                       "Writes the logits of --ids to this file instead, float32 [tokens, vocab_size] in "
-                       "NumPy's format; reads no data")
-          ->option_text("FILE")
-          ->needs(ids)
-          ->excludes(documents));
+      add_option(*eval, "--ids IDS", arguments.ids, "Token ids of --logits: 1,2,3, or a file with them");
+  ids->needs(add_option(*eval, "--logits FILE", arguments.logits,
+                        "Writes the logits of --ids to this file instead, float32 [tokens, vocab_size] in "
+                        "NumPy's format; reads no data")
+                 ->needs(ids)
+                 ->excludes(documents));
   eval->add_flag("--json", arguments.json, "One object of JSON");
   return eval;
 }

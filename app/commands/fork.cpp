@@ -25,12 +25,9 @@ struct ForkArguments {
 CLI::App* declare_fork(CLI::App& cli, ForkArguments& arguments) {
   CLI::App* fork = cli.add_subcommand("fork", "Makes a new run that begins at another run's checkpoint");
   fork->add_option("RUN", arguments.run, "The other run's folder, which stays as it is")->required();
-  fork->add_option("--step", arguments.step, "The checkpoint's step; default: the newest")
-      ->check(CLI::NonNegativeNumber)
-      ->option_text("STEP");
-  fork->add_option("--to", arguments.to, "The new run's folder, with its job.toml")
-      ->required()
-      ->option_text("DIR");
+  add_option(*fork, "--step STEP", arguments.step, "The checkpoint's step; default: the newest")
+      ->check(CLI::NonNegativeNumber);
+  add_option(*fork, "--to DIR", arguments.to, "The new run's folder, with its job.toml")->required();
   return fork;
 }
 

@@ -11,7 +11,6 @@
 #include <fstream>
 #include <functional>
 #include <iostream>
-#include <iterator>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -34,6 +33,7 @@
 #include "app/rank/weights_source.h"
 #include "app/resolve/load_plan.h"
 #include "core/base/error.h"
+#include "core/base/seconds_since.h"
 #include "core/config/data_sources.h"
 #include "parallel/comm/agreement.h"
 
@@ -57,8 +57,6 @@ struct GenerateArguments : JobArguments {
   std::string score;  // a file of prompts and completions; "-": standard input; "": generates
   bool json = false;
 };
-
-using Clock = std::chrono::steady_clock;
 
 struct Prompt {
   std::string text;  // "" where ids were given
@@ -330,8 +328,7 @@ void score_all(RunContext& context, const GenerateArguments& arguments, Generate
     if (request.continuations.empty()) throw CommonFault("generate: --score -: standard input has no lines");
   }
   RankModel model(context, Purpose::generate);
-  const std::string weights = load_weights(context, model, arguments.checkpoint);
-  if (context.root()) spdlog::info("{}; {}", weights, context.mesh.shape().describe());
+  load_weights(context, model, arguments.checkpoint);
   const std::vector<Score> scores = score(context, model, request.continuations, arguments.in_flight);
   if (context.root()) print_scores(request.continuations, scores);
 }
@@ -357,15 +354,14 @@ int generate_rank(RunContext& context, const GenerateArguments& arguments, Gener
     set_length(request, arguments, context.plan);
   }
   RankModel model(context, Purpose::generate);
-  const std::string weights = load_weights(context, model, arguments.checkpoint);
-  if (context.root()) spdlog::info("{}; {}", weights, context.mesh.shape().describe());
+  load_weights(context, model, arguments.checkpoint);
   if (talks) {
     talk(context, model, arguments, std::move(request));
     return 0;
   }
-  const auto begin = Clock::now();
+  const auto begin = std::chrono::steady_clock::now();
   const int64_t tokens = generate_all(context, model, request, arguments.json);
-  const double seconds = std::chrono::duration<double>(Clock::now() - begin).count();
+  const double seconds = seconds_since(begin);
   if (context.root()) {
     spdlog::info("{} prompt{}, {} tokens in {:.3f} s ({:.1f} tokens/s)", request.prompts.size(),
                  request.prompts.size() == 1 ? "" : "s", tokens, seconds,
@@ -374,80 +370,53 @@ int generate_rank(RunContext& context, const GenerateArguments& arguments, Gener
   return 0;
 }
 
-void add_sampling(CLI::App& generate, GenerateArguments& a) {
-  generate
-      .add_option(
-          "--max-tokens", a.max_tokens,
-          "Tokens to generate for each prompt; default: 128, or fewer where the model's positions end")
-      ->option_text("N")
+void add_sampling(CLI::App& app, GenerateArguments& a) {
+  add_option(app, "--max-tokens N", a.max_tokens,
+             "Tokens to generate for each prompt; default: 128, or fewer where the model's positions end")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 30));
-  generate.add_flag("--greedy", a.greedy, "Always the most probable token; as --temperature 0");
-  generate.add_option("--temperature", a.temperature, "Divides the logits; 0: greedy")
-      ->option_text("X")
+  app.add_flag("--greedy", a.greedy, "Always the most probable token; as --temperature 0");
+  add_option(app, "--temperature X", a.temperature, "Divides the logits; 0: greedy")->capture_default_str();
+  add_option(app, "--top-k K", a.top_k, "Only the k most probable tokens; 0: all")->capture_default_str();
+  add_option(app, "--top-p P", a.top_p, "Only the most probable tokens that together have this probability")
       ->capture_default_str();
-  generate.add_option("--top-k", a.top_k, "Only the k most probable tokens; 0: all")
-      ->option_text("K")
+  add_option(app, "--min-p P", a.min_p, "Only tokens of at least this fraction of the best one's probability")
       ->capture_default_str();
-  generate
-      .add_option("--top-p", a.top_p, "Only the most probable tokens that together have this probability")
-      ->option_text("P")
+  add_option(app, "--repetition-penalty X", a.repetition_penalty,
+             "Above 1: makes tokens that are already in the sequence less probable")
       ->capture_default_str();
-  generate
-      .add_option("--min-p", a.min_p, "Only tokens of at least this fraction of the best one's probability")
-      ->option_text("P")
-      ->capture_default_str();
-  generate
-      .add_option("--repetition-penalty", a.repetition_penalty,
-                  "Above 1: makes tokens that are already in the sequence less probable")
-      ->option_text("X")
-      ->capture_default_str();
-  generate
-      .add_option("--seed", a.seed,
-                  "Random seed. The same seed, prompt number and position give the same token")
-      ->option_text("N")
+  add_option(app, "--seed N", a.seed,
+             "Random seed. The same seed, prompt number and position give the same token")
       ->capture_default_str();
 }
 
 CLI::App* declare_generate(CLI::App& cli, GenerateArguments& a) {
-  CLI::App* generate = cli.add_subcommand("generate", "Text that goes on from prompts, through the pipeline");
-  add_run_options(*generate, a);
-  add_checkpoint(*generate, a.checkpoint);
+  CLI::App* app = cli.add_subcommand("generate", "Text that goes on from prompts, through the pipeline");
+  add_run_options(*app, a);
+  add_checkpoint(*app, a.checkpoint);
   CLI::Option* const prompt =
-      repeatable(generate->add_option("--prompt", a.prompts, "A text to go on from (repeatable)"))
-          ->option_text("TEXT");
-  CLI::Option* const prompts =
-      generate
-          ->add_option(
-              "--prompts", a.prompts_file,
-              "A file of prompts, one a line; -: standard input, which is also read where no prompt is given")
-          ->option_text("FILE");
-  CLI::Option* const prompt_ids =
-      repeatable(
-          generate->add_option("--prompt-ids", a.prompt_ids, "A prompt as token ids: 1,2,3 (repeatable)"))
-          ->option_text("IDS");
-  add_sampling(*generate, a);
-  repeatable(generate->add_option("--stop", a.stop,
-                                  "A text that ends the output, and is no part of it (repeatable)"))
-      ->option_text("TEXT");
-  repeatable(generate->add_option("--stop-id", a.stop_ids,
-                                  "A token that ends the output (repeatable), beside data.document_end"))
-      ->option_text("ID");
-  generate->add_option("--in-flight", a.in_flight, "Prompts at a time; more go in waves. Bounds memory")
-      ->option_text("N")
+      repeatable(add_option(*app, "--prompt TEXT", a.prompts, "A text to go on from (repeatable)"));
+  CLI::Option* const prompts = add_option(
+      *app, "--prompts FILE", a.prompts_file,
+      "A file of prompts, one a line; -: standard input, which is also read where no prompt is given");
+  CLI::Option* const prompt_ids = repeatable(
+      add_option(*app, "--prompt-ids IDS", a.prompt_ids, "A prompt as token ids: 1,2,3 (repeatable)"));
+  add_sampling(*app, a);
+  repeatable(add_option(*app, "--stop TEXT", a.stop,
+                        "A text that ends the output, and is no part of it (repeatable)"));
+  repeatable(add_option(*app, "--stop-id ID", a.stop_ids,
+                        "A token that ends the output (repeatable), beside data.document_end"));
+  add_option(*app, "--in-flight N", a.in_flight, "Prompts at a time; more go in waves. Bounds memory")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
-  generate
-      ->add_option(
-          "--score", a.score,
-          "Generates nothing: for each line of this file (-: standard input), {\"prompt\": TEXT, "
-          "\"completion\": TEXT}, prints the completion's log-probability, how many tokens it has, and "
-          "whether greedy generation would give it. prompt_ids and completion_ids take ids")
-      ->option_text("FILE")
+  add_option(*app, "--score FILE", a.score,
+             "Generates nothing: for each line of this file (-: standard input), {\"prompt\": TEXT, "
+             "\"completion\": TEXT}, prints the completion's log-probability, how many tokens it has, and "
+             "whether greedy generation would give it. prompt_ids and completion_ids take ids")
       ->excludes(prompt)
       ->excludes(prompts)
       ->excludes(prompt_ids);
-  generate->add_flag("--json", a.json, "An object of JSON a prompt, when all are done");
-  return generate;
+  app->add_flag("--json", a.json, "An object of JSON a prompt, when all are done");
+  return app;
 }
 
 int generate(const GenerateArguments& given) {

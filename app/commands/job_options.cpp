@@ -7,7 +7,6 @@
 
 #include <CLI/CLI.hpp>
 #include <charconv>
-#include <cstdint>
 #include <cstdio>
 #include <filesystem>
 #include <memory>
@@ -38,18 +37,13 @@ fs::path run_folder(fs::path folder) {
 
 }  // namespace
 
-CLI::Option* add_job_options(CLI::App& command, JobArguments& arguments) {
-  CLI::Option* config = command.add_option("--config", arguments.config, "The job, a TOML file")
-                            ->required()
-                            ->option_text("JOB.toml");
-  repeatable(command.add_option("--set", arguments.set,
-                                "Overrides a key of the job: section.key=value (repeatable)"))
-      ->option_text("KEY=VALUE");
-  command
-      .add_option(
-          "--world", arguments.world,
-          "World size, used to resolve distributed.dp_shard = -1. Set by the launcher if there is one")
-      ->option_text("N")
+CLI::Option* add_job_options(CLI::App& app, JobArguments& arguments) {
+  CLI::Option* config =
+      add_option(app, "--config JOB.toml", arguments.config, "The job, a TOML file")->required();
+  repeatable(add_option(app, "--set KEY=VALUE", arguments.set,
+                        "Overrides a key of the job: section.key=value (repeatable)"));
+  add_option(app, "--world N", arguments.world,
+             "World size, used to resolve distributed.dp_shard = -1. Set by the launcher if there is one")
       ->check(CLI::Range(int64_t{1}, most_ranks));
   return config;
 }
@@ -88,12 +82,10 @@ CLI::Validator such_as(const std::vector<std::string>& words) {
   return {[](std::string&) { return std::string(); }, fmt::format("{{{}}}", fmt::join(words, ","))};
 }
 
-void add_checkpoint(CLI::App& command, std::string& checkpoint) {
-  command
-      .add_option("--checkpoint", checkpoint,
-                  "Weights: a checkpoint, a run's folder or a Hugging Face directory; default: the newest "
-                  "checkpoint in run.dir, else model.hf_dir with model.init = \"hf\"")
-      ->option_text("DIR");
+void add_checkpoint(CLI::App& app, std::string& checkpoint) {
+  add_option(app, "--checkpoint DIR", checkpoint,
+             "Weights: a checkpoint, a run's folder or a Hugging Face directory; default: the newest "
+             "checkpoint in run.dir, else model.hf_dir with model.init = \"hf\"");
 }
 
 int64_t world_of(const JobArguments& arguments) {

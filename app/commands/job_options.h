@@ -18,6 +18,13 @@ struct JobArguments {
   int64_t world = 0;             // ranks, which dp_shard = -1 fills; 0: not given
 };
 
+// An option, and what stands for its value in the help: "--top-k K".
+template <class Value>
+CLI::Option* add_option(CLI::App& app, const std::string& usage, Value& value, const std::string& help) {
+  const size_t space = usage.find(' ');
+  return app.add_option(usage.substr(0, space), value, help)->option_text(usage.substr(space + 1));
+}
+
 // --config, --set and --world. Returns --config, which is required.
 CLI::Option* add_job_options(CLI::App& command, JobArguments& arguments);
 

@@ -1,6 +1,7 @@
 // pptrain status, save and stop
 #include "app/commands/command_line.h"
 #include "app/commands/commands.h"
+#include "app/commands/job_options.h"
 
 #include <spdlog/fmt/fmt.h>
 
@@ -40,16 +41,14 @@ void add_run(CLI::App& command, LiveArguments& arguments) {
 }
 
 CLI::App* add_request(CLI::App& cli, const char* name, const char* what, LiveArguments& arguments) {
-  CLI::App* command = cli.add_subcommand(name, what);
-  add_run(*command, arguments);
-  CLI::Option* wait = command
-                          ->add_option("--wait", arguments.wait_s,
-                                       "Seconds to wait for the answer, which comes after the step under way")
-                          ->option_text("SECONDS")
+  CLI::App* app = cli.add_subcommand(name, what);
+  add_run(*app, arguments);
+  CLI::Option* wait = add_option(*app, "--wait SECONDS", arguments.wait_s,
+                                 "Seconds to wait for the answer, which comes after the step under way")
                           ->check(CLI::Range(0.0, 1e9))
                           ->capture_default_str();
-  command->add_flag("--no-wait", arguments.no_wait, "Ask, and do not wait for the answer")->excludes(wait);
-  return command;
+  app->add_flag("--no-wait", arguments.no_wait, "Ask, and do not wait for the answer")->excludes(wait);
+  return app;
 }
 
 std::string describe(const std::filesystem::path& run, const Answer& outcome) {

@@ -209,19 +209,15 @@ void add_costs(CLI::App* plan, PlanArguments& arguments) {
   const std::vector<std::string> devices(names.begin(), names.end());
   std::vector<std::string> sources = {"measured", "modelled"};
   sources.insert(sources.end(), devices.begin(), devices.end());
-  CLI::Option* device =
-      plan->add_option("--device", arguments.costs, "Costs of a modelled device: cpu, a100, h100, h200, b200")
-          ->option_text("NAME")
-          ->check(such_as(devices));
+  CLI::Option* device = add_option(*plan, "--device NAME", arguments.costs,
+                                   "Costs of a modelled device: cpu, a100, h100, h200, b200")
+                            ->check(such_as(devices));
   CLI::Option* profile =
-      plan->add_option("--profile", arguments.costs, "Costs measured by a run: its trace.json")
-          ->option_text("TRACE")
+      add_option(*plan, "--profile TRACE", arguments.costs, "Costs measured by a run: its trace.json")
           ->excludes(device);
-  plan->add_option(
-          "--costs", arguments.costs,
-          "measured: a second or two of passes on this machine, the default for a job on CPUs; modelled: of "
-          "the job's device, without looking at this machine; or as --device or --profile")
-      ->option_text("WHICH")
+  add_option(*plan, "--costs WHICH", arguments.costs,
+             "measured: a second or two of passes on this machine, the default for a job on CPUs; modelled: "
+             "of the job's device, without looking at this machine; or as --device or --profile")
       ->check(such_as(sources))
       ->excludes(device)
       ->excludes(profile);
@@ -231,44 +227,36 @@ CLI::App* declare_plan(CLI::App& cli, PlanArguments& arguments) {
   CLI::App* plan =
       cli.add_subcommand("plan", "Predict a job's step: timeline, bubble, time and memory of each rank");
   add_job_options(*plan, arguments);
-  CLI::Option* format =
-      plan->add_option("--format", arguments.format.text, "text, csv, json, svg, or trace (for Perfetto)")
-          ->option_text("FORMAT")
-          ->check(CLI::IsMember(config::words_of<PlanFormat>()))
-          ->capture_default_str();
+  CLI::Option* format = add_option(*plan, "--format FORMAT", arguments.format.text,
+                                   "text, csv, json, svg, or trace (for Perfetto)")
+                            ->check(CLI::IsMember(config::words_of<PlanFormat>()))
+                            ->capture_default_str();
   plan->add_flag("--actions", arguments.actions, "With --format json: also every action, with its times");
-  plan->add_option("-o,--output", arguments.output, "Write to FILE instead of standard output")
-      ->option_text("FILE");
+  add_option(*plan, "-o,--output FILE", arguments.output, "Write to FILE instead of standard output");
   add_costs(plan, arguments);
   CLI::Option* search = plan->add_flag("--search", arguments.search,
                                        "Rank schedules x stages per rank x microbatches x splits of the job; "
                                        "with --world N whole meshes of N ranks");
   plan->add_flag("--all", arguments.all, "With --search: every row, not only the first ten");
-  plan->add_option("--memory-gb", arguments.memory_gb,
-                   "With --search: GB (1e9 bytes) that a rank may take, over distributed.pp_memory_gb")
-      ->option_text("GB")
+  add_option(*plan, "--memory-gb GB", arguments.memory_gb,
+             "With --search: GB (1e9 bytes) that a rank may take, over distributed.pp_memory_gb")
       ->check(CLI::PositiveNumber);
-  plan->add_option("--margin", arguments.margin,
-                   "With --search: % of a rank's memory that stays free; predictions are a few % off")
-      ->option_text("PERCENT")
+  add_option(*plan, "--margin PERCENT", arguments.margin,
+             "With --search: % of a rank's memory that stays free; predictions are a few % off")
       ->check(CLI::Range(0.0, 90.0))
       ->capture_default_str();
-  CLI::Option* write =
-      plan->add_option("--write", arguments.write, "With --search: write the job of the best row to FILE")
-          ->option_text("FILE");
-  plan->add_option("--pick", arguments.pick, "With --write: the job of row N, from 1")
-      ->option_text("N")
+  CLI::Option* write = add_option(*plan, "--write FILE", arguments.write,
+                                  "With --search: write the job of the best row to FILE");
+  add_option(*plan, "--pick N", arguments.pick, "With --write: the job of row N, from 1")
       ->check(CLI::PositiveNumber)
       ->needs(write);
-  plan->add_option("--price", arguments.rates.price, "Price of one rank for an hour: says what the job costs")
-      ->option_text("X")
+  add_option(*plan, "--price X", arguments.rates.price,
+             "Price of one rank for an hour: says what the job costs")
       ->check(CLI::PositiveNumber);
-  plan->add_option("--watts", arguments.rates.watts,
-                   "Watts of one rank, with its part of the host: says what energy the job takes")
-      ->option_text("W")
+  add_option(*plan, "--watts W", arguments.rates.watts,
+             "Watts of one rank, with its part of the host: says what energy the job takes")
       ->check(CLI::PositiveNumber);
-  plan->add_option("--compare", arguments.compare, "Put the prediction beside the trace of a run")
-      ->option_text("TRACE")
+  add_option(*plan, "--compare TRACE", arguments.compare, "Put the prediction beside the trace of a run")
       ->excludes(search)
       ->excludes(format);
   return plan;

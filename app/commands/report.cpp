@@ -8,6 +8,7 @@
 
 #include "app/commands/command_line.h"
 #include "app/commands/commands.h"
+#include "app/commands/job_options.h"
 #include "app/report/page.h"
 #include "core/io/atomic_file.h"
 
@@ -23,16 +24,13 @@ struct ReportArguments {
 };
 
 CLI::App* declare_report(CLI::App& cli, ReportArguments& arguments) {
-  CLI::App* report = cli.add_subcommand("report", "Runs as one page of HTML: curves, schedule, what differs");
-  report
-      ->add_option("RUN", arguments.runs,
-                   "A run's folder, or a file like its metrics.jsonl; several are compared")
+  CLI::App* app = cli.add_subcommand("report", "Runs as one page of HTML: curves, schedule, what differs");
+  app->add_option("RUN", arguments.runs,
+                  "A run's folder, or a file like its metrics.jsonl; several are compared")
       ->required();
-  report
-      ->add_option("-o,--output", arguments.output,
-                   "The page; default: report.html in the run's folder, of several runs in this one")
-      ->option_text("FILE");
-  return report;
+  add_option(*app, "-o,--output FILE", arguments.output,
+             "The page; default: report.html in the run's folder, of several runs in this one");
+  return app;
 }
 
 int report(const ReportArguments& arguments) {

@@ -181,84 +181,60 @@ void print_result(const TokenizeArguments& arguments, const Tokenizer& tokenizer
 }
 
 CLI::App* declare_tokenize(CLI::App& cli, TokenizeArguments& arguments) {
-  CLI::App* command =
+  CLI::App* app =
       cli.add_subcommand("tokenize", "Make token files of texts, with a tokenizer.json of Hugging Face");
-  command->add_option("--tokenizer", arguments.tokenizer, "tokenizer.json, or the folder that it is in")
-      ->required()
-      ->option_text("FILE");
-  command->add_option("--out", arguments.out, "Writes PREFIX.bin and PREFIX.idx (Megatron-LM's format)")
-      ->required()
-      ->option_text("PREFIX");
-  CLI::Option* key =
-      command
-          ->add_option(
-              "--key", arguments.key,
-              "The files are JSONL (.gz and .zst too), or Parquet: each document's text is under this key")
-          ->option_text("NAME");
+  add_option(*app, "--tokenizer FILE", arguments.tokenizer, "tokenizer.json, or the folder that it is in")
+      ->required();
+  add_option(*app, "--out PREFIX", arguments.out, "Writes PREFIX.bin and PREFIX.idx (Megatron-LM's format)")
+      ->required();
+  CLI::Option* key = add_option(
+      *app, "--key NAME", arguments.key,
+      "The files are JSONL (.gz and .zst too), or Parquet: each document's text is under this key");
   CLI::Option* prompt =
-      command
-          ->add_option("--prompt-key", arguments.prompt_key,
-                       "In place of --key: the key of a prompt, whose tokens training does not predict")
-          ->option_text("NAME")
+      add_option(*app, "--prompt-key NAME", arguments.prompt_key,
+                 "In place of --key: the key of a prompt, whose tokens training does not predict")
           ->excludes(key);
-  CLI::Option* completion =
-      command->add_option("--completion-key", arguments.completion_key, "The key of what follows the prompt")
-          ->option_text("NAME")
-          ->needs(prompt);
+  CLI::Option* completion = add_option(*app, "--completion-key NAME", arguments.completion_key,
+                                       "The key of what follows the prompt")
+                                ->needs(prompt);
   prompt->needs(completion);
-  CLI::Option* messages =
-      command
-          ->add_option("--messages-key", arguments.messages_key,
-                       "In place of --key: the key of a conversation, a list of {role, content}; training "
-                       "predicts the assistant's tokens")
-          ->option_text("NAME")
-          ->excludes(key)
-          ->excludes(prompt);
+  CLI::Option* messages = add_option(*app, "--messages-key NAME", arguments.messages_key,
+                                     "In place of --key: the key of a conversation, a list of {role, "
+                                     "content}; training predicts the assistant's tokens")
+                              ->excludes(key)
+                              ->excludes(prompt);
   CLI::Option* chat =
-      repeatable(command->add_option(
-                     "--chat", arguments.chat,
-                     "A key of [data.chat], such as template=llama3, as a job gives it (repeatable)"))
-          ->option_text("KEY=VALUE")
+      repeatable(add_option(*app, "--chat KEY=VALUE", arguments.chat,
+                            "A key of [data.chat], such as template=llama3, as a job gives it (repeatable)"))
           ->needs(messages);
   messages->needs(chat);
-  command
-      ->add_option("--max-document-tokens", arguments.max_document_tokens,
-                   "Truncates documents to so many tokens; 0: none")
-      ->option_text("N")
+  add_option(*app, "--max-document-tokens N", arguments.max_document_tokens,
+             "Truncates documents to so many tokens; 0: none")
       ->check(CLI::NonNegativeNumber);
-  command
-      ->add_option(
-          "--document-separator", arguments.separator,
-          "Text between the documents of a file (\\n and \\t as in C); without it a file is one document")
-      ->option_text("TEXT")
+  add_option(*app, "--document-separator TEXT", arguments.separator,
+             "Text between the documents of a file (\\n and \\t as in C); without it a file is one document")
       ->excludes(key)
       ->excludes(prompt)
       ->excludes(messages);
-  command
-      ->add_option("--eos", arguments.eos,
-                   "Id of the token behind each document, or the token itself, or none; default: eos_token "
-                   "of the tokenizer_config.json beside, if there is one")
-      ->option_text("TOKEN")
+  add_option(*app, "--eos TOKEN", arguments.eos,
+             "Id of the token behind each document, or the token itself, or none; default: eos_token of the "
+             "tokenizer_config.json beside, if there is one")
       ->excludes(messages);
-  command
-      ->add_option(
-          "--bad-lines", arguments.bad_lines.text,
-          "Lines of JSONL that hold no document: refuse, or skip, which says how many and where the first is")
-      ->option_text("WORD")
+  add_option(
+      *app, "--bad-lines WORD", arguments.bad_lines.text,
+      "Lines of JSONL that hold no document: refuse, or skip, which says how many and where the first is")
       ->check(CLI::IsMember({"refuse", "skip"}))
       ->capture_default_str();
-  command->add_flag("--no-special", arguments.no_special,
-                    "Without the tokens that tokenizer.json puts around a text (its post_processor)");
-  command->add_option("--threads", arguments.threads, "Default: one for each core")
-      ->option_text("N")
+  app->add_flag("--no-special", arguments.no_special,
+                "Without the tokens that tokenizer.json puts around a text (its post_processor)");
+  add_option(*app, "--threads N", arguments.threads, "Default: one for each core")
       ->check(CLI::Range(int64_t{1}, int64_t{1024}));
-  command->add_flag("--overwrite", arguments.overwrite, "Replace files that are there already");
-  command
-      ->add_option("FILE", arguments.files,
-                   "Texts; each is a document, unless --key or --document-separator say otherwise. A folder "
-                   "stands for its *.txt, *.jsonl or *.parquet, \"*.jsonl\" for all of that name")
+  app->add_flag("--overwrite", arguments.overwrite, "Replace files that are there already");
+  app->add_option("FILE", arguments.files,
+                  "Texts; each is a document, unless --key or --document-separator say otherwise. A folder "
+                  "stands for its *.txt, *.jsonl or *.parquet, \"*.jsonl\" for all of that name")
       ->required();
-  return command;
+  return app;
 }
 
 int tokenize(const TokenizeArguments& arguments) {

@@ -60,24 +60,21 @@ int train_rank(RunContext& context, const fault::Shutdown& shutdown) {
   }
 }
 
-void add_color(CLI::App& command, TrainArguments& arguments) {
-  command
-      .add_option("--color", arguments.color.text,
-                  "auto, always or never; auto: on a terminal, unless NO_COLOR is set")
+void add_color(CLI::App& app, TrainArguments& arguments) {
+  add_option(app, "--color WHEN", arguments.color.text,
+             "auto, always or never; auto: on a terminal, unless NO_COLOR is set")
       ->check(CLI::IsMember(config::words_of<metrics::Color>()))
-      ->option_text("WHEN")
       ->capture_default_str();
 }
 
 void add_logs(CLI::App& command, TrainArguments& arguments) {
-  CLI::Option* log = repeatable(command.add_option(
-      "--log", arguments.log,
-      "Lines for debugging of every rank, on standard error: comm=debug, or debug for all. Subsystems: "
-      "schedule, comm, data, checkpoint, memory; levels: trace, debug, info, warning, error, critical, off "
-      "(repeatable)"));
-  log->option_text("[SUBSYSTEM=]LEVEL");
-  command.add_option("--log-dir", arguments.log_dir, "Writes the lines of --log to DIR/rank_N.log instead")
-      ->option_text("DIR")
+  CLI::Option* log =
+      repeatable(add_option(command, "--log [SUBSYSTEM=]LEVEL", arguments.log,
+                            "Lines for debugging of every rank, on standard error: comm=debug, or debug for "
+                            "all. Subsystems: schedule, comm, data, checkpoint, memory; levels: trace, "
+                            "debug, info, warning, error, critical, off (repeatable)"));
+  add_option(command, "--log-dir DIR", arguments.log_dir,
+             "Writes the lines of --log to DIR/rank_N.log instead")
       ->needs(log);
 }
 

@@ -19,20 +19,14 @@ namespace fs = std::filesystem;
 
 namespace {
 
-struct VerifyArguments {
-  std::string checkpoint_dir;
-};
-
-CLI::App* declare_verify(CLI::App& cli, VerifyArguments& arguments) {
-  CLI::App* verify = cli.add_subcommand("verify", "Check every byte of a checkpoint");
-  verify
-      ->add_option("DIR", arguments.checkpoint_dir, "A checkpoint, a folder of checkpoints or a run's folder")
+CLI::App* declare_verify(CLI::App& cli, std::string& checkpoint_dir) {
+  CLI::App* app = cli.add_subcommand("verify", "Check every byte of a checkpoint");
+  app->add_option("DIR", checkpoint_dir, "A checkpoint, a folder of checkpoints or a run's folder")
       ->required();
-  return verify;
+  return app;
 }
 
-int verify(const VerifyArguments& arguments) {
-  const std::string& checkpoint_dir = arguments.checkpoint_dir;
+int verify(const std::string& checkpoint_dir) {
   if (!fs::is_directory(checkpoint_dir))
     throw UsageError(fmt::format("verify: {} is not a folder", checkpoint_dir));
   const fs::path of_run = fs::path(checkpoint_dir) / "checkpoints";

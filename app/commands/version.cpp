@@ -11,16 +11,15 @@
 #include <xxhash.h>
 
 #include <CLI/Version.hpp>
-#include <cctype>
 #include <exception>
 #include <fstream>
 #include <nlohmann/json.hpp>
-#include <sstream>
 #include <string>
 #include <thread>
 
 #include "core/kernels/cpu/loops.h"
 #include "core/kernels/device_name.h"
+#include "core/metrics/step_record.h"
 #include "parallel/comm/mpi/mpi_communicator.h"
 #include "parallel/comm/nccl/nccl_communicator.h"
 
@@ -33,21 +32,9 @@ constexpr const char* compiler = "Clang " __clang_version__;
 constexpr const char* compiler = "GCC " __VERSION__;
 #endif
 
-// Of "Intel(R) MKL-DNN v3.7.1 (Git Hash ...)" the "3.7.1": the first word that begins as a version does; ""
-// where there is none.
-std::string first_version(const std::string& text) {
-  std::istringstream words(text);
-  for (std::string word; words >> word;) {
-    if (word.front() == 'v') word.erase(0, 1);
-    if (!word.empty() && std::isdigit(static_cast<unsigned char>(word.front())) != 0)
-      return word.substr(0, word.find_first_not_of("0123456789."));
-  }
-  return "";
-}
-
 std::string torch_text() {
-  const std::string dnn = first_version(at::get_mkldnn_version());
-  const std::string mkl = first_version(at::get_mkl_version());
+  const std::string dnn = metrics::version_number(at::get_mkldnn_version());
+  const std::string mkl = metrics::version_number(at::get_mkl_version());
   return fmt::format("{}{}{}", TORCH_VERSION, dnn.empty() ? "" : ", oneDNN " + dnn,
                      mkl.empty() ? "" : ", MKL " + mkl);
 }

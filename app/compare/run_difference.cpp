@@ -3,7 +3,6 @@
 #include <spdlog/fmt/fmt.h>
 
 #include <algorithm>
-#include <array>
 #include <bit>
 #include <cmath>
 #include <iterator>
@@ -42,10 +41,6 @@ std::vector<TensorDifference> differences_at(const RunData& a, const RunData& b,
 
 }  // namespace
 
-bool StepComparison::has(const std::string& key) const {
-  return std::ranges::find(figures, key, &FigureDifference::key) != figures.end();
-}
-
 StepComparison compare_steps(const RunData& a, const RunData& b) {
   StepComparison result;
   const StepColumns& x = a.steps;
@@ -83,8 +78,11 @@ CheckpointSearch search_checkpoints(const RunData& a, const RunData& b) {
 std::string origin(const StepComparison& steps, const CheckpointSearch& checkpoints) {
   if (!steps.differs) return "";
   const int64_t step = *steps.differs;
-  if (steps.has("lr")) return fmt::format("step {} has two learning rates: the jobs differ", step);
-  if (steps.has("total_tokens"))
+  const auto has = [&](const char* key) {
+    return std::ranges::find(steps.figures, key, &FigureDifference::key) != steps.figures.end();
+  };
+  if (has("lr")) return fmt::format("step {} has two learning rates: the jobs differ", step);
+  if (has("total_tokens"))
     return fmt::format("step {} has two numbers of valid tokens: its data differ", step);
   if (checkpoints.equal >= step) {  // nothing is below any step
     return fmt::format(
@@ -95,7 +93,7 @@ std::string origin(const StepComparison& steps, const CheckpointSearch& checkpoi
     return fmt::format("up to step {} the figures are equal, but not the weights: an update differs",
                        *checkpoints.differs);
   }
-  if (!steps.has("loss"))
+  if (!has("loss"))
     return fmt::format("step {} has one loss and two gradient norms: its backward pass differs", step);
   if (checkpoints.equal == step - 1) {
     return fmt::format("step {} began with equal weights and has two losses: its data or forward pass differ",

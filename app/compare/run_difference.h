@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <filesystem>
 #include <optional>
 #include <string>
 #include <vector>
@@ -20,12 +19,10 @@ struct FigureDifference {
 
 // Of metrics.jsonl, over the steps that both runs have.
 struct StepComparison {
-  int64_t steps = 0;               // compared
-  int64_t from = 0, to = 0;        // the lowest and the highest of them
-  std::optional<int64_t> differs;  // the first step that does
-  std::vector<FigureDifference> figures;
-
-  bool has(const std::string& key) const;  // among the figures that differ there
+  int64_t steps = 0;                      // compared
+  int64_t from = 0, to = 0;               // the lowest and the highest of them
+  std::optional<int64_t> differs;         // the first step that does
+  std::vector<FigureDifference> figures;  // that differ there
 };
 
 // Compares lr, loss, grad_norm and the tokens so far, with all their digits.

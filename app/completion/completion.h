@@ -1,8 +1,9 @@
-// Completion: the commands of the program as plain data, read from its command line, and the scripts of the
-// shells made of them.
+// What is made from the declarations that parse the command line: the commands as plain data and the scripts
+// of the shells that complete them; the manual page.
 #pragma once
 
 #include <CLI/App.hpp>
+#include <CLI/Option.hpp>
 #include <span>
 #include <string>
 #include <string_view>
@@ -61,5 +62,13 @@ std::string fish_completion(const CommandTree& program, std::span<const Argument
 // `text` as one word of the shell, single quotes included. fish, other than the others, reads backslashes in
 // them.
 std::string single_quoted(const std::string& text, bool for_fish = false);
+
+// --- The manual page.
+
+// What an option does and its default, as --help and the manual page show it.
+std::string help_with_default(const CLI::Option& option);
+
+// pptrain(1) in roff with the macros of man(7). `version`: "pptrain 1.2.3".
+std::string man_page(const CLI::App& cli, const std::string& version);
 
 }  // namespace pptrain::app

@@ -1,4 +1,4 @@
-#include "app/completion/man_page.h"
+#include "app/completion/completion.h"
 
 #include <spdlog/fmt/fmt.h>
 
@@ -6,7 +6,6 @@
 #include <sstream>
 #include <string>
 #include <string_view>
-#include <vector>
 
 namespace pptrain::app {
 namespace {

@@ -2,45 +2,25 @@
 
 #include <c10/core/InferenceMode.h>
 #include <spdlog/fmt/fmt.h>
-#include <spdlog/spdlog.h>
-
-#include <algorithm>
-#include <set>
 
 #include "app/convert/target_folder.h"
 #include "app/rank/weights_source.h"
 #include "core/base/error.h"
 #include "core/io/paths.h"
-#include "parallel/checkpoint/step_folders.h"
 
 namespace pptrain::app {
 namespace {
 
 namespace fs = std::filesystem;
 
-fs::path find_checkpoint(const std::string& from) {
-  if (!io::is_there(from)) throw UsageError(fmt::format("--from: there is no \"{}\"", from));
-  checkpoint::KnownProblems known;
-  const auto warn = [](const std::string& text) { spdlog::warn("{}", text); };
-  if (const auto found = checkpoint::find_named(from, warn, known)) return *found;
-  throw UsageError(
-      fmt::format("--from: \"{}\" holds no checkpoint (a manifest.json, or folders step_N with one) and no "
-                  "Hugging Face model (a config.json)",
-                  from));
-}
-
-bool lies_in(const fs::path& path, const fs::path& folder) {
-  return std::mismatch(folder.begin(), folder.end(), path.begin(), path.end()).first == folder.end();
-}
-
 // Neither in the other: what is read would be written to, or be replaced.
 void refuse_one_place(const fs::path& source, const fs::path& target) {
   const fs::path from = real_path(source), to = real_path(target);
-  if (!lies_in(from, to) && !lies_in(to, from)) return;
+  if (!io::lies_in(from, to) && !io::lies_in(to, from)) return;
   throw UsageError(fmt::format("--to: {} {} {}, which --from reads: give another folder", to.string(),
-                               from == to          ? "is"
-                               : lies_in(to, from) ? "lies in"
-                                                   : "holds",
+                               from == to              ? "is"
+                               : io::lies_in(to, from) ? "lies in"
+                                                       : "holds",
                                from.string()));
 }
 
@@ -64,7 +44,7 @@ std::vector<std::string> convert(const ConvertArguments& arguments) {
   const c10::InferenceMode inference;
   const bool reads_hf = is_hf_directory(arguments.from);
   if (reads_hf) refuse_hf_options(arguments);
-  const fs::path source = reads_hf ? fs::path(arguments.from) : find_checkpoint(arguments.from);
+  const fs::path source = reads_hf ? fs::path(arguments.from) : named_checkpoint("--from", arguments.from);
   refuse_one_place(source, arguments.to);
   TargetFolder target(arguments.to, arguments.overwrite,
                       reads_hf ? std::set<std::string>{} : carried_names(source));

@@ -5,7 +5,6 @@
 #include <ATen/ops/isinf.h>
 #include <spdlog/fmt/fmt.h>
 
-#include <cstddef>
 #include <cstdint>
 #include <cstring>
 

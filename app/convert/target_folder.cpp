@@ -9,7 +9,6 @@
 #include <string_view>
 #include <system_error>
 #include <utility>
-#include <vector>
 
 #include "core/base/error.h"
 #include "core/io/atomic_file.h"
@@ -57,13 +56,6 @@ std::optional<std::string> find_foreign(const fs::path& folder, const std::set<s
     if (!known.contains(name) && (is_checkpoint || !is_hf_file(name))) return name;
   }
   return std::nullopt;
-}
-
-void sync_folders(const fs::path& folder) {
-  for (const auto& entry : fs::recursive_directory_iterator(folder)) {
-    if (entry.is_directory()) io::sync_folder(entry.path());
-  }
-  io::sync_folder(folder);
 }
 
 }  // namespace
@@ -126,7 +118,7 @@ void TargetFolder::check() const {
 }
 
 void TargetFolder::publish() {
-  sync_folders(temporary_);
+  io::sync_folders(temporary_);
   check();
   io::rename_folder_synced(temporary_, target_);
 }

@@ -78,9 +78,7 @@ Generator::Generator(RunContext& context, RankModel& model, GenerateOptions opti
 void Generator::check(const models::ModelConfig& model, std::span<const int64_t> prompt, int64_t number,
                       int64_t max_tokens) {
   const std::string who = fmt::format("prompt {}", number + 1);
-  if (prompt.empty()) {
-    throw UsageError(who + ": it is empty; the model goes on from one token at least");
-  }
+  if (prompt.empty()) throw UsageError(who + ": it is empty; the model goes on from one token at least");
   for (const int64_t id : prompt) {
     if (id < 0 || id >= model.vocab)
       throw UsageError(

@@ -134,7 +134,7 @@ std::vector<TokenProbability> filter(const Sampling& sampling, std::span<const f
 
 int64_t choose(const Sampling& sampling, std::span<const float> logits, std::span<const int64_t> previous,
                uint64_t sequence) {
-  if (sampling.is_greedy()) {
+  if (sampling.temperature == 0) {
     const std::vector<Scored> scores = penalised(sampling, logits, previous);
     return std::ranges::min_element(scores, is_better)->token;
   }

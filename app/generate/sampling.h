@@ -21,8 +21,6 @@ struct Sampling {
   double top_p = 1;
   double min_p = 0;  // tokens of at least this fraction of the best one's probability (arXiv 2407.01082)
   uint64_t seed = 0;
-
-  bool is_greedy() const { return temperature == 0; }
 };
 
 // Throws UsageError that names the argument: a temperature below 0, a top_p outside of (0, 1], ...

@@ -3,7 +3,6 @@
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/zeros.h>
 
-#include <span>
 #include <utility>
 
 #include "app/generate/generator.h"

@@ -28,20 +28,10 @@ void warn(const std::string& text) {
   spdlog::warn("{}", text);
 }
 
-fs::path find_named(const fs::path& path) {
-  if (!io::is_there(path)) throw UsageError(fmt::format("--checkpoint: there is no \"{}\"", path.string()));
-  checkpoint::KnownProblems known;
-  if (const auto found = checkpoint::find_named(path, warn, known)) return *found;
-  throw UsageError(
-      fmt::format("--checkpoint: \"{}\" holds no checkpoint (a manifest.json, or folders step_N with one) "
-                  "and no Hugging Face model (a config.json)",
-                  path.string()));
-}
-
 // "" for the weights of model.hf_dir.
 std::string find_checkpoint(const config::JobConfig& job, const std::string& named) {
   if (is_hf_directory(named)) return "";
-  if (!named.empty()) return find_named(named).string();
+  if (!named.empty()) return named_checkpoint("--checkpoint", named).string();
   if (const auto found = checkpoint::find_resumable(fs::path(job.run.dir) / "checkpoints", warn))
     return found->string();
   if (job.model.init == config::Init::hf) return "";
@@ -69,6 +59,16 @@ bool is_hf_directory(const std::string& dir) {
          !io::is_there(fs::path(dir) / checkpoint::manifest_name);
 }
 
+fs::path named_checkpoint(std::string_view option, const std::string& path) {
+  if (!io::is_there(path)) throw UsageError(fmt::format("{}: there is no \"{}\"", option, path));
+  checkpoint::KnownProblems known;
+  if (const auto found = checkpoint::find_named(path, warn, known)) return *found;
+  throw UsageError(
+      fmt::format("{}: \"{}\" holds no checkpoint (a manifest.json, or folders step_N with one) and no "
+                  "Hugging Face model (a config.json)",
+                  option, path));
+}
+
 std::vector<std::string> hf_overrides(const std::string& checkpoint) {
   if (!is_hf_directory(checkpoint)) return {};
   return {"model.hf_dir=" + config::toml_string(checkpoint), "model.init=\"hf\""};
@@ -85,9 +85,13 @@ std::string load_weights(RunContext& context, RankModel& model, const std::strin
   const std::string told = comm::broadcast_string(*disk, fault, 0);
   if (!told.empty()) throw CommonFault(told);
   found = comm::broadcast_string(*disk, found, 0);
+  const auto tell = [&](std::string what) {
+    if (context.root()) spdlog::info("{}; {}", what, context.mesh.shape().describe());
+    return what;
+  };
   if (found.empty()) {
     model.initialise();
-    return fmt::format("the weights of {}", context.job.model.hf_dir);
+    return tell(fmt::format("the weights of {}", context.job.model.hf_dir));
   }
   if (models::freezes(context.model)) model.initialise();
   int64_t step = 0;
@@ -96,7 +100,7 @@ std::string load_weights(RunContext& context, RankModel& model, const std::strin
     read_weights(context, model.stages(), reader);
   });
   if (!problem.empty()) throw Error(fmt::format("{}: {}", found, problem));
-  return fmt::format("{} (step {})", found, step);
+  return tell(fmt::format("{} (step {})", found, step));
 }
 
 }  // namespace pptrain::app

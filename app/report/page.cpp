@@ -6,6 +6,7 @@
 #include <array>
 #include <exception>
 #include <filesystem>
+#include <map>
 #include <random>
 #include <system_error>
 #include <utility>
@@ -14,7 +15,6 @@
 #include "app/forecast/prediction.h"
 #include "app/plan/plan.h"
 #include "app/report/page_files.h"
-#include "app/report/report_data.h"
 #include "app/trace/trace_file.h"
 #include "core/base/error.h"
 #include "core/base/process.h"
@@ -23,47 +23,27 @@
 namespace pptrain::app {
 namespace {
 
-// As text between tags and in quoted attributes.
-std::string html_escaped(std::string_view text) {
+// `text` with other texts in the place of these characters.
+std::string replaced(std::string_view text, const std::map<char, std::string_view>& others) {
   std::string result;
-  for (const char c : text) {
-    switch (c) {
-      case '&':
-        result += "&amp;";
-        break;
-      case '<':
-        result += "&lt;";
-        break;
-      case '>':
-        result += "&gt;";
-        break;
-      case '"':
-        result += "&quot;";
-        break;
-      case '\'':
-        result += "&#39;";
-        break;
-      default:
-        result += c;
-    }
+  result.reserve(text.size());
+  for (const char& c : text) {
+    const auto other = others.find(c);
+    result += other == others.end() ? std::string_view(&c, 1) : other->second;
   }
   return result;
 }
 
-// As the content of <script type="application/json">, which no text can end. What is not UTF-8 becomes
-// U+FFFD.
+// As text between tags and in quoted attributes.
+std::string html_escaped(std::string_view text) {
+  return replaced(text, {{'&', "&amp;"}, {'<', "&lt;"}, {'>', "&gt;"}, {'"', "&quot;"}, {'\'', "&#39;"}});
+}
+
+// As the content of <script type="application/json">, which no text can end: there "<" is only ever part of a
+// string. What is not UTF-8 becomes U+FFFD.
 std::string script_json(const nlohmann::ordered_json& json) {
-  const std::string text = json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
-  std::string result;
-  result.reserve(text.size());
-  for (const char c : text) {  // "<" is only ever part of a string there
-    if (c == '<') {
-      result += "\\u003c";
-    } else {
-      result += c;
-    }
-  }
-  return result;
+  return replaced(json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace),
+                  {{'<', "\\u003c"}});
 }
 
 namespace fs = std::filesystem;

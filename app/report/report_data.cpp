@@ -1,4 +1,4 @@
-#include "app/report/report_data.h"
+// The data of a report's page, as one JSON object.
 
 #include <spdlog/fmt/fmt.h>
 
@@ -11,6 +11,7 @@
 #include <set>
 #include <system_error>
 
+#include "app/report/page.h"
 #include "app/run/fork.h"
 #include "core/config/differences.h"
 

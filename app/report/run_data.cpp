@@ -5,17 +5,16 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <cstdio>
 #include <fstream>
 #include <iterator>
 #include <limits>
 #include <set>
-#include <string_view>
 #include <system_error>
 
 #include "core/base/error.h"
 #include "core/base/special_file.h"
 #include "core/config/differences.h"
+#include "core/metrics/step_record.h"
 #include "parallel/checkpoint/step_folders.h"
 
 namespace pptrain::app {
@@ -31,24 +30,14 @@ double number(const nlohmann::json& record, const std::string& key) {
   return found != record.end() && found->is_number() ? found->get<double>() : unknown;
 }
 
-// Seconds since 1970 of "2026-01-31T23:59:59.123Z"; NaN of other texts.
+// Seconds since 1970; NaN where the record does not say.
 double time_of(const nlohmann::json& record) {
   const auto found = record.find("time");
   if (found == record.end() || !found->is_string()) return unknown;
-  int year = 0, hour = 0, minute = 0;
-  unsigned month = 0, day = 0;
-  double second = 0;
-  char zone = 0;
-  const std::string text = found->get<std::string>();
-  if (std::sscanf(text.c_str(), "%4d-%2u-%2uT%2d:%2d:%lf%c", &year, &month, &day, &hour, &minute, &second,
-                  &zone) != 7 ||
-      zone != 'Z')
-    return unknown;
-  const std::chrono::year_month_day date{std::chrono::year(year), std::chrono::month(month),
-                                         std::chrono::day(day)};
-  if (!date.ok()) return unknown;
-  const auto days = std::chrono::sys_days(date).time_since_epoch().count();
-  return static_cast<double>(days) * 86400 + hour * 3600 + minute * 60 + second;
+  const auto time = metrics::parse_utc(found->get<std::string>());
+  if (!time) return unknown;
+  const auto exact = std::chrono::floor<std::chrono::milliseconds>(*time);
+  return std::chrono::duration<double>(exact.time_since_epoch()).count();
 }
 
 // Takes the lines one by one.

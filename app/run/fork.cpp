@@ -62,9 +62,7 @@ void link_checkpoint(const fs::path& from, const fs::path& to) {
   for (const checkpoint::FileEntry& file : manifest.files) link_file(from / file.path(), to / file.path());
   for (const checkpoint::Attachment& file : manifest.attachments) link_file(from / file.path, to / file.path);
   link_file(from / checkpoint::manifest_name, to / checkpoint::manifest_name);
-  for (const auto& entry : fs::recursive_directory_iterator(to))
-    if (entry.is_directory()) io::sync_folder(entry.path());
-  io::sync_folder(to);
+  io::sync_folders(to);
 }
 
 std::string job_text(const SavedRun& saved, const fs::path& to) {

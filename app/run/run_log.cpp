@@ -30,11 +30,11 @@ void start_log(metrics::Color color, const comm::Launch& launch) {
 }
 
 void open_log(const std::filesystem::path& run_dir) {
-  if (const auto file = metrics::file_of_log()) file->open(run_dir);
+  if (const auto file = metrics::sink_of_log<metrics::LogFile>()) file->open(run_dir);
 }
 
 void log_failure(const std::string& message) {
-  const auto file = metrics::file_of_log();
+  const auto file = metrics::sink_of_log<metrics::LogFile>();
   if (!file) return;
   try {
     file->log(spdlog::details::log_msg("pptrain", spdlog::level::err, message));

@@ -34,7 +34,7 @@ constexpr size_t longest_job = 1 << 20;  // bytes of job.toml
 RunPhase phase_of(const LockState& lock, const std::optional<RunEnd>& end, const metrics::MetricsTail& tail) {
   if (lock.held == true) {
     const auto since = lock.holder ? metrics::parse_utc(lock.holder->since) : std::nullopt;
-    return since && !tail.has_news_since(*since) ? RunPhase::starting : RunPhase::running;
+    return since && tail.last < *since ? RunPhase::starting : RunPhase::running;
   }
   if (end) return end->how;
   if (!lock.held) return RunPhase::cannot_tell;

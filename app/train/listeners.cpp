@@ -59,7 +59,7 @@ std::vector<std::unique_ptr<metrics::Sink>> open_sinks(const config::JobConfig& 
         metrics::make_prometheus_sink(std::move(*port), job.run.dir, job.train.steps, header, so_far));
   }
   sinks.push_back(metrics::make_line_sink(job.metrics.log_interval, job.train.steps));
-  if (auto console = metrics::console_of_log(); console && metrics::terminal_columns()) {
+  if (auto console = metrics::sink_of_log<metrics::Console>(); console && metrics::terminal_columns()) {
     sinks.push_back(metrics::make_loss_curve_sink());
     sinks.push_back(metrics::make_bar_sink(std::move(console), header.step, job.train.steps));
   }

@@ -32,7 +32,7 @@ namespace {
 constexpr std::chrono::milliseconds look_again{10};
 
 [[noreturn]] void end_process(int code) {
-  if (const auto console = metrics::console_of_log()) console->clear();
+  if (const auto console = metrics::sink_of_log<metrics::Console>()) console->clear();
   std::fflush(nullptr);
   _exit(code);  // the main thread is in the middle of a step: nothing can be unwound
 }

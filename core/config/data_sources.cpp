@@ -21,10 +21,6 @@ bool is_tokenized(const JobConfig& job, const DataSource& source) {
   return text || source.format == DataFormat::jsonl || source.format == DataFormat::parquet;
 }
 
-bool is_of_texts(const JobConfig& job, const DataSource& source) {
-  return is_tokenized(job, source) && source.tokens_key.empty();
-}
-
 bool is_of_bytes(const JobConfig& job, const DataSource& source) {
   return source.format == DataFormat::text && !is_tokenized(job, source);
 }
@@ -34,7 +30,8 @@ bool any_tokenized(const JobConfig& job) {
 }
 
 bool any_of_texts(const JobConfig& job) {
-  return std::ranges::any_of(data_sources(job), [&](const DataSource& s) { return is_of_texts(job, s); });
+  return std::ranges::any_of(
+      data_sources(job), [&](const DataSource& s) { return is_tokenized(job, s) && s.tokens_key.empty(); });
 }
 
 bool any_random(const JobConfig& job) {

@@ -20,13 +20,11 @@ std::string source_key(const JobConfig& job, size_t index, std::string_view key)
 // Are the source's documents written into a cache of token files first: texts, which a tokenizer makes
 // tokens, or lists of tokens?
 bool is_tokenized(const JobConfig& job, const DataSource& source);
-// Of these, texts?
-bool is_of_texts(const JobConfig& job, const DataSource& source);
 // Is a token one of the file's bytes?
 bool is_of_bytes(const JobConfig& job, const DataSource& source);
 // The same of any, or of all, of the job's sources.
 bool any_tokenized(const JobConfig& job);
-bool any_of_texts(const JobConfig& job);
+bool any_of_texts(const JobConfig& job);  // tokenized ones that are no lists of tokens
 bool any_random(const JobConfig& job);
 bool all_of_bytes(const JobConfig& job);
 // Does something say where the documents of every source end?

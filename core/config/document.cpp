@@ -3,11 +3,7 @@
 #include <spdlog/fmt/fmt.h>
 
 #include <algorithm>
-#include <initializer_list>
-#include <string>
-#include <string_view>
 #include <tuple>
-#include <vector>
 
 #include "core/base/error.h"
 #include "core/config/options.h"
@@ -44,17 +40,13 @@ void Document::report(std::string_view option, const std::string& text) {
 }
 
 void Document::report_conflict(std::initializer_list<std::string_view> involved, const std::string& text) {
-  if (std::ranges::any_of(involved, [&](std::string_view option) { return broken.contains(option); })) {
-    return;
-  }
+  if (std::ranges::any_of(involved, [&](std::string_view option) { return broken.contains(option); })) return;
   const auto first = std::ranges::find_if(involved, [&](std::string_view option) { return given(option); });
   report(first == involved.end() ? *involved.begin() : *first, text);
 }
 
 void Document::throw_if_bad() const {
-  if (problems.empty()) {
-    return;
-  }
+  if (problems.empty()) return;
   std::vector<Problem> sorted = problems;
   std::ranges::stable_sort(sorted, [](const Problem& a, const Problem& b) { return rank(a) < rank(b); });
   std::string message;

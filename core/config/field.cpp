@@ -4,22 +4,13 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdint>
-#include <optional>
-#include <string>
-#include <string_view>
-#include <type_traits>
-#include <utility>
-#include <variant>
-#include <vector>
+
+#include "core/config/options.h"
 
 namespace pptrain::config {
 namespace {
 
-std::string format_value(bool value) {
-  return value ? "true" : "false";
-}
-std::string format_value(int64_t value) {
+std::string format_value(const auto& value) {  // bool, int64_t
   return fmt::format("{}", value);
 }
 std::string format_value(const std::string& value) {
@@ -29,18 +20,14 @@ std::string format_value(const std::string& value) {
 // The shortest digits that read back to the same double, told apart from an integer.
 std::string format_value(double value) {
   std::string text = fmt::format("{}", value);
-  if (text.find_first_not_of("-0123456789") == std::string::npos) {
-    text += ".0";
-  }
+  if (text.find_first_not_of("-0123456789") == std::string::npos) text += ".0";
   return text;
 }
 
 template <class T>
 std::string format_value(const std::vector<T>& values) {
   std::string text = "[";
-  for (const T& value : values) {
-    text += (text.size() > 1 ? ", " : "") + format_value(value);
-  }
+  for (const T& value : values) text += (text.size() > 1 ? ", " : "") + format_value(value);
   return text + "]";
 }
 
@@ -48,6 +35,26 @@ std::string list_name(const Option& option, std::string_view elements) {
   return option.length ? fmt::format("list of {} {}", *option.length, elements)
                        : fmt::format("list of {}", elements);
 }
+
+struct TypeName {
+  const Option& option;
+  std::string operator()(const Access<bool>&) const { return "true or false"; }
+  std::string operator()(const Access<int64_t>&) const { return "integer"; }
+  std::string operator()(const Access<double>&) const { return "float"; }
+  template <class T>
+  std::string operator()(const Access<std::optional<T>>&) const {
+    return (*this)(Access<T>());
+  }
+  std::string operator()(const Access<PipelineSplit>&) const { return "string or list of integers"; }
+  std::string operator()(const Access<std::vector<double>>&) const { return list_name(option, "floats"); }
+  std::string operator()(const Access<std::vector<int64_t>>&) const { return list_name(option, "integers"); }
+  std::string operator()(const Access<std::vector<std::string>>&) const {
+    return fmt::format("{}, or list", (*this)(Access<std::string>()));
+  }
+  std::string operator()(const Access<std::string>&) const {
+    return option.literals.empty() ? "string" : fmt::format("one of: {}", fmt::join(option.literals, ", "));
+  }
+};
 
 }  // namespace
 
@@ -60,59 +67,8 @@ std::string Range::describe() const {
   if (min && max) {
     return fmt::format("{} {} x {} {}", *min, min_open ? "<" : "<=", max_open ? "<" : "<=", *max);
   }
-  if (min) {
-    return fmt::format("{} {}", min_open ? ">" : ">=", *min);
-  }
+  if (min) return fmt::format("{} {}", min_open ? ">" : ">=", *min);
   return max ? fmt::format("{} {}", max_open ? "<" : "<=", *max) : "";
-}
-
-std::string Condition::describe() const {
-  return test ? words : fmt::format("{} = {}", keys.front(), fmt::join(values, " or "));
-}
-
-Option& Option::at_least(double value) {
-  range = {.min = value, .max = {}};
-  return *this;
-}
-
-Option& Option::above(double value) {
-  range = {.min = value, .max = {}, .min_open = true};
-  return *this;
-}
-
-Option& Option::between(double low, double high) {
-  range = {.min = low, .max = high};
-  return *this;
-}
-
-Option& Option::from_up_to(double low, double high) {
-  range = {.min = low, .max = high, .max_open = true};
-  return *this;
-}
-
-Option& Option::above_up_to(double low, double high) {
-  range = {.min = low, .max = high, .min_open = true};
-  return *this;
-}
-
-Option& Option::one_of(std::vector<std::string> values) {
-  literals = std::move(values);
-  return *this;
-}
-
-Option& Option::unset_as(std::string word) {
-  unset_word = std::move(word);
-  return *this;
-}
-
-Option& Option::alone_in_list(std::string literal) {
-  alone = std::move(literal);
-  return *this;
-}
-
-Option& Option::such_as(std::vector<std::string> values) {
-  known_words = std::move(values);
-  return *this;
 }
 
 Option& Option::refuse(std::string literal, std::string reason) {
@@ -120,59 +76,18 @@ Option& Option::refuse(std::string literal, std::string reason) {
   return *this;
 }
 
-Option& Option::any_case() {
-  ignores_case = true;
-  return *this;
-}
-
-Option& Option::of_length(size_t count) {
-  length = count;
-  return *this;
-}
-
-Option& Option::or_empty() {
-  may_be_empty = true;
-  return *this;
-}
-
-Option& Option::required() {
-  is_required = true;
-  return *this;
-}
-
-Option& Option::required_unless(std::string list) {
-  instead = std::move(list);
-  return required();
-}
-
-Option& Option::needless(std::string with_key, std::string word) {
-  needless_with = {std::move(with_key), std::move(word)};
-  return *this;
-}
-
-Option& Option::only_with(std::string other_name, std::vector<std::string> values) {
-  acts_when = Condition{
-      .keys = {std::move(other_name)}, .values = std::move(values), .test = {}, .words = {}, .harmless = {}};
-  return *this;
-}
-
-Option& Option::only_if(std::string words, std::vector<std::string> keys,
-                        std::function<bool(const JobConfig&)> test) {
-  acts_when = Condition{.keys = std::move(keys),
-                        .values = {},
-                        .test = std::move(test),
-                        .words = std::move(words),
-                        .harmless = {}};
-  return *this;
+Option& Option::only_with(std::string other, std::vector<std::string> values) {
+  std::string words = fmt::format("{} = {}", other, fmt::join(values, " or "));
+  const auto holds = [other, values = std::move(values)](const JobConfig& job) {
+    const std::string value = toml_value(*find_option(other), job).value_or("unset");
+    return std::ranges::any_of(values,
+                               [&](const std::string& v) { return value == v || value == toml_string(v); });
+  };
+  return only_if(std::move(words), {std::move(other)}, holds);
 }
 
 Option& Option::unless_given_as(std::string value) {
   acts_when->harmless = std::move(value);
-  return *this;
-}
-
-Option& Option::decides(Effect what) {
-  effect = what;
   return *this;
 }
 
@@ -182,27 +97,7 @@ const Option* TableList::find(std::string_view field) const {
 }
 
 std::string type_name(const Option& option) {
-  struct Name {
-    const Option& option;
-    std::string operator()(const Access<bool>&) const { return "true or false"; }
-    std::string operator()(const Access<int64_t>&) const { return "integer"; }
-    std::string operator()(const Access<double>&) const { return "float"; }
-    std::string operator()(const Access<std::optional<bool>>&) const { return "true or false"; }
-    std::string operator()(const Access<std::optional<int64_t>>&) const { return "integer"; }
-    std::string operator()(const Access<std::optional<double>>&) const { return "float"; }
-    std::string operator()(const Access<PipelineSplit>&) const { return "string or list of integers"; }
-    std::string operator()(const Access<std::vector<double>>&) const { return list_name(option, "floats"); }
-    std::string operator()(const Access<std::vector<int64_t>>&) const {
-      return list_name(option, "integers");
-    }
-    std::string operator()(const Access<std::vector<std::string>>&) const {
-      return fmt::format("{}, or list", (*this)(Access<std::string>()));
-    }
-    std::string operator()(const Access<std::string>&) const {
-      return option.literals.empty() ? "string" : fmt::format("one of: {}", fmt::join(option.literals, ", "));
-    }
-  };
-  const std::string type = std::visit(Name{option}, option.target);
+  const std::string type = std::visit(TypeName{option}, option.target);
   return option.unset_word.empty() ? type : fmt::format("{} or {}", type, toml_string(option.unset_word));
 }
 

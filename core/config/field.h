@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -28,27 +29,21 @@ using Target =
 
 // The numbers allowed; for a list, of each of its elements. NaN and infinities are never allowed.
 struct Range {
-  std::optional<double> min;
-  std::optional<double> max;
-  bool min_open = false;  // min itself is not allowed
-  bool max_open = false;
+  std::optional<double> min = {}, max = {};
+  bool min_open = false, max_open = false;  // the bound itself is not allowed
 
   bool contains(double value) const;
   std::string describe() const;  // ">= 1", "0 <= x < 1"; empty if every number is allowed
 };
 
-// The option acts only while the one called by the first of `keys` has one of `values`; or while `test`
-// holds, which looks at all of `keys`; messages describe it with `words`.
+// The option acts only while `test` holds.
 struct Condition {
-  std::vector<std::string> keys;  // by which it is decided, the one to change first
-  std::vector<std::string> values;
+  std::string words;              // that describe it in messages: "data.format = bin"
+  std::vector<std::string> keys;  // all that the test looks at, the one to change first
   std::function<bool(const JobConfig&)> test;
-  std::string words;
   // As TOML: the value besides the default that the option may be given all the same, since it says what is
   // done anyway. Empty: none.
-  std::string harmless;
-
-  std::string describe() const;  // "data.format = bin"
+  std::string harmless = {};
 };
 
 // What an option decides, as far as a run that goes on from a checkpoint is concerned. The results of a run
@@ -86,27 +81,43 @@ struct Option {
 
   std::string name() const { return section + "." + key; }
 
-  Option& at_least(double value);
-  Option& above(double value);
-  Option& between(double low, double high);     // both allowed
-  Option& from_up_to(double low, double high);  // low allowed, high not
-  Option& above_up_to(double low, double high);
-  Option& one_of(std::vector<std::string> values);
-  Option& unset_as(std::string word);
-  Option& alone_in_list(std::string literal);
-  Option& such_as(std::vector<std::string> values);  // known_words
+  Option& at_least(double value) { return set(&Option::range, {.min = value}); }
+  Option& above(double value) { return set(&Option::range, {.min = value, .min_open = true}); }
+  Option& between(double low, double high) { return set(&Option::range, {.min = low, .max = high}); }
+  Option& from_up_to(double low, double high) {
+    return set(&Option::range, {.min = low, .max = high, .max_open = true});
+  }
+  Option& above_up_to(double low, double high) {
+    return set(&Option::range, {.min = low, .max = high, .min_open = true});
+  }
+  Option& one_of(std::vector<std::string> values) { return set(&Option::literals, std::move(values)); }
+  Option& unset_as(std::string word) { return set(&Option::unset_word, std::move(word)); }
+  Option& alone_in_list(std::string literal) { return set(&Option::alone, std::move(literal)); }
+  Option& such_as(std::vector<std::string> values) { return set(&Option::known_words, std::move(values)); }
   Option& refuse(std::string literal, std::string reason);
-  Option& any_case();
-  Option& of_length(size_t count);
-  Option& or_empty();
-  Option& required();
-  Option& required_unless(std::string list);
-  Option& needless(std::string with_key, std::string word);
-  Option& only_with(std::string other_name, std::vector<std::string> values);
-  Option& decides(Effect what);
+  Option& any_case() { return set(&Option::ignores_case, true); }
+  Option& of_length(size_t count) { return set(&Option::length, count); }
+  Option& or_empty() { return set(&Option::may_be_empty, true); }
+  Option& required() { return set(&Option::is_required, true); }
+  Option& required_unless(std::string list) { return set(&Option::instead, std::move(list)).required(); }
+  Option& needless(std::string with_key, std::string word) {
+    return set(&Option::needless_with, {std::move(with_key), std::move(word)});
+  }
+  Option& decides(Effect what) { return set(&Option::effect, what); }
+  // While the option called `other` has one of these values.
+  Option& only_with(std::string other, std::vector<std::string> values);
   Option& only_if(std::string words, std::vector<std::string> keys,
-                  std::function<bool(const JobConfig&)> test);
+                  std::function<bool(const JobConfig&)> test) {
+    return set(&Option::acts_when, Condition{std::move(words), std::move(keys), std::move(test)});
+  }
   Option& unless_given_as(std::string value);  // after only_if: Condition::harmless
+
+ private:
+  template <class T>
+  Option& set(T Option::*field, std::type_identity_t<T> value) {
+    this->*field = std::move(value);
+    return *this;
+  }
 };
 
 // Declares the options of one section, whose struct is found by `access`; they decide `effect`, unless they
@@ -118,15 +129,15 @@ class SectionFields {
                 Effect effect = Effect::course)
       : options_(options), section_(std::move(section)), access_(std::move(access)), effect_(effect) {}
 
-  // The reference serves until the next option is declared.
+  // Declares one. The reference serves until the next one is declared.
   template <class T>
-  Option& add(std::string key, T Section::*member, std::string meaning) {
+  Option& operator()(std::string key, T Section::*member, std::string meaning) const {
     return add<T>(std::move(key), std::move(meaning),
                   [access = access_, member](JobConfig& job) -> T& { return access(job).*member; });
   }
   // Of an enum: its words are the only values.
   template <class E>
-  Option& add(std::string key, Word<E> Section::*member, std::string meaning) {
+  Option& operator()(std::string key, Word<E> Section::*member, std::string meaning) const {
     return add<std::string>(std::move(key), std::move(meaning),
                             [access = access_, member](JobConfig& job) -> std::string& {
                               return (access(job).*member).text;
@@ -134,22 +145,38 @@ class SectionFields {
         .one_of(words_of<E>());
   }
 
+  // The same section for options that share a condition (Option::only_with, Option::only_if).
+  SectionFields only_with(std::string other, std::vector<std::string> values) const {
+    return acting(Option().only_with(std::move(other), std::move(values)));
+  }
+  SectionFields only_if(std::string words, std::vector<std::string> keys,
+                        std::function<bool(const JobConfig&)> test) const {
+    return acting(Option().only_if(std::move(words), std::move(keys), std::move(test)));
+  }
+
  private:
   template <class T>
-  Option& add(std::string key, std::string meaning, Access<T> target) {
+  Option& add(std::string key, std::string meaning, Access<T> target) const {
     Option option;
     option.section = section_;
     option.key = std::move(key);
     option.meaning = std::move(meaning);
+    option.acts_when = acts_when_;
     option.effect = effect_;
     option.target = std::move(target);
     return options_.emplace_back(std::move(option));
+  }
+  SectionFields acting(const Option& as) const {
+    SectionFields fields = *this;
+    fields.acts_when_ = as.acts_when;
+    return fields;
   }
 
   std::vector<Option>& options_;
   std::string section_;
   Access<Section> access_;
   Effect effect_;
+  std::optional<Condition> acts_when_;
 };
 
 // A list of tables, [[section]] in TOML: [[optimizer.groups]]. Its fields are options that live in the one

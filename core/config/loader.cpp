@@ -5,8 +5,6 @@
 #include <cerrno>
 #include <fstream>
 #include <iterator>
-#include <span>
-#include <string>
 #include <system_error>
 #include <vector>
 

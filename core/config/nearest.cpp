@@ -1,11 +1,8 @@
 #include "core/config/nearest.h"
 
 #include <algorithm>
-#include <cstddef>
 #include <limits>
-#include <span>
-#include <string>
-#include <string_view>
+#include <ranges>
 #include <vector>
 
 namespace pptrain::config {
@@ -13,11 +10,14 @@ namespace pptrain::config {
 std::string to_lower(std::string_view text) {
   std::string result(text);
   for (char& c : result) {
-    if (c >= 'A' && c <= 'Z') {
-      c = static_cast<char>(c - 'A' + 'a');
-    }
+    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
   }
   return result;
+}
+
+bool has_word(std::string_view words, std::string_view word) {
+  return std::ranges::any_of(std::views::split(words, ' '),
+                             [&](const auto& one) { return std::ranges::equal(one, word); });
 }
 
 size_t edit_distance(std::string_view a, std::string_view b) {

@@ -22,6 +22,9 @@ std::string did_you_mean(std::string_view guess);
 
 std::string to_lower(std::string_view text);  // ASCII
 
+// Is `word` one of `words`, between which there is a space?
+bool has_word(std::string_view words, std::string_view word);
+
 // --- What other trainers call the sections, keys and values of a job: names that no count of letters would
 // find (aliases.cpp).
 

@@ -3,7 +3,6 @@
 #include <toml++/toml.h>
 
 #include <algorithm>
-#include <charconv>
 #include <cstdint>
 #include <filesystem>
 #include <optional>
@@ -53,19 +52,13 @@ std::string found_type(const toml::node& node) {
 
 // A list of tables is a key of the section that it lies in.
 std::vector<std::string> keys_of(std::string_view section) {
+  const TableList* list = find_table_list(section);
   std::vector<std::string> keys;
-  for (const TableList& list : table_lists()) {
-    if (list.section == section) {
-      for (const Option& field : list.fields) keys.push_back(field.key);
-    }
+  for (const Option& option : list ? list->fields : options()) {
+    if (option.section == section) keys.push_back(option.key);
   }
-  for (const Option& option : options()) {
-    if (option.section == section) {
-      keys.push_back(option.key);
-    }
-  }
-  for (const TableList& list : table_lists()) {
-    if (list.parent() == section) keys.push_back(list.key());
+  for (const TableList& inner : table_lists()) {
+    if (inner.parent() == section) keys.push_back(inner.key());
   }
   return keys;
 }
@@ -160,9 +153,7 @@ class Reader {
   }
 
   void read_section(const std::string& section, const toml::table& table) {
-    if (!fixed_) {
-      document_.sections.try_emplace(section, at(table.source()));
-    }
+    if (!fixed_) document_.sections.try_emplace(section, at(table.source()));
     for (const auto& [key, node] : table) {
       const std::string name = fmt::format("{}.{}", section, key.str());
       if (const Option* option = find_option(name)) {
@@ -314,8 +305,13 @@ class Reader {
   void read_value(const Option& option, const std::string& name, const toml::node& node, JobConfig& job) {
     document_.options.insert_or_assign(name, at(node.source()));
     fault_at_ = &node;
-    const Fault fault =
-        std::visit([&](const auto& access) { return take(option, node, access(job)); }, option.target);
+    const auto taken = [&]<class T>(const Access<T>& access) {
+      T value{};
+      Fault fault = take(option, node, value);
+      if (fault.empty()) access(job) = std::move(value);
+      return fault;
+    };
+    const Fault fault = std::visit(taken, option.target);
     if (fault.empty()) {
       document_.broken.erase(name);
     } else {
@@ -325,9 +321,7 @@ class Reader {
   }
 
   Origin at(const toml::source_region& region) const {
-    if (fixed_) {
-      return *fixed_;
-    }
+    if (fixed_) return *fixed_;
     return {.where = fmt::format("{}:{}:{}", document_.file, region.begin.line, region.begin.column),
             .line = region.begin.line,
             .column = region.begin.column};
@@ -341,144 +335,86 @@ class Reader {
     return fmt::format("wrong type: expected {}; found {}", type_name(option), found_type(node));
   }
 
-  static Fault check_length(const Option& option, size_t length) {
-    return !option.length || length == *option.length
-               ? ""
-               : fmt::format("a list of {}; expected a {}", length, type_name(option));
-  }
-
+  // Each take() fills `out`, which holds nothing yet.
   Fault take(const Option& option, const toml::node& node, bool& out) const {
-    const auto* value = node.as_boolean();
-    if (!value) {
-      return wrong_type(option, node);
-    }
-    out = value->get();
+    if (!node.is_boolean()) return wrong_type(option, node);
+    out = node.as_boolean()->get();
     return "";
   }
 
   Fault take(const Option& option, const toml::node& node, int64_t& out) const {
-    const auto* value = node.as_integer();
-    if (!value) {
-      return wrong_type(option, node);
-    }
-    const Fault fault =
-        range_fault(option, static_cast<double>(value->get()), fmt::format("{}", value->get()));
-    if (fault.empty()) {
-      out = value->get();
-    }
-    return fault;
+    if (!node.is_integer()) return wrong_type(option, node);
+    out = node.as_integer()->get();
+    return range_fault(option, static_cast<double>(out), fmt::format("{}", out));
+  }
+
+  Fault take(const Option& option, const toml::node& node, double& out) const {
+    if (!node.is_number()) return wrong_type(option, node);
+    out = node.is_integer() ? static_cast<double>(node.as_integer()->get()) : node.as_floating_point()->get();
+    return range_fault(option, out, fmt::format("{}", out));
   }
 
   template <class T>
   Fault take(const Option& option, const toml::node& node, std::optional<T>& out) const {
-    if (const auto* word = node.as_string();
-        word && !option.unset_word.empty() && word->get() == option.unset_word) {
-      out.reset();
-      return "";
-    }
-    T value{};
-    const Fault fault = take(option, node, value);
-    if (fault.empty()) {
-      out = value;
-    }
-    return fault;
-  }
-
-  Fault take(const Option& option, const toml::node& node, double& out) const {
-    if (!node.is_number()) {
-      return wrong_type(option, node);
-    }
-    const double value =
-        node.is_integer() ? static_cast<double>(node.as_integer()->get()) : node.as_floating_point()->get();
-    const Fault fault = range_fault(option, value, fmt::format("{}", value));
-    if (fault.empty()) {
-      out = value;
-    }
-    return fault;
+    const auto* word = node.as_string();
+    if (word && !option.unset_word.empty() && word->get() == option.unset_word) return "";
+    return take(option, node, out.emplace());
   }
 
   Fault take(const Option& option, const toml::node& node, std::string& out) const {
-    const auto* value = node.as_string();
-    if (!value) {
-      return wrong_type(option, node);
-    }
-    if (value->get().find('\0') != std::string::npos) {
-      return "holds a NUL character";
-    }
-    if (option.is_required && value->get().empty()) {
-      return "is required, and may not be empty";
-    }
-    return option.literals.empty() ? (out = value->get(), "") : take_literal(option, value->get(), out);
+    if (!node.is_string()) return wrong_type(option, node);
+    out = node.as_string()->get();
+    if (out.find('\0') != std::string::npos) return "holds a NUL character";
+    if (option.is_required && out.empty()) return "is required, and may not be empty";
+    return option.literals.empty() ? "" : take_literal(option, out);
   }
 
-  static Fault take_literal(const Option& option, const std::string& value, std::string& out) {
-    const std::string wanted = option.ignores_case ? to_lower(value) : value;
-    if (std::ranges::find(option.literals, wanted) != option.literals.end()) {
-      out = wanted;
-      return "";
-    }
+  static Fault take_literal(const Option& option, std::string& text) {
+    const std::string given = text;
+    if (option.ignores_case) text = to_lower(given);
+    if (std::ranges::find(option.literals, text) != option.literals.end()) return "";
     const auto refusal =
-        std::ranges::find(option.refusals, to_lower(value), &std::pair<std::string, std::string>::first);
-    if (refusal != option.refusals.end()) {
+        std::ranges::find(option.refusals, to_lower(given), &std::pair<std::string, std::string>::first);
+    if (refusal != option.refusals.end())
       return fmt::format("{} (valid: {})", refusal->second, fmt::join(option.literals, ", "));
-    }
-    const std::string alias = alias_of_value(option.name(), value);
-    const std::string meant = alias.empty() ? nearest(value, option.literals) : alias;
-    return fmt::format("{} is not a valid value{} Valid: {}", toml_string(value),
+    const std::string alias = alias_of_value(option.name(), given);
+    const std::string meant = alias.empty() ? nearest(given, option.literals) : alias;
+    return fmt::format("{} is not a valid value{} Valid: {}", toml_string(given),
                        meant.empty() ? "." : did_you_mean(toml_string(meant)),
                        fmt::join(option.literals, ", "));
   }
 
   Fault take(const Option& option, const toml::node& node, std::vector<std::string>& out) {
     if (!node.is_string()) return take<std::string>(option, node, out);
-    std::string only;
-    const Fault fault = take(option, node, only);
-    if (fault.empty()) {
-      out.clear();
-      if (!only.empty()) out.push_back(std::move(only));
-    }
+    const Fault fault = take(option, node, out.emplace_back());
+    if (out.front().empty()) out.clear();
     return fault;
   }
 
   // What a string says is checked with the schedule.
   Fault take(const Option& option, const toml::node& node, PipelineSplit& out) {
-    if (const auto* text = node.as_string()) {
-      if (is_numbers_with_commas(text->get()))
-        return fmt::format("{} is one string: write a list, {}", toml_string(text->get()),
-                           as_list(text->get(), /*of_strings=*/false));
-      out = {.text = text->get(), .layers = {}};
-      return "";
-    }
-    std::vector<int64_t> layers;
-    const Fault fault = take(option, node, layers);
-    if (fault.empty()) {
-      out = {.text = "", .layers = std::move(layers)};
-    }
-    return fault;
+    out.text = node.value_or(std::string());
+    if (!node.is_string()) return take(option, node, out.layers);
+    if (!is_numbers_with_commas(out.text)) return "";
+    return fmt::format("{} is one string: write a list, {}", toml_string(out.text),
+                       as_list(out.text, /*of_strings=*/false));
   }
 
   template <class T>
   Fault take(const Option& option, const toml::node& node, std::vector<T>& out) {
     const toml::array* array = node.as_array();
-    if (!array) {
-      return wrong_type(option, node);
-    }
-    if (array->empty() && !option.may_be_empty) {
+    if (!array) return wrong_type(option, node);
+    if (array->empty() && !option.may_be_empty)
       return fmt::format("an empty list; expected {}", type_name(option));
-    }
-    std::vector<T> values;
     for (const toml::node& element : *array) {
-      const Fault fault = take(option, element, values.emplace_back());
-      if (!fault.empty()) {
-        fault_at_ = &element;
-        return fault;
-      }
+      const Fault fault = take(option, element, out.emplace_back());
+      if (fault.empty()) continue;
+      fault_at_ = &element;
+      return fault;
     }
-    const Fault fault = check_length(option, values.size());
-    if (fault.empty()) {
-      out = std::move(values);
-    }
-    return fault;
+    return !option.length || out.size() == *option.length
+               ? ""
+               : fmt::format("a list of {}; expected a {}", out.size(), type_name(option));
   }
 
   Document& document_;
@@ -516,9 +452,7 @@ std::optional<toml::table> parse_override(const std::string& value, const Option
   const toml::node* const value_node = parsed ? parsed->get("v") : nullptr;
   const bool fits = value_node && (wants_list ? value_node->is_string() || value_node->is_array()
                                               : !wants_string || value_node->is_string());
-  if (fits) {
-    return parsed;
-  }
+  if (fits) return parsed;
   if (option && is_bare_list(value, *option)) {
     const bool of_strings = std::holds_alternative<Access<std::vector<std::string>>>(option->target);
     if (std::optional<toml::table> list = parse_value(as_list(value, of_strings))) return list;
@@ -526,54 +460,33 @@ std::optional<toml::table> parse_override(const std::string& value, const Option
   return parse_value(toml_string(value));
 }
 
-// "data.sources.1.weight" as "data.sources[1].weight".
-std::string with_brackets(const std::string& name) {
-  for (const TableList& list : table_lists()) {
-    const size_t begin = list.section.size() + 1;
-    if (!name.starts_with(list.section + ".")) continue;
-    const size_t end = std::min(name.find('.', begin), name.size());
-    const std::string index = name.substr(begin, end - begin);
-    if (!index.empty() && index.find_first_not_of("0123456789") == std::string::npos)
-      return fmt::format("{}[{}]{}", list.section, index, name.substr(end));
-  }
-  return name;
-}
-
-// "data.sources[1].weight", taken apart; nothing unless it is of a list of tables.
+// "data.sources[1].weight" or "data.sources.1.weight", taken apart; nothing unless it is of a list of tables.
 struct ElementKey {
   const TableList* list = nullptr;
   size_t index = 0;
   std::string key;  // "": all of the element
 };
 
-std::optional<ElementKey> element_key(std::string_view name) {
-  const size_t open = name.find('['), close = name.find(']', std::min(open, name.size()));
-  const TableList* list = find_table_list(name.substr(0, std::min(open, name.size())));
-  if (list == nullptr || close == std::string_view::npos) return std::nullopt;
-  ElementKey element{.list = list, .index = 0, .key = {}};
-  const std::string_view number = name.substr(open + 1, close - open - 1), rest = name.substr(close + 1);
-  const auto [end, error] = std::from_chars(number.data(), number.data() + number.size(), element.index);
-  if (error != std::errc() || end != number.data() + number.size() || number.empty()) return std::nullopt;
-  if (!rest.empty() && !rest.starts_with('.')) return std::nullopt;
-  if (!rest.empty()) element.key = rest.substr(1);
-  return element;
+std::optional<ElementKey> element_key(const std::string& name) {
+  static const std::regex form(R"((.+?)(?:\[(\d{1,18})\]|\.(\d{1,18}))(?:\.(.*))?)");
+  std::smatch found;
+  if (!std::regex_match(name, found, form)) return std::nullopt;
+  const TableList* list = find_table_list(found.str(1));
+  if (list == nullptr) return std::nullopt;
+  return ElementKey{list, std::stoul(found.str(2) + found.str(3)), found.str(4)};
 }
 
 void read_override(Document& document, const std::string& text) {
   const Origin origin{.where = "--set " + text, .from_override = true};
   const auto refuse = [&](const std::string& reason) { document.problems.push_back({origin, "", reason}); };
   const size_t equals = text.find('=');
-  const std::string name = with_brackets(trim(text.substr(0, equals)));
-  if (equals == std::string::npos || name.empty()) {
-    return refuse("expected section.key=value");
-  }
+  const std::string name = trim(text.substr(0, equals));
+  if (equals == std::string::npos || name.empty()) return refuse("expected section.key=value");
   Reader reader(document, origin);
   const std::optional<ElementKey> element = element_key(name);
   const Option* option = element ? element->list->find(element->key) : find_option(name);
   const std::optional<toml::table> parsed = parse_override(trim(text.substr(equals + 1)), option);
-  if (!parsed) {
-    return refuse("the value is not UTF-8 text");
-  }
+  if (!parsed) return refuse("the value is not UTF-8 text");
   const toml::node& node = *parsed->get("v");
   const size_t dot = name.rfind('.');
   const std::string section = name.substr(0, dot == std::string::npos ? 0 : dot);
@@ -675,9 +588,7 @@ Document read_document(const std::string& text, const std::string& file,
                        std::span<const std::string> overrides) {
   Document document;
   read_file(document, text, file, {});
-  for (const std::string& override_text : overrides) {
-    read_override(document, override_text);
-  }
+  for (const std::string& override_text : overrides) read_override(document, override_text);
   for (const Option& option : options()) {
     const auto& [key, word] = option.needless_with;
     const bool needless = !key.empty() && toml_value(*find_option(option.section + "." + key),

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <optional>
+#include <ranges>
 #include <string>
 #include <string_view>
 #include <variant>
@@ -34,27 +35,19 @@ std::string comment(std::string_view text) {
 // "integer, >= 1; default 1000"
 std::string describe_type(const Option& option, const std::optional<std::string>& value) {
   std::string text = type_name(option);
-  if (const std::string range = option.range.describe(); !range.empty()) {
-    text += ", " + range;
-  }
+  if (const std::string range = option.range.describe(); !range.empty()) text += ", " + range;
   if (!option.instead.empty()) {
     text += fmt::format("; required, unless there are [[{}]]", option.instead);
     const auto& [key, word] = option.needless_with;
     return key.empty() ? text : text + fmt::format(" or {} = {}", key, toml_string(word));
   }
   text += option.is_required ? "; required" : value ? "; default " + *value : "; not set by default";
-  if (option.acts_when) {
-    text += fmt::format("; acts only with {}", option.acts_when->describe());
-  }
+  if (option.acts_when) text += fmt::format("; acts only with {}", option.acts_when->words);
   return text;
 }
 
-std::vector<const TableList*> lists_of(std::string_view section) {
-  std::vector<const TableList*> result;
-  for (const TableList& list : table_lists()) {
-    if (list.parent() == section) result.push_back(&list);
-  }
-  return result;
+auto lists_of(std::string_view section) {
+  return table_lists() | std::views::filter([=](const TableList& list) { return list.parent() == section; });
 }
 
 // Of one element, whose options live in `job`.
@@ -100,8 +93,8 @@ std::string to_toml(const JobConfig& job) {
       if (const std::optional<std::string> value = toml_value(option, job))
         out += fmt::format("{} = {}\n", option.key, *value);
     }
-    for (const TableList* list : lists_of(section)) {
-      for (size_t i = 0; i < list->size(job); ++i) out += table_toml(*list, list->only(job, i));
+    for (const TableList& list : lists_of(section)) {
+      for (size_t i = 0; i < list.size(job); ++i) out += table_toml(list, list.only(job, i));
     }
   }
   return out;
@@ -121,7 +114,7 @@ std::string reference_toml() {
     for (const Option& option : options()) {
       if (option.section == section) out += option_reference(option, JobConfig(), /*commented=*/false);
     }
-    for (const TableList* list : lists_of(section)) out += list_reference(*list);
+    for (const TableList& list : lists_of(section)) out += list_reference(list);
   }
   return out;
 }

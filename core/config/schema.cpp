@@ -80,37 +80,39 @@ Json words_schema(const Option& option) {
       {"oneOf", {one, list_of(option, string_schema(others)), Json{{"const", Json::array({option.alone})}}}}};
 }
 
+struct TypeSchema {
+  const Option& option;
+  Json operator()(const Access<bool>&) const { return {{"type", "boolean"}}; }
+  Json operator()(const Access<int64_t>&) const { return number_schema(option, "integer"); }
+  Json operator()(const Access<double>&) const { return number_schema(option, "number"); }
+  Json operator()(const Access<std::string>&) const { return string_schema(option); }
+  template <class T>
+  Json operator()(const Access<std::optional<T>>&) const {
+    return (*this)(Access<T>());
+  }
+  Json operator()(const Access<std::vector<double>>&) const {
+    return list_of(option, number_schema(option, "number"));
+  }
+  Json operator()(const Access<std::vector<int64_t>>&) const {
+    return list_of(option, number_schema(option, "integer"));
+  }
+  Json operator()(const Access<std::vector<std::string>>&) const { return words_schema(option); }
+  Json operator()(const Access<PipelineSplit>&) const {
+    return {{"oneOf", {string_schema(option), list_of(option, number_schema(option, "integer"))}}};
+  }
+};
+
 Json type_schema(const Option& option) {
-  struct Schema {
-    const Option& option;
-    Json operator()(const Access<bool>&) const { return {{"type", "boolean"}}; }
-    Json operator()(const Access<int64_t>&) const { return number_schema(option, "integer"); }
-    Json operator()(const Access<double>&) const { return number_schema(option, "number"); }
-    Json operator()(const Access<std::string>&) const { return string_schema(option); }
-    Json operator()(const Access<std::optional<bool>>&) const { return {{"type", "boolean"}}; }
-    Json operator()(const Access<std::optional<int64_t>>&) const { return number_schema(option, "integer"); }
-    Json operator()(const Access<std::optional<double>>&) const { return number_schema(option, "number"); }
-    Json operator()(const Access<std::vector<double>>&) const {
-      return list_of(option, number_schema(option, "number"));
-    }
-    Json operator()(const Access<std::vector<int64_t>>&) const {
-      return list_of(option, number_schema(option, "integer"));
-    }
-    Json operator()(const Access<std::vector<std::string>>&) const { return words_schema(option); }
-    Json operator()(const Access<PipelineSplit>&) const {
-      return {{"oneOf", {string_schema(option), list_of(option, number_schema(option, "integer"))}}};
-    }
-  };
-  const Json schema = std::visit(Schema{option}, option.target);
+  const Json schema = std::visit(TypeSchema{option}, option.target);
   return option.unset_word.empty() ? schema : Json{{"anyOf", {schema, Json{{"const", option.unset_word}}}}};
 }
 
 // `defaults`: a job in which the option has its default.
 Json option_schema(const Option& option, const JobConfig& defaults) {
   Json schema = {{"title", option.name()}};
-  schema["description"] =
-      option.acts_when ? fmt::format("{} Acts only with {}.", option.meaning, option.acts_when->describe())
-                       : option.meaning;
+  schema["description"] = option.acts_when
+                              ? fmt::format("{} Acts only with {}.", option.meaning, option.acts_when->words)
+                              : option.meaning;
   schema.update(type_schema(option));
   const std::optional<std::string> value = toml_value(option, defaults);
   if (value && !option.is_required)

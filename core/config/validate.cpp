@@ -4,24 +4,21 @@
 #include <spdlog/fmt/ranges.h>
 
 #include <algorithm>
-#include <array>
 #include <cctype>
-#include <cstdint>
 #include <filesystem>
 #include <functional>
 #include <initializer_list>
 #include <optional>
-#include <string>
 #include <string_view>
 #include <system_error>
 #include <utility>
-#include <vector>
 
 #include "core/base/error.h"
 #include "core/base/source_files.h"
 #include "core/base/special_file.h"
 #include "core/config/data_sources.h"
 #include "core/config/field.h"
+#include "core/config/nearest.h"
 #include "core/config/options.h"
 #include "core/net/address.h"
 
@@ -43,55 +40,22 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Of [model]: what fixes which weights there are and their shapes.
-constexpr std::array<std::string_view, 23> fixed_by_hf = {
-    "model.arch",
-    "model.hidden_size",
-    "model.intermediate_size",
-    "model.num_hidden_layers",
-    "model.num_attention_heads",
-    "model.num_key_value_heads",
-    "model.head_dim",
-    "model.vocab_size",
-    "model.tie_word_embeddings",
-    "model.attention_bias",
-    "model.mlp_bias",
-    "model.num_experts",
-    "model.num_experts_per_tok",
-    "model.moe_intermediate_size",
-    "model.shared_expert_intermediate_size",
-    "model.q_lora_rank",
-    "model.kv_lora_rank",
-    "model.qk_nope_head_dim",
-    "model.qk_rope_head_dim",
-    "model.v_head_dim",
-    "model.norm_topk_prob",
-    "model.decoder_sparse_step",
-    "model.mlp_only_layers",
-};
+// Keys of [model] that fix which weights there are and their shapes.
+constexpr std::string_view fixed_by_hf =
+    "arch hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim "
+    "vocab_size tie_word_embeddings attention_bias mlp_bias num_experts num_experts_per_tok "
+    "moe_intermediate_size shared_expert_intermediate_size q_lora_rank kv_lora_rank qk_nope_head_dim "
+    "qk_rope_head_dim v_head_dim norm_topk_prob decoder_sparse_step mlp_only_layers";
 
 std::string value_of(std::string_view option, const JobConfig& job) {
   return toml_value(*find_option(option), job).value_or("unset");
-}
-
-bool is_fixed_by_hf(std::string_view option) {
-  return std::ranges::find(fixed_by_hf, option) != fixed_by_hf.end();
-}
-
-bool holds(const Condition& condition, const JobConfig& job) {
-  if (condition.test) return condition.test(job);
-  const std::string value = value_of(condition.keys.front(), job);
-  return std::ranges::any_of(condition.values,
-                             [&](const std::string& v) { return value == v || value == toml_string(v); });
 }
 
 bool has_weights(const std::string& dir) {
   std::error_code error;
   for (fs::directory_iterator entry(dir, error), end; !error && entry != end; entry.increment(error)) {
     const std::string name = entry->path().filename().string();
-    if (name.starts_with("model") && name.ends_with(".safetensors")) {
-      return true;
-    }
+    if (name.starts_with("model") && name.ends_with(".safetensors")) return true;
   }
   return false;
 }
@@ -322,9 +286,7 @@ void check_resume(Document& document) {
 
 void check_lora(Document& document) {
   const JobConfig& job = document.job;
-  if (job.lora.dropout > 0) {
-    document.report("lora.dropout", "the layers have no dropout: leave it 0");
-  }
+  if (job.lora.dropout > 0) document.report("lora.dropout", "the layers have no dropout: leave it 0");
   const auto frozen = std::ranges::find_if(job.optimizer.groups, &OptimizerGroup::frozen);
   if (job.lora.rank > 0 && frozen != job.optimizer.groups.end()) {
     document.report_conflict(
@@ -351,13 +313,13 @@ bool decided_elsewhere(const Document& document, const Condition& condition) {
 // "distributed.cp > 1, which is 1 here"; of several keys each with its value.
 std::string describe_unmet(const Condition& condition, const JobConfig& job) {
   if (condition.keys.size() == 1)
-    return fmt::format("{}, which is {} here", condition.describe(), value_of(condition.keys.front(), job));
+    return fmt::format("{}, which is {} here", condition.words, value_of(condition.keys.front(), job));
   std::string values;
   for (const std::string& key : condition.keys) {
     if (const auto value = toml_value(*find_option(key), job))
       values += fmt::format("{}{} = {}", values.empty() ? "" : ", ", key.substr(key.rfind('.') + 1), *value);
   }
-  return fmt::format("{}; here {}", condition.describe(), values);
+  return fmt::format("{}; here {}", condition.words, values);
 }
 
 // An option that the job sets but whose condition does not hold. A file's options are forgiven where an
@@ -370,8 +332,7 @@ void check_conditions(Document& document) {
     if (!option.acts_when || given == document.options.end()) continue;
     const Condition& condition = *option.acts_when;
     const std::optional<std::string> value = toml_value(option, document.job);
-    if (holds(condition, document.job) || value == toml_value(option, defaults) ||
-        value == condition.harmless)
+    if (condition.test(document.job) || value == toml_value(option, defaults) || value == condition.harmless)
       continue;
     if (!given->second.from_override && decided_elsewhere(document, condition)) continue;
     if (std::ranges::any_of(condition.keys,
@@ -399,14 +360,12 @@ void apply_hf_dir(Document& document, const ReadHfConfig& read_hf_config) {
   }
   for (const Option& option : options()) {
     const std::string name = option.name();
-    if (!name.starts_with("model.") || name == "model.hf_dir" || name == "model.init") {
-      continue;
-    }
+    if (!name.starts_with("model.") || name == "model.hf_dir" || name == "model.init") continue;
     const std::string theirs = toml_value(option, hf).value_or("");
     const std::string ours = toml_value(option, document.job).value_or("");
     if (!document.given(name) || ours == "0") {
       copy_value(option, hf, document.job);
-    } else if (is_fixed_by_hf(name) && ours != theirs) {
+    } else if (ours != theirs && has_word(fixed_by_hf, option.key)) {
       document.report_conflict(
           {name}, fmt::format("{} contradicts {} in {}: remove this key, or take another hf_dir", ours,
                               theirs, (fs::path(dir) / "config.json").string()));
@@ -470,9 +429,7 @@ void resolve(JobConfig& job) {
     job.lr_schedule.warmup_steps = std::min<int64_t>(2000, job.train.steps / 20);
   const JobConfig defaults;
   for (const Option& option : options()) {
-    if (option.acts_when && !holds(*option.acts_when, job)) {
-      copy_value(option, defaults, job);
-    }
+    if (option.acts_when && !option.acts_when->test(job)) copy_value(option, defaults, job);
   }
 }
 

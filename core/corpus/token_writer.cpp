@@ -128,7 +128,7 @@ void TokenWriter::finish() {
   if (prompts) rename_part(prompts_);
   rename_part(idx_);
   finished_ = true;
-  io::sync_folder(bin_.has_parent_path() ? bin_.parent_path() : fs::path("."));
+  io::sync_folder(bin_.parent_path());
 }
 
 }  // namespace pptrain::corpus

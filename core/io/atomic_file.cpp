@@ -8,10 +8,8 @@
 #include <cerrno>
 #include <charconv>
 #include <cstdio>
-#include <filesystem>
 #include <fstream>
 #include <span>
-#include <string>
 #include <system_error>
 
 #include "core/base/special_file.h"
@@ -39,10 +37,6 @@ std::string unique_suffix() {
 }
 
 namespace {
-
-std::filesystem::path parent_folder(const std::filesystem::path& path) {
-  return path.has_parent_path() ? path.parent_path() : std::filesystem::path(".");
-}
 
 void rename_path(const std::filesystem::path& from, const std::filesystem::path& to) {
   if (::rename(from.c_str(), to.c_str()) != 0) {
@@ -92,10 +86,18 @@ void write_all(int file, const std::filesystem::path& path, std::string_view con
 
 }  // namespace
 
-void sync_folder(const std::filesystem::path& folder) {
+void sync_folder(const std::filesystem::path& path) {
+  const std::filesystem::path folder = path.empty() ? "." : path;
   const FileDescriptor file = open_file(folder, O_RDONLY | O_DIRECTORY);
   // Some network file systems cannot sync a folder and say EINVAL; their renames are synchronous.
   if (::fsync(file.get()) != 0 && errno != EINVAL) throw file_error("cannot sync the folder", folder, errno);
+}
+
+void sync_folders(const std::filesystem::path& root) {
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(root)) {
+    if (entry.is_directory()) sync_folder(entry.path());
+  }
+  sync_folder(root);
 }
 
 void write_output(const std::filesystem::path& path, std::string_view content) {
@@ -112,7 +114,7 @@ void write_output(const std::filesystem::path& path, std::string_view content) {
 }
 
 void write_file_atomically(const std::filesystem::path& path, std::string_view content) {
-  const auto temporary = parent_folder(path) / (".tmp_" + path.filename().string() + "." + unique_suffix());
+  const auto temporary = path.parent_path() / (".tmp_" + path.filename().string() + "." + unique_suffix());
   std::error_code ignored;
   try {
     OutputFile file(temporary);
@@ -123,21 +125,17 @@ void write_file_atomically(const std::filesystem::path& path, std::string_view c
     std::filesystem::remove(temporary, ignored);
     throw;
   }
-  sync_folder(parent_folder(path));
+  sync_folder(path.parent_path());
 }
 
 bool rename_folder_synced(const std::filesystem::path& from, const std::filesystem::path& to) {
-  bool swapped = false;
-  if (std::filesystem::exists(std::filesystem::symlink_status(to))) {
-    if (::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_EXCHANGE) != 0) {
-      // No exchange on this file system: `to` is absent for an instant between the renames.
-      replace_in_steps(from, to);
-    }
-    swapped = true;
-  } else {
+  const bool swapped = std::filesystem::exists(std::filesystem::symlink_status(to));
+  if (!swapped) {
     rename_path(from, to);
+  } else if (::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_EXCHANGE) != 0) {
+    replace_in_steps(from, to);
   }
-  sync_folder(parent_folder(to));
+  sync_folder(to.parent_path());
   return swapped;
 }
 

@@ -28,8 +28,10 @@ inline constexpr const char* replaced_extension = ".replaced";
 // device, a pipe, a socket, or what /dev/stdout and its like are open on, it is written as it is.
 void write_output(const std::filesystem::path& path, std::string_view content);
 
-// Forces a folder's entries (creations, renames) to the device.
+// Forces a folder's entries (creations, renames) to the device; "": of the current folder.
 void sync_folder(const std::filesystem::path& folder);
+// And of all folders below it.
+void sync_folders(const std::filesystem::path& root);
 
 // Renames within one file system and syncs the target's folder. An existing folder `to` changes places with
 // `from` in one step where the file system can, so that `to` is there at every instant; elsewhere what was at

@@ -6,14 +6,10 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <functional>
 #include <memory>
-#include <span>
-#include <string>
 #include <system_error>
 #include <utility>
 
-#include "core/base/error.h"
 #include "core/base/special_file.h"
 
 namespace pptrain::io {

@@ -69,14 +69,6 @@ const SafetensorsReader& HfCheckpoint::shard(const std::string& name) const {
   return *found->second;
 }
 
-at::Tensor HfCheckpoint::tensor(const std::string& name) const {
-  return shard(name).view(name);
-}
-
-const TensorSpec& HfCheckpoint::spec(const std::string& name) const {
-  return shard(name).spec(name);
-}
-
 std::vector<std::string> HfCheckpoint::names() const {
   std::vector<std::string> result;
   for (const auto& [name, reader] : shard_of_) result.push_back(name);

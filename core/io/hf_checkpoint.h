@@ -6,7 +6,6 @@
 
 #include <filesystem>
 #include <map>
-#include <memory>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -27,9 +26,9 @@ class HfCheckpoint {
   bool contains(const std::string& name) const { return shard_of_.contains(name); }
   // The tensor on the mapped file, read-only (SafetensorsReader::view). Throws Error that names tensor and
   // folder.
-  at::Tensor tensor(const std::string& name) const;
+  at::Tensor tensor(const std::string& name) const { return shard(name).view(name); }
   // Without reading the tensor.
-  const TensorSpec& spec(const std::string& name) const;
+  const TensorSpec& spec(const std::string& name) const { return shard(name).spec(name); }
   // Sorted.
   std::vector<std::string> names() const;
   // The files by their names in the folder, and the one of a tensor.

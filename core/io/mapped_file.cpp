@@ -10,6 +10,7 @@
 #include <csignal>
 #include <cstdint>
 #include <cstring>
+#include <initializer_list>
 #include <mutex>
 #include <string>
 #include <string_view>
@@ -71,10 +72,12 @@ const Entry* find(uintptr_t address) {
 // Text put together and written without anything that a signal handler must not call.
 class Message {
  public:
-  void add(std::string_view text) {
-    const size_t count = std::min(text.size(), text_.size() - size_);
-    std::memcpy(text_.data() + size_, text.data(), count);
-    size_ += count;
+  void add(std::initializer_list<std::string_view> texts) {
+    for (const std::string_view text : texts) {
+      const size_t count = std::min(text.size(), text_.size() - size_);
+      std::memcpy(text_.data() + size_, text.data(), count);
+      size_ += count;
+    }
   }
   void write() const {
     std::string_view rest(text_.data(), size_);
@@ -92,26 +95,19 @@ class Message {
 
 void on_bus_error(int /*signal*/, siginfo_t* info, void* /*context*/) {
   Message message;
-  if (on_terminal) message.add("\n");  // behind a progress bar
-  message.add("pptrain: ");
+  message.add({on_terminal ? "\n" : "", "pptrain: "});  // behind a progress bar
   const Entry* const entry = find(reinterpret_cast<uintptr_t>(info->si_addr));
   const bool memory_failed = info->si_code == BUS_MCEERR_AR || info->si_code == BUS_MCEERR_AO;
   if (memory_failed) {
-    message.add("a memory module of host ");
-    message.add(host.data());
-    message.add(" failed (machine check); resume the run on another host\n");
+    message.add({"a memory module of host ", host.data(),
+                 " failed (machine check); resume the run on another host\n"});
   } else if (entry != nullptr) {
-    message.add("'");
-    message.add(entry->path);
-    message.add("' can no longer be read on host ");
-    message.add(host.data());
-    message.add(
-        ": the file was shortened while it was in use, or its device failed. Restore it, and start the same "
-        "command again\n");
+    message.add({"'", entry->path, "' can no longer be read on host ", host.data(),
+                 ": the file was shortened while it was in use, or its device failed. Restore it, and start "
+                 "the same command again\n"});
   } else {
-    message.add("a bus error on host ");
-    message.add(host.data());
-    message.add(": memory that the system promised is not there (is /dev/shm full?)\n");
+    message.add({"a bus error on host ", host.data(),
+                 ": memory that the system promised is not there (is /dev/shm full?)\n"});
   }
   message.write();
   if (memory_failed || entry != nullptr) _exit(1);

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <string>
-#include <system_error>
 
 #include "core/base/error.h"
 #include "core/io/atomic_file.h"
@@ -43,8 +42,6 @@ fs::path inner_path(const fs::path& folder, std::string_view path) {
   return whole;
 }
 
-namespace fs = std::filesystem;
-
 fs::path first_free(const fs::path& path) {
   std::error_code error;
   const std::string extension = path.extension().string();
@@ -62,7 +59,7 @@ fs::path set_aside(const fs::path& path) {
   if (error) {
     throw Error(fmt::format("cannot move '{}' to '{}': {}", path.string(), aside.string(), error.message()));
   }
-  sync_folder(path.has_parent_path() ? path.parent_path() : fs::path("."));
+  sync_folder(path.parent_path());
   return aside;
 }
 

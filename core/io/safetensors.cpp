@@ -9,56 +9,48 @@
 #include <bit>
 #include <cstring>
 #include <limits>
-#include <memory>
 #include <nlohmann/json.hpp>
 #include <string_view>
-#include <utility>
 
 #include "core/base/error.h"
 #include "core/io/checksum.h"
-#include "core/io/files.h"
 #include "core/io/strict_json.h"
 
 namespace pptrain::io {
 
 namespace {
 
-struct DtypeName {
-  at::ScalarType dtype;
-  const char* name;
-};
-
-constexpr std::array dtype_names{
-    DtypeName{at::ScalarType::Double, "F64"},
-    DtypeName{at::ScalarType::Float, "F32"},
-    DtypeName{at::ScalarType::Half, "F16"},
-    DtypeName{at::ScalarType::BFloat16, "BF16"},
-    DtypeName{at::ScalarType::Float8_e4m3fn, "F8_E4M3"},
-    DtypeName{at::ScalarType::Float8_e5m2, "F8_E5M2"},
-    DtypeName{at::ScalarType::ComplexFloat, "C64"},
-    DtypeName{at::ScalarType::Long, "I64"},
-    DtypeName{at::ScalarType::Int, "I32"},
-    DtypeName{at::ScalarType::Short, "I16"},
-    DtypeName{at::ScalarType::Char, "I8"},
-    DtypeName{at::ScalarType::UInt64, "U64"},
-    DtypeName{at::ScalarType::UInt32, "U32"},
-    DtypeName{at::ScalarType::UInt16, "U16"},
-    DtypeName{at::ScalarType::Byte, "U8"},
-    DtypeName{at::ScalarType::Bool, "BOOL"},
+constexpr std::pair<at::ScalarType, const char*> dtype_names[] = {
+    {at::ScalarType::Double, "F64"},
+    {at::ScalarType::Float, "F32"},
+    {at::ScalarType::Half, "F16"},
+    {at::ScalarType::BFloat16, "BF16"},
+    {at::ScalarType::Float8_e4m3fn, "F8_E4M3"},
+    {at::ScalarType::Float8_e5m2, "F8_E5M2"},
+    {at::ScalarType::ComplexFloat, "C64"},
+    {at::ScalarType::Long, "I64"},
+    {at::ScalarType::Int, "I32"},
+    {at::ScalarType::Short, "I16"},
+    {at::ScalarType::Char, "I8"},
+    {at::ScalarType::UInt64, "U64"},
+    {at::ScalarType::UInt32, "U32"},
+    {at::ScalarType::UInt16, "U16"},
+    {at::ScalarType::Byte, "U8"},
+    {at::ScalarType::Bool, "BOOL"},
 };
 
 }  // namespace
 
 std::string dtype_name(at::ScalarType dtype) {
-  for (const DtypeName& entry : dtype_names) {
-    if (entry.dtype == dtype) return entry.name;
+  for (const auto& [known, name] : dtype_names) {
+    if (known == dtype) return name;
   }
   throw Error(std::string("safetensors has no type for ") + c10::toString(dtype));
 }
 
 at::ScalarType parse_dtype(const std::string& name) {
-  for (const DtypeName& entry : dtype_names) {
-    if (entry.name == name) return entry.dtype;
+  for (const auto& [dtype, known] : dtype_names) {
+    if (known == name) return dtype;
   }
   throw Error("the type '" + name + "' is not supported");
 }
@@ -186,32 +178,27 @@ static std::vector<std::byte> read_header(const std::filesystem::path& path) {
 
 SafetensorsReader::SafetensorsReader(const std::filesystem::path& path) {
   const std::string file = fmt::format("'{}'", path.string());
-  Header header = parse_header(read_header(path), file);
+  header_ = parse_header(read_header(path), file);
   file_ = std::make_shared<const MappedFile>(path);
-  if (file_->bytes().size() < header.bytes) throw Error(file + ": it was shortened while it was opened");
-  header_bytes_ = header.bytes;
-  metadata_ = std::move(header.metadata);
-  const std::span<const std::byte> data = file_->bytes().subspan(header.bytes);
-  for (const TensorSpec& d : header.tensors) {
-    if (d.end > data.size()) {
+  if (file_size() < header_.bytes) throw Error(file + ": it was shortened while it was opened");
+  const uint64_t data = file_size() - header_.bytes;
+  for (const TensorSpec& d : header_.tensors) {
+    if (d.end > data) {
       throw Error(fmt::format("{}: tensor '{}' ends at byte {} of the data, the file has {}; it is cut off",
-                              file, d.name, d.end, data.size()));
+                              file, d.name, d.end, data));
     }
+    places_.emplace(d.name, places_.size());
   }
-  if (header.data_bytes() != data.size()) {
+  if (header_.data_bytes() != data) {
     throw Error(
-        fmt::format("{}: {} bytes of data, but the tensors take {}", file, data.size(), header.data_bytes()));
+        fmt::format("{}: {} bytes of data, but the tensors take {}", file, data, header_.data_bytes()));
   }
-  tensors_ = std::move(header.tensors);
-  for (size_t i = 0; i < tensors_.size(); ++i) places_[tensors_[i].name] = i;
 }
 
-size_t SafetensorsReader::place(const std::string& name) const {
+const TensorSpec& SafetensorsReader::spec(const std::string& name) const {
   const auto found = places_.find(name);
-  if (found == places_.end()) {
-    throw Error(fmt::format("'{}' has no tensor '{}'", path().string(), name));
-  }
-  return found->second;
+  if (found == places_.end()) throw Error(fmt::format("'{}' has no tensor '{}'", path().string(), name));
+  return header_.tensors[found->second];
 }
 
 at::Tensor SafetensorsReader::view(const std::string& name) const {

@@ -96,33 +96,29 @@ class SafetensorsReader {
 
   bool contains(const std::string& name) const { return places_.contains(name); }
   // In the order of the bytes.
-  const std::vector<TensorSpec>& tensors() const { return tensors_; }
-  const TensorSpec& spec(const std::string& name) const { return tensors_[place(name)]; }
-  const Metadata& metadata() const { return metadata_; }
+  const std::vector<TensorSpec>& tensors() const { return header_.tensors; }
+  const TensorSpec& spec(const std::string& name) const;
+  const Metadata& metadata() const { return header_.metadata; }
   const std::filesystem::path& path() const { return file_->path(); }
   uint64_t file_size() const { return file_->bytes().size(); }
   // Where the data begin: the bytes of the header and of its length.
-  uint64_t header_bytes() const { return header_bytes_; }
+  uint64_t header_bytes() const { return header_.bytes; }
 
   // The tensor's bytes in the mapping.
   std::span<const std::byte> bytes(const std::string& name) const {
     const TensorSpec& tensor = spec(name);
-    return file_->bytes().subspan(header_bytes_ + tensor.begin, tensor.end - tensor.begin);
+    return file_->bytes().subspan(header_.bytes + tensor.begin, tensor.end - tensor.begin);
   }
   // Where they begin in the file.
-  uint64_t offset(const std::string& name) const { return header_bytes_ + spec(name).begin; }
+  uint64_t offset(const std::string& name) const { return header_.bytes + spec(name).begin; }
   // The tensor on the mapping itself, which lives as long as the tensor does. Read-only: writing to it is a
   // fault. (A file of other makers may hold a tensor at an odd address; that one is a copy.)
   at::Tensor view(const std::string& name) const;
 
  private:
-  size_t place(const std::string& name) const;
-
   std::shared_ptr<const MappedFile> file_;
-  uint64_t header_bytes_ = 0;
-  std::vector<TensorSpec> tensors_;
-  std::unordered_map<std::string, size_t> places_;  // in these
-  Metadata metadata_;
+  Header header_;
+  std::unordered_map<std::string, size_t> places_;  // among its tensors
 };
 
 }  // namespace pptrain::io

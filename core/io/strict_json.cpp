@@ -10,34 +10,6 @@
 namespace pptrain::io {
 namespace {
 
-// The keys of the objects that are open at a moment of parsing.
-class KeyCheck {
- public:
-  KeyCheck(const std::string& what, int max_depth) : what_(what), max_depth_(max_depth) {}
-
-  void see(int depth, nlohmann::json::parse_event_t event, const nlohmann::json& value) {
-    using Event = nlohmann::json::parse_event_t;
-    if (event == Event::object_start || event == Event::array_start) {
-      if (depth >= max_depth_) {
-        throw Error(what_ + ": nested deeper than " + std::to_string(max_depth_) + " levels");
-      }
-      keys_.resize(static_cast<size_t>(depth) + 1);
-      keys_.back().clear();
-    } else if (event == Event::key) {
-      // A key is one level below its object's start.
-      const auto& key = value.get_ref<const std::string&>();
-      if (!keys_.at(static_cast<size_t>(depth) - 1).insert(key).second) {
-        throw Error(what_ + ": the key '" + key + "' is there twice");
-      }
-    }
-  }
-
- private:
-  const std::string& what_;
-  int max_depth_;
-  std::vector<std::unordered_set<std::string>> keys_;
-};
-
 // " at byte 2, near 'not json'". byte: from 1; the library counts the end of the text too.
 std::string place_in(std::string_view text, size_t byte) {
   constexpr size_t shown = 20;
@@ -60,13 +32,24 @@ nlohmann::json parse_strict_json(std::string_view text, const std::string& what,
   if (text.starts_with("\xef\xbb\xbf")) {
     throw Error(what + ": not valid JSON: it begins with a byte order mark");
   }
-  KeyCheck keys(what, max_depth);
-  const auto callback = [&](int depth, nlohmann::json::parse_event_t event, const nlohmann::json& value) {
-    keys.see(depth, event, value);
+  std::vector<std::unordered_set<std::string>> keys;  // of the objects that are open, by their depth
+  const auto check = [&](int depth, nlohmann::json::parse_event_t event, const nlohmann::json& value) {
+    using Event = nlohmann::json::parse_event_t;
+    const auto level = static_cast<size_t>(depth);
+    if (event == Event::object_start || event == Event::array_start) {
+      if (depth >= max_depth)
+        throw Error(what + ": nested deeper than " + std::to_string(max_depth) + " levels");
+      keys.resize(level + 1);
+      keys.back().clear();
+    } else if (event == Event::key) {  // one level below its object's start
+      const auto& key = value.get_ref<const std::string&>();
+      if (!keys.at(level - 1).insert(key).second)
+        throw Error(what + ": the key '" + key + "' is there twice");
+    }
     return true;
   };
   try {
-    return nlohmann::json::parse(text.begin(), text.end(), callback);
+    return nlohmann::json::parse(text.begin(), text.end(), check);
   } catch (const nlohmann::json::parse_error& error) {
     throw Error(what + ": not valid JSON" + place_in(text, error.byte));
   } catch (const nlohmann::json::exception& error) {  // a number that no type holds

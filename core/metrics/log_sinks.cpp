@@ -3,13 +3,11 @@
 #include <spdlog/details/os.h>
 #include <spdlog/fmt/fmt.h>
 #include <spdlog/pattern_formatter.h>
-#include <spdlog/spdlog.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdio>
 #include <cstdlib>
 #include <string_view>
 #include <utility>
@@ -104,13 +102,6 @@ void Console::draw() {
   drawn_ = shown_columns(text);
 }
 
-std::shared_ptr<Console> console_of_log() {
-  for (const spdlog::sink_ptr& sink : spdlog::default_logger()->sinks()) {
-    if (auto console = std::dynamic_pointer_cast<Console>(sink)) return console;
-  }
-  return nullptr;
-}
-
 LogFile::LogFile(std::string name)
     : base_sink(std::make_unique<spdlog::pattern_formatter>("%Y-%m-%dT%H:%M:%S%z %L %v")),
       name_(std::move(name)) {}
@@ -140,13 +131,6 @@ void LogFile::write(const std::string& text) {
   const bool ok = file_ && std::fwrite(text.data(), 1, text.size(), file_.get()) == text.size() &&
                   std::fflush(file_.get()) == 0;
   if (!ok) spdlog::throw_spdlog_ex("cannot write " + path_.string(), errno);
-}
-
-std::shared_ptr<LogFile> file_of_log() {
-  for (const spdlog::sink_ptr& sink : spdlog::default_logger()->sinks()) {
-    if (auto file = std::dynamic_pointer_cast<LogFile>(sink)) return file;
-  }
-  return nullptr;
 }
 
 }  // namespace pptrain::metrics

@@ -4,6 +4,7 @@
 
 #include <spdlog/sinks/ansicolor_sink.h>
 #include <spdlog/sinks/base_sink.h>
+#include <spdlog/spdlog.h>
 
 #include <cstdio>
 #include <filesystem>
@@ -49,9 +50,6 @@ class Console final : public spdlog::sinks::ansicolor_stdout_sink_mt {
   int drawn_ = 0;  // columns that the line on the screen takes
 };
 
-// The default logger's console, if it has one.
-std::shared_ptr<Console> console_of_log();
-
 // A sink of spdlog that keeps its lines until it is given a file, since a run prints before it knows
 // that its folder is its own. "2026-11-22T01:43:18+00:00 I resumed from ...": I, W or E before the text.
 class LogFile final : public spdlog::sinks::base_sink<std::mutex> {
@@ -77,7 +75,13 @@ class LogFile final : public spdlog::sinks::base_sink<std::mutex> {
   std::string kept_;
 };
 
-// The default logger's file, if it has one.
-std::shared_ptr<LogFile> file_of_log();
+// The default logger's Console, or its LogFile, if it has one.
+template <class Sink>
+std::shared_ptr<Sink> sink_of_log() {
+  for (const spdlog::sink_ptr& sink : spdlog::default_logger()->sinks()) {
+    if (auto found = std::dynamic_pointer_cast<Sink>(sink)) return found;
+  }
+  return nullptr;
+}
 
 }  // namespace pptrain::metrics

@@ -11,19 +11,14 @@
 #include <fstream>
 #include <limits>
 #include <nlohmann/json.hpp>
-#include <optional>
 #include <span>
-#include <string>
-#include <string_view>
 #include <system_error>
 #include <utility>
 
 #include "core/base/error.h"
 #include "core/base/special_file.h"
 #include "core/io/atomic_file.h"
-#include "core/io/files.h"
 #include "core/io/paths.h"
-#include "core/metrics/step_record.h"
 
 namespace pptrain::metrics {
 
@@ -224,7 +219,7 @@ class NewFile {
     fs::rename(temporary_, target_, error);
     if (error) throw io::file_error("cannot write", target_, error.value());
     file_.reset();
-    io::sync_folder(target_.has_parent_path() ? target_.parent_path() : fs::path("."));
+    io::sync_folder(target_.parent_path());
   }
 
  private:

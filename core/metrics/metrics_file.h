@@ -40,8 +40,6 @@ class PatientFile {
   // the oldest waiting records are lost.
   void add(std::string_view record);
 
-  const std::filesystem::path& path() const { return path_; }
-
  private:
   bool write_waiting();
   bool write_whole(std::string_view record);
@@ -82,9 +80,6 @@ struct MetricsTail {
   std::vector<StepRecord> steps;                 // the latest, the oldest first; a figure that is null is NaN
   std::optional<EvalRecord> evaluation;          // the latest that was found
   std::chrono::system_clock::time_point last{};  // of the latest line, a header's too; 1970: there is none
-
-  // Whether the run has written a record at or after `since`.
-  bool has_news_since(std::chrono::system_clock::time_point since) const { return last >= since; }
 };
 
 // Of whole lines of metrics.jsonl. What is no record (the last line, half written; a line cut by a crash) is

@@ -5,13 +5,13 @@
 #include <ATen/ops/full.h>
 
 #include <algorithm>
+#include <cctype>
 #include <chrono>
 #include <initializer_list>
 #include <iterator>
 #include <limits>
 #include <optional>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "core/base/seconds_since.h"
@@ -41,11 +41,8 @@ constexpr Gpu gpus[] = {
     {"RTX 6000 Ada", 364}, {"RTX 4090", 165}, {"RTX 3090", 71},
 };
 
-bool is_letter_or_digit(char c) {
-  return (c >= '0' && c <= '9') || (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z');
-}
-
 bool has_word(std::string_view text, std::string_view word) {
+  const auto is_letter_or_digit = [](unsigned char c) { return std::isalnum(c) != 0; };
   for (size_t at = text.find(word); at != std::string_view::npos; at = text.find(word, at + 1)) {
     const size_t end = at + word.size();
     if ((at == 0 || !is_letter_or_digit(text[at - 1])) &&

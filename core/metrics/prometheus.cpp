@@ -116,10 +116,7 @@ bool would_block() {
   return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR;
 }
 
-// Answers GET /metrics, in a thread of its own that takes no signals, until it is destroyed, which waits for
-// nobody who is connected. At most `most_connections` at a time: another one ends the oldest. A connection
-// lives for `longest_life` at most, whatever it sends or fails to read. Nothing that goes wrong with one is
-// an error of the run.
+// Answers GET /metrics in a thread of its own until it is destroyed (make_prometheus_sink).
 class PageServer {
  public:
   static constexpr size_t most_connections = 16;
@@ -289,53 +286,33 @@ using Labels = std::vector<std::pair<std::string, std::string>>;
 // counter where the name ends with "_total", else gauge.
 class Exposition {
  public:
-  // `labels` are of every sample.
-  explicit Exposition(Labels labels) : labels_(std::move(labels)) {}
+  // Every sample has the label `run`.
+  explicit Exposition(std::string run) : run_(std::move(run)) {}
 
   // Figures of one name must follow each other, and come once.
-  void add(std::span<const Figure> figures);
-  void add(std::string_view name, std::string_view help, double value, const Labels& more = {});
+  void add(std::span<const Figure> figures) {
+    for (const Figure& figure : figures) {
+      Labels more;
+      if (!figure.label.empty()) more.emplace_back(figure.label, figure.label_value);
+      add(figure.name, figure.help, figure.value * figure.unit, more);
+    }
+  }
+
+  void add(std::string_view name, std::string_view help, double value, const Labels& more = {}) {
+    if (std::exchange(last_, name) != name) {
+      text_ += fmt::format("# HELP pptrain_{0} {1}\n# TYPE pptrain_{0} {2}\n", name, help,
+                           name.ends_with("_total") ? "counter" : "gauge");
+    }
+    std::string labels = fmt::format("run=\"{}\"", label_text(run_));
+    for (const auto& [label, text] : more) labels += fmt::format(",{}=\"{}\"", label, label_text(text));
+    text_ += fmt::format("pptrain_{}{{{}}} {}\n", name, labels, sample_text(value));
+  }
 
   const std::string& text() const { return text_; }
 
  private:
-  void sample(std::string_view name, double value, const Labels& more);
-  void family(std::string_view name, std::string_view help);
-
-  Labels labels_;
-  std::string text_, last_;  // last_: the family begun last
+  std::string run_, text_, last_;  // last_: the name that came last
 };
-
-void Exposition::add(std::span<const Figure> figures) {
-  for (const Figure& figure : figures) {
-    family(figure.name, figure.help);
-    const Labels more =
-        figure.label.empty() ? Labels{} : Labels{{std::string(figure.label), figure.label_value}};
-    sample(figure.name, figure.value * figure.unit, more);
-  }
-}
-
-void Exposition::add(std::string_view name, std::string_view help, double value, const Labels& more) {
-  family(name, help);
-  sample(name, value, more);
-}
-
-void Exposition::family(std::string_view name, std::string_view help) {
-  if (name == last_) return;
-  last_ = name;
-  text_ += fmt::format("# HELP pptrain_{0} {1}\n# TYPE pptrain_{0} {2}\n", name, help,
-                       name.ends_with("_total") ? "counter" : "gauge");
-}
-
-void Exposition::sample(std::string_view name, double value, const Labels& more) {
-  std::string labels;
-  const auto add_label = [&](const auto& label) {
-    labels += fmt::format("{}{}=\"{}\"", labels.empty() ? "" : ",", label.first, label_text(label.second));
-  };
-  for (const auto& label : labels_) add_label(label);
-  for (const auto& label : more) add_label(label);
-  text_ += fmt::format("pptrain_{}{{{}}} {}\n", name, labels, sample_text(value));
-}
 
 Labels describe(const RunHeader& header) {
   Labels labels = {{"version", header.version},
@@ -348,21 +325,27 @@ Labels describe(const RunHeader& header) {
   return labels;
 }
 
-// Takes the records; the page is written when somebody asks for it, by the server's thread.
-class PrometheusSink : public Sink {
+class PrometheusSink final : public Sink {
  public:
-  // For the run in the folder `dir`, which is to reach `last_step`. so_far: what running_figures needs,
-  // before this start's first step.
-  PrometheusSink(Listener listener, std::string dir, int64_t last_step, RunHeader header, StepRecord so_far);
+  PrometheusSink(Listener listener, std::string dir, int64_t last_step, RunHeader header, StepRecord so_far)
+      : dir_(std::move(dir)),
+        last_step_(last_step),
+        header_(std::move(header)),
+        so_far_(std::move(so_far)),
+        server_(std::move(listener), [this] { return page(); }) {}
 
-  void step(const StepRecord& record) override;
-  void eval(const EvalRecord& record) override;
-
-  // What GET /metrics gives.
-  std::string page() const;
+  void step(const StepRecord& record) override {
+    const std::lock_guard lock(mutex_);
+    step_ = record;
+  }
+  void eval(const EvalRecord& record) override {
+    const std::lock_guard lock(mutex_);
+    eval_ = record;
+  }
 
  private:
   using Clock = std::chrono::steady_clock;
+  std::string page() const;  // what GET /metrics gives
 
   const std::string dir_;
   const int64_t last_step_;
@@ -375,30 +358,12 @@ class PrometheusSink : public Sink {
   PageServer server_;  // last: its thread uses the rest
 };
 
-PrometheusSink::PrometheusSink(Listener listener, std::string dir, int64_t last_step, RunHeader header,
-                               StepRecord so_far)
-    : dir_(std::move(dir)),
-      last_step_(last_step),
-      header_(std::move(header)),
-      so_far_(std::move(so_far)),
-      server_(std::move(listener), [this] { return page(); }) {}
-
-void PrometheusSink::step(const StepRecord& record) {
-  const std::lock_guard lock(mutex_);
-  step_ = record;
-}
-
-void PrometheusSink::eval(const EvalRecord& record) {
-  const std::lock_guard lock(mutex_);
-  eval_ = record;
-}
-
 std::string PrometheusSink::page() const {
   std::unique_lock lock(mutex_);
   const std::optional<StepRecord> step = step_;
   const std::optional<EvalRecord> eval = eval_;
   lock.unlock();
-  Exposition text({{"run", dir_}});
+  Exposition text(dir_);
   text.add("run_info", "What runs, in labels.", 1, describe(header_));
   text.add("start_time_seconds", "When this start of the run began, since 1970.", unix_seconds(header_.time));
   text.add("uptime_seconds", "Since this start of the run began.", seconds_since(begin_));

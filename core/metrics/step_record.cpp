@@ -8,12 +8,9 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
-#include <ctime>
 #include <nlohmann/json.hpp>
 #include <numbers>
 #include <regex>
-#include <utility>
-#include <vector>
 
 namespace pptrain::metrics {
 
@@ -25,44 +22,35 @@ std::string utc_text(std::chrono::system_clock::time_point time) {
 }
 
 std::optional<std::chrono::system_clock::time_point> parse_utc(const std::string& text) {
-  std::tm tm{};
-  int milliseconds = 0, read = -1;
+  int year = 0, hour = 0, minute = 0, read = -1;
+  unsigned month = 0, day = 0;
+  double second = 0;
   const auto matches = [&](const char* format) {
-    milliseconds = 0;
-    read = -1;
-    std::sscanf(text.c_str(), format, &tm.tm_year, &tm.tm_mon, &tm.tm_mday, &tm.tm_hour, &tm.tm_min,
-                &tm.tm_sec, &milliseconds, &read);
+    std::sscanf(text.c_str(), format, &year, &month, &day, &hour, &minute, &second, &read);
     return read == static_cast<int>(text.size());
   };
-  const auto matches_seconds = [&] {
-    read = -1;
-    std::sscanf(text.c_str(), "%4d-%2d-%2d %2d:%2d:%2d UTC%n", &tm.tm_year, &tm.tm_mon, &tm.tm_mday,
-                &tm.tm_hour, &tm.tm_min, &tm.tm_sec, &read);
-    return read == static_cast<int>(text.size());
-  };
-  if (!matches("%4d-%2d-%2dT%2d:%2d:%2d.%3dZ%n")) {
-    milliseconds = 0;
-    if (!matches_seconds()) return std::nullopt;
-  }
-  tm.tm_year -= 1900;
-  tm.tm_mon -= 1;
-  return std::chrono::system_clock::from_time_t(timegm(&tm)) + std::chrono::milliseconds(milliseconds);
+  if (!matches("%4d-%2u-%2uT%2d:%2d:%lfZ%n") && !matches("%4d-%2u-%2u %2d:%2d:%lf UTC%n"))
+    return std::nullopt;
+  const std::chrono::year_month_day date{std::chrono::year(year), std::chrono::month(month),
+                                         std::chrono::day(day)};
+  if (!date.ok() || !(second >= 0 && second < 61)) return std::nullopt;
+  return std::chrono::sys_days(date) + std::chrono::hours(hour) + std::chrono::minutes(minute) +
+         std::chrono::round<std::chrono::milliseconds>(std::chrono::duration<double>(second));
 }
 
-namespace {
-
-// "3.7.1" of "Intel(R) MKL-DNN v3.7.1 (Git Hash ...)"; the whole text where it has no such number.
 std::string version_number(const std::string& text) {
   std::smatch number;
-  return std::regex_search(text, number, std::regex("[0-9]+(\\.[0-9]+)+")) ? number.str() : text;
+  return std::regex_search(text, number, std::regex("[0-9]+(\\.[0-9]+)+")) ? number.str() : "";
 }
 
-}  // namespace
-
 std::map<std::string, std::string> library_versions() {
+  const auto number = [](const std::string& text) {
+    const std::string version = version_number(text);
+    return version.empty() ? text : version;
+  };
   return {{"libtorch", TORCH_VERSION},
-          {"mkl", version_number(at::get_mkl_version())},
-          {"onednn", version_number(at::get_mkldnn_version())},
+          {"mkl", number(at::get_mkl_version())},
+          {"onednn", number(at::get_mkldnn_version())},
           {"cpu_capability", at::get_cpu_capability()}};
 }
 

@@ -20,7 +20,7 @@ inline double unix_seconds(std::chrono::system_clock::time_point time) {
 // "2026-01-31T23:59:59.123Z"
 std::string utc_text(std::chrono::system_clock::time_point time);
 
-// Reads that, and "2026-01-31 23:59:59 UTC". Nothing where it is neither.
+// Reads that, to the millisecond, and "2026-01-31 23:59:59 UTC". Nothing where it is neither.
 std::optional<std::chrono::system_clock::time_point> parse_utc(const std::string& text);
 
 // What a start of a run, new or resumed, says of itself once: the first line that it writes to metrics.jsonl.
@@ -37,6 +37,9 @@ struct RunHeader {
   std::map<std::string, std::string> layout;     // as in a checkpoint's manifest
   std::map<std::string, std::string> libraries;  // name -> version
 };
+
+// "3.7.1" of "Intel(R) MKL-DNN v3.7.1 (Git Hash ...)"; "" where there is no such number.
+std::string version_number(const std::string& text);
 
 // The libraries whose version can change a number, and the instruction set that LibTorch's CPU kernels use.
 std::map<std::string, std::string> library_versions();

@@ -13,7 +13,6 @@
 #include <vector>
 
 #include "core/io/files.h"
-#include "core/metrics/figures.h"
 #include "core/metrics/metrics_file.h"
 
 namespace pptrain::metrics {

@@ -81,8 +81,29 @@ constexpr int time_columns = 9;  // the log's "12:34:56 "
 // does not grow with the run. Values that are not finite are left out.
 class RunningMeans {
  public:
-  void add(double value);
-  std::vector<double> means() const;
+  void add(double value) {
+    if (!std::isfinite(value)) return;
+    if (sums_.empty()) first_ = value;
+    last_ = value;
+    if (sums_.empty() || in_last_ == group_) {
+      if (sums_.size() == most) {
+        for (size_t i = 0; i < most / 2; ++i) sums_[i] = sums_[2 * i] + sums_[2 * i + 1];
+        sums_.resize(most / 2);
+        group_ *= 2;
+      }
+      sums_.push_back(0);
+      in_last_ = 0;
+    }
+    sums_.back() += value;
+    ++in_last_;
+  }
+
+  std::vector<double> means() const {
+    std::vector<double> result = sums_;
+    for (double& value : result) value /= static_cast<double>(group_);
+    if (!result.empty()) result.back() = sums_.back() / static_cast<double>(in_last_);
+    return result;
+  }
   double first() const { return first_; }
   double last() const { return last_; }
 
@@ -94,55 +115,29 @@ class RunningMeans {
   double first_ = 0, last_ = 0;
 };
 
-void RunningMeans::add(double value) {
-  if (!std::isfinite(value)) return;
-  if (sums_.empty()) first_ = value;
-  last_ = value;
-  if (sums_.empty() || in_last_ == group_) {
-    if (sums_.size() == most) {
-      for (size_t i = 0; i < most / 2; ++i) sums_[i] = sums_[2 * i] + sums_[2 * i + 1];
-      sums_.resize(most / 2);
-      group_ *= 2;
-    }
-    sums_.push_back(0);
-    in_last_ = 0;
-  }
-  sums_.back() += value;
-  ++in_last_;
-}
-
-std::vector<double> RunningMeans::means() const {
-  std::vector<double> result = sums_;
-  for (double& value : result) value /= static_cast<double>(group_);
-  if (!result.empty()) result.back() = sums_.back() / static_cast<double>(in_last_);
-  return result;
-}
-
 class LossCurveSink final : public Sink {
  public:
   void step(const StepRecord& record) override { losses_.add(record.loss); }
   void eval(const EvalRecord& /*record*/) override {}
-  void end() override;
+  void end() override {
+    constexpr int widest = 60;
+    const int columns = std::min(widest, terminal_columns().value_or(widest)) - time_columns;
+    if (columns <= 0) return;
+    const bool utf8 = is_utf8_locale(std::getenv("LC_ALL"), std::getenv("LC_CTYPE"), std::getenv("LANG"));
+    const std::string line =
+        loss_line(losses_.first(), losses_.means(), losses_.last(), static_cast<size_t>(columns), utf8);
+    if (!line.empty()) spdlog::info("{}", line);
+  }
 
  private:
   RunningMeans losses_;
 };
 
-void LossCurveSink::end() {
-  constexpr int widest = 60;
-  const int columns = std::min(widest, terminal_columns().value_or(widest)) - time_columns;
-  if (columns <= 0) return;
-  const bool utf8 = is_utf8_locale(std::getenv("LC_ALL"), std::getenv("LC_CTYPE"), std::getenv("LANG"));
-  const std::string line =
-      loss_line(losses_.first(), losses_.means(), losses_.last(), static_cast<size_t>(columns), utf8);
-  if (!line.empty()) spdlog::info("{}", line);
-}
-
 class LineSink final : public Sink {
  public:
   LineSink(int64_t interval, int64_t last_step) : interval_(interval), last_step_(last_step) {}
   void step(const StepRecord& record) override;
-  void eval(const EvalRecord& record) override;
+  void eval(const EvalRecord& record) override { spdlog::info("{}", format_line(record)); }
   void phase(std::string_view what) override;
   void end() override { say_skipped(); }
 
@@ -198,14 +193,15 @@ void LineSink::say_skipped() {
   first_skipped_.reset();
 }
 
-void LineSink::eval(const EvalRecord& record) {
-  spdlog::info("{}", format_line(record));
-}
-
 class BarSink final : public Sink {
  public:
-  BarSink(std::shared_ptr<Console> console, int64_t first_step, int64_t last_step);
-  ~BarSink() override;
+  BarSink(std::shared_ptr<Console> console, int64_t first_step, int64_t last_step)
+      : console_(std::move(console)) {
+    progress_.first_step = first_step;
+    progress_.last_step = last_step;
+    draw();
+  }
+  ~BarSink() override { console_->clear(); }
   void step(const StepRecord& record) override;
   void eval(const EvalRecord& /*record*/) override {}
   void phase(std::string_view what) override;
@@ -219,17 +215,6 @@ class BarSink final : public Sink {
   TimeLeft time_left_;
   Clock::time_point drawn_{}, phase_begin_{};
 };
-
-BarSink::BarSink(std::shared_ptr<Console> console, int64_t first_step, int64_t last_step)
-    : console_(std::move(console)) {
-  progress_.first_step = first_step;
-  progress_.last_step = last_step;
-  draw();
-}
-
-BarSink::~BarSink() {
-  console_->clear();
-}
 
 void BarSink::step(const StepRecord& record) {
   constexpr auto interval = std::chrono::milliseconds(100);

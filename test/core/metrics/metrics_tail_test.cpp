@@ -50,8 +50,6 @@ TEST_CASE("the tail has the last steps and evaluation, and passes over what is n
   REQUIRE(tail.evaluation);
   CHECK(tail.evaluation->step == 4);
   CHECK(tail.last == some_time + std::chrono::seconds(5));
-  CHECK(tail.has_news_since(some_time));
-  CHECK_FALSE(tail.has_news_since(some_time + std::chrono::seconds(6)));
 }
 
 TEST_CASE("a long file is read from its end, as far as it takes") {
