@@ -3,6 +3,7 @@
 #include <spdlog/fmt/fmt.h>
 #include <unistd.h>
 
+#include <exception>
 #include <optional>
 #include <random>
 #include <span>
@@ -65,23 +66,11 @@ fs::path nearest_folder(fs::path folder) {
   return folder;
 }
 
-// "" where `action` ends well.
-template <typename Action>
-std::string problem_of(const Action& action) {
-  try {
-    action();
-  } catch (const std::exception& error) {
-    return error.what();
-  }
-  return "";
-}
-
 // Throws on all ranks what is wrong on the first that has a problem; rank 0 speaks for all.
-void throw_first(comm::Communicator& comm, const std::string& problem) {
-  const int failing = first_rank(comm, !problem.empty());
-  if (failing < 0) return;
-  const std::string text = comm::broadcast_string(comm, problem, failing);
-  throw Error(failing == 0 ? text : fmt::format("rank {}: {}", failing, text));
+template <typename Action>
+void on_all(comm::Communicator& comm, const Action& action) {
+  const auto [failing, problem] = first_problem<std::exception>(comm, action);
+  if (failing >= 0) throw Error(failing == 0 ? problem : fmt::format("rank {}: {}", failing, problem));
 }
 
 FileEntry entry_of(const std::vector<io::TensorSpec>& parameters) {
@@ -109,30 +98,25 @@ void probe(const fs::path& folder) {
 void probe_shared(comm::Communicator& comm, const fs::path& root) {
   std::optional<ProbeFile> file;
   std::string seen;
-  std::string problem;
-  if (comm.rank() == 0) {
+  on_all(comm, [&] {
+    if (comm.rank() != 0) return;
     seen = probe_name();
-    problem = problem_of([&] {
-      std::error_code error;
-      fs::create_directories(root, error);
-      if (error) throw io::file_error("cannot create the folder", root, error.value());
-      file.emplace(root / seen);
-    });
-  }
-  throw_first(comm, problem);
+    std::error_code error;
+    fs::create_directories(root, error);
+    if (error) throw io::file_error("cannot create the folder", root, error.value());
+    file.emplace(root / seen);
+  });
   seen = comm::broadcast_string(comm, seen, 0);
-  if (comm.rank() != 0) {
-    problem = problem_of([&] {
-      if (!fs::exists(root / seen)) {
-        throw Error(
-            fmt::format("'{}' is not the folder that rank 0 sees under this name; run.dir must be one folder "
-                        "for all ranks, on a file system that their hosts share",
-                        root.string()));
-      }
-      probe(root);
-    });
-  }
-  throw_first(comm, problem);
+  on_all(comm, [&] {
+    if (comm.rank() == 0) return;
+    if (!fs::exists(root / seen)) {
+      throw Error(
+          fmt::format("'{}' is not the folder that rank 0 sees under this name; run.dir must be one folder "
+                      "for all ranks, on a file system that their hosts share",
+                      root.string()));
+    }
+    probe(root);
+  });
 }
 
 FolderWriter::FolderWriter(fs::path folder, const std::vector<io::TensorSpec>& parameters)

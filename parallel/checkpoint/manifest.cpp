@@ -10,7 +10,6 @@
 #include <nlohmann/json.hpp>
 #include <span>
 #include <string_view>
-#include <utility>
 
 #include "core/base/error.h"
 #include "core/io/checksum.h"

@@ -135,17 +135,8 @@ void Save::run() {
 // NotSaved with the message of the first failing rank.
 template <typename Phase>
 void Save::agreed(const Phase& phase) {
-  std::string message;
-  bool failed = false;
-  try {
-    phase();
-  } catch (const std::exception& error) {
-    failed = true;
-    message = error.what();
-  }
-  const int failing = first_rank(world_, failed);
+  const auto [failing, message] = first_problem<std::exception>(world_, phase);
   if (failing < 0) return;
-  message = comm::broadcast_string(world_, message, failing);
   if (is_root() && !temporary_.empty()) {
     std::error_code ignored;
     fs::remove_all(temporary_, ignored);

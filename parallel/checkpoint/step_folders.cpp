@@ -36,16 +36,8 @@ std::string problem_of(const fs::path& step_dir) {
 // The problem of the first rank on which `action` throws Unusable, the same text on all; "" where none does.
 template <typename Action>
 std::string problem_on_any_rank(comm::Communicator& comm, const Action& action) {
-  std::string problem;
-  try {
-    action();
-  } catch (const Unusable& error) {
-    problem = error.what();
-  }
-  const int failing = first_rank(comm, !problem.empty());
-  if (failing < 0) return "";
-  problem = comm::broadcast_string(comm, problem, failing);
-  return comm.size() == 1 ? problem : fmt::format("rank {}: {}", failing, problem);
+  const auto [failing, problem] = first_problem<Unusable>(comm, action);
+  return failing < 0 || comm.size() == 1 ? problem : fmt::format("rank {}: {}", failing, problem);
 }
 
 }  // namespace

@@ -1,12 +1,14 @@
 // The names in a folder of checkpoints: they are made and read only here.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <filesystem>
 #include <functional>
 #include <map>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "parallel/checkpoint/checkpoint.h"
@@ -55,18 +57,24 @@ std::optional<std::filesystem::path> find_named(const std::filesystem::path& pat
                                                 const std::function<void(const std::string&)>& report,
                                                 KnownProblems& known);
 
-// --- Which rank it was.
+// --- Which rank has failed.
 
-// The lowest rank that says true, the same on all; -1 if none does. Collective.
-inline int first_rank(comm::Communicator& world, bool value) {
-  if (!comm::any(world, value)) return -1;
-  std::vector<double> flags(static_cast<size_t>(world.size()), 0);
-  flags[static_cast<size_t>(world.rank())] = value ? 1 : 0;
-  flags = comm::all_reduce_sum(world, flags);
-  for (size_t rank = 0; rank < flags.size(); ++rank) {
-    if (flags[rank] != 0) return static_cast<int>(rank);
+// Runs `action` on every rank. The lowest rank on which it throws Caught, and the text of what it throws, the
+// same on all ranks; -1 and "" where none does. Collective.
+template <typename Caught, typename Action>
+std::pair<int, std::string> first_problem(comm::Communicator& comm, const Action& action) {
+  std::string problem;
+  std::vector<double> failed(static_cast<size_t>(comm.size()), 0);
+  try {
+    action();
+  } catch (const Caught& error) {
+    problem = error.what();
+    failed[static_cast<size_t>(comm.rank())] = 1;
   }
-  return -1;
+  if (!comm::any(comm, failed[static_cast<size_t>(comm.rank())] != 0)) return {-1, ""};
+  failed = comm::all_reduce_sum(comm, failed);
+  const auto first = static_cast<int>(std::ranges::find(failed, 1.0) - failed.begin());
+  return {first, comm::broadcast_string(comm, problem, first)};
 }
 
 }  // namespace pptrain::checkpoint

@@ -88,33 +88,30 @@ std::vector<int64_t> cut_of(const std::vector<StoredSlice>& slices) {
 
 namespace fs = std::filesystem;
 
-void verify_file(const fs::path& step_dir, const FileEntry& entry, std::vector<std::string>& problems) {
+// Notes what `check` throws.
+template <typename Check>
+void attempt(std::vector<std::string>& problems, const Check& check) {
   try {
-    const io::SafetensorsReader file = open_file(step_dir, entry);
-    const auto differences = compare(file, entry);
-    problems.insert(problems.end(), differences.begin(), differences.end());
-    const io::RegularFile input(file.path());
-    for (const auto& [name, tensor] : entry.tensors) {
-      if (!file.contains(name)) continue;
-      try {
-        const auto ignored = [](uint64_t, std::span<const std::byte>) {};
-        const uint64_t size = file.bytes(name).size();
-        if (stream_bytes(input, file, name, 0, size, ignored) != tensor.checksum) throw damaged(file, name);
-      } catch (const Error& error) {
-        problems.emplace_back(error.what());
-      }
-    }
+    check();
   } catch (const Error& error) {
     problems.emplace_back(error.what());
   }
 }
 
-void verify_attachment(const fs::path& step_dir, const Attachment& entry,
-                       std::vector<std::string>& problems) {
-  try {
-    check_attachment(step_dir, entry);
-  } catch (const Error& error) {
-    problems.emplace_back(error.what());
+void verify_file(const fs::path& step_dir, const FileEntry& entry, std::vector<std::string>& problems) {
+  const io::SafetensorsReader file = open_file(step_dir, entry);
+  const auto differences = compare(file, entry);
+  problems.insert(problems.end(), differences.begin(), differences.end());
+  const io::RegularFile input(file.path());
+  for (const auto& tensor : entry.tensors) {
+    const std::string& name = tensor.first;
+    if (!file.contains(name)) continue;
+    attempt(problems, [&] {
+      const auto ignored = [](uint64_t, std::span<const std::byte>) {};
+      const uint64_t size = file.bytes(name).size();
+      if (stream_bytes(input, file, name, 0, size, ignored) != tensor.second.checksum)
+        throw damaged(file, name);
+    });
   }
 }
 
@@ -197,17 +194,16 @@ std::vector<std::string> coverage_problems(const std::vector<FileEntry>& files) 
 
 std::vector<std::string> verify(const fs::path& step_dir) {
   std::vector<std::string> problems;
-  try {
+  attempt(problems, [&] {
     const Manifest manifest = read_manifest(step_dir);
-    for (const FileEntry& entry : manifest.files) verify_file(step_dir, entry, problems);
-    for (const Attachment& entry : manifest.attachments) verify_attachment(step_dir, entry, problems);
-    if (!problems.empty()) return problems;  // the slices are judged once they are what the files hold
-    for (const std::string& problem : coverage_problems(manifest.files)) {
+    for (const FileEntry& entry : manifest.files)
+      attempt(problems, [&] { verify_file(step_dir, entry, problems); });
+    for (const Attachment& entry : manifest.attachments)
+      attempt(problems, [&] { check_attachment(step_dir, entry); });
+    if (!problems.empty()) return;  // the slices are judged once they are what the files hold
+    for (const std::string& problem : coverage_problems(manifest.files))
       problems.push_back(fmt::format("'{}': {}", step_dir.string(), problem));
-    }
-  } catch (const Error& error) {
-    problems.emplace_back(error.what());
-  }
+  });
   return problems;
 }
 

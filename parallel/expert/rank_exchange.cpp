@@ -4,8 +4,6 @@
 #include <ATen/ops/tensor.h>
 
 #include <numeric>
-#include <span>
-#include <utility>
 #include <vector>
 
 #include "core/kernels/dry_run.h"
@@ -43,10 +41,9 @@ Counts counts_of(const Tensor& ends, int64_t rows) {
 Counts exchange_counts(comm::Communicator& ep, const Counts& counts, const Counts& experts_of) {
   comm::Communicator& host = ep.host();
   const auto own = static_cast<size_t>(experts_of[static_cast<size_t>(host.rank())]);
-  Counts arriving(own * experts_of.size());
   const auto options = at::TensorOptions().dtype(at::kLong);
   const Tensor mine = at::tensor(counts, options);
-  const Tensor theirs = at::empty({static_cast<int64_t>(arriving.size())}, options);
+  const Tensor theirs = at::empty({static_cast<int64_t>(own * experts_of.size())}, options);
   const Counts from(experts_of.size(), static_cast<int64_t>(own));
   const auto work = host.iall_to_all(theirs, from, mine, experts_of);
   // A GPU's host waits here behind what it has enqueued of the other half of a pair. A CPU waits for a few
@@ -54,8 +51,7 @@ Counts exchange_counts(comm::Communicator& ep, const Counts& counts, const Count
   if (&host != &ep) comm::hand_over();
   work->wait([] { return "the numbers of experts' rows"; });
   const auto* const values = theirs.const_data_ptr<int64_t>();
-  std::copy(values, values + arriving.size(), arriving.begin());
-  return arriving;
+  return {values, values + theirs.numel()};
 }
 
 // Where each expert's rows from each rank begin among the arrivals, in expert order: fills `order` and its

@@ -23,8 +23,7 @@ namespace {
 // "RECV_F stage 5 microbatch 7"
 std::string describe(const Action& action) {
   if (action.kind == ActionKind::overlapped_pair) return schedule::to_string(action);
-  const std::string text = schedule::to_string(action);
-  std::string word(text);
+  std::string word = schedule::to_string(action);
   std::erase_if(word, [](char c) { return c >= '0' && c <= '9'; });
   return action.microbatch < 0
              ? fmt::format("{} stage {}", word, action.stage)
@@ -397,8 +396,7 @@ at::Tensor Executor::empty_boundary(const Action& action) {
 void Executor::post_receive(const Action& action) {
   const bool forward = action.kind == ActionKind::recv_f;
   at::Tensor tensor = empty_boundary(action);
-  const int source = schedule_.rank_of(forward ? action.stage - 1 : action.stage + 1);
-  auto work = pipeline_.irecv(tensor, source);
+  auto work = pipeline_.irecv(tensor, schedule_.rank_of(schedule::other_stage(action)));
   auto& received = forward ? received_inputs_ : received_gradients_;
   received[{action.stage, action.microbatch}] = {std::move(tensor), std::move(work), action};
   const int posted = static_cast<int>(received_inputs_.size() + received_gradients_.size());
@@ -412,9 +410,7 @@ void Executor::post_send(const Action& action) {
 }
 
 void Executor::send(at::Tensor tensor, const Action& action) {
-  const bool forward = action.kind == ActionKind::send_f;
-  const int destination = schedule_.rank_of(forward ? action.stage + 1 : action.stage - 1);
-  auto work = pipeline_.isend(tensor, destination);
+  auto work = pipeline_.isend(tensor, schedule_.rank_of(schedule::other_stage(action)));
   sends_.push_back({std::move(tensor), std::move(work), action});
 }
 

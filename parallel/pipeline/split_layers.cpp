@@ -1,5 +1,8 @@
 #include "parallel/pipeline/split_layers.h"
 
+#include <spdlog/fmt/fmt.h>
+#include <spdlog/fmt/ranges.h>
+
 #include <algorithm>
 #include <cctype>
 #include <cmath>
@@ -23,12 +26,6 @@ void check_sizes(int layers, int stages) {
     throw UsageError(count(layers, "layer") + " cannot fill " + count(stages, "stage") +
                      ": every stage needs a layer. Use at most " + count(std::max(layers, 0), "stage") + ".");
   }
-}
-
-std::string join(std::span<const int64_t> values) {
-  std::string text;
-  for (const int64_t value : values) text += (text.empty() ? "" : ", ") + std::to_string(value);
-  return "[" + text + "]";
 }
 
 }  // namespace
@@ -80,7 +77,7 @@ LayerAssignment compute_layer_assignment(int layers, int stages, double embeddin
 }
 
 LayerAssignment explicit_layer_assignment(int layers, int stages, std::span<const int64_t> layers_per_stage) {
-  const std::string list = "layers per stage " + join(layers_per_stage);
+  const std::string list = fmt::format("layers per stage [{}]", fmt::join(layers_per_stage, ", "));
   if (static_cast<int64_t>(layers_per_stage.size()) != stages) {
     throw UsageError(list + ": " + count(static_cast<int64_t>(layers_per_stage.size()), "number") + " for " +
                      count(stages, "stage") + "; give one per stage.");

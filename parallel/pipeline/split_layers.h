@@ -1,4 +1,4 @@
-// Which layers each pipeline stage holds. Standard library alone.
+// Which layers each pipeline stage holds. Without Torch.
 #pragma once
 
 #include <cstdint>

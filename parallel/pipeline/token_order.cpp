@@ -4,19 +4,9 @@
 #include <tuple>
 
 #include "core/base/error.h"
+#include "parallel/schedule/passes/passes.h"
 
 namespace pptrain::pipeline {
-
-namespace {
-
-// As the forward passes of schedule::forward_only.
-int64_t slot_of(const schedule::Schedule& s, int stage, int64_t pass) {
-  const int64_t each = s.stages_per_rank;
-  if (s.placement == schedule::Placement::v) return stage + each * pass;
-  return pass / s.ranks * s.ranks * each + stage + pass % s.ranks;
-}
-
-}  // namespace
 
 // A round has as many passes as groups, but a multiple of the ranks: then its slots repeat, and the first
 // stage's next pass comes after the last stage's.
@@ -27,13 +17,15 @@ TokenOrder::TokenOrder(const schedule::Schedule& schedule, int rank, int groups)
   const int last = schedule.stages() - 1;
   for (int group = 0; group < groups; ++group) {
     for (const int stage : schedule.stages_of(rank))
-      next_.push_back(
-          {.group = group, .stage = stage, .slot = slot_of(schedule, stage, group), .pass = group});
+      next_.push_back({.group = group,
+                       .stage = stage,
+                       .slot = schedule::forward_slot(schedule, stage, group),
+                       .pass = group});
     if (schedule.rank_of(last) == rank) continue;
     next_.push_back({.is_choice = true,
                      .group = group,
                      .stage = last,
-                     .slot = slot_of(schedule, last, group) + 1,
+                     .slot = schedule::forward_slot(schedule, last, group) + 1,
                      .pass = group});
   }
 }

@@ -2,6 +2,7 @@
 
 #include <spdlog/fmt/fmt.h>
 
+#include <algorithm>
 #include <array>
 #include <charconv>
 
@@ -56,10 +57,6 @@ std::string_view trim(std::string_view text) {
                   text, why));
 }
 
-bool is_digit(char c) {
-  return c >= '0' && c <= '9';
-}
-
 int to_int(std::string_view digits, std::string_view whole) {
   int value = 0;
   const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value);
@@ -70,11 +67,10 @@ int to_int(std::string_view digits, std::string_view whole) {
 }
 
 Action parse_single(std::string_view text, std::string_view whole) {
-  size_t digits = 0;
-  while (digits < text.size() && is_digit(text[digits])) ++digits;
+  constexpr std::string_view digit = "0123456789";
+  const size_t digits = std::min(text.find_first_not_of(digit), text.size());
   if (digits == 0) refuse(whole, "it does not begin with a stage number");
-  size_t word_end = text.size();
-  while (word_end > digits && is_digit(text[word_end - 1])) --word_end;
+  const size_t word_end = std::max(digits, text.find_last_not_of(digit) + 1);
 
   std::string_view name = text.substr(digits, word_end - digits);
   if (name == "FULL_BACKWARD") name = "B";

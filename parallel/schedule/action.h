@@ -71,6 +71,11 @@ constexpr bool is_receive(ActionKind kind) {
 constexpr bool is_communication(ActionKind kind) {
   return is_send(kind) || is_receive(kind);
 }
+// Of a send or a receive: the stage at its other end.
+constexpr int other_stage(const Action& message) {
+  const bool upwards = message.kind == ActionKind::send_f || message.kind == ActionKind::recv_b;
+  return message.stage + (upwards ? 1 : -1);
+}
 constexpr bool is_weight_gradient(ActionKind kind) {  // B or W: what adds to the gradients of a stage
   return kind == ActionKind::backward || kind == ActionKind::backward_weight;
 }

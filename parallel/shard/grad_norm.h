@@ -2,7 +2,6 @@
 #pragma once
 
 #include <span>
-#include <vector>
 
 #include "core/kernels/exact_sum.h"
 #include "parallel/comm/communicator.h"

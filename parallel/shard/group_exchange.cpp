@@ -2,7 +2,7 @@
 
 #include <spdlog/fmt/fmt.h>
 
-#include <algorithm>
+#include <numeric>
 #include <utility>
 #include <vector>
 
@@ -16,12 +16,6 @@ std::vector<int64_t> even_counts(int64_t size, int parts) {
   std::vector<int64_t> counts;
   for (int part = 0; part < parts; ++part) counts.push_back(size * (part + 1) / parts - size * part / parts);
   return counts;
-}
-
-int64_t sum_before(const std::vector<int64_t>& counts, int part) {
-  int64_t sum = 0;
-  for (int i = 0; i < part; ++i) sum += counts[i];
-  return sum;
 }
 
 bool shared(const comm::Communicator* ranks) {
@@ -93,7 +87,8 @@ GroupExchange::SumSteps GroupExchange::sum_steps(size_t buffer) {
   const at::Tensor own = own_part(buffer);
   const int me = ranks_.replicas.rank();
   const std::vector<int64_t> parts = even_counts(own.numel(), ranks_.replicas.size());
-  const at::Tensor part = own.narrow(0, sum_before(parts, me), parts[me]);
+  const int64_t begin = std::accumulate(parts.begin(), parts.begin() + me, int64_t{0});
+  const at::Tensor part = own.narrow(0, begin, parts[me]);
   std::vector<int64_t> counts;
   for (int piece = 0; piece < pieces; ++piece) counts.insert(counts.end(), parts.begin(), parts.end());
   steps[1] = [&ranks = ranks_.sum, whole, part, counts] {

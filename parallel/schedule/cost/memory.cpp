@@ -45,8 +45,7 @@ class Account {
  private:
   // Of a send or receive: forward over the boundary before the stage that takes it, backward the same back.
   int64_t message(const Action& action) const {
-    const bool before = action.kind == ActionKind::recv_f || action.kind == ActionKind::send_b;
-    return stages_[before ? action.stage : action.stage + 1].message;
+    return stages_[std::max(action.stage, other_stage(action))].message;
   }
 
   // What the rank holds for the boundary between a stage and the next: nothing where there is none, or where

@@ -48,6 +48,13 @@ struct Costs {
   bool streamed = false;  // each F, B and I gathers weights anew; otherwise UNSHARD gathers them for all
 };
 
+// Element `index` of what is given for each, or once for all; T{} where nothing is.
+template <typename T>
+T one_for(const std::vector<T>& given, int index) {
+  if (given.empty()) return {};
+  return given[given.size() == 1 ? 0 : static_cast<size_t>(index)];
+}
+
 struct Span {
   double start = 0;
   double end = 0;

@@ -2,15 +2,10 @@
 #include "parallel/schedule/passes/passes.h"
 
 namespace pptrain::schedule {
-namespace {
-
-void generate(Schedule& schedule) {
-  schedule = forward_only(schedule);
-}
-
-}  // namespace
 
 // Forwards alone, on any number of stages per rank.
-const Generator inference = {.name = "inference", .alias = "forwardonly", .generate = generate};
+const Generator inference = {.name = "inference", .alias = "forwardonly", .generate = [](Schedule& schedule) {
+                               schedule = forward_only(schedule);
+                             }};
 
 }  // namespace pptrain::schedule

@@ -6,11 +6,11 @@
 #include <array>
 #include <cstdint>
 #include <deque>
-#include <limits>
 #include <utility>
 #include <vector>
 
 #include "parallel/schedule/generators/generator_list.h"
+#include "parallel/schedule/passes/pass_clock.h"
 
 namespace pptrain::schedule {
 namespace {
@@ -28,12 +28,8 @@ struct FirstSlots {
 // One rank's actions in the order of their slots. W's are listed up to the last forward; those of the drain
 // are left out, since there the I's alone decide how fast the other ranks go on.
 std::deque<Action> slot_order(const Schedule& schedule, int rank, const FirstSlots& first) {
-  struct Timed {
-    int64_t slot;
-    Action action;
-  };
   const std::vector<int> stages = schedule.stages_of(rank);
-  std::vector<Timed> timed;
+  std::vector<std::pair<int64_t, Action>> timed;  // slot, action
   for (int mb = 0; mb < schedule.microbatches; ++mb) {
     const int64_t shift = static_cast<int64_t>(period) * mb;
     timed.push_back({first.f0 + shift, forward(stages[0], mb)});
@@ -41,23 +37,22 @@ std::deque<Action> slot_order(const Schedule& schedule, int rank, const FirstSlo
     timed.push_back({first.i1 + shift, backward_input(stages[1], mb)});
     timed.push_back({first.i0 + shift, backward_input(stages[0], mb)});
   }
-  std::sort(timed.begin(), timed.end(), [](const Timed& a, const Timed& b) { return a.slot < b.slot; });
+  std::ranges::sort(timed, {}, &std::pair<int64_t, Action>::first);
   const int64_t last_forward =
       std::max(first.f0, first.f1) + static_cast<int64_t>(period) * (schedule.microbatches - 1);
 
   std::deque<Action> list;
   std::deque<Action> waiting;  // W's whose I is listed
   int64_t next = 0;
-  for (const Timed& one : timed) {
-    for (; next < one.slot && next <= last_forward && !waiting.empty(); ++next) {
+  for (const auto& [slot, action] : timed) {
+    for (; next < slot && next <= last_forward && !waiting.empty(); ++next) {
       list.push_back(waiting.front());
       waiting.pop_front();
     }
-    next = one.slot + 1;
-    if (one.action.kind == ActionKind::backward_input) {
-      waiting.push_back(backward_weight(one.action.stage, one.action.microbatch));
-    }
-    list.push_back(one.action);
+    next = slot + 1;
+    if (action.kind == ActionKind::backward_input)
+      waiting.push_back(backward_weight(action.stage, action.microbatch));
+    list.push_back(action);
   }
   return list;
 }
@@ -68,9 +63,8 @@ std::deque<Action> slot_order(const Schedule& schedule, int rank, const FirstSlo
 class Squeeze {
  public:
   Squeeze(Schedule& schedule, std::vector<std::deque<Action>> lists)
-      : s_(schedule), lists_(std::move(lists)) {
-    forward_end_.assign(s_.cells(), never);
-    input_end_.assign(s_.cells(), never);
+      : s_(schedule), clock_(schedule), lists_(std::move(lists)) {
+    input_done_.assign(s_.cells(), 0);
     held_.assign(s_.ranks, 0);
     drain_.resize(s_.ranks);
     weight_listed_.assign(s_.cells(), 0);
@@ -78,18 +72,11 @@ class Squeeze {
   }
 
   void run() {
-    size_t left =
-        static_cast<size_t>(6) * static_cast<size_t>(s_.microbatches) * static_cast<size_t>(s_.ranks);
-    for (int64_t step = 0; left > 0; ++step) {
-      for (int rank = 0; rank < s_.ranks; ++rank) left -= take_one(rank, step);
-    }
+    clock_.run([this](int rank, int64_t step) { take_one(rank, step); });
   }
 
  private:
-  static constexpr int64_t never = std::numeric_limits<int64_t>::max();
-
-  size_t at(const Action& action) const { return at(action.stage, action.microbatch); }
-  size_t at(int stage, int mb) const { return s_.cell(stage, mb); }
+  size_t at(const Action& action) const { return s_.cell(action.stage, action.microbatch); }
 
   // The memory that the slots need, and which W's have a slot.
   void note_list(const std::deque<Action>& list) {
@@ -104,17 +91,8 @@ class Squeeze {
   }
 
   bool ready(const Action& action, int64_t step) const {
-    const int stage = action.stage;
-    const int mb = action.microbatch;
-    switch (action.kind) {
-      case ActionKind::forward:
-        return stage == 0 || forward_end_[at(stage - 1, mb)] <= step;
-      case ActionKind::backward_input:
-        if (stage + 1 == s_.stages()) return forward_end_[at(stage, mb)] <= step;
-        return forward_end_[at(stage, mb)] <= step && input_end_[at(stage + 1, mb)] <= step;
-      default:
-        return input_end_[at(stage, mb)] <= step;
-    }
+    if (action.kind == ActionKind::backward_weight) return input_done_[at(action)] != 0;
+    return clock_.input(action) <= step;
   }
 
   // The place in the rank's list of what it can run now; the list's size if there is nothing.
@@ -143,43 +121,35 @@ class Squeeze {
     return list.size();
   }
 
-  // Runs an action of the rank in this step; returns how many it ran (1 or 0).
-  size_t take_one(int rank, int64_t step) {
+  // Runs an action of the rank in this step, if there is one.
+  void take_one(int rank, int64_t step) {
     auto& list = lists_[rank];
+    auto& drain = drain_[rank];
     const size_t place = choose(rank, step);
-    Action action;
     if (place < list.size()) {
-      action = list[place];
-      list.erase(list.begin() + static_cast<std::ptrdiff_t>(place));
-    } else if (!drain_[rank].empty() && ready(drain_[rank].front(), step)) {
-      action = drain_[rank].front();
-      drain_[rank].pop_front();
-    } else {
-      return 0;
+      take(rank, list, list.begin() + static_cast<std::ptrdiff_t>(place), step);
+    } else if (!drain.empty()) {
+      take(rank, drain, drain.begin(), step);
     }
-    finish(rank, action, step + 1);
-    s_.actions[rank].push_back(action);
-    return 1;
   }
 
-  void finish(int rank, const Action& action, int64_t end) {
-    if (action.kind == ActionKind::forward) {
-      forward_end_[at(action)] = end;
-      ++held_[rank];
-    } else if (action.kind == ActionKind::backward_weight) {
-      --held_[rank];
-    } else {
-      input_end_[at(action)] = end;
-      if (!weight_listed_[at(action)])
-        drain_[rank].push_back(backward_weight(action.stage, action.microbatch));
-    }
+  void take(int rank, std::deque<Action>& list, std::deque<Action>::iterator place, int64_t step) {
+    const Action action = *place;
+    list.erase(place);
+    s_.actions[rank].push_back(action);
+    clock_.begin(rank, action, step + 1);
+    if (action.kind == ActionKind::forward) ++held_[rank];
+    if (action.kind == ActionKind::backward_weight) --held_[rank];
+    if (action.kind != ActionKind::backward_input) return;
+    input_done_[at(action)] = 1;
+    if (!weight_listed_[at(action)]) drain_[rank].push_back(backward_weight(action.stage, action.microbatch));
   }
 
   Schedule& s_;
+  PassClock<int64_t> clock_;
   std::vector<std::deque<Action>> lists_;  // [rank] what is left
   std::vector<std::deque<Action>> drain_;  // [rank] W's without a slot whose I is done
-  std::vector<int64_t> forward_end_;       // [stage x microbatch]
-  std::vector<int64_t> input_end_;
+  std::vector<uint8_t> input_done_;        // [stage x microbatch]
   std::vector<uint8_t> weight_listed_;
   std::vector<int> held_;  // [rank] F done, W not
   int most_held_ = 0;

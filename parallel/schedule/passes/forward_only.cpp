@@ -1,28 +1,25 @@
 #include <algorithm>
 #include <cstdint>
-#include <vector>
 
 #include "parallel/schedule/passes/passes.h"
 
 namespace pptrain::schedule {
 namespace {
 
-// The unit of time in which the forward would run if every rank were always busy. It grows from each stage to
-// the next, so sorting by it gives lists that cannot deadlock, whatever the sizes.
-int64_t slot(const Schedule& s, int stage, int microbatch) {
-  const int64_t v = s.stages_per_rank;
-  if (s.placement == Placement::v) return stage + v * microbatch;
-  const int64_t round = microbatch / s.ranks;
-  return round * s.ranks * v + stage + microbatch % s.ranks;
-}
-
 // S follows the last stage's forward, and T follows S.
 int64_t slot(const Schedule& s, const Action& action) {
-  if (!is_of_head(action.kind)) return slot(s, action.stage, action.microbatch);
-  return slot(s, s.stages() - 1, action.microbatch) + (action.kind == ActionKind::head_forward ? 1 : 2);
+  if (!is_of_head(action.kind)) return forward_slot(s, action.stage, action.microbatch);
+  return forward_slot(s, s.stages() - 1, action.microbatch) +
+         (action.kind == ActionKind::head_forward ? 1 : 2);
 }
 
 }  // namespace
+
+int64_t forward_slot(const Schedule& s, int stage, int64_t microbatch) {
+  const int64_t v = s.stages_per_rank;
+  if (s.placement == Placement::v) return stage + v * microbatch;
+  return microbatch / s.ranks * s.ranks * v + stage + microbatch % s.ranks;
+}
 
 Schedule forward_only(const Schedule& schedule, int microbatches) {
   Schedule result = schedule.without_actions();

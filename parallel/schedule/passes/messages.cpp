@@ -61,8 +61,8 @@ struct Channel {
 };
 
 Action receive_of(const Action& send) {
-  return send.kind == ActionKind::send_f ? Action{ActionKind::recv_f, send.stage + 1, send.microbatch}
-                                         : Action{ActionKind::recv_b, send.stage - 1, send.microbatch};
+  return {send.kind == ActionKind::send_f ? ActionKind::recv_f : ActionKind::recv_b, other_stage(send),
+          send.microbatch};
 }
 
 class CommunicationPass {
@@ -202,8 +202,7 @@ class Hoist {
   }
 
   void place(const Action& receive) {
-    const bool is_f = receive.kind == ActionKind::recv_f;
-    ChannelState& channel = channel_from(table_.rank_of[is_f ? receive.stage - 1 : receive.stage + 1]);
+    ChannelState& channel = channel_from(table_.rank_of[other_stage(receive)]);
     channel.last_place = place_in(channel);
     channel.waiting.push_back(consumers_.of(receive));
     (channel.last_place < computes_ ? result_ : staying_).push_back(receive);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <compare>
+#include <cstdint>
 
 #include "parallel/schedule/cost/simulate.h"
 #include "parallel/schedule/schedule.h"
@@ -80,6 +81,11 @@ Schedule compute_only(const Schedule& schedule);
 // the order in which a full pipeline offers them: microbatch by microbatch on the V, in rounds of p
 // microbatches on the loop.
 Schedule forward_only(const Schedule& schedule, int microbatches = 0);
+
+// The unit of time in which forward_only()'s forward of the stage would run if every rank were always busy.
+// It grows from each stage to the next, so sorting by it gives lists that cannot deadlock, whatever the
+// sizes.
+int64_t forward_slot(const Schedule& schedule, int stage, int64_t microbatch);
 
 // What ranks that share a stage exchange. The defaults are for a rank that is alone with its stages.
 struct ShardOptions {

@@ -1,34 +1,27 @@
 // The pass that places the parts of a head that is spread over the ranks.
 #include <algorithm>
 #include <cstddef>
-#include <limits>
 #include <optional>
 #include <utility>
 #include <vector>
 
 #include "core/base/error.h"
+#include "parallel/schedule/passes/pass_clock.h"
 #include "parallel/schedule/passes/passes.h"
 
 namespace pptrain::schedule {
 namespace {
 
-constexpr double never = std::numeric_limits<double>::infinity();
 // Most that a rank runs ahead: as many as there are exchanges between an F and its B of the last stage.
 constexpr int most_ahead = 2;
-constexpr size_t not_listed = std::numeric_limits<size_t>::max();
 constexpr size_t looked_at = 64;  // actions of a list in which a rank looks for a forward
 
-// What a rank can do next.
-struct Next {
-  double start = never;
-  int priority = 0;  // of equal starts the highest
-  Action action;
-  size_t place = not_listed;  // in the rank's list
-
-  bool operator<(const Next& other) const {
-    return start != other.start ? start < other.start : priority > other.priority;
-  }
-};
+std::vector<double> latencies(const Schedule& schedule, const Costs& costs) {
+  std::vector<double> latency;
+  for (int boundary = 0; boundary + 1 < schedule.stages(); ++boundary)
+    latency.push_back(schedule.crosses_ranks(boundary) ? one_for(costs.latency, boundary) : 0);
+  return latency;
+}
 
 // Runs the lists at the costs, each rank always doing what it can begin first.
 class Spreading {
@@ -38,11 +31,10 @@ class Spreading {
       : s_(schedule),
         costs_(costs),
         forwards_ahead_(ahead * schedule.stages_per_rank),
-        table_(schedule),
         result_(schedule.without_actions()),
-        end_f_(schedule.cells(), never),
-        end_b_(schedule.cells(), never),
+        clock_(result_, latencies(schedule, costs)),
         ranks_(static_cast<size_t>(schedule.ranks)),
+        head_input_(static_cast<size_t>(schedule.microbatches), Clock::never),
         head_f_(static_cast<size_t>(schedule.microbatches)),
         head_b_(head_f_) {
     result_.spread_head = true;
@@ -50,97 +42,69 @@ class Spreading {
   }
 
   Schedule run() {
-    size_t left = 2 * ranks_.size() * static_cast<size_t>(s_.microbatches);
-    for (const auto& list : s_.actions) left += list.size();
-    for (; left > 0; --left) {
-      size_t first = 0;
-      for (size_t rank = 0; rank < ranks_.size(); ++rank) {
-        if (std::exchange(ranks_[rank].stale, false)) ranks_[rank].next = choose(static_cast<int>(rank));
-        if (ranks_[rank].next < ranks_[first].next) first = rank;
-      }
-      if (ranks_[first].next.start == never)
+    clock_.run([this](int rank, double now) { go_on(rank, now); });
+    for (size_t rank = 0; rank < ranks_.size(); ++rank) {
+      const size_t all = s_.actions[rank].size() + 2 * head_f_.size();
+      if (result_.actions[rank].size() != all)
         throw Error("spread_head: the schedule " + s_.name + " deadlocks");
-      take(static_cast<int>(first));
     }
     return std::move(result_);
   }
 
  private:
+  using Clock = PassClock<double>;
   struct Rank {
-    std::vector<bool> taken;  // [place in its list]
-    size_t position = 0;      // nothing before it is left
-    double free = 0;
+    std::vector<bool> taken;     // [place in its list]
+    size_t position = 0;         // nothing before it is left
     int ahead = 0;               // forwards that are done, behind `position`
     int head_f = 0, head_b = 0;  // microbatches whose S, and T, is done
-    bool stale = true;           // `next` is to be found anew
-    Next next;
   };
   struct Part {  // of the head, of a microbatch
     int ranks = 0;
     double end = 0;  // of the last one so far
   };
 
-  bool is_whole(const Part& part) const { return part.ranks == s_.ranks; }
+  bool is_done(const Part& part, double now) const { return part.ranks == s_.ranks && part.end <= now; }
 
-  double latency(int boundary) const {
-    if (!table_.crosses[boundary] || costs_.latency.empty()) return 0;
-    return costs_.latency[costs_.latency.size() == 1 ? 0 : static_cast<size_t>(boundary)];
-  }
   double time(const Action& action) const {
+    const StageCost cost = one_for(costs_.stages, action.stage);
     if (action.kind == ActionKind::overlapped_pair)
-      return pair_duration(cost(action.stage), cost(action.backward_stage), action.backward_kind);
-    return duration(cost(action.stage), action.kind);
-  }
-  StageCost cost(int stage) const {
-    if (costs_.stages.empty()) return {};
-    return costs_.stages[costs_.stages.size() == 1 ? 0 : static_cast<size_t>(stage)];
+      return pair_duration(cost, one_for(costs_.stages, action.backward_stage), action.backward_kind);
+    return duration(cost, action.kind);
   }
 
-  // When what the action needs is there.
-  double ready(const Action& action) const {
-    double at = 0;
-    for_each_part(action, [&](const Action& part) { at = std::max(at, ready_part(part)); });
-    return at;
-  }
-  double ready_part(const Action& action) const {
-    const int stage = action.stage, mb = action.microbatch;
-    if (action.kind == ActionKind::forward)
-      return stage == 0 ? 0 : end_f_[s_.cell(stage - 1, mb)] + latency(stage - 1);
-    if (!is_gradient(action.kind)) return 0;
-    if (end_f_[s_.cell(stage, mb)] == never) return never;
-    if (stage + 1 < s_.stages()) return end_b_[s_.cell(stage + 1, mb)] + latency(stage);
-    const Part& head = head_b_[static_cast<size_t>(mb)];
-    return is_whole(head) ? head.end + costs_.head_latency : never;
+  bool is_ready(const Action& action, double now) const {
+    bool ready = true;
+    for_each_part(action, [&](const Action& part) { ready = ready && clock_.input(part) <= now; });
+    return ready;
   }
 
-  Next choose(int rank) {
+  // T before S before the list, and where all of these wait, a forward that comes later.
+  void go_on(int rank, double now) {
     Rank& own = ranks_[static_cast<size_t>(rank)];
     const auto& list = s_.actions[rank];
-    Next best;
-    const auto consider = [&](double at, int priority, const Action& action, size_t place) {
-      best = std::min(best, Next{std::max(own.free, at), priority, action, place});
-    };
-    if (own.head_b < own.head_f) {
-      const Part& part = head_f_[static_cast<size_t>(own.head_b)];
-      if (is_whole(part)) consider(part.end, 3, head_backward(rank, own.head_b), not_listed);
-    }
-    const int last = s_.stages() - 1;
-    if (own.head_f < s_.microbatches) {
-      const double made = end_f_[s_.cell(last, own.head_f)];
-      const double arrives = made + (rank == table_.rank_of[last] ? 0 : costs_.head_latency);
-      consider(arrives, 2, head_forward(rank, own.head_f), not_listed);
-    }
+    if (own.head_b < own.head_f && is_done(head_f_[static_cast<size_t>(own.head_b)], now))
+      return begin(rank, head_backward(rank, own.head_b++), now);
+    if (own.head_f < s_.microbatches && head_arrival(rank, own.head_f) <= now)
+      return begin(rank, head_forward(rank, own.head_f++), now);
     for (; own.position < list.size() && own.taken[own.position]; ++own.position) --own.ahead;
-    if (own.position == list.size()) return best;
-    consider(ready(list[own.position]), 1, list[own.position], own.position);
-    if (best.start > own.free && own.ahead < forwards_ahead_)
-      look_ahead(rank, [&](size_t place) { consider(ready(list[place]), 0, list[place], place); });
-    return best;
+    if (own.position == list.size()) return;
+    if (is_ready(list[own.position], now)) return begin(rank, list[own.position++], now);
+    if (own.ahead >= forwards_ahead_) return;
+    if (const size_t place = later_forward(rank, now); place < list.size()) {
+      own.taken[place] = true;
+      ++own.ahead;
+      begin(rank, list[place], now);
+    }
   }
 
-  // The first forward of each stage that is left.
-  template <typename Visit>
-  void look_ahead(int rank, const Visit& visit) const {
+  double head_arrival(int rank, int microbatch) const {
+    const bool is_last = rank == s_.rank_of(s_.stages() - 1);
+    return head_input_[static_cast<size_t>(microbatch)] + (is_last ? 0 : costs_.head_latency);
+  }
+
+  // Of the first forward of each stage that is left, one that is ready; the list's size where none is.
+  size_t later_forward(int rank, double now) const {
     const Rank& own = ranks_[static_cast<size_t>(rank)];
     const auto& list = s_.actions[rank];
     std::vector<int> seen;  // stages
@@ -152,64 +116,46 @@ class Spreading {
       if (!forward && action.kind != ActionKind::overlapped_pair) continue;
       if (std::ranges::find(seen, action.stage) != seen.end()) continue;
       seen.push_back(action.stage);
-      if (forward) visit(i);
+      if (forward && is_ready(action, now)) return i;
     }
+    return list.size();
   }
 
-  void take(int rank) {
-    Rank& own = ranks_[static_cast<size_t>(rank)];
-    const Next next = own.next;
-    own.free = next.start + time(next.action);
-    own.stale = true;
-    if (next.place == own.position) {
-      ++own.position;
-    } else if (next.place < own.taken.size()) {
-      own.taken[next.place] = true;
-      ++own.ahead;
-    }
-    result_.actions[rank].push_back(next.action);
-    for_each_part(next.action, [&](const Action& part) { note(own, part); });
+  void begin(int rank, const Action& action, double now) {
+    const double end = now + time(action);
+    result_.actions[rank].push_back(action);
+    for_each_part(action, [&](const Action& part) {
+      const auto microbatch = static_cast<size_t>(part.microbatch);
+      clock_.begin(rank, part, end);
+      if (part.kind == ActionKind::forward && part.stage + 1 == s_.stages()) {
+        head_input_[microbatch] = end;
+        wake_all(end + costs_.head_latency);
+      }
+      if (part.kind == ActionKind::head_forward && is_last_of(head_f_[microbatch], end))
+        wake_all(head_f_[microbatch].end);
+      if (part.kind == ActionKind::head_backward && is_last_of(head_b_[microbatch], end)) {
+        clock_.arrive(backward(s_.stages() - 1, part.microbatch),
+                      head_b_[microbatch].end + costs_.head_latency);
+      }
+    });
   }
 
-  void note(Rank& own, const Action& part) {
-    const int stage = part.stage;
-    const size_t cell = s_.cell(stage, part.microbatch);
-    switch (part.kind) {
-      case ActionKind::forward:
-        end_f_[cell] = own.free;
-        return stage + 1 == s_.stages() ? wake_all() : wake(stage + 1);
-      case ActionKind::backward:
-      case ActionKind::backward_input:
-        end_b_[cell] = own.free;
-        return stage == 0 ? void() : wake(stage - 1);
-      case ActionKind::head_forward:
-        ++own.head_f;
-        return add(head_f_[static_cast<size_t>(part.microbatch)], own.free);
-      case ActionKind::head_backward:
-        ++own.head_b;
-        return add(head_b_[static_cast<size_t>(part.microbatch)], own.free);
-      default:
-        return;
-    }
-  }
-
-  void add(Part& part, double end) {
-    ++part.ranks;
+  // Counts a rank's part, which ends then; says whether all are counted.
+  bool is_last_of(Part& part, double end) const {
     part.end = std::max(part.end, end);
-    if (is_whole(part)) wake_all();
+    return ++part.ranks == s_.ranks;
   }
-  void wake(int stage) { ranks_[static_cast<size_t>(table_.rank_of[stage])].stale = true; }
-  void wake_all() {
-    for (Rank& rank : ranks_) rank.stale = true;
+  void wake_all(double time) {
+    for (int rank = 0; rank < s_.ranks; ++rank) clock_.wake(rank, time);
   }
 
   const Schedule& s_;
   const Costs& costs_;
   int forwards_ahead_;
-  PlacementTable table_;
   Schedule result_;
-  std::vector<double> end_f_, end_b_;  // [stage x microbatch]
+  Clock clock_;
   std::vector<Rank> ranks_;
+  std::vector<double> head_input_;     // [microbatch] when the last stage has made it
   std::vector<Part> head_f_, head_b_;  // [microbatch]
 };
 
@@ -242,7 +188,7 @@ Schedule spread_head(const Schedule& schedule, const Costs& costs) {
   if (schedule.spread_head || schedule.has_communication())
     throw Error("spread_head: the schedule has communication, or its head is spread already");
   std::optional<Schedule> best;
-  double shortest = never;
+  double shortest = PassClock<double>::never;
   for (const Costs& ordering : orderings(costs)) {
     for (int ahead = 0; ahead <= most_ahead; ++ahead) {
       Schedule spread = Spreading(schedule, ordering, ahead).run();

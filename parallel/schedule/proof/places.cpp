@@ -133,16 +133,7 @@ void Places::note_message(int rank, size_t index, const Action& action) {
     communication_ = true;
     for (const What what : {send_f, recv_f, send_b, recv_b}) places_[what].assign(s_.cells(), absent);
   }
-  switch (action.kind) {
-    case ActionKind::send_f:
-      return put(send_f, rank, index, action);
-    case ActionKind::recv_f:
-      return put(recv_f, rank, index, action);
-    case ActionKind::send_b:
-      return put(send_b, rank, index, action);
-    default:
-      return put(recv_b, rank, index, action);
-  }
+  put(what_of(action.kind), rank, index, action);
 }
 
 void Places::put(What what, int rank, size_t index, const Action& action) {

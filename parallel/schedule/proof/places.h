@@ -38,8 +38,15 @@ class Places {
 
   // The place in the list of the stage's rank, or absent. Of messages only if has_communication().
   int32_t of(What what, int stage, int microbatch) const { return places_[what][s_.cell(stage, microbatch)]; }
+  int32_t of(const Action& message) const {
+    return of(what_of(message.kind), message.stage, message.microbatch);
+  }
 
  private:
+  // Of a send or a receive; the four stand in one order here and there.
+  static constexpr What what_of(ActionKind message) {
+    return static_cast<What>(send_f + static_cast<int>(message) - static_cast<int>(ActionKind::send_f));
+  }
   void note(int rank, size_t index, const Action& action);
   void note_head(int rank, size_t index, const Action& action);
   void note_message(int rank, size_t index, const Action& action);

@@ -1,7 +1,6 @@
 #include "parallel/schedule/proof/speculation.h"
 
 #include <algorithm>
-#include <cstdint>
 #include <set>
 #include <tuple>
 
@@ -21,8 +20,7 @@ using Message = std::tuple<bool, int, int>;  // gradient, boundary, microbatch
 
 Message message_of(const Action& action) {
   const bool gradient = action.kind == ActionKind::send_b || action.kind == ActionKind::recv_b;
-  const bool named_by_upper = action.kind == ActionKind::recv_f || action.kind == ActionKind::send_b;
-  return {gradient, named_by_upper ? action.stage - 1 : action.stage, action.microbatch};
+  return {gradient, std::min(action.stage, other_stage(action)), action.microbatch};
 }
 
 std::vector<std::vector<Action>> uneven_messages(const Schedule& s, const std::vector<size_t>& prefix) {

@@ -6,7 +6,6 @@
 #include <map>
 #include <string>
 #include <tuple>
-#include <utility>
 #include <vector>
 
 #include "parallel/schedule/render/render.h"
@@ -24,18 +23,12 @@ std::string label(const Schedule& s, const Action& action) {
   return s.stages_per_rank == 1 ? full.substr(full.find_first_of("FBIWST")) : full;
 }
 
-size_t digits(int value) {
-  size_t count = 1;
-  for (; value >= 10; value /= 10) ++count;
-  return count;
-}
-
 // Of label(), without making it.
 size_t label_width(const Schedule& s, const Action& action) {
   size_t width = 0;
   for_each_part(action, [&](const Action& part) {
-    const size_t stage = s.stages_per_rank == 1 ? 0 : digits(part.stage);
-    width += (width > 0 ? 1 : 0) + stage + 1 + digits(part.microbatch);
+    const size_t stage = s.stages_per_rank == 1 ? 0 : fmt::formatted_size("{}", part.stage);
+    width += (width > 0 ? 1 : 0) + stage + 1 + fmt::formatted_size("{}", part.microbatch);
   });
   return width;
 }
@@ -185,15 +178,12 @@ class Grid {
   }
 
   void fill_pair(Costs& drawn, const Costs& costs, int stage, int backward_stage) const {
-    const auto given = [&](int of) {
-      if (costs.stages.empty()) return StageCost{};
-      return costs.stages[costs.stages.size() == 1 ? 0 : static_cast<size_t>(of)];
-    };
     StageCost& front = drawn.stages[static_cast<size_t>(stage)];
     StageCost& back = drawn.stages[static_cast<size_t>(backward_stage)];
-    if (front.forward == 0) front.forward = characters(given(stage).forward);
-    if (back.backward == 0) back.backward = characters(duration(given(backward_stage), ActionKind::backward));
-    if (back.backward_input == 0) back.backward_input = characters(given(backward_stage).backward_input);
+    const StageCost given = one_for(costs.stages, backward_stage);
+    if (front.forward == 0) front.forward = characters(one_for(costs.stages, stage).forward);
+    if (back.backward == 0) back.backward = characters(duration(given, ActionKind::backward));
+    if (back.backward_input == 0) back.backward_input = characters(given.backward_input);
   }
 
   // The first `shown` characters of a rank.

@@ -10,15 +10,6 @@
 namespace pptrain::schedule {
 namespace {
 
-constexpr ActionKind kinds[passes] = {ActionKind::forward, ActionKind::backward_input,
-                                      ActionKind::backward_weight, ActionKind::backward};
-
-template <typename T>
-const T& one_of(const std::vector<T>& given, int index, const T& fallback) {
-  if (given.empty()) return fallback;
-  return given[given.size() == 1 ? 0 : static_cast<size_t>(index)];
-}
-
 // F, I and W of a chunk that a rank has done.
 using Done = std::array<int, 3>;
 constexpr int most_chunks = 32;
@@ -118,9 +109,8 @@ Instance::Instance(const SearchProblem& problem)
 
 // A tick is a part of the busiest rank's work.
 void Instance::add_times(const SearchProblem& problem) {
-  const StageCost unit;
   const auto seconds = [&](int s, int pass) {
-    return schedule::duration(one_of(problem.costs.stages, s, unit), kinds[pass]);
+    return schedule::duration(one_for(problem.costs.stages, s), kinds[pass]);
   };
   std::vector<double> work(static_cast<size_t>(ranks));
   for (int s = 0; s < stages; ++s) {
@@ -133,10 +123,10 @@ void Instance::add_times(const SearchProblem& problem) {
   for (int s = 0; s < stages; ++s) {
     auto& own = time.emplace_back();
     for (int k = 0; k < passes; ++k) own[k] = ticks(seconds(s, k));
-    if (one_of(problem.costs.stages, s, unit).backward < 0) own[3] = own[1] + own[2];
+    if (one_for(problem.costs.stages, s).backward < 0) own[3] = own[1] + own[2];
     whole_backward |= own[3] < own[1] + own[2];
     const bool crosses = s + 1 < stages && shape.crosses_ranks(s);
-    latency.push_back(crosses ? ticks(one_of(problem.costs.latency, s, 0.0)) : 0);
+    latency.push_back(crosses ? ticks(one_for(problem.costs.latency, s)) : 0);
   }
   for (const double of_rank : work) busiest = std::max(busiest, ticks(of_rank));
 }
@@ -169,13 +159,12 @@ void Instance::add_bounds(bool post_validated) {
 
 // As Account (memory.cpp) counts, where messages between ranks are not posted early.
 void Instance::add_loads(const SearchProblem& problem) {
-  const StageBytes nothing;
   const auto handed_over = [&](int boundary) {
     const bool inside = boundary >= 0 && boundary + 1 < stages && rank_of[boundary] == rank_of[boundary + 1];
-    return inside ? one_of(problem.bytes, boundary + 1, nothing).message : 0;
+    return inside ? one_for(problem.bytes, boundary + 1).message : 0;
   };
   for (int s = 0; s < stages; ++s) {
-    const StageBytes& own = one_of(problem.bytes, s, nothing);
+    const StageBytes own = one_for(problem.bytes, s);
     const int64_t kept = handed_over(s) - handed_over(s - 1);
     left.push_back({own.activation + kept, own.weight_operands - own.activation - kept, -own.weight_operands,
                     -own.activation - kept});

@@ -25,6 +25,8 @@ using Lists = std::vector<Letters>;  // [rank]
 
 struct Instance {
   static constexpr int64_t no_bound = std::numeric_limits<int64_t>::max() / 4;
+  static constexpr ActionKind kinds[passes] = {ActionKind::forward, ActionKind::backward_input,
+                                               ActionKind::backward_weight, ActionKind::backward};
 
   explicit Instance(const SearchProblem& problem);
 
@@ -34,6 +36,9 @@ struct Instance {
   Pass pass_of(Letter letter) const { return static_cast<Pass>(letter / chunks); }
   int chunk_of(Letter letter) const { return letter % chunks; }
   int stage_of(int rank, int chunk) const { return stage[static_cast<size_t>(rank * chunks + chunk)]; }
+  Action action(Pass pass, int stage, int microbatch) const {
+    return {kinds[static_cast<size_t>(pass)], stage, microbatch};
+  }
   int64_t duration(int stage, Pass pass) const { return time[stage][static_cast<size_t>(pass)]; }
 
   // Is the list complete and in an order that a stage can run, within the rank's room?

@@ -3,11 +3,10 @@
 #include <spdlog/fmt/fmt.h>
 
 #include <algorithm>
-#include <functional>
-#include <queue>
 #include <utility>
 
 #include "core/base/error.h"
+#include "parallel/schedule/passes/pass_clock.h"
 #include "parallel/schedule/search/instance.h"
 
 namespace pptrain::schedule {
@@ -31,24 +30,18 @@ class ListScheduler {
       : in_(instance),
         by_(priorities),
         ranks_(static_cast<size_t>(in_.ranks)),
-        arrival_(static_cast<size_t>(2 * in_.stages) * static_cast<size_t>(in_.microbatches), never) {
-    for (int j = 0; j < in_.microbatches; ++j) arrival_[cell(0, 0, j)] = 0;
+        clock_(instance.shape, instance.latency) {
     result_.lists.resize(static_cast<size_t>(in_.ranks));
     for (int rank = 0; rank < in_.ranks; ++rank) prepare(rank);
   }
 
   Timed run() {
-    for (int rank = 0; rank < in_.ranks; ++rank) events_.push({0, rank});
-    while (!events_.empty()) {
-      const auto [now, rank] = events_.top();
-      events_.pop();
-      if (ranks_[rank].free <= now) begin_next(rank, now);
-    }
+    clock_.run([this](int rank, int64_t now) { begin_next(rank, now); });
     return std::move(result_);
   }
 
  private:
-  static constexpr int64_t never = Instance::no_bound;
+  static constexpr int64_t never = PassClock<int64_t>::never;
   struct Chunk {
     int forward = 0;
     int input = 0;
@@ -57,7 +50,6 @@ class ListScheduler {
   };
   struct Rank {
     std::vector<Chunk> chunks;
-    int64_t free = 0;
     int64_t held = 0;
   };
   struct Next {
@@ -65,10 +57,6 @@ class ListScheduler {
     int chunk = -1;  // none
     int64_t turn = never;
   };
-
-  size_t cell(int which, int stage, int microbatch) const {
-    return static_cast<size_t>((which * in_.stages + stage) * in_.microbatches + microbatch);
-  }
 
   int64_t most(int rank, int chunk, Pass pass) const {
     return in_.most[in_.stage_of(rank, chunk)][static_cast<size_t>(pass)];
@@ -95,7 +83,8 @@ class ListScheduler {
                     later, in_.room[rank]));
   }
 
-  int64_t key(int which, int stage, int microbatch) const {
+  int64_t key(Pass pass, int stage, int microbatch) const {
+    const int which = pass == Pass::forward ? 0 : 1;
     return by_.offset[static_cast<size_t>(which * in_.stages + stage)] + microbatch * by_.period;
   }
 
@@ -105,7 +94,7 @@ class ListScheduler {
     int64_t ahead = 0;
     for (int c = 0; c < in_.chunks; ++c) {
       const int stage = in_.stage_of(rank, c);
-      const int64_t first = key(0, stage, own.chunks[c].forward);
+      const int64_t first = key(Pass::forward, stage, own.chunks[c].forward);
       if (c == chunk || first >= turn) continue;
       // Only of microbatches that have passed this chunk: others would wait for it.
       const int passed = std::max(0, own.chunks[chunk].forward - own.chunks[c].forward);
@@ -122,21 +111,21 @@ class ListScheduler {
     const Rank& own = ranks_[rank];
     Next best;
     int64_t first_there = never;  // when an F or I that has room is there
-    const auto offer = [&](int which, int c, int microbatch) {
+    const auto offer = [&](Pass pass, int c, int microbatch) {
       const int stage = in_.stage_of(rank, c);
-      const int64_t turn = key(which, stage, microbatch);
-      const int64_t there = arrival_[cell(which, stage, microbatch)];
+      const int64_t turn = key(pass, stage, microbatch);
+      const int64_t there = clock_.input(in_.action(pass, stage, microbatch));
       if (there == never || turn >= best.turn) return;
       const bool room =
-          which == 0 ? has_room(rank, c, turn) : own.held + most(rank, c, Pass::input) <= in_.room[rank];
+          pass == Pass::forward ? has_room(rank, c, turn) : own.held + most(rank, c, pass) <= in_.room[rank];
       if (!room) return;
       first_there = std::min(first_there, there);
-      if (there <= now) best = {which == 0 ? Pass::forward : Pass::input, c, turn};
+      if (there <= now) best = {pass, c, turn};
     };
     for (int c = 0; c < in_.chunks; ++c) {
       const Chunk& chunk = own.chunks[c];
-      if (chunk.forward < in_.microbatches) offer(0, c, chunk.forward);
-      if (chunk.input < chunk.forward) offer(1, c, chunk.input);
+      if (chunk.forward < in_.microbatches) offer(Pass::forward, c, chunk.forward);
+      if (chunk.input < chunk.forward) offer(Pass::input, c, chunk.input);
     }
     if (best.chunk < 0) best = oldest_weight(own);
     if (best.chunk < 0) return;
@@ -158,37 +147,18 @@ class ListScheduler {
 
   void finish(int rank, Pass pass, int chunk, int64_t end) {
     Rank& own = ranks_[rank];
-    own.free = end;
     own.held += left(rank, chunk, pass);
     result_.lists[rank].push_back(in_.letter(pass, chunk));
     result_.end = std::max(result_.end, end + in_.tail[rank]);
-    events_.push({end, rank});
-    hand_over(pass, own.chunks[chunk], in_.stage_of(rank, chunk), end);
-  }
-
-  void hand_over(Pass pass, Chunk& chunk, int stage, int64_t end) {
-    if (pass == Pass::weight) {
-      ++chunk.weight;
-    } else if (pass == Pass::forward) {
-      const int j = chunk.forward++;
-      if (stage + 1 < in_.stages) return arrive(0, stage + 1, j, end + in_.latency[stage]);
-      arrive(1, stage, j, end);
-    } else {
-      const int j = chunk.input++;
-      if (stage > 0) arrive(1, stage - 1, j, end + in_.latency[stage - 1]);
-    }
-  }
-
-  void arrive(int which, int stage, int microbatch, int64_t time) {
-    arrival_[cell(which, stage, microbatch)] = time;
-    events_.push({time, in_.rank_of[stage]});
+    Chunk& of = own.chunks[chunk];
+    int& done = pass == Pass::forward ? of.forward : pass == Pass::input ? of.input : of.weight;
+    clock_.begin(rank, in_.action(pass, in_.stage_of(rank, chunk), done++), end);
   }
 
   const Instance& in_;
   const Priorities& by_;
   std::vector<Rank> ranks_;
-  std::vector<int64_t> arrival_;  // [2 (F, I) x stage x microbatch] of the input
-  std::priority_queue<std::pair<int64_t, int>, std::vector<std::pair<int64_t, int>>, std::greater<>> events_;
+  PassClock<int64_t> clock_;
   Timed result_;
 };
 
