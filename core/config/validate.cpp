@@ -23,7 +23,7 @@
 #include "core/config/data_sources.h"
 #include "core/config/field.h"
 #include "core/config/options.h"
-#include "core/net/address.h"
+#include "core/net/socket.h"
 
 namespace pptrain::config {
 
