@@ -8,11 +8,11 @@
 #include <charconv>
 #include <cmath>
 #include <csignal>
-#include <cstdlib>
 #include <fstream>
 #include <string_view>
 
 #include "core/base/error.h"
+#include "core/base/seconds_since.h"
 
 namespace pptrain::app {
 
@@ -64,32 +64,19 @@ Patience of_open_mpi(const comm::GetEnv& environment) {
 
 Patience patience_of(const comm::Launch& launch, const comm::GetEnv& environment) {
   constexpr milliseconds agents_patience = std::chrono::seconds(30);  // torchrun; Slurm's default KillWait
+  if (launch.kind == comm::LaunchKind::threads) return {};
+  const bool has_agent = launch.kind == comm::LaunchKind::slurm || launch.kind == comm::LaunchKind::torchrun;
   Patience patience;
-  switch (launch.kind) {
-    case comm::LaunchKind::threads:
-      return patience;
-    case comm::LaunchKind::open_mpi:
-      patience = of_open_mpi(environment);
-      break;
-    case comm::LaunchKind::pmi:
-      break;
-    case comm::LaunchKind::slurm:
-    case comm::LaunchKind::torchrun:
-      patience.time = agents_patience;
-      break;
-  }
+  if (has_agent) patience.time = agents_patience;
+  if (launch.kind == comm::LaunchKind::open_mpi) patience = of_open_mpi(environment);
   if (const auto own = seconds_of(environment, own_variable)) patience.time = to_milliseconds(*own);
   if (launch.kind == comm::LaunchKind::open_mpi && *patience.time < agents_patience) {
     patience.advice = fmt::format(
         "Ctrl-C, and SIGTERM to mpirun, leave {:.3g} s: a longer step is given up then and the last finished "
         "one saved. To finish the step: {}",
-        std::chrono::duration<double>(*patience.time).count(), usr1_to_mpirun());
+        in_seconds(*patience.time), usr1_to_mpirun());
   }
   return patience;
-}
-
-Patience patience_of(const comm::Launch& launch) {
-  return patience_of(launch, [](const char* variable) { return std::getenv(variable); });
 }
 
 }  // namespace pptrain::app

@@ -1,6 +1,8 @@
 // How long a launcher waits for its ranks after it has asked them to end.
 #pragma once
 
+#include <stdlib.h>
+
 #include <chrono>
 #include <optional>
 #include <string>
@@ -19,7 +21,6 @@ struct Patience {
 };
 
 // By the defaults of the launchers, and by what Open MPI's parameters in the environment say.
-Patience patience_of(const comm::Launch& launch, const comm::GetEnv& environment);
-Patience patience_of(const comm::Launch& launch);
+Patience patience_of(const comm::Launch& launch, const comm::GetEnv& environment = ::getenv);
 
 }  // namespace pptrain::app

@@ -1,7 +1,5 @@
 #include "app/launch/memory_check.h"
 
-#include <ATen/ops/empty.h>
-#include <ATen/ops/full.h>
 #include <spdlog/fmt/fmt.h>
 
 #include <algorithm>
@@ -12,21 +10,10 @@
 #include "core/base/host_memory.h"
 #include "core/base/process.h"
 #include "core/metrics/memory.h"
+#include "parallel/comm/host_values.h"
 
 namespace pptrain::app {
 namespace {
-
-// A number for this host, the same in all of its processes.
-int64_t host_number() {
-  return static_cast<int64_t>(std::hash<std::string>()(host_name()));
-}
-
-std::vector<int64_t> from_all(comm::Communicator& world, int64_t own) {
-  const at::Tensor all = at::empty({world.size(), 1}, at::kLong);
-  world.all_gather(all, at::full({1}, own, at::kLong));
-  const auto* values = all.const_data_ptr<int64_t>();
-  return {values, values + world.size()};
-}
 
 // Rank 0 predicts for all: a prediction of many ranks takes up to a second.
 std::vector<int64_t> agreed_bytes(comm::Communicator& world, const Plan& plan) {
@@ -64,17 +51,17 @@ std::string shortage(int64_t needed, int64_t available, int ranks) {
 std::string find_shortage(comm::Communicator& world, const Plan& plan) {
   constexpr int64_t unknown = -1;
   if (plan.job.run.force_memory || plan.job.run.device != config::Device::cpu) return "";
-  const std::vector<int64_t> bytes = agreed_bytes(world, plan), hosts = from_all(world, host_number());
-  const std::vector<int64_t> available = from_all(world, available_memory().value_or(unknown));
-  const int64_t own_host = hosts[static_cast<size_t>(world.rank())];
+  const std::vector<int64_t> bytes = agreed_bytes(world, plan);
+  const size_t own_host = std::hash<std::string>()(host_name());
+  const std::vector<size_t> hosts = comm::gather_values(world, own_host);
+  const std::vector<int64_t> available = comm::gather_values(world, available_memory().value_or(unknown));
   // As the host's first rank found it, so that all its ranks say the same.
   const int64_t here = available[static_cast<size_t>(std::ranges::find(hosts, own_host) - hosts.begin())];
   if (here == unknown) return "";
   int64_t needed = 0;
   for (int rank = 0; rank < world.size(); ++rank) {
     if (hosts[static_cast<size_t>(rank)] == own_host)
-      needed +=
-          bytes[static_cast<size_t>(mesh::coordinates(plan.mesh, rank)[static_cast<size_t>(mesh::Axis::pp)])];
+      needed += bytes[static_cast<size_t>(mesh::coordinate(plan.mesh, rank, mesh::Axis::pp))];
   }
   return shortage(needed, here, static_cast<int>(std::ranges::count(hosts, own_host)));
 }

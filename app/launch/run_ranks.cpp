@@ -77,7 +77,7 @@ double in_gb(int64_t bytes) {
 std::string describe_memory(const Plan& plan, int rank, int ranks_here, at::Device device) {
   std::string text;
   try {
-    const int pp = mesh::coordinates(plan.mesh, rank)[static_cast<int>(mesh::Axis::pp)];
+    const int pp = mesh::coordinate(plan.mesh, rank, mesh::Axis::pp);
     const RankBytes bytes = predict(plan, make_cost_source(plan, "")).bytes.at(static_cast<size_t>(pp));
     std::string kinds;
     for (const auto& [kind, count] : bytes.kinds())
@@ -85,10 +85,10 @@ std::string describe_memory(const Plan& plan, int rank, int ranks_here, at::Devi
     text = fmt::format("\npptrain plan predicts {:.3f} GB for this rank ({}), beside what the program takes",
                        in_gb(bytes.total()), kinds);
     if (ranks_here > 1) text += fmt::format("; {} ranks share this process", ranks_here);
-    text += fmt::format(". At most {:.3f} GB were taken so far", in_gb(metrics::peak_memory_bytes(device)));
-    text +=
-        ". Use more ranks, train.recompute, or a smaller train.micro_batch_size; pptrain plan --search "
-        "--memory-gb finds what fits.";
+    text += fmt::format(
+        ". At most {:.3f} GB were taken so far. Use more ranks, train.recompute, or a smaller "
+        "train.micro_batch_size; pptrain plan --search --memory-gb finds what fits.",
+        in_gb(metrics::peak_memory_bytes(device)));
   } catch (const std::exception&) {  // memory is short
   }
   return text;
@@ -104,7 +104,7 @@ int named(const Plan& plan, int rank, int ranks_here, at::Device device, const G
           Body&& body) {
   const auto who = [&] {
     if (plan.mesh.world_size() == 1) return std::string();
-    const int pp = mesh::coordinates(plan.mesh, rank)[static_cast<int>(mesh::Axis::pp)];
+    const int pp = mesh::coordinate(plan.mesh, rank, mesh::Axis::pp);
     return fmt::format("rank {} (pipeline rank {}): ", rank, pp);
   };
   try {
@@ -134,48 +134,38 @@ std::optional<c10::Stream> own_stream(at::Device device) {
   return c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device, /*isHighPriority=*/true);
 }
 
-class RankStart {
- public:
-  RankStart(const Plan& plan, const std::function<int(RunContext&)>& body, int ranks_here)
-      : plan_(plan), body_(body), ranks_here_(ranks_here) {}
-
-  // `world` carries tensors of `device`.
-  int operator()(comm::Communicator& world, at::Device device, const GetStates& get_states,
-                 comm::Activity* activity, comm::Heartbeat* heartbeat) const {
-    const LogRank naming(world.rank());
-    at::set_num_threads(static_cast<int>(plan_.job.run.threads));
-    const c10::InferenceMode inference;
-    const c10::OptionalStreamGuard stream(own_stream(device));
-    world.set_timeout(timeout_of(plan_.job));
-    return named(plan_, world.rank(), ranks_here_, device, get_states, [&] {
-      mesh::DeviceMesh mesh(world, plan_.mesh);
-      RunContext context{
-          .plan = plan_, .mesh = mesh, .device = device, .activity = activity, .heartbeat = heartbeat};
-      return body_(context);
-    });
-  }
-
- private:
-  const Plan& plan_;
-  const std::function<int(RunContext&)>& body_;
-  int ranks_here_;
-};
+// Runs `body` as this thread's rank of `world`, which carries tensors of `device`.
+int run_rank(const Plan& plan, const std::function<int(RunContext&)>& body, int ranks_here,
+             comm::Communicator& world, at::Device device, const GetStates& get_states,
+             comm::Activity* activity, comm::Heartbeat* heartbeat) {
+  const LogRank naming(world.rank());
+  at::set_num_threads(static_cast<int>(plan.job.run.threads));
+  const c10::InferenceMode inference;
+  const c10::OptionalStreamGuard stream(own_stream(device));
+  world.set_timeout(timeout_of(plan.job));
+  return named(plan, world.rank(), ranks_here, device, get_states, [&] {
+    mesh::DeviceMesh mesh(world, plan.mesh);
+    RunContext context{
+        .plan = plan, .mesh = mesh, .device = device, .activity = activity, .heartbeat = heartbeat};
+    return body(context);
+  });
+}
 
 int run_threads(const Plan& plan, const std::function<int(RunContext&)>& body) {
   set_numerics(plan);
-  log_of(Subsystem::comm).info("no launcher: {} ranks are threads of this process", plan.mesh.world_size());
-  const RankStart start(plan, body, plan.mesh.world_size());
+  const int ranks = plan.mesh.world_size();
+  log_of(Subsystem::comm).info("no launcher: {} ranks are threads of this process", ranks);
   std::atomic<int> code = 0;
-  std::deque<comm::Activity> activities(static_cast<size_t>(plan.mesh.world_size()));
+  std::deque<comm::Activity> activities(static_cast<size_t>(ranks));
   const auto get_states = [&] {
     std::vector<comm::RankState> states;
     for (const comm::Activity& activity : activities)
       states.push_back({static_cast<int>(states.size()), "", activity.state()});
     return states;
   };
-  comm::run_thread_ranks(plan.mesh.world_size(), [&](comm::Communicator& world) {
-    const int result = start(world, choose_device(plan.job, world.rank()), get_states,
-                             &activities[static_cast<size_t>(world.rank())], /*heartbeat=*/nullptr);
+  comm::run_thread_ranks(ranks, [&](comm::Communicator& world) {
+    const int result = run_rank(plan, body, ranks, world, choose_device(plan.job, world.rank()), get_states,
+                                &activities[static_cast<size_t>(world.rank())], /*heartbeat=*/nullptr);
     if (world.rank() == 0) code = result;
   });
   return code;
@@ -186,18 +176,6 @@ struct StartFault {
   std::string text;  // "" for none
   int code = exit_usage;
 };
-
-template <typename Body>
-StartFault start_fault_of(Body&& body) {
-  try {
-    body();
-  } catch (const UsageError& error) {
-    return {error.what(), exit_usage};
-  } catch (const std::exception& error) {
-    return {error.what(), exit_failed};
-  }
-  return {};
-}
 
 // The launched processes, from the start of this one until all have come.
 class Gathering {
@@ -297,11 +275,16 @@ int run_ranks(const std::function<Plan()>& load, const std::function<int(RunCont
   const comm::Launch launch = comm::detect_launch();
   if (launch.kind == comm::LaunchKind::threads) return run_threads(load(), body);
   std::optional<Plan> plan;
-  const StartFault fault = start_fault_of([&] {
+  StartFault fault;
+  try {
     plan = load();
     mesh::check_world_size(plan->mesh, launch.world_size);
     set_numerics(*plan);
-  });
+  } catch (const UsageError& error) {
+    fault = {error.what(), exit_usage};
+  } catch (const std::exception& error) {
+    fault = {error.what(), exit_failed};
+  }
   comm::Activity activity;
   // It outlives the world, whose end waits for the other ranks too.
   std::unique_ptr<comm::Heartbeat> heartbeat;
@@ -327,7 +310,6 @@ int run_in_world(comm::Communicator& world, int local_rank, const Plan& plan,
   // Longer than it takes to notice a connection that has just broken.
   constexpr std::chrono::milliseconds until_verdict{1000};
   world.set_timeout(timeout_of(plan.job));
-  const RankStart start(plan, body, /*ranks_here=*/1);
   const auto get_states = [heartbeat] {
     return heartbeat != nullptr ? heartbeat->roll_call() : std::vector<comm::RankState>();
   };
@@ -345,20 +327,22 @@ int run_in_world(comm::Communicator& world, int local_rank, const Plan& plan,
       device = choose_device(plan.job, local_rank);
     });
     if (!comm::agree(world, own_fault)) return exit_usage;
-    if (device.is_cpu()) return start(world, device, get_states, activity, heartbeat);
-    // Two ranks on one GPU: all ranks find that, or none does.
     std::unique_ptr<comm::Communicator> nccl;
-    std::string common_fault;
-    named(plan, world.rank(), /*ranks_here=*/1, device, get_states, [&] {
-      std::function<std::string()> device_place;
-      if (activity != nullptr) device_place = [activity] { return activity->look_at_device(); };
-      common_fault = comm::fault_of(
-          [&] { nccl = comm::make_nccl(world, device, timeout_of(plan.job), std::move(device_place)); });
-      return 0;
-    });
-    if (!comm::agree(world, common_fault)) return exit_usage;
-    log_of(Subsystem::comm).info("NCCL between the GPUs; this rank's is {}", device.str());
-    return start(*nccl, device, get_states, activity, heartbeat);
+    if (!device.is_cpu()) {
+      // Two ranks on one GPU: all ranks find that, or none does.
+      std::string common_fault;
+      named(plan, world.rank(), /*ranks_here=*/1, device, get_states, [&] {
+        std::function<std::string()> device_place;
+        if (activity != nullptr) device_place = [activity] { return activity->look_at_device(); };
+        common_fault = comm::fault_of(
+            [&] { nccl = comm::make_nccl(world, device, timeout_of(plan.job), std::move(device_place)); });
+        return 0;
+      });
+      if (!comm::agree(world, common_fault)) return exit_usage;
+      log_of(Subsystem::comm).info("NCCL between the GPUs; this rank's is {}", device.str());
+    }
+    return run_rank(plan, body, /*ranks_here=*/1, nccl ? *nccl : world, device, get_states, activity,
+                    heartbeat);
   } catch (const PeerFailure&) {
     if (heartbeat != nullptr) heartbeat->end_with_others(until_verdict);
     throw;

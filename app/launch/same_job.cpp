@@ -12,7 +12,6 @@
 
 #include "app/data/datasets.h"
 #include "app/forecast/step_costs.h"
-#include "core/base/error.h"
 #include "core/base/process.h"
 #include "core/data/inspect.h"
 

@@ -17,11 +17,7 @@ enum Extra { extra_loss, extra_urgent, extras };
 }  // namespace
 
 PostValidation::PostValidation(RunContext& context, RankModel& model)
-    : context_(context),
-      model_(model),
-      exchange_(context.mesh.along(mesh::Axis::pp),
-                std::vector<size_t>(static_cast<size_t>(context.mesh.size(mesh::Axis::pp)),
-                                    kernels::exact_words + extras)) {
+    : context_(context), model_(model), exchange_(context.mesh.along(mesh::Axis::pp)) {
   model_.keep_previous();
 }
 

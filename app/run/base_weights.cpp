@@ -21,12 +21,9 @@ std::string value_of(const checkpoint::Layout& layout, const char* key) {
 
 }  // namespace
 
-bool freezes(const config::JobConfig& job) {
-  return job.lora.rank > 0 || std::ranges::any_of(job.optimizer.groups, &config::OptimizerGroup::frozen);
-}
-
 Base base_of(const config::JobConfig& job) {
-  if (!freezes(job)) return {};
+  const auto& groups = job.optimizer.groups;
+  if (job.lora.rank <= 0 && std::ranges::none_of(groups, &config::OptimizerGroup::frozen)) return {};
   if (job.model.init != config::Init::hf) {
     const std::string seed = fmt::format("run.seed = {}", job.run.seed);
     return {.source = seed, .fingerprint = seed};

@@ -15,10 +15,8 @@ struct Base {
   bool operator==(const Base&) const = default;
 };
 
-// Does part of the job's model not learn?
-bool freezes(const config::JobConfig& job);
-
-// Reads the ends of each tensor in model.hf_dir. Throws Error where there are no weights.
+// Empty unless part of the job's model does not learn. Reads the ends of each tensor in model.hf_dir. Throws
+// Error where there are no weights.
 Base base_of(const config::JobConfig& job);
 
 // In a checkpoint's layout: "base" and "base_xxh3_128".

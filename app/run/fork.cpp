@@ -91,9 +91,7 @@ std::optional<Fork> read_fork(const fs::path& run_dir) {
   try {
     const Json json = Json::parse(io::read_small_file(run_dir / fork_name, longest_fork));
     return Fork{.run = json.at("run").get<std::string>(), .step = json.at("step")};
-  } catch (const Error&) {
-    return std::nullopt;
-  } catch (const Json::exception&) {
+  } catch (const std::exception&) {  // Error or Json::exception
     return std::nullopt;
   }
 }

@@ -17,6 +17,7 @@
 #include "app/run/run_status.h"
 #include "core/base/error.h"
 #include "core/base/process.h"
+#include "core/base/seconds_since.h"
 #include "core/io/atomic_file.h"
 #include "core/io/files.h"
 #include "core/io/paths.h"
@@ -377,8 +378,7 @@ class Asking {
     const std::string doing = status.saving ? fmt::format("saving step {}", *status.saving)
                               : status.step ? fmt::format("after step {}", status.step->step)
                                             : std::string("starting");
-    options_.progress(fmt::format("waiting for the run ({}), {:.0f} s", doing,
-                                  std::chrono::duration<double>(told_ - begin_).count()));
+    options_.progress(fmt::format("waiting for the run ({}), {:.0f} s", doing, in_seconds(told_ - begin_)));
   }
 
   const fs::path& run_dir_;

@@ -10,7 +10,6 @@
 #include <ranges>
 #include <system_error>
 #include <thread>
-#include <vector>
 
 #include "app/data/datasets.h"
 #include "app/run/fork.h"

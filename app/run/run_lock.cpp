@@ -66,14 +66,20 @@ void write_holder(int fd, const LockHolder& holder) {
   if (::ftruncate(fd, 0) == 0) std::ignore = ::pwrite(fd, text.data(), text.size(), 0);
 }
 
+// A write lock on all of a file, however long, by the first command, or by the second where the kernel has no
+// open file description locks for this file system.
+bool lock_call(int fd, int command, int posix_command, struct flock& lock) {
+  lock = {};
+  lock.l_type = F_WRLCK;
+  lock.l_whence = SEEK_SET;  // from 0, of length 0
+  return ::fcntl(fd, command, &lock) == 0 || (errno == EINVAL && ::fcntl(fd, posix_command, &lock) == 0);
+}
+
 }  // namespace
 
 int lock_whole_file(int fd) {
   struct flock lock {};
-  lock.l_type = F_WRLCK;
-  lock.l_whence = SEEK_SET;  // from 0, of length 0: all of it, however long
-  if (::fcntl(fd, F_OFD_SETLK, &lock) == 0) return 0;
-  if (errno == EINVAL && ::fcntl(fd, F_SETLK, &lock) == 0) return 0;
+  if (lock_call(fd, F_OFD_SETLK, F_SETLK, lock)) return 0;
   return errno == EACCES ? EAGAIN : errno;
 }
 
@@ -82,10 +88,7 @@ LockState look_at_lock(const fs::path& folder) {
   if (!io::is_there(path)) return {};
   const io::RegularFile file(path);
   struct flock lock {};
-  lock.l_type = F_WRLCK;
-  lock.l_whence = SEEK_SET;
-  const bool seen = ::fcntl(file.descriptor(), F_OFD_GETLK, &lock) == 0 ||
-                    (errno == EINVAL && ::fcntl(file.descriptor(), F_GETLK, &lock) == 0);
+  const bool seen = lock_call(file.descriptor(), F_OFD_GETLK, F_GETLK, lock);
   return {.held = seen ? std::optional(lock.l_type != F_UNLCK) : std::nullopt,
           .holder = read_holder(file.descriptor())};
 }
@@ -162,9 +165,7 @@ std::optional<RunEnd> read_run_end(const fs::path& folder) {
         .message = json.at("message"),
         .process = {
             .pid = json.at("pid"), .host = json.at("host"), .since = json.at("since"), .command = {}}};
-  } catch (const Error&) {
-    return std::nullopt;
-  } catch (const Json::exception&) {
+  } catch (const std::exception&) {  // Error or Json::exception
     return std::nullopt;
   }
 }

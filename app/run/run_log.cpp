@@ -5,7 +5,6 @@
 #include <spdlog/logger.h>
 #include <spdlog/spdlog.h>
 
-#include <initializer_list>
 #include <memory>
 
 #include "core/config/validate.h"
@@ -22,8 +21,8 @@ void start_log(metrics::Color color, const comm::Launch& launch) {
       std::make_shared<metrics::LogFile>(first ? "log.txt" : fmt::format("log.rank_{}.txt", launch.rank));
   if (!first) {
     console->set_pattern(fmt::format("%T rank {}: %^%v%$", launch.rank));
-    for (spdlog::sinks::sink* sink : std::initializer_list<spdlog::sinks::sink*>{console.get(), file.get()})
-      sink->set_level(spdlog::level::warn);
+    console->set_level(spdlog::level::warn);
+    file->set_level(spdlog::level::warn);
   }
   spdlog::set_default_logger(
       std::make_shared<spdlog::logger>("pptrain", spdlog::sinks_init_list{console, file}));

@@ -13,6 +13,7 @@
 
 #include "core/base/error.h"
 #include "core/base/printable.h"
+#include "core/base/seconds_since.h"
 #include "core/config/differences.h"
 #include "core/io/files.h"
 #include "core/io/paths.h"
@@ -164,10 +165,6 @@ void add(std::string& text, std::string_view name, const std::string& value) {
   text += fmt::format("{:<11} {}\n", name, value);
 }
 
-double seconds_of(std::chrono::system_clock::duration time) {
-  return std::chrono::duration<double>(time).count();
-}
-
 std::string head(const std::filesystem::path& run_dir, const RunStatus& status) {
   std::string line = fmt::format("{}: {}", run_dir.string(), word_of(status.phase));
   if (status.holder) {
@@ -220,7 +217,7 @@ std::string status_text(const std::filesystem::path& run_dir, const RunStatus& s
                   status.saving ? fmt::format("; saving step {}", *status.saving) : ""));
   if (status.fork)
     add(text, "forked from", fmt::format("step {} of {}", status.fork->step, status.fork->run.string()));
-  if (status.age) add(text, "last update", metrics::duration_text(seconds_of(*status.age)) + " ago");
+  if (status.age) add(text, "last update", metrics::duration_text(in_seconds(*status.age)) + " ago");
   if (!status.message.empty()) text += status.message + "\n";
   return printable(text);
 }
@@ -272,7 +269,7 @@ std::string status_json(const std::filesystem::path& run_dir, const RunStatus& s
   if (!status.best.empty()) json["best"] = status.best;
   if (status.saving) json["saving"] = *status.saving;
   if (status.fork) json["forked_from"] = {{"run", status.fork->run.string()}, {"step", status.fork->step}};
-  if (status.age) json["news_age_s"] = seconds_of(*status.age);
+  if (status.age) json["news_age_s"] = in_seconds(*status.age);
   if (!status.message.empty()) json["message"] = status.message;
   return json.dump(-1, ' ', false, OrderedJson::error_handler_t::replace) + "\n";
 }

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <string_view>
 #include <system_error>
 
@@ -63,10 +64,8 @@ std::string passed_over(const config::JobConfig& job, const SavedRun& newest) {
       resume, job.run.dir, newest.step, newest.folder.parent_path().string());
 }
 
-// The differences by what they decide, in words.
-struct Sorted {
-  std::vector<std::string> model, data, rest;
-};
+// The differences by what they decide, in words; those of layout are with those of course.
+using Sorted = std::map<Effect, std::vector<std::string>>;
 
 // "data.path", "data.sources[1].path".
 bool is_path(std::string_view option) {
@@ -77,20 +76,8 @@ Sorted sort(const std::vector<Difference>& differences, bool same_file_known) {
   Sorted sorted;
   for (const Difference& difference : differences) {
     const bool moved = is_path(difference.option) && same_file_known;
-    switch (moved ? Effect::course : difference.effect) {
-      case Effect::model:
-        sorted.model.push_back(config::describe(difference));
-        break;
-      case Effect::data:
-        sorted.data.push_back(config::describe(difference));
-        break;
-      case Effect::course:
-      case Effect::layout:
-        sorted.rest.push_back(config::describe(difference));
-        break;
-      case Effect::none:
-        break;
-    }
+    const bool of_course = moved || difference.effect == Effect::layout;
+    sorted[of_course ? Effect::course : difference.effect].push_back(config::describe(difference));
   }
   return sorted;
 }
@@ -108,12 +95,14 @@ Sorted compare(const SavedRun& saved, const config::JobConfig& job, const std::s
   if (saved.job) {
     sorted = sort(config::differences(*saved.job, job), known);
     const double was = samples_per_step(*saved.job), is = samples_per_step(job);
-    if (was != is) sorted.rest.push_back(fmt::format("a step took {:.0f} samples, takes {:.0f}", was, is));
+    if (was != is)
+      sorted[Effect::course].push_back(fmt::format("a step took {:.0f} samples, takes {:.0f}", was, is));
   } else if (saved.seed != job.run.seed) {
-    sorted.data.push_back(fmt::format("run.seed was {}, is {}", saved.seed, job.run.seed));
+    sorted[Effect::data].push_back(fmt::format("run.seed was {}, is {}", saved.seed, job.run.seed));
   }
   if (known && saved.data != data) {
-    sorted.data.push_back(fmt::format("data.path held other data (fingerprint {}, is {})", saved.data, data));
+    sorted[Effect::data].push_back(
+        fmt::format("data.path held other data (fingerprint {}, is {})", saved.data, data));
   }
   return sorted;
 }
@@ -234,23 +223,25 @@ ResumeTerms check_resume(const SavedRun& saved, const config::JobConfig& job, co
                          const Base& base) {
   check_base(saved.folder.string(), saved.base, base);
   if (saved.weights_alone) return check_weights_alone(saved, job);
-  const Sorted sorted = compare(saved, job, data);
-  refuse_other_model(saved, sorted.model);
-  ResumeTerms terms{.new_data = !sorted.data.empty(), .next_sample = saved.next_sample, .remarks = {}};
+  Sorted sorted = compare(saved, job, data);
+  refuse_other_model(saved, sorted[Effect::model]);
+  const std::vector<std::string>& other_data = sorted[Effect::data];
+  const std::vector<std::string>& rest = sorted[Effect::course];
+  ResumeTerms terms{.new_data = !other_data.empty(), .next_sample = saved.next_sample, .remarks = {}};
   if (terms.new_data) {
-    if (job.checkpoint.data == config::ChangedData::same) refuse_other_data(saved, sorted.data);
+    if (job.checkpoint.data == config::ChangedData::same) refuse_other_data(saved, other_data);
     if (job.checkpoint.data == config::ChangedData::restart) terms.next_sample = 0;
     terms.remarks.push_back(fmt::format("other data or another order than in {}, from sample {} on: {}",
                                         saved.folder.string(), terms.next_sample,
-                                        fmt::join(sorted.data, "; ")));
+                                        fmt::join(other_data, "; ")));
   }
   if (!saved.job) {
     terms.remarks.push_back(
         fmt::format("{} does not say which job saved it: only the seed was compared", saved.folder.string()));
   }
-  if (!sorted.rest.empty()) {
+  if (!rest.empty()) {
     terms.remarks.push_back(fmt::format("{} goes on with changed settings: {}{}", saved.folder.string(),
-                                        fmt::join(sorted.rest, "; "),
+                                        fmt::join(rest, "; "),
                                         saved.job ? changed_rate(*saved.job, job, saved.step) : ""));
   }
   return terms;

@@ -8,6 +8,7 @@
 #include "app/trace/step_trace.h"
 #include "app/trace/trace_file.h"
 #include "core/base/error.h"
+#include "core/base/seconds_since.h"
 #include "core/io/atomic_file.h"
 #include "core/kernels/device_name.h"
 #include "parallel/comm/host_values.h"
@@ -93,7 +94,7 @@ std::optional<metrics::Bubble> StepProfile::settle() {
 }
 
 double StepProfile::seconds(pipeline::TimeMarks::Clock::time_point time) const {
-  return std::chrono::duration<double>(time.time_since_epoch() + clock_offset_).count();
+  return in_seconds(time.time_since_epoch() + clock_offset_);
 }
 
 void StepProfile::take_phases(StepTrace& trace, size_t first) {
@@ -146,7 +147,8 @@ void StepProfile::write() {
   const auto gathered = comm::gather(context_.mesh.world(), encode(traces_), 0);
   std::vector<std::string> shares;
   if (context_.device.is_cpu()) {
-    shares = gather_kernel_shares(context_.mesh.world(), kernel_times_, static_cast<int64_t>(traces_.size()));
+    const std::string own = kernel_shares_json(kernel_times_, std::ssize(traces_));
+    shares = comm::gather_strings(context_.mesh.world(), own, 0);
   }
   if (context_.root()) {
     std::vector<std::vector<StepTrace>> ranks;

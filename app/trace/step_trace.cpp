@@ -8,34 +8,39 @@
 
 namespace pptrain::app {
 
-const char* name(Phase phase) {
-  static constexpr std::array names = {"data",      "zero gradients", "tied gradients",
-                                       "loss",      "gradient norm",  "norm exchange",
-                                       "optimizer", "evaluation",     "checkpoint"};
-  static_assert(names.size() == static_cast<size_t>(Phase::count));
-  return names[static_cast<size_t>(phase)];
-}
-
 namespace {
 
-// Not an exchange, in which the rank mostly waits for others.
-bool is_own_work(Phase phase) {
-  return phase != Phase::tied_gradients && phase != Phase::loss && phase != Phase::norm_exchange;
-}
+struct PhaseInfo {
+  const char* name;
+  comm::Doing doing;  // wait: an exchange, in which the rank mostly waits for others
+};
+
+constexpr auto phases = std::to_array<PhaseInfo>({{"data", comm::Doing::storage},
+                                                  {"zero gradients", comm::Doing::work},
+                                                  {"tied gradients", comm::Doing::wait},
+                                                  {"loss", comm::Doing::wait},
+                                                  {"gradient norm", comm::Doing::work},
+                                                  {"norm exchange", comm::Doing::wait},
+                                                  {"optimizer", comm::Doing::work},
+                                                  {"evaluation", comm::Doing::storage},
+                                                  {"checkpoint", comm::Doing::storage}});
+static_assert(phases.size() == static_cast<size_t>(Phase::count));
 
 }  // namespace
 
+const char* name(Phase phase) {
+  return phases[static_cast<size_t>(phase)].name;
+}
+
 comm::Doing doing(Phase phase) {
-  if (!is_own_work(phase)) return comm::Doing::wait;
-  const bool storage = phase == Phase::data || phase == Phase::evaluation || phase == Phase::checkpoint;
-  return storage ? comm::Doing::storage : comm::Doing::work;
+  return phases[static_cast<size_t>(phase)].doing;
 }
 
 schedule::RankStep to_rank_step(const StepTrace& trace) {
   schedule::RankStep step{.step = trace.span, .actions = {}, .work = {}};
   for (const ActionSpan& action : trace.actions) step.actions.push_back(action.span);
   for (const PhaseSpan& phase : trace.phases) {
-    if (is_own_work(phase.phase)) step.work.push_back(phase.span);
+    if (doing(phase.phase) != comm::Doing::wait) step.work.push_back(phase.span);
   }
   return step;
 }
@@ -78,8 +83,6 @@ std::vector<StepTrace> decode(std::span<const double> numbers) {
   return steps;
 }
 
-namespace {
-
 std::string kernel_shares_json(const kernels::KernelTimes& times, int64_t steps) {
   using Json = nlohmann::ordered_json;
   const auto each = [&](double sum) { return sum / static_cast<double>(std::max<int64_t>(steps, 1)); };
@@ -100,18 +103,6 @@ std::string kernel_shares_json(const kernels::KernelTimes& times, int64_t steps)
     list.push_back(json);
   }
   return list.dump();
-}
-
-}  // namespace
-
-// Texts travel as numbers, a character each: a few KB once a trace.
-std::vector<std::string> gather_kernel_shares(comm::Communicator& world, const kernels::KernelTimes& times,
-                                              int64_t steps) {
-  const std::string mine = kernel_shares_json(times, steps);
-  std::vector<std::string> all;
-  for (const auto& numbers : comm::gather(world, std::vector<double>(mine.begin(), mine.end()), 0))
-    all.emplace_back(numbers.begin(), numbers.end());
-  return all;
 }
 
 }  // namespace pptrain::app

@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "core/kernels/kernel_times.h"
-#include "parallel/comm/communicator.h"
 #include "parallel/comm/liveness/activity.h"
 #include "parallel/schedule/cost/measured_step.h"
 
@@ -53,11 +52,8 @@ schedule::RankStep to_rank_step(const StepTrace& trace);
 std::vector<double> encode(std::span<const StepTrace> steps);
 std::vector<StepTrace> decode(std::span<const double> numbers);
 
-// --- What the kernels of a rank took in the traced steps, as it stands in trace.json (README.md).
-
-// Of every rank, by rank, on rank 0; nothing elsewhere: a list of objects, the longest first. steps: that
-// `times` are of; the numbers are of one step. Collective.
-std::vector<std::string> gather_kernel_shares(comm::Communicator& world, const kernels::KernelTimes& times,
-                                              int64_t steps);
+// What the kernels of a rank took in the traced steps, as it stands in trace.json (README.md): a list of
+// objects, the longest first. steps: that `times` are of; the numbers are of one step.
+std::string kernel_shares_json(const kernels::KernelTimes& times, int64_t steps);
 
 }  // namespace pptrain::app

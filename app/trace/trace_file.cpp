@@ -101,7 +101,7 @@ class TraceFile {
 
   void add_rank(int rank) {
     rank_ = rank;
-    const int pipeline_rank = mesh::coordinates(mesh_, rank)[static_cast<int>(mesh::Axis::pp)];
+    const int pipeline_rank = mesh::coordinate(mesh_, rank, mesh::Axis::pp);
     const int replicas = mesh_.world_size() / mesh_.pp;
     replica_ = rank % replicas;  // pp is the outermost axis
     const std::vector<int> stages = s_.stages_of(pipeline_rank);

@@ -23,7 +23,7 @@
 #include "core/metrics/prometheus.h"
 #include "core/metrics/tensorboard.h"
 #include "core/metrics/terminal_sinks.h"
-#include "core/net/address.h"
+#include "core/net/socket.h"
 #include "models/flops.h"
 #include "parallel/comm/agreement.h"
 

@@ -113,8 +113,7 @@ void set_level(const std::string& wanted) {
 }  // namespace
 
 spdlog::logger& log_of(Subsystem subsystem) {
-  static const Loggers& all = loggers();
-  return *all[static_cast<size_t>(subsystem)];
+  return *loggers()[static_cast<size_t>(subsystem)];
 }
 
 void turn_on_logs(std::span<const std::string> wanted, const std::filesystem::path& folder, int rank) {

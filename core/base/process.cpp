@@ -20,13 +20,7 @@ bool plain(char c) {
 std::string in_shell_quotes(const std::string& word) {
   if (!word.empty() && std::ranges::all_of(word, plain)) return word;
   std::string out = "'";
-  for (const char c : word) {
-    if (c == '\'') {
-      out += "'\\''";
-    } else {
-      out += c;
-    }
-  }
+  for (const char c : word) out += c == '\'' ? "'\\''" : std::string(1, c);
   return out + "'";
 }
 

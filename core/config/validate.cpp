@@ -20,7 +20,7 @@
 #include "core/config/field.h"
 #include "core/config/nearest.h"
 #include "core/config/options.h"
-#include "core/net/address.h"
+#include "core/net/socket.h"
 
 namespace pptrain::config {
 

@@ -1,18 +1,17 @@
-// Two watches over the global loss, which has the same bits on every rank, so that all ranks decide alike:
+// Two watches over the global loss and gradient norm, which have the same bits on every rank and every
+// pipeline layout, so that all ranks decide alike:
 // steps that are skipped (loss or gradient norm not finite, or no valid token), and losses that leave their
 // band and stay above it.
 #pragma once
 
 #include <cstdint>
 #include <deque>
-#include <optional>
 #include <string>
 #include <vector>
 
 namespace pptrain::fault {
 
-// Decides whether a step counts. It sees the global loss and norm, which have the same bits on every rank, so
-// that all ranks decide alike.
+// Decides whether a step counts.
 class AnomalyGuard {
  public:
   // max_in_a_row: skipped steps in a row after which the run fails; 0: the first one fails it.
@@ -37,9 +36,8 @@ class AnomalyGuard {
   std::deque<std::string> last_;  // steps, in words
 };
 
-// Counts the steps in a row whose loss lies above the band. It sees the global loss, which has the same bits
-// on every rank and every pipeline layout, so that all ranks decide alike. Only losses within the band become
-// part of it: a run that diverges does not raise its own limit.
+// Counts the steps in a row whose loss lies above the band. Only losses within the band become part of it: a
+// run that diverges does not raise its own limit.
 class DivergenceWatch {
  public:
   // steps: in a row above the band; 0: no watch. window: losses of the band; before there are so many, none

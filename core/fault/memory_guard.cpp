@@ -55,7 +55,7 @@ void MemoryGuard::watch(std::string name, at::Tensor tensor) {
     throw Error(fmt::format("{} cannot be watched: it is not contiguous, of 4-byte elements", name));
   names_.push_back(std::move(name));
   tensors_.push_back(std::move(tensor));
-  noted_ = false;
+  sums_.clear();
 }
 
 // On a device the sum is of 32-bit words, as 64-bit integers: all tensors' sums come over in one copy.
@@ -76,13 +76,8 @@ std::vector<uint64_t> MemoryGuard::sums() const {
   return result;
 }
 
-void MemoryGuard::note() {
-  sums_ = sums();
-  noted_ = true;
-}
-
 std::optional<std::string> MemoryGuard::find_change() const {
-  if (!noted_) return std::nullopt;
+  if (sums_.empty()) return std::nullopt;
   const std::vector<uint64_t> now = sums();
   for (size_t i = 0; i < now.size(); ++i) {
     if (now[i] != sums_[i]) return names_[i];

@@ -25,7 +25,7 @@ class MemoryGuard {
   void watch(std::string name, at::Tensor tensor);
 
   // From here on the values are to stay as they are.
-  void note();
+  void note() { sums_ = sums(); }
   // The first tensor that is not as it was when note() was called; nothing where all are, or none was noted.
   std::optional<std::string> find_change() const;
 
@@ -34,8 +34,7 @@ class MemoryGuard {
 
   std::vector<std::string> names_;
   std::vector<at::Tensor> tensors_;
-  std::vector<uint64_t> sums_;
-  bool noted_ = false;
+  std::vector<uint64_t> sums_;  // as noted; empty: none was
 };
 
 }  // namespace pptrain::fault

@@ -11,7 +11,6 @@
 
 #include "core/metrics/sinks.h"
 #include "core/metrics/step_record.h"
-#include "core/net/address.h"
 #include "core/net/socket.h"
 
 namespace pptrain::metrics {

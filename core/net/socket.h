@@ -1,9 +1,12 @@
-// Stream sockets: calls that do not block.
+// Stream sockets, whose calls do not block, and addresses of hosts: numbers in text ("10.0.0.5",
+// "fe80::1%eth0").
 #pragma once
 
 #include <chrono>
-#include <cstddef>
+#include <optional>
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "core/base/file_descriptor.h"
 
@@ -12,8 +15,6 @@ namespace pptrain::net {
 using Deadline = std::chrono::steady_clock::time_point;
 
 using Socket = FileDescriptor;
-
-// Of the calls below none blocks; addresses are numbers as text ("10.0.0.5", "fe80::1%eth0").
 
 // A socket that listens at this address alone. Port 0: one of the system's choice. A closed one where that
 // cannot be, with the error's number in `error`.
@@ -28,11 +29,49 @@ Socket accept_now(const Socket& listener, int& error);
 Socket start_connecting(const std::string& address, int port, int& error);
 // The error's number of a connection that was under way; 0: it is there.
 int error_of(const Socket& socket);
+// The system's words for an error's number.
+std::string error_text(int error);
 // The address of the other end, for messages.
 std::string peer_address(const Socket& socket);
 
 // Small messages leave at once; a host that vanishes while nothing is on its way to it is noticed within half
 // a minute.
 void make_link(const Socket& socket);
+
+// --- Addresses
+
+inline constexpr const char* loopback = "127.0.0.1";
+
+// The addresses of a host's name. Throws Error where it has none here.
+std::vector<std::string> addresses_of(const std::string& host);
+// An address of this host alone ("127.0.1.1", "::1")?
+bool is_loopback(const std::string& address);
+
+// This host's own address on the way to `host`; "" without a route. Nothing is sent. Throws Error where the
+// name is not known here.
+std::string address_towards(const std::string& host);
+// An address at which other hosts reach this one: the default route's, else any interface's. Throws Error
+// without one.
+std::string address_for_others();
+// All addresses of interfaces that are up, but loopback and link-local IPv6 ones; the default route's first.
+std::vector<std::string> addresses_for_others();
+
+// The address that PPTRAIN_HOST_ADDRESS means: an address, a name or an interface. Throws UsageError for one
+// that this host does not have.
+std::string host_address(const std::string& given);
+bool can_listen(const std::string& address);
+
+struct Address {
+  std::string host;  // an IPv4 or IPv6 address in numbers
+  int port = 0;      // of a server, 0: any free one
+
+  bool is_v6() const { return host.find(':') != std::string::npos; }
+  // As people write it: "127.0.0.1:9464", "[::1]:9464".
+  std::string text() const { return (is_v6() ? '[' + host + ']' : host) + ':' + std::to_string(port); }
+};
+
+// Where a server listens, of "9464" (this machine alone), "localhost:9464", "0.0.0.0:9464" or "[::1]:9464";
+// nothing of other texts. Names are not looked up: what an address means must not depend on who answers.
+std::optional<Address> parse_listen_address(std::string_view text);
 
 }  // namespace pptrain::net

@@ -2,9 +2,9 @@
 
 #include <spdlog/fmt/fmt.h>
 
+#include <algorithm>
+#include <array>
 #include <charconv>
-#include <cstdlib>
-#include <cstring>
 #include <optional>
 
 #include "core/base/error.h"
@@ -42,19 +42,23 @@ class Environment {
   const GetEnv& get_;
 };
 
+// What a launcher tells its ranks: their numbers and those of the host. `one_host`: how many ranks the host
+// has, of Slurm how many hosts the step has.
 struct Variables {
-  const char* rank;
-  const char* size;
-  const char* local_rank;
+  LaunchKind kind;
+  const char *rank, *size, *local_rank, *one_host;
 };
-constexpr Variables open_mpi{"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"};
-constexpr Variables pmi{"PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"};
-constexpr Variables slurm{"SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"};
-constexpr Variables torchrun{"RANK", "WORLD_SIZE", "LOCAL_RANK"};
+constexpr Variables open_mpi{LaunchKind::open_mpi, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
+                             "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"};
+constexpr Variables pmi{LaunchKind::pmi, "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"};
+constexpr Variables slurm{LaunchKind::slurm, "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID",
+                          "SLURM_STEP_NUM_NODES"};
+constexpr Variables torchrun{LaunchKind::torchrun, "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"};
+constexpr std::array launchers{open_mpi, pmi, slurm, torchrun};
 
 // The rank and the sizes; a rank whose launcher does not tell its place on the host counts from 0 over the
 // world.
-Launch read(const Environment& env, LaunchKind kind, const Variables& variables) {
+Launch read(const Environment& env, const Variables& variables) {
   const int64_t rank = env.number(variables.rank).value_or(0);
   const int64_t size = env.number(variables.size).value_or(1);
   constexpr int64_t largest_world = 1 << 20;
@@ -73,14 +77,12 @@ Launch read(const Environment& env, LaunchKind kind, const Variables& variables)
                     "the size",
                     variables.local_rank, local_rank, variables.size, size));
   }
-  Launch launch;
-  launch.kind = kind;
-  launch.rank = static_cast<int>(rank);
-  launch.world_size = static_cast<int>(size);
-  launch.local_rank = static_cast<int>(local_rank);
-  launch.has_pmi = env.has("PMI_RANK");
-  launch.has_pmix = env.has("PMIX_RANK");
-  return launch;
+  return {.kind = variables.kind,
+          .rank = static_cast<int>(rank),
+          .world_size = static_cast<int>(size),
+          .local_rank = static_cast<int>(local_rank),
+          .has_pmi = env.has("PMI_RANK"),
+          .has_pmix = env.has("PMIX_RANK")};
 }
 
 // The number of tasks of the job step that this process is one of; 0 outside of a step. SLURM_NTASKS can be
@@ -114,28 +116,11 @@ std::string host_of_first_rank(const Environment& env) {
   return env.text("SLURM_LAUNCH_NODE_IPADDR");
 }
 
-// True where the launcher says that it started all ranks on this host.
-bool on_one_host(const Environment& env, const Launch& launch) {
-  const auto all_here = [&](const char* variable) { return env.number(variable) == launch.world_size; };
-  switch (launch.kind) {
-    case LaunchKind::threads:
-      return true;
-    case LaunchKind::open_mpi:
-      return all_here("OMPI_COMM_WORLD_LOCAL_SIZE");
-    case LaunchKind::pmi:
-      return all_here("MPI_LOCALNRANKS");
-    case LaunchKind::slurm:
-      return env.number("SLURM_STEP_NUM_NODES") == 1;
-    case LaunchKind::torchrun:
-      return all_here("LOCAL_WORLD_SIZE");
-  }
-  return false;
-}
-
 Rendezvous find_rendezvous(const Environment& env, const Launch& launch) {
   const LaunchKind kind = launch.kind;
   Rendezvous result{.host = env.text("MASTER_ADDR")};
-  result.one_host = on_one_host(env, launch);
+  const char* one_host = std::ranges::find(launchers, kind, &Variables::kind)->one_host;
+  result.one_host = env.number(one_host) == (kind == LaunchKind::slurm ? 1 : launch.world_size);
   result.host_address = env.text("PPTRAIN_HOST_ADDRESS");
   result.secret = read_secret(env.get());
   if (const auto port = env.number("MASTER_PORT")) result.port = port_number(*port, "MASTER_PORT");
@@ -162,7 +147,7 @@ void refuse_half_a_launch(const Environment& env) {
                     has_rank ? variables.rank : variables.size, has_rank ? variables.size : variables.rank));
   }
   if (!env.has(torchrun.rank) || !env.has(torchrun.size)) return;
-  const Launch launch = read(env, LaunchKind::torchrun, torchrun);
+  const Launch launch = read(env, torchrun);
   if (const auto port = env.number("MASTER_PORT")) port_number(*port, "MASTER_PORT");
   if (launch.world_size == 1) return;
   throw UsageError(
@@ -176,17 +161,17 @@ void refuse_half_a_launch(const Environment& env) {
 Launch find_launch(const Environment& env) {
   const bool as_torchrun =
       env.has(torchrun.rank) && env.has(torchrun.size) && env.has("MASTER_ADDR") && env.has("MASTER_PORT");
-  if (as_torchrun && env.has("TORCHELASTIC_RUN_ID")) return read(env, LaunchKind::torchrun, torchrun);
-  if (env.has(open_mpi.rank) && env.has(open_mpi.size)) return read(env, LaunchKind::open_mpi, open_mpi);
+  if (as_torchrun && env.has("TORCHELASTIC_RUN_ID")) return read(env, torchrun);
+  if (env.has(open_mpi.rank) && env.has(open_mpi.size)) return read(env, open_mpi);
   const int64_t tasks = step_tasks(env);
   // mpiexec of MPICH starts its proxies with srun: then PMI's size is not the step's.
   const bool has_pmi = env.has(pmi.rank) && env.has(pmi.size);
-  if (has_pmi && (tasks == 0 || env.number(pmi.size) != tasks)) return read(env, LaunchKind::pmi, pmi);
+  if (has_pmi && (tasks == 0 || env.number(pmi.size) != tasks)) return read(env, pmi);
   if (tasks > 1) {
     const char* size = env.has("SLURM_STEP_NUM_TASKS") ? "SLURM_STEP_NUM_TASKS" : slurm.size;
-    return read(env, LaunchKind::slurm, {slurm.rank, size, slurm.local_rank});
+    return read(env, {LaunchKind::slurm, slurm.rank, size, slurm.local_rank, slurm.one_host});
   }
-  if (as_torchrun) return read(env, LaunchKind::torchrun, torchrun);
+  if (as_torchrun) return read(env, torchrun);
   refuse_half_a_launch(env);
   return {};
 }
@@ -199,35 +184,21 @@ std::string built_with() {
 }  // namespace
 
 bool starts_our_mpi(const Launch& launch) {
-  switch (launch.kind) {
-    case LaunchKind::open_mpi:
-      return mpi_flavor() == MpiFlavor::open_mpi;
-    case LaunchKind::pmi:
-      return mpi_flavor() == MpiFlavor::mpich;
-    case LaunchKind::slurm:
-      return (mpi_flavor() == MpiFlavor::open_mpi && launch.has_pmix) ||
-             (mpi_flavor() == MpiFlavor::mpich && launch.has_pmi);
-    case LaunchKind::threads:
-    case LaunchKind::torchrun:
+  const bool by_slurm = launch.kind == LaunchKind::slurm;
+  switch (mpi_flavor()) {
+    case MpiFlavor::open_mpi:
+      return launch.kind == LaunchKind::open_mpi || (by_slurm && launch.has_pmix);
+    case MpiFlavor::mpich:
+      return launch.kind == LaunchKind::pmi || (by_slurm && launch.has_pmi);
+    default:
       return false;
   }
-  return false;
 }
 
 const char* name(LaunchKind kind) {
-  switch (kind) {
-    case LaunchKind::threads:
-      return "no launcher";
-    case LaunchKind::open_mpi:
-      return "mpirun of Open MPI";
-    case LaunchKind::pmi:
-      return "mpiexec of MPICH (PMI)";
-    case LaunchKind::slurm:
-      return "srun of Slurm";
-    case LaunchKind::torchrun:
-      return "torchrun";
-  }
-  throw Error("unknown kind of launch");
+  constexpr std::array names{"no launcher", "mpirun of Open MPI", "mpiexec of MPICH (PMI)", "srun of Slurm",
+                             "torchrun"};  // in the order of LaunchKind
+  return names.at(static_cast<size_t>(kind));
 }
 
 std::string first_host(const std::string& node_list) {
@@ -252,10 +223,6 @@ Launch detect_launch(const GetEnv& environment) {
   Launch launch = find_launch(env);
   if (launch.kind != LaunchKind::threads) launch.rendezvous = find_rendezvous(env, launch);
   return launch;
-}
-
-Launch detect_launch() {
-  return detect_launch([](const char* variable) { return std::getenv(variable); });
 }
 
 std::unique_ptr<Communicator> make_world(const Launch& launch) {

@@ -1,6 +1,8 @@
 // Detects the launcher of this process, and makes the world of its ranks.
 #pragma once
 
+#include <stdlib.h>
+
 #include <functional>
 #include <memory>
 #include <string>
@@ -33,8 +35,7 @@ using GetEnv = std::function<const char*(const char*)>;
 // The innermost launcher that the environment shows: torchrun (its agent's variables), mpirun of Open MPI,
 // mpiexec of MPICH (PMI), srun (a job step of more than one task), variables in torchrun's manner, none.
 // Throws UsageError for values that make no sense.
-Launch detect_launch();
-Launch detect_launch(const GetEnv& environment);
+Launch detect_launch(const GetEnv& environment = ::getenv);
 
 // Whether the ranks of `launch` meet through the MPI that this program is built with.
 bool starts_our_mpi(const Launch& launch);

@@ -4,7 +4,6 @@
 #include <c10/core/InferenceMode.h>
 
 #include <algorithm>
-#include <numeric>
 #include <utility>
 
 #include "parallel/comm/operands.h"
@@ -70,9 +69,7 @@ std::unique_ptr<Work> join(std::vector<std::unique_ptr<Work>> works) {
 }
 
 std::unique_ptr<Communicator> Communicator::duplicate() {
-  std::vector<int> all(static_cast<size_t>(size()));
-  std::iota(all.begin(), all.end(), 0);
-  return subgroup(all);
+  return subgroup(all_ranks(size()));
 }
 
 std::unique_ptr<Work> Communicator::iall_reduce_sum(at::Tensor tensor) {

@@ -7,7 +7,6 @@
 #include <cstring>
 #include <fstream>
 #include <numeric>
-#include <utility>
 
 #include "core/base/error.h"
 #include "parallel/comm/split.h"
@@ -112,33 +111,17 @@ bool any(Communicator& comm, bool value) {
   return all_reduce_sum(comm, std::span(&mine, 1))[0] > 0.0;
 }
 
-Exchange::Exchange(Communicator& group, std::vector<size_t> counts)
-    : counts_(std::move(counts)), group_(group.host().duplicate()) {
-  if (counts_.size() != static_cast<size_t>(group_->size()))
-    throw Error("exchange: one count per rank is needed");
-}
-
 void Exchange::start(std::span<const double> values) {
-  const int me = group_->rank();
-  if (!values_.empty()) throw Error("exchange: the one before is still under way");
-  if (values.size() != counts_[me]) throw Error("exchange: another number of values than agreed");
-  for (const size_t count : counts_) values_.push_back(at::empty({static_cast<int64_t>(count)}, at::kDouble));
-  values_[me] = tensor_of(values);
-  for (int rank = 0; rank < group_->size(); ++rank) {
-    if (rank != me) works_.push_back(group_->irecv(values_[rank], rank));
-  }
-  for (int rank = 0; rank < group_->size(); ++rank) {
-    if (rank != me) works_.push_back(group_->isend(values_[me], rank));
-  }
+  if (work_) throw Error("exchange: the one before is still under way");
+  values_ = at::empty({group_->size(), static_cast<int64_t>(values.size())}, at::kDouble);
+  work_ = group_->iall_gather(values_, tensor_of(values));
 }
 
 std::vector<std::vector<double>> Exchange::wait(const std::string& what) {
-  for (const auto& work : works_) {
-    work->wait([&] { return fmt::format("rank {} waits for {}", group_->rank(), what); });
-  }
-  works_.clear();
+  work_->wait([&] { return fmt::format("rank {} waits for {}", group_->rank(), what); });
+  work_.reset();
   std::vector<std::vector<double>> result;
-  for (const at::Tensor& tensor : std::exchange(values_, {})) result.push_back(values_of(tensor));
+  for (int rank = 0; rank < group_->size(); ++rank) result.push_back(values_of(values_.select(0, rank)));
   return result;
 }
 

@@ -35,10 +35,10 @@ std::vector<T> gather_values(Communicator& comm, const T& mine) {
 // time. It has a communicator of its own, so that its messages meet no others.
 class Exchange {
  public:
-  // Collective over `group`. counts: how many numbers each rank of it sends.
-  Exchange(Communicator& group, std::vector<size_t> counts);
+  // Collective over `group`.
+  explicit Exchange(Communicator& group) : group_(group.host().duplicate()) {}
 
-  // Sends this rank's numbers to all, without waiting.
+  // Sends this rank's numbers, as many as every rank sends, to all, without waiting.
   void start(std::span<const double> values);
 
   // Waits until all ranks have started the exchange. [rank] its numbers, this rank's included. `what`
@@ -46,10 +46,9 @@ class Exchange {
   std::vector<std::vector<double>> wait(const std::string& what);
 
  private:
-  std::vector<size_t> counts_;
   std::unique_ptr<Communicator> group_;
-  std::vector<at::Tensor> values_;            // [rank]; float64
-  std::vector<std::unique_ptr<Work>> works_;  // of other ranks' numbers, then of the sends
+  at::Tensor values_;           // [rank, value]; float64
+  std::unique_ptr<Work> work_;  // of the exchange under way
 };
 
 // What this rank adds to its std::chrono::steady_clock to get rank 0's. Exactly 0 on rank 0's host; elsewhere

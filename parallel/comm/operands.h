@@ -6,8 +6,10 @@
 #include <spdlog/fmt/fmt.h>
 
 #include <cstdint>
+#include <numeric>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "core/base/error.h"
 
@@ -24,6 +26,13 @@ inline void check_root(int root, int size) {
   if (root < 0 || root >= size) {
     throw Error(fmt::format("broadcast: root {} is not a rank of a group of {}", root, size));
   }
+}
+
+// 0 to size - 1.
+inline std::vector<int> all_ranks(int size) {
+  std::vector<int> ranks(static_cast<size_t>(size));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return ranks;
 }
 
 // The place of `rank` among `members`, the ranks of a group to be made of a communicator of `size`.

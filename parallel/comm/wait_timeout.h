@@ -8,6 +8,7 @@
 #include <string>
 
 #include "core/base/error.h"
+#include "core/base/seconds_since.h"
 
 namespace pptrain::comm {
 
@@ -24,8 +25,7 @@ class WaitTimeout : public Error {
 inline std::string timeout_message(int rank, std::chrono::milliseconds timeout, const std::string& operation,
                                    const std::string& what) {
   return fmt::format("rank {} waited {:.1f} s for {}{}{}; a peer is stuck or slower than the timeout", rank,
-                     std::chrono::duration<double>(timeout).count(), operation, what.empty() ? "" : ": ",
-                     what);
+                     in_seconds(timeout), operation, what.empty() ? "" : ": ", what);
 }
 
 // --- The end of a wait, as the process has lived it.
@@ -50,9 +50,6 @@ class PatientDeadline {
   }
   // Until when to sleep before the next look.
   Clock::time_point next_look() const { return std::min(end_, last_ + look_every); }
-  std::chrono::milliseconds time_to_look() const {
-    return std::chrono::ceil<std::chrono::milliseconds>(next_look() - last_);
-  }
 
  private:
   static constexpr std::chrono::seconds standstill{3};

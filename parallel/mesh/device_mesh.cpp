@@ -153,6 +153,10 @@ Coordinates coordinates(const MeshShape& shape, int rank) {
   return at;
 }
 
+int coordinate(const MeshShape& shape, int rank, Axis axis) {
+  return coordinates(shape, rank)[static_cast<int>(axis)];
+}
+
 int rank_at(const MeshShape& shape, const Coordinates& at) {
   int rank = 0;
   for (int a = 0; a < axis_count; ++a) {
@@ -166,13 +170,7 @@ int rank_at(const MeshShape& shape, const Coordinates& at) {
 }
 
 std::vector<int> group(const MeshShape& shape, int rank, Axis axis) {
-  Coordinates at = coordinates(shape, rank);
-  std::vector<int> ranks;
-  for (int i = 0; i < shape.size(axis); ++i) {
-    at[static_cast<int>(axis)] = i;
-    ranks.push_back(rank_at(shape, at));
-  }
-  return ranks;
+  return spanned(shape, coordinates(shape, rank), std::span(&axis, 1));
 }
 
 std::vector<int> group(const MeshShape& shape, int rank, Group group) {

@@ -63,6 +63,7 @@ void check_world_size(const MeshShape& shape, int ranks);
 // --- pure functions of a shape that check_shape accepts; they throw Error for ranks outside of it ---
 using Coordinates = std::array<int, axis_count>;
 Coordinates coordinates(const MeshShape& shape, int rank);
+int coordinate(const MeshShape& shape, int rank, Axis axis);
 int rank_at(const MeshShape& shape, const Coordinates& at);
 // World ranks of the group of `rank`, in the group's order; along an axis, that is in axis order.
 std::vector<int> group(const MeshShape& shape, int rank, Axis axis);

@@ -1,6 +1,5 @@
 #include "parallel/comm/dry/dry_communicator.h"
 
-#include <numeric>
 #include <utility>
 
 #include "core/kernels/dry_run.h"

@@ -9,6 +9,8 @@
 #include <sstream>
 #include <utility>
 
+#include "core/base/seconds_since.h"
+
 namespace pptrain::comm {
 
 struct Activity::Mark {
@@ -26,7 +28,7 @@ void Activity::set(Doing doing, std::string_view text) {
 
 Activity::State Activity::own_state() const {
   const std::lock_guard lock(mutex_);
-  return {doing_, text_, std::chrono::duration<double>(Clock::now() - since_).count()};
+  return {doing_, text_, seconds_since(since_)};
 }
 
 Activity::State Activity::state() const {

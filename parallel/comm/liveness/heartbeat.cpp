@@ -18,6 +18,7 @@
 
 #include "core/base/error.h"
 #include "core/base/printable.h"
+#include "core/base/seconds_since.h"
 #include "core/base/signal_block.h"
 #include "parallel/comm/agreement.h"
 
@@ -39,10 +40,6 @@ constexpr milliseconds end_after_verdict{1600};
 constexpr milliseconds end_after_own_failure{5000};
 constexpr milliseconds leave_time{1000};
 constexpr size_t most_outgoing = size_t{32} << 20;
-
-double seconds(std::chrono::steady_clock::duration time) {
-  return std::chrono::duration<double>(time).count();
-}
 
 // Whether the peer's kernel has lately acknowledged what was sent.
 bool host_answers(const net::Socket& socket, milliseconds lately) {
@@ -226,7 +223,7 @@ Heartbeat::Leave Heartbeat::leaving() {
 // is on its way.
 void Heartbeat::take_leave() {
   for (Link* link : {&previous_, &next_}) {
-    send(*link, encode_goodbye());
+    send(*link, encode(Frame::Kind::goodbye));
     if (link->socket.open()) shutdown(link->socket.get(), SHUT_WR);
     link->left = true;
   }
@@ -311,7 +308,7 @@ void Heartbeat::take_roll_call(RollCall call) {
 // Once round, by way of the next rank. One that has passed on a summons has no need of another: so there are
 // as many messages as ranks, however many are asked.
 void Heartbeat::take_summons() {
-  if (!std::exchange(summons_passed_, true)) send(next_, encode_summons());
+  if (!std::exchange(summons_passed_, true)) send(next_, encode(Frame::Kind::summons));
   const std::lock_guard lock(mutex_);
   if (std::exchange(summoned_, true)) return;
   if (on_summons_) on_summons_();
@@ -323,7 +320,7 @@ void Heartbeat::take_requests() {
   auto failure = std::exchange(own_failure_, std::nullopt);
   const auto call = std::exchange(wanted_call_, std::nullopt);
   lock.unlock();
-  if (summons && !std::exchange(summons_passed_, true)) send(next_, encode_summons());
+  if (summons && !std::exchange(summons_passed_, true)) send(next_, encode(Frame::Kind::summons));
   if (failure) decide(std::move(*failure), Source::own_failure);
   if (call) {
     send(next_, encode(RollCall{rank_, *call, {{rank_, hosts_[rank_], activity_.state()}}}));
@@ -360,7 +357,7 @@ void Heartbeat::look(Clock::time_point now) {
 void Heartbeat::look_at(Link& link, Clock::time_point now) {
   if (verdict_ || link.left || !link.socket.open() || now - link.heard < options_.limit) return;
   const std::string who = rank_name(link.peer, hosts_[link.peer]);
-  const double silence = seconds(now - link.heard);
+  const double silence = in_seconds(now - link.heard);
   const std::string what =
       host_answers(link.socket, options_.limit / 2)
           ? fmt::format(
@@ -369,8 +366,7 @@ void Heartbeat::look_at(Link& link, Clock::time_point now) {
                 who, silence)
           : fmt::format("{} has been unreachable for {:.1f} s: its host or the network is down", who,
                         silence);
-  decide({.rank = link.peer, .text = fmt::format("{}. {} {}", what, last_words(link), own_words())},
-         &link == &next_ ? Source::detected_ahead : Source::detected_behind);
+  accuse(link, what);
 }
 
 void Heartbeat::look_at_own_thread(Clock::time_point now) {
@@ -382,7 +378,7 @@ void Heartbeat::look_at_own_thread(Clock::time_point now) {
           .text = fmt::format("{} has been stuck in the kernel{} for {:.1f} s: a disk, a network file system "
                               "or a device does not answer. It {}.",
                               rank_name(rank_, hosts_[rank_]), where.empty() ? "" : " (" + where + ")",
-                              seconds(asleep), describe(state))},
+                              in_seconds(asleep), describe(state))},
          Source::detected_ahead);
 }
 
@@ -395,15 +391,17 @@ void Heartbeat::lose(Link& link, int error) {
                            : error == EPROTO
                                ? "sends heartbeats that make no sense"
                                : "is gone: its process ended unexpectedly (killed, crashed or out of memory)";
-  decide({.rank = link.peer,
-          .text = fmt::format("{} {}. {} {}", rank_name(link.peer, hosts_[link.peer]), what, last_words(link),
-                              own_words())},
+  accuse(link, fmt::format("{} {}", rank_name(link.peer, hosts_[link.peer]), what));
+}
+
+void Heartbeat::accuse(const Link& link, const std::string& what) {
+  decide({.rank = link.peer, .text = fmt::format("{}. {} {}", what, last_words(link), own_words())},
          &link == &next_ ? Source::detected_ahead : Source::detected_behind);
 }
 
 std::string Heartbeat::last_words(const Link& link) const {
   if (link.state.text.empty()) return "It had not told what it was doing.";
-  const double ago = seconds(Clock::now() - link.heard);
+  const double ago = seconds_since(link.heard);
   return fmt::format("When last heard of, {:.1f} s ago, it {}.", ago, describe(link.state));
 }
 

@@ -114,6 +114,7 @@ class Heartbeat {
   void look_at(Link& link, Clock::time_point now);
   void look_at_own_thread(Clock::time_point now);
   void lose(Link& link, int error);
+  void accuse(const Link& link, const std::string& what);
   void stood_still(Clock::time_point now);
   enum class Source;
   void decide(Verdict verdict, Source source);

@@ -1,6 +1,5 @@
 #include "parallel/comm/liveness/heartbeat_frames.h"
 
-#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <utility>
@@ -117,12 +116,8 @@ std::string encode(const RollCall& call) {
   return packer.frame(Frame::Kind::roll_call);
 }
 
-std::string encode_goodbye() {
-  return Packer().frame(Frame::Kind::goodbye);
-}
-
-std::string encode_summons() {
-  return Packer().frame(Frame::Kind::summons);
+std::string encode(Frame::Kind kind) {
+  return Packer().frame(kind);
 }
 
 std::optional<Activity::State> decode_beat(std::string_view body) {

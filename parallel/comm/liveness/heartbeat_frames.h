@@ -1,7 +1,6 @@
 // What neighbours on the ring of heartbeats say to each other, as bytes on a stream.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -37,8 +36,7 @@ struct Frame {
 std::string encode_beat(const Activity::State& state);
 std::string encode(const Verdict& verdict);
 std::string encode(const RollCall& call);
-std::string encode_goodbye();
-std::string encode_summons();
+std::string encode(Frame::Kind kind);  // of a frame without a body
 
 // Nothing where the body is not what encode makes.
 std::optional<Activity::State> decode_beat(std::string_view body);

@@ -13,12 +13,10 @@
 #include <fstream>
 #include <span>
 #include <sstream>
-#include <system_error>
 #include <utility>
 
 #include "core/base/error.h"
 #include "core/base/process.h"
-#include "core/net/address.h"
 #include "parallel/comm/host_values.h"
 #include "parallel/comm/liveness/activity.h"
 #include "parallel/comm/tcp/tcp_contacts.h"
@@ -96,7 +94,7 @@ net::Socket listen_for_previous(const std::string& address) {
   net::Socket socket = address.empty() ? net::listen_everywhere(error) : net::listen_at(address, 0, error);
   if (!socket.open()) {
     throw Error(fmt::format("cannot listen for heartbeats{}{}: {}", address.empty() ? "" : " at ", address,
-                            std::generic_category().message(error)));
+                            net::error_text(error)));
   }
   return socket;
 }
@@ -152,32 +150,33 @@ Ring make_ring(Communicator& communicator, std::chrono::milliseconds patience,
   const int size = world.size(), rank = world.rank();
   const int after = (rank + 1) % size, before = (rank + size - 1) % size;
   Ring ring;
+  const auto attempt = [&ring](const auto& body) {
+    try {
+      body();
+    } catch (const Error& error) {
+      ring.fault = error.what();
+    }
+  };
   std::string address;
-  try {
+  attempt([&] {
     if (own_address) address = own_address();
-  } catch (const Error& error) {
-    ring.fault = error.what();
-  }
+  });
   const std::vector<Card> cards = gather_values(world, own_card(address, own_machine));
   ring.hosts = host_names(cards);
   const bool one_machine =
       std::ranges::all_of(cards, [&](const Card& card) { return same_machine(card, cards[0]); });
   net::Socket listener;
-  try {
+  attempt([&] {
     if (ring.fault.empty()) listener = listen_for_previous(one_machine ? net::loopback : address);
-  } catch (const Error& error) {
-    ring.fault = error.what();
-  }
+  });
   const std::vector<int32_t> ports =
       gather_values(world, listener.open() ? int32_t{net::port_of(listener)} : int32_t{0});
   if (!listener.open() || ports[after] == 0) return ring;
-  try {
+  attempt([&] {
     const bool near = same_machine(cards[rank], cards[after]);
     connect(ring, {.key = to_hex(cards[0].key), .run = "heartbeats", .rank = rank, .size = size},
             std::move(listener), addresses_to_call(cards[after], ports[after], near, one_machine), patience);
-  } catch (const Error& error) {
-    ring.fault = error.what();
-  }
+  });
   if (ring.next.open() && ring.previous.open()) {
     make_quick(ring.next);
     make_quick(ring.previous);

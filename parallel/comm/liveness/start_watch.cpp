@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "core/base/process.h"
+#include "core/base/seconds_since.h"
 #include "core/base/signal_block.h"
 #include "parallel/comm/liveness/heartbeat.h"
 
@@ -28,10 +29,6 @@ constexpr milliseconds standstill{2000};  // between two looks: this process was
 constexpr milliseconds say_fault_after{2000};
 constexpr milliseconds gone_for{1000};
 constexpr milliseconds time_for_others{500};
-
-double in_seconds(StartWatch::Clock::duration time) {
-  return std::chrono::duration<double>(time).count();
-}
 
 // --- the other processes of this launch on this host ---
 

@@ -4,6 +4,7 @@
 #include "parallel/comm/mpi/mpi_communicator.h"
 
 #include <ATen/ops/empty.h>
+#include <c10/util/ScopeExit.h>
 #include <mpi.h>
 #include <sched.h>
 
@@ -133,9 +134,7 @@ struct Transfer {
     int count = 0;
     check(MPI_Get_count(&status, MPI_BYTE, &count), "MPI_Get_count");
     const int64_t expected = requests.size() == 1 ? expected_last : chunk_bytes;
-    if (count != expected) {
-      throw Error(size_error(count));
-    }
+    if (count != expected) throw Error(size_error(count));
   }
 
   std::string size_error(int64_t count) const {
@@ -314,27 +313,14 @@ class MpiWork final : public Work {
   }
 
  private:
-  // Counts this thread among those that wait; taken and left under the lock.
-  class Waiting {
-   public:
-    Waiting(Session& session, const std::unique_lock<std::mutex>& /*lock*/) : session_(session) {
-      session_.begin_wait();
-    }
-    ~Waiting() { session_.end_wait(); }
-    Waiting(const Waiting&) = delete;
-    Waiting& operator=(const Waiting&) = delete;
-
-   private:
-    Session& session_;
-  };
-
   static constexpr int looks_every = 32;  // rounds of a wait that has grown patient
 
   // True once the transfer is complete; false after `time`. Under the lock, which others get in between.
   bool poll_for(std::chrono::milliseconds time, std::unique_lock<std::mutex>& lock) {
     Session& session = *channel_->session;
     if (session.test(transfer_)) return true;
-    const Waiting waiting(session, lock);
+    session.begin_wait();
+    const auto end = c10::make_scope_exit([&] { session.end_wait(); });
     PatientDeadline deadline(time);
     Backoff backoff;
     for (int round = 1; !session.test(transfer_); ++round) {

@@ -9,6 +9,7 @@
 
 #include "core/base/error.h"
 #include "core/base/process.h"
+#include "core/base/seconds_since.h"
 #include "core/base/signal_block.h"
 #include "parallel/comm/operands.h"
 #include "parallel/comm/wait_timeout.h"
@@ -215,7 +216,7 @@ DeviceFailure DeviceWatch::late(const Entry& entry) {
           fmt::format(
               "rank {} waited {:.1f} s for its GPU to come to {}{}{}: what the GPU does before it is stuck "
               "or slower than the timeout{}",
-              operation.rank, std::chrono::duration<double>(operation.timeout).count(), operation.description,
+              operation.rank, in_seconds(operation.timeout), operation.description,
               purpose.empty() ? "" : ": ", purpose, place)};
 }
 
@@ -265,7 +266,7 @@ void DeviceWatchdog::wait_for_the_end(std::unique_lock<std::mutex>& lock) {
   options_.say(
       fmt::format("{}. NCCL is aborted, but the rank has not come back within {:.0f} s: it is held by "
                   "its GPU, or by other work. The process ends.",
-                  watch_.failure()->text, std::chrono::duration<double>(options_.grace).count()));
+                  watch_.failure()->text, in_seconds(options_.grace)));
   options_.end(exit_failed);
 }
 

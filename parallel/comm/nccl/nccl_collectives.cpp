@@ -42,7 +42,10 @@ std::unique_ptr<Work> NcclCollectives::all_reduce_sum(at::Tensor tensor) const {
   const int64_t n = tensor.numel();
   if (static_cast<int64_t>(tensor.nbytes()) <= direct_bytes) {
     const at::Tensor others = at::empty({size, n}, tensor.options());
-    return run("all_reduce_sum", {tensor, others}, [&] { sum_gathered(tensor, others); });
+    return run("all_reduce_sum", {tensor, others}, [&] {
+      move_to_all(others, tensor);
+      sum_in_rank_order(tensor, others, member_.rank, size);
+    });
   }
   const int64_t piece = std::max<int64_t>(piece_bytes / static_cast<int64_t>(tensor.element_size()), size);
   const at::Tensor scratch = at::empty({(std::min(piece, n) + size - 1) / size * size}, tensor.options());
@@ -51,11 +54,6 @@ std::unique_ptr<Work> NcclCollectives::all_reduce_sum(at::Tensor tensor) const {
       sum_piece(tensor.narrow(0, begin, std::min(piece, n - begin)), scratch);
     }
   });
-}
-
-void NcclCollectives::sum_gathered(at::Tensor tensor, at::Tensor others) const {
-  move_to_all(others, tensor);
-  sum_in_rank_order(std::move(tensor), std::move(others), member_.rank, member_.size());
 }
 
 // Reduce-scatter by exchange of chunks, then all-gather: each rank sends and receives 2 (size - 1) / size of

@@ -67,7 +67,6 @@ class NcclCollectives {
   void warm_up() const;
 
   // --- in a body; the tensors are contiguous ---
-  void sum_gathered(at::Tensor tensor, at::Tensor others) const;
   void sum_piece(at::Tensor flat, at::Tensor scratch) const;
   using PartOf = std::function<at::Tensor(int rank)>;
   // outgoing(r), incoming(r): what goes to and comes from rank r; empty tensors do not travel.

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "core/base/error.h"
+#include "parallel/comm/host_values.h"
 #include "parallel/comm/nccl/device_watch.h"
 #include "parallel/comm/nccl/nccl_collectives.h"
 #include "parallel/comm/nccl/nccl_group.h"
@@ -138,7 +139,7 @@ class NcclCommunicator final : public Communicator {
         member_{.device = device,
                 .watchdog = std::move(watchdog),
                 .rank = host.rank(),
-                .job_ranks = ranks_of_job(host, job_rank),
+                .job_ranks = gather_values(host, job_rank),
                 .timeout = timeout} {
     if (size() == 1) return;
     const std::string id = broadcast_string(host_, rank() == 0 ? new_nccl_id() : "", 0);

@@ -46,10 +46,6 @@ Card own_card(const cudaDeviceProp& properties) {
 
 }  // namespace
 
-std::vector<int> ranks_of_job(Communicator& host, int mine) {
-  return gather_values(host, mine);
-}
-
 // All ranks see the same, and decide alike. NCCL's own message for two ranks on one GPU names neither.
 void check_ranks(Communicator& host, c10::Device device) {
   cudaDeviceProp properties{};

@@ -19,11 +19,6 @@
 
 namespace pptrain::comm {
 
-// --- What the ranks of a group tell each other before NCCL knows them.
-
-// The job's rank of each rank of `host`, of which this one's is `mine`. Collective.
-std::vector<int> ranks_of_job(Communicator& host, int mine);
-
 // Throws UsageError, on all ranks alike, where two ranks have one GPU or the environment of one would take
 // away what pptrain asks of NCCL. Collective.
 void check_ranks(Communicator& host, c10::Device device);

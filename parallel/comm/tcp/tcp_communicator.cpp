@@ -2,7 +2,6 @@
 
 #include <ATen/ops/empty.h>
 
-#include <numeric>
 #include <utility>
 #include <vector>
 
@@ -136,10 +135,8 @@ class TcpCommunicator final : public MessageCommunicator {
 
 std::unique_ptr<Communicator> make_tcp_world(int rank, int size, const Rendezvous& rendezvous) {
   auto engine = std::make_shared<TcpEngine>(meet(rank, size, rendezvous));
-  std::vector<int> members(size);
-  std::iota(members.begin(), members.end(), 0);
   return std::make_unique<TcpCommunicator>(std::move(engine), /*channel=*/0,
-                                           std::make_shared<const std::vector<int>>(std::move(members)), rank,
+                                           std::make_shared<const std::vector<int>>(all_ranks(size)), rank,
                                            default_timeout);
 }
 

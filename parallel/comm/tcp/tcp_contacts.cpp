@@ -24,10 +24,6 @@ constexpr std::chrono::seconds visit_time{10};
 constexpr std::chrono::milliseconds call_again{50};
 constexpr size_t strangers = 64;  // visitors at once, beyond the ranks that may come
 
-std::string text_of(int error) {
-  return std::generic_category().message(error);
-}
-
 // The connection itself failed, which says nothing of the process at its other end.
 class Broken : public Error {
  public:
@@ -113,7 +109,7 @@ void TcpContacts::dial() {
                                                                           : Clock::now() + options_.silent;
     int error = 0;
     contact.socket = net::start_connecting(contact.address.host, contact.address.port, error);
-    if (!contact.socket.open()) lose(contact, text_of(error));
+    if (!contact.socket.open()) lose(contact, net::error_text(error));
   }
   std::erase_if(contacts_, [](const Contact& contact) { return contact.over; });
 }
@@ -142,7 +138,7 @@ void TcpContacts::accept_visitors() {
     if (!socket.open()) {
       throw Error(
           fmt::format("rank {} cannot take a connection: {}; raise the limit of open files with ulimit -n",
-                      me_.rank, text_of(error)));
+                      me_.rank, net::error_text(error)));
     }
     make_room();
     contacts_.push_back({.socket = std::move(socket),
@@ -182,7 +178,7 @@ void TcpContacts::advance(Contact& contact, short ready) {
 }
 
 void TcpContacts::connected(Contact& contact) {
-  if (const int error = net::error_of(contact.socket); error != 0) throw Broken(text_of(error));
+  if (const int error = net::error_of(contact.socket); error != 0) throw Broken(net::error_text(error));
   contact.connecting = false;
   contact.out = contact.handshake.opening();
 }
@@ -193,7 +189,7 @@ void TcpContacts::read(Contact& contact) {
   if (wanted == 0) return;  // all is known; the proof in return has yet to leave
   const ssize_t got = recv(contact.socket.get(), bytes, std::min(wanted, sizeof(bytes)), MSG_DONTWAIT);
   if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
-  if (got <= 0) throw Broken(got < 0 ? text_of(errno) : "closed the connection");
+  if (got <= 0) throw Broken(got < 0 ? net::error_text(errno) : "closed the connection");
   contact.spoke = true;
   contact.in.insert(contact.in.end(), bytes, bytes + got);
   if (contact.in.size() < contact.handshake.wanted()) return;
@@ -212,7 +208,7 @@ void TcpContacts::send(Contact& contact) {
         ::send(contact.socket.get(), contact.out.data(), contact.out.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
     if (sent < 0 && errno == EINTR) continue;
     if (sent < 0 && errno == EAGAIN) return;
-    if (sent < 0) throw Broken(text_of(errno));
+    if (sent < 0) throw Broken(net::error_text(errno));
     contact.out.erase(contact.out.begin(), contact.out.begin() + sent);
   }
 }

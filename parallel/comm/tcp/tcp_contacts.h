@@ -14,7 +14,6 @@
 #include <utility>
 #include <vector>
 
-#include "core/net/address.h"
 #include "core/net/socket.h"
 #include "parallel/comm/tcp/tcp_handshake.h"
 

@@ -15,10 +15,10 @@
 #include <exception>
 #include <optional>
 #include <span>
-#include <system_error>
 #include <utility>
 
 #include "core/base/error.h"
+#include "core/base/seconds_since.h"
 #include "core/base/signal_block.h"
 
 namespace pptrain::comm {
@@ -51,7 +51,25 @@ class SilenceWatch {
   explicit SilenceWatch(std::chrono::milliseconds patience) : patience_(patience) {}
   // True where what was sent has been repeated and nothing was acknowledged for as long as the patience. To
   // be asked several times within it: silence counts from the first look that finds it.
-  bool is_silent(const net::Socket& socket, net::Deadline now);
+  bool is_silent(const net::Socket& socket, net::Deadline now) {
+    // A single repetition may have its answer on the way, even behind a window that was closed for minutes.
+    constexpr uint32_t enough_repetitions = 2;
+    const bool stood_still = now - std::exchange(looked_, now) > patience_;
+    tcp_info info{};
+    socklen_t size = sizeof(info);
+    if (getsockopt(socket.get(), IPPROTO_TCP, TCP_INFO, &info, &size) != 0) return false;
+    // Probes are those of a closed window, or of an idle connection, that have no answer yet.
+    const bool waits = info.tcpi_unacked > 0 || info.tcpi_probes > 0;
+    const bool answered = since_ && now - std::chrono::milliseconds(info.tcpi_last_ack_recv) > *since_;
+    if (!waits) {
+      since_.reset();
+    } else if (!since_ || answered || stood_still) {
+      since_ = now;
+      repeated_ = info.tcpi_total_retrans;
+    }
+    const uint32_t repetitions = info.tcpi_total_retrans - repeated_ + info.tcpi_probes;
+    return since_ && now - *since_ >= patience_ && repetitions >= enough_repetitions;
+  }
 
  private:
   std::chrono::milliseconds patience_;
@@ -59,26 +77,6 @@ class SilenceWatch {
   net::Deadline looked_{};
   uint32_t repeated_ = 0;  // segments of the connection, when the silence began
 };
-
-bool SilenceWatch::is_silent(const net::Socket& socket, net::Deadline now) {
-  // A single repetition may have its answer on the way, even behind a window that was closed for minutes.
-  constexpr uint32_t enough_repetitions = 2;
-  const bool stood_still = now - std::exchange(looked_, now) > patience_;
-  tcp_info info{};
-  socklen_t size = sizeof(info);
-  if (getsockopt(socket.get(), IPPROTO_TCP, TCP_INFO, &info, &size) != 0) return false;
-  // Probes are those of a closed window, or of an idle connection, that have no answer yet.
-  const bool waits = info.tcpi_unacked > 0 || info.tcpi_probes > 0;
-  const bool answered = since_ && now - std::chrono::milliseconds(info.tcpi_last_ack_recv) > *since_;
-  if (!waits) {
-    since_.reset();
-  } else if (!since_ || answered || stood_still) {
-    since_ = now;
-    repeated_ = info.tcpi_total_retrans;
-  }
-  const uint32_t repetitions = info.tcpi_total_retrans - repeated_ + info.tcpi_probes;
-  return since_ && now - *since_ >= patience_ && repetitions >= enough_repetitions;
-}
 
 }  // namespace
 
@@ -154,7 +152,7 @@ void TcpEngine::wake() {
 }
 
 TcpEngine::OperationPtr TcpEngine::send(uint64_t channel, const at::Tensor& tensor, int peer) {
-  if (failed_) throw_failure();
+  if (failed_) throw PeerFailure(failure());
   auto operation = std::make_shared<TcpOperation>();
   operation->tensor = tensor;
   Link& link = link_to(peer);
@@ -171,7 +169,7 @@ TcpEngine::OperationPtr TcpEngine::send(uint64_t channel, const at::Tensor& tens
 }
 
 TcpEngine::OperationPtr TcpEngine::receive(uint64_t channel, at::Tensor tensor, int peer) {
-  if (failed_) throw_failure();
+  if (failed_) throw PeerFailure(failure());
   auto operation = std::make_shared<TcpOperation>();
   operation->tensor = std::move(tensor);
   Link& link = link_to(peer);
@@ -207,11 +205,6 @@ bool TcpEngine::wait(const OperationPtr& operation, net::Deadline deadline) {
     throw PeerFailure(failure_);
   }
   return operation->done;
-}
-
-void TcpEngine::throw_failure() {
-  const std::lock_guard lock(done_mutex_);
-  throw PeerFailure(failure_);
 }
 
 std::string TcpEngine::failure() {
@@ -427,7 +420,7 @@ void TcpEngine::read(int peer, Link& link, net::Socket& socket, bool to_the_end)
     if (got < 0 && errno == EINTR) continue;
     if (got < 0 && errno == EAGAIN) return;
     if (got <= 0) {
-      const std::string error = got < 0 ? " (" + std::generic_category().message(errno) + ")" : "";
+      const std::string error = got < 0 ? " (" + net::error_text(errno) + ")" : "";
       return lose(peer, link, socket,
                   "closed its connection unexpectedly: its process has probably died" + error);
     }
@@ -450,7 +443,7 @@ void TcpEngine::look_for_silence(const Links& links) {
     if (!link->socket.open() || !link->host.is_silent(link->socket, now)) continue;
     lose(peer, *link, link->socket,
          fmt::format("has acknowledged nothing for {:.0f} s: its host or the network is down",
-                     std::chrono::duration<double>(silence_).count()));
+                     in_seconds(silence_)));
   }
 }
 

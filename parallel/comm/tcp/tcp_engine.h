@@ -63,7 +63,6 @@ class TcpEngine {
   struct Link;
   using Links = std::vector<std::pair<int, Link*>>;  // by peer
 
-  [[noreturn]] void throw_failure();
   Link& link_to(int peer);
   Links links();
   void run();

@@ -12,11 +12,11 @@
 #include <algorithm>
 #include <cerrno>
 #include <string_view>
-#include <system_error>
 #include <vector>
 
 #include "core/base/error.h"
 #include "core/base/file_descriptor.h"
+#include "core/net/socket.h"
 
 namespace pptrain::comm {
 
@@ -34,12 +34,12 @@ constexpr const char* in_file = "PPTRAIN_SECRET_FILE";
 std::string read_file(const std::string& path) {
   // A pipe must not make the start wait.
   const FileDescriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-  if (!file.open()) refuse_file(path, std::generic_category().message(errno));
+  if (!file.open()) refuse_file(path, net::error_text(errno));
   struct stat status {};
   if (fstat(file.get(), &status) != 0 || !S_ISREG(status.st_mode)) refuse_file(path, "it is no file");
   std::string text(most_bytes + 1, '\0');
   const ssize_t got = read(file.get(), text.data(), text.size());
-  if (got < 0) refuse_file(path, std::generic_category().message(errno));
+  if (got < 0) refuse_file(path, net::error_text(errno));
   if (static_cast<size_t>(got) > most_bytes) {
     refuse_file(path, fmt::format("it is longer than a secret may be, {} bytes", most_bytes));
   }
@@ -75,7 +75,7 @@ Digest random_bytes() {
   Digest bytes{};
   // Up to 256 bytes come whole, or not at all.
   if (getentropy(bytes.data(), bytes.size()) != 0) {
-    throw Error(fmt::format("the system gives no random bytes: {}", std::generic_category().message(errno)));
+    throw Error(fmt::format("the system gives no random bytes: {}", net::error_text(errno)));
   }
   return bytes;
 }
@@ -146,15 +146,8 @@ bool Handshake::proved() const {
 }
 
 size_t Handshake::wanted() const {
-  switch (stage_) {
-    case Stage::hello:
-      return hello_bytes;
-    case Stage::proof:
-      return proof_bytes;
-    case Stage::done:
-      return 0;
-  }
-  return 0;
+  if (done()) return 0;
+  return stage_ == Stage::hello ? hello_bytes : proof_bytes;
 }
 
 std::vector<uint8_t> Handshake::take(std::span<const uint8_t> message) {

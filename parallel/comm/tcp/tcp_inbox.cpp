@@ -8,6 +8,7 @@
 
 #include "core/base/error.h"
 #include "core/base/host_memory.h"
+#include "core/base/printable.h"
 
 namespace pptrain::comm {
 
@@ -27,12 +28,7 @@ std::string fault_of(const FrameHeader& header) {
 }
 
 std::string failure_text(const std::string& text) {
-  std::string result = text.substr(0, max_failure_bytes);
-  for (char& c : result) {
-    const auto byte = static_cast<unsigned char>(c);
-    if ((byte < 0x20 && c != '\n' && c != '\t') || byte == 0x7f) c = '?';
-  }
-  return result;
+  return printable(text.substr(0, max_failure_bytes));
 }
 
 namespace {

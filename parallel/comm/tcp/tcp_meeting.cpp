@@ -16,14 +16,13 @@
 #include <future>
 #include <optional>
 #include <span>
-#include <system_error>
 #include <thread>
 #include <type_traits>
 #include <utility>
 
 #include "core/base/error.h"
+#include "core/base/seconds_since.h"
 #include "core/base/signal_block.h"
-#include "core/net/address.h"
 #include "parallel/comm/split.h"
 #include "parallel/comm/tcp/tcp_inbox.h"
 
@@ -38,16 +37,24 @@ class StartPatience {
   StartPatience(int rank, const Rendezvous& rendezvous)
       : rank_(rank),
         timeout_(rendezvous.timeout),
-        deadline_(std::chrono::steady_clock::now() + rendezvous.timeout),
+        deadline_(Clock::now() + rendezvous.timeout),
         stopped_(rendezvous.stopped) {}
 
   int rank() const { return rank_; }
-  double seconds() const { return std::chrono::duration<double>(timeout_).count(); }
-  bool over() const { return std::chrono::steady_clock::now() >= deadline_; }
+  double seconds() const { return in_seconds(timeout_); }
+  bool over() const { return Clock::now() >= deadline_; }
   // Throws StoppedAtStart that names `awaited` where the rank was told to stop.
-  void check(const std::string& awaited) const;
+  void check(const std::string& awaited) const {
+    if (!stopped_ || !stopped_()) return;
+    throw StoppedAtStart(fmt::format("rank {} was told to stop while it waited for {}", rank_, awaited));
+  }
   // For the last words of a rank whose time is over, or that has to stop.
-  StartPatience for_last_words() const;
+  StartPatience for_last_words() const {
+    StartPatience more = *this;
+    more.deadline_ = Clock::now() + std::chrono::seconds(1);
+    more.stopped_ = nullptr;
+    return more;
+  }
 
  private:
   int rank_;
@@ -55,18 +62,6 @@ class StartPatience {
   net::Deadline deadline_;
   std::function<bool()> stopped_;
 };
-
-void StartPatience::check(const std::string& awaited) const {
-  if (!stopped_ || !stopped_()) return;
-  throw StoppedAtStart(fmt::format("rank {} was told to stop while it waited for {}", rank_, awaited));
-}
-
-StartPatience StartPatience::for_last_words() const {
-  StartPatience more = *this;
-  more.deadline_ = Clock::now() + std::chrono::seconds(1);
-  more.stopped_ = nullptr;
-  return more;
-}
 
 constexpr std::chrono::milliseconds slice{20};
 // A store that answers does so at once; its own patience is longer than any of ours.
@@ -128,7 +123,7 @@ bool answers(const std::string& address, int port, const StartPatience& patience
     ready = poll(&entry, 1, static_cast<int>(slice.count()));
   }
   if (socket.open()) error = net::error_of(socket);
-  why = std::generic_category().message(error);
+  why = net::error_text(error);
   return error == 0;
 }
 
@@ -156,87 +151,78 @@ class TcpStore {
  public:
   // host: meeting_host(). listener: rank 0's, where it serves the store; closed elsewhere.
   TcpStore(const Rendezvous& rendezvous, const std::string& host, net::Socket listener,
-           const StartPatience& patience);
+           const StartPatience& patience)
+      : prefix_(rendezvous.prefix),
+        name_(fmt::format("{} port {} (MASTER_ADDR, MASTER_PORT)", rendezvous.host, rendezvous.port)),
+        patience_(patience) {
+    be_silent();
+    c10d::TCPStoreOptions options;
+    options.port = static_cast<uint16_t>(rendezvous.port);
+    options.isServer = listener.open();
+    options.waitWorkers = false;
+    options.timeout = store_patience;
+    const std::string awaited = fmt::format(
+        "{}, at {}",
+        rendezvous.served_by_launcher ? "the launcher's store" : "rank 0, which serves the meeting point",
+        name_);
+    if (options.isServer) {
+      options.masterListenFd = listener.release();
+    } else {
+      wait_for_answer(host, rendezvous.port, patience, awaited);
+    }
+    store_ = patiently([host, options] { return std::make_shared<c10d::TCPStore>(host, options); }, patience,
+                       awaited);
+  }
 
-  void set(const std::string& key, const std::string& value) const;
+  void set(const std::string& key, const std::string& value) const {
+    ask([store = store_, name = prefix_ + "/" + key, value] {
+      store->set(name, std::vector<uint8_t>(value.begin(), value.end()));
+      return true;
+    });
+  }
+
   // The values of key(0), key(1), ..., which are there, in one answer.
-  std::vector<std::string> find_all(int count, std::string (*key)(int)) const;
+  std::vector<std::string> find_all(int count, std::string (*key)(int)) const {
+    std::vector<std::string> keys;
+    for (int i = 0; i < count; ++i) keys.push_back(prefix_ + "/" + key(i));
+    return ask([store = store_, keys = std::move(keys)] {
+      std::vector<std::string> values;
+      for (const std::vector<uint8_t>& value : store->multiGet(keys))
+        values.emplace_back(value.begin(), value.end());
+      return values;
+    });
+  }
+
   // Nothing where the key is not there yet.
-  std::optional<std::string> find(const std::string& key) const;
+  std::optional<std::string> find(const std::string& key) const {
+    return ask([store = store_, name = prefix_ + "/" + key]() -> std::optional<std::string> {
+      if (!store->check({name})) return std::nullopt;
+      const std::vector<uint8_t> value = store->get(name);
+      return std::string(value.begin(), value.end());
+    });
+  }
+
   // The same store with the patience for last words.
-  TcpStore for_last_words() const;
+  TcpStore for_last_words() const {
+    TcpStore store = *this;
+    store.patience_ = patience_.for_last_words();
+    return store;
+  }
 
   // "HOST port PORT (MASTER_ADDR, MASTER_PORT)"
   const std::string& name() const { return name_; }
 
  private:
+  template <typename Call>
+  std::invoke_result_t<Call> ask(Call call) const {
+    return patiently(std::move(call), patience_, "the meeting point " + name_);
+  }
+
   std::string prefix_;
   std::string name_;
   StartPatience patience_;
   std::shared_ptr<c10d::TCPStore> store_;
 };
-
-TcpStore::TcpStore(const Rendezvous& rendezvous, const std::string& host, net::Socket listener,
-                   const StartPatience& patience)
-    : prefix_(rendezvous.prefix),
-      name_(fmt::format("{} port {} (MASTER_ADDR, MASTER_PORT)", rendezvous.host, rendezvous.port)),
-      patience_(patience) {
-  be_silent();
-  c10d::TCPStoreOptions options;
-  options.port = static_cast<uint16_t>(rendezvous.port);
-  options.isServer = listener.open();
-  options.waitWorkers = false;
-  options.timeout = store_patience;
-  const std::string awaited = fmt::format(
-      "{}, at {}",
-      rendezvous.served_by_launcher ? "the launcher's store" : "rank 0, which serves the meeting point",
-      name_);
-  if (options.isServer) {
-    options.masterListenFd = listener.release();
-  } else {
-    wait_for_answer(host, rendezvous.port, patience, awaited);
-  }
-  store_ = patiently([host, options] { return std::make_shared<c10d::TCPStore>(host, options); }, patience,
-                     awaited);
-}
-
-void TcpStore::set(const std::string& key, const std::string& value) const {
-  patiently(
-      [store = store_, name = prefix_ + "/" + key, value] {
-        store->set(name, std::vector<uint8_t>(value.begin(), value.end()));
-        return true;
-      },
-      patience_, "the meeting point " + name_);
-}
-
-std::vector<std::string> TcpStore::find_all(int count, std::string (*key)(int)) const {
-  std::vector<std::string> keys;
-  for (int i = 0; i < count; ++i) keys.push_back(prefix_ + "/" + key(i));
-  return patiently(
-      [store = store_, keys = std::move(keys)] {
-        std::vector<std::string> values;
-        for (const std::vector<uint8_t>& value : store->multiGet(keys))
-          values.emplace_back(value.begin(), value.end());
-        return values;
-      },
-      patience_, "the meeting point " + name_);
-}
-
-std::optional<std::string> TcpStore::find(const std::string& key) const {
-  return patiently(
-      [store = store_, name = prefix_ + "/" + key]() -> std::optional<std::string> {
-        if (!store->check({name})) return std::nullopt;
-        const std::vector<uint8_t> value = store->get(name);
-        return std::string(value.begin(), value.end());
-      },
-      patience_, "the meeting point " + name_);
-}
-
-TcpStore TcpStore::for_last_words() const {
-  TcpStore store = *this;
-  store.patience_ = patience_.for_last_words();
-  return store;
-}
 
 // A rank listens before it leaves its address: one that refuses for so long has ended.
 constexpr std::chrono::seconds refusal_time{10};
@@ -379,7 +365,7 @@ class Meeting {
     }
     const auto most = static_cast<int>(TcpContacts::look_every.count());
     if (poll(entries.data(), entries.size(), most) < 0 && errno != EINTR) {
-      throw Error("poll failed: " + std::generic_category().message(errno));
+      throw Error("poll failed: " + net::error_text(errno));
     }
     contacts_->handle(std::span(entries).first(contacts));
     for (size_t i = 0; i < peers.size(); ++i) {
@@ -471,8 +457,8 @@ net::Socket listen_for_ranks(const std::string& address, int rank) {
   int error = 0;
   net::Socket listener = net::listen_at(address, 0, error);
   if (listener.open()) return listener;
-  throw Error(fmt::format("rank {} cannot listen at {} for other ranks: {}", rank, address,
-                          std::generic_category().message(error)));
+  throw Error(
+      fmt::format("rank {} cannot listen at {} for other ranks: {}", rank, address, net::error_text(error)));
 }
 
 Met connect_all(int rank, int size, const Rendezvous& rendezvous, const std::string& host,

@@ -4,10 +4,9 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <system_error>
 #include <vector>
 
-#include "core/net/address.h"
+#include "core/base/error.h"
 
 namespace pptrain::comm {
 namespace {
@@ -17,15 +16,11 @@ bool means_this_host(const std::string& host) {
   return host == "localhost" || host == "ip6-localhost" || net::is_loopback(host);
 }
 
-bool all_loopback(const std::vector<std::string>& addresses) {
-  return std::ranges::all_of(addresses, net::is_loopback);
-}
-
 }  // namespace
 
 std::string meeting_host(const Rendezvous& rendezvous) {
   if (rendezvous.served_by_launcher || rendezvous.one_host) return rendezvous.host;
-  if (!all_loopback(net::addresses_of(rendezvous.host))) return rendezvous.host;
+  if (!std::ranges::all_of(net::addresses_of(rendezvous.host), net::is_loopback)) return rendezvous.host;
   if (!rendezvous.host_address.empty()) return net::host_address(rendezvous.host_address);
   return means_this_host(rendezvous.host) ? rendezvous.host : net::address_for_others();
 }
@@ -45,7 +40,7 @@ net::Socket listen_at_meeting_point(const Rendezvous& rendezvous, const std::str
     if (error == EADDRNOTAVAIL) continue;
     throw Error(
         fmt::format("rank 0 cannot listen at {} port {} (MASTER_ADDR, MASTER_PORT): {}{}", candidate,
-                    rendezvous.port, std::generic_category().message(error),
+                    rendezvous.port, net::error_text(error),
                     error == EADDRINUSE ? "; another run may be using it: choose another MASTER_PORT" : ""));
   }
   throw Error(fmt::format(

@@ -6,7 +6,6 @@
 #include <functional>
 #include <string>
 
-#include "core/base/error.h"
 #include "core/net/socket.h"
 
 namespace pptrain::comm {

@@ -12,7 +12,6 @@
 #include <list>
 #include <map>
 #include <mutex>
-#include <numeric>
 #include <optional>
 #include <system_error>
 #include <thread>
@@ -40,8 +39,9 @@ struct Signal {
 // One side of a message. `done`, `error` and `awaited` are guarded by the owner's signal; `finished` is set
 // by the copying thread.
 struct Operation {
-  Operation(at::Tensor t, Signal& s) : tensor(std::move(t)), owner(s) {}
+  Operation(at::Tensor t, Signal& s) : tensor(std::move(t)), device(tensor.device()), owner(s) {}
   at::Tensor tensor;
+  const c10::Device device;
   Signal& owner;
   std::optional<c10::Event> ready;       // CUDA: recorded when the operation was posted
   std::shared_ptr<c10::Event> finished;  // CUDA: recorded after the copy
@@ -206,14 +206,14 @@ class ThreadWork final : public Work {
 
   bool wait_for(std::chrono::milliseconds time) override {
     std::unique_lock lock(operation_->owner.mutex);
-    return wait_for(time, lock);
+    return ends_by(Clock::now() + time, lock);
   }
 
   void wait(const std::function<std::string()>& what) override {
     std::unique_lock lock(operation_->owner.mutex);
     PatientDeadline deadline(timeout_);
-    bool ended = wait_for(deadline.time_to_look(), lock);
-    while (!ended && !deadline.passed()) ended = wait_for(deadline.time_to_look(), lock);
+    bool ended = ends_by(deadline.next_look(), lock);
+    while (!ended && !deadline.passed()) ended = ends_by(deadline.next_look(), lock);
     if (!operation_->done) {
       lock.unlock();
       world_->throw_if_failed();
@@ -226,18 +226,16 @@ class ThreadWork final : public Work {
                               operation_->error, what ? ": " : "", what ? what() : ""));
     }
     if (operation_->finished) {
-      const c10::impl::VirtualGuardImpl guard_impl(operation_->finished->device_type());
-      operation_->finished->block(guard_impl.getStream(device_));
+      const c10::impl::VirtualGuardImpl guard_impl(operation_->device.type());
+      operation_->finished->block(guard_impl.getStream(operation_->device));
     }
   }
 
-  void set_device(c10::Device device) { device_ = device; }
-
  private:
-  bool wait_for(std::chrono::milliseconds time, std::unique_lock<std::mutex>& lock) {
+  bool ends_by(Clock::time_point time, std::unique_lock<std::mutex>& lock) {
     ++operation_->awaited;
     const bool ended =
-        operation_->owner.wake.wait_for(lock, time, [&] { return operation_->done || world_->failed; });
+        operation_->owner.wake.wait_until(lock, time, [&] { return operation_->done || world_->failed; });
     --operation_->awaited;
     return ended;
   }
@@ -249,7 +247,6 @@ class ThreadWork final : public Work {
   int peer_;
   bool is_send_;
   std::chrono::milliseconds timeout_;
-  c10::Device device_ = at::kCPU;
 };
 
 class ThreadCommunicator final : public MessageCommunicator {
@@ -297,15 +294,13 @@ class ThreadCommunicator final : public MessageCommunicator {
   std::unique_ptr<Work> post(at::Tensor tensor, int from, int to, bool is_send) {
     check_contiguous(tensor, is_send ? "isend" : "irecv");
     world_->throw_if_failed();
-    const c10::Device device = tensor.device();
     const auto mine = std::make_shared<Operation>(std::move(tensor), world_->signals[world_rank()]);
-    if (!device.is_cpu()) {
+    if (const c10::Device device = mine->device; !device.is_cpu()) {
       mine->ready.emplace(device.type());
       mine->ready->record(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
     }
     auto work = std::make_unique<ThreadWork>(world_, group_, mine, world_rank(),
                                              group_->members[is_send ? to : from], is_send, timeout());
-    work->set_device(device);
     Inbox& inbox = group_->inboxes[to];
     std::unique_lock lock(inbox.mutex);
     Mailbox& box = inbox.boxes[from * lane_count + static_cast<int>(lane_)];
@@ -332,10 +327,8 @@ class ThreadCommunicator final : public MessageCommunicator {
 
 std::vector<std::unique_ptr<Communicator>> make_thread_world(int size) {
   if (size < 1) throw Error(fmt::format("a world needs at least one rank, not {}", size));
-  std::vector<int> members(size);
-  std::iota(members.begin(), members.end(), 0);
   const auto world = std::make_shared<World>(size);
-  const auto all = std::make_shared<Group>(std::move(members));
+  const auto all = std::make_shared<Group>(all_ranks(size));
   std::vector<std::unique_ptr<Communicator>> ranks;
   for (int rank = 0; rank < size; ++rank)
     ranks.push_back(std::make_unique<ThreadCommunicator>(world, all, rank, default_timeout));

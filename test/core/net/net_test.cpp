@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "core/base/error.h"
-#include "core/net/address.h"
 #include "core/net/socket.h"
 #include "test/support/catch.h"
 #include "test/support/wait_until.h"

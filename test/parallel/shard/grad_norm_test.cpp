@@ -25,7 +25,7 @@ TEST_CASE("the norm has the same bits whoever holds what") {
        std::vector<std::pair<int, int>>{{1, 1}, {2, 1}, {1, 3}, {2, 3}, {4, 2}}) {
     std::mutex mutex;
     const int ranks = stages * shards;
-    comm::run_thread_ranks(ranks, [&, stages = stages, shards = shards](comm::Communicator& world) {
+    comm::run_thread_ranks(ranks, [&, shards = shards](comm::Communicator& world) {
       const auto replica = comm::split(world, [&](int rank) { return rank / shards; });
       const auto pipeline = comm::split(world, [&](int rank) { return rank % shards; });
       kernels::ExactSum own;
@@ -35,7 +35,7 @@ TEST_CASE("the norm has the same bits whoever holds what") {
       const shard::GradNorm norm(*replica, *pipeline);
       const double value = norm(own);
       // The same, told in an exchange along the pipeline.
-      comm::Exchange exchange(*pipeline, std::vector<size_t>(stages, kernels::exact_words));
+      comm::Exchange exchange(*pipeline);
       const auto words = norm.of_replica(own).portable();
       exchange.start(words);
       std::vector<kernels::ExactSum> told;

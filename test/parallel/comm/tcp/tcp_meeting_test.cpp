@@ -13,7 +13,7 @@
 #include <thread>
 
 #include "core/base/error.h"
-#include "core/net/address.h"
+#include "core/net/socket.h"
 #include "parallel/comm/tcp/tcp_engine.h"
 #include "parallel/comm/tcp/tcp_handshake.h"
 #include "parallel/comm/tcp/tcp_meeting.h"
