@@ -68,22 +68,6 @@ double default_scale(const AttentionCall& call) {
   return 1 / std::sqrt(static_cast<double>(call.q.size(2)));
 }
 
-// Operations of one product over all heads.
-double product_flops(const AttentionCall& call) {
-  double pairs = 0;
-  for (int64_t i = 0; i < call.documents.documents(); ++i) {
-    const int64_t length = call.documents.length(i);
-    pairs += tokens::AttentionBlock{.rows = length, .keys = length, .causal = true}.pairs(call.window);
-  }
-  return 2 * pairs * static_cast<double>(call.q.size(1) * call.q.size(2));
-}
-
-// Two products forward; five backward, where the scores are computed again.
-kernels::Cost cost_of(double products, const AttentionCall& call, kernels::Cost moved) {
-  moved.attention_flops = products * product_flops(call);
-  return moved;
-}
-
 // Those of blocks that compute whole documents too.
 bool is_by_blocks(BackEnd back_end) {
   return back_end == BackEnd::flash_blocks || back_end == BackEnd::composed_blocks;
@@ -202,12 +186,14 @@ Tensor attend_by(BackEnd back_end, AttentionCall call, Saved& saved) {
   }
   saved.out = at::empty(c.q.sizes(), c.q.options());
   saved.logsumexp = at::empty({c.q.size(1), c.q.size(0)}, c.q.options().dtype(at::kFloat));
-  const kernels::Cost cost = cost_of(2, c, kernels::moving(c.q, c.k, c.v, saved.out, saved.logsumexp));
+  const auto documents = document_blocks(c.documents);
+  const kernels::Cost cost =
+      cost_of(2, c, documents, kernels::moving(c.q, c.k, c.v, saved.out, saved.logsumexp));
   if (kernels::is_dry(c.q)) {
     kernels::record(cost);
     kernels::record_scratch(forward_scratch(back_end, describe_call(c, kernels::dry_gpu().capability)));
   } else {
-    kernels::KernelClock::time({"causal_attention", {}}, cost, [&] { attend_on_cpu(saved); });
+    kernels::KernelClock::time({"causal_attention", {}}, cost, [&] { attend_on_cpu(saved, documents); });
   }
   return saved.out;
 }
@@ -220,8 +206,10 @@ Gradients operand_gradients(const Tensor& dout, const Saved& saved) {
   if (is_by_blocks(saved.back_end)) return attend_in_blocks_backward(dout, saved);
   if (c.q.is_cuda()) return attend_on_gpu_backward(dout, saved);
   const Gradients grads = empty_gradients(saved.back_end, c);
-  const kernels::Cost cost = cost_of(
-      5, c, kernels::moving(c.q, c.k, c.v, saved.out, dout, saved.logsumexp, grads.dq, grads.dk, grads.dv));
+  const auto documents = document_blocks(c.documents);
+  const kernels::Cost cost = cost_of(  // five products, since the scores are computed again
+      5, c, documents,
+      kernels::moving(c.q, c.k, c.v, saved.out, dout, saved.logsumexp, grads.dq, grads.dk, grads.dv));
   if (kernels::is_dry(c.q)) {
     const kernels::GpuKind gpu = kernels::dry_gpu();
     const CallShape shape = describe_call(c, gpu.capability);
@@ -229,7 +217,7 @@ Gradients operand_gradients(const Tensor& dout, const Saved& saved) {
     kernels::record(cost);
   } else {
     kernels::KernelClock::time({"causal_attention_backward", {}}, cost,
-                               [&] { attend_on_cpu_backward(dout, saved, grads); });
+                               [&] { attend_on_cpu_backward(dout, saved, documents, grads); });
   }
   return grads;
 }

@@ -42,29 +42,7 @@ void merge_attention(PartialAttention& seen, int64_t first, const Tensor& out, c
 
 // --- LibTorch's plain operators, in float32 ---
 
-// Rows of a block that are taken at a time, and the keys that the last of them sees.
-constexpr int64_t kSlabRows = 256;
-
-struct Slab {
-  int64_t query, rows, key, keys;
-  int64_t first;  // row i sees keys up to first + i, unless all rows see all
-  bool masked;
-};
-
-template <class F>
-void for_slabs(const AttentionBlock& b, int64_t window, F f) {
-  for (int64_t row = 0; row < b.rows; row += kSlabRows) {
-    const int64_t rows = std::min(kSlabRows, b.rows - row);
-    const int64_t itself = b.distance + row;
-    const int64_t begin = window == 0 ? 0 : std::max<int64_t>(0, itself + 1 - window);
-    f(Slab{.query = b.query + row,
-           .rows = rows,
-           .key = b.key + begin,
-           .keys = (b.causal ? row + rows : b.keys) - begin,
-           .first = itself - begin,
-           .masked = b.causal || window != 0});
-  }
-}
+constexpr int64_t kComposedRows = 256;  // of a block that are taken at a time, with all keys that they see
 
 // [rows, heads, dim] -> float32 [kv_heads, group * rows, dim]: the heads of a key-value head one below the
 // other.
@@ -82,19 +60,19 @@ Tensor ungrouped(const Tensor& x, int64_t rows) {
 }
 
 // bool [rows, keys]: whether a row does not see a key.
-Tensor hidden_keys(const Slab& s, int64_t window, const Tensor& like) {
+Tensor hidden_keys(const Tile& s, int64_t window, const Tensor& like) {
   const Tensor all = at::ones({s.rows, s.keys}, like.options().dtype(at::kBool));
   const Tensor later = all.triu(s.first + 1);
   return window == 0 ? later : later.logical_or_(all.tril(s.first - window));
 }
 
-// Operands of a slab: q [kv_heads, group * rows, dim]; k, v [kv_heads, keys, dim]; scores [kv_heads, group *
+// Operands of a tile: q [kv_heads, group * rows, dim]; k, v [kv_heads, keys, dim]; scores [kv_heads, group *
 // rows, keys], scaled and capped, minus infinity where a row does not see a key; slope: the derivative of the
 // cap where there is one, as scores.
-struct SlabOperands {
+struct TileOperands {
   Tensor q, k, v, scores, slope;
 
-  SlabOperands(const AttentionCall& c, const Slab& s)
+  TileOperands(const AttentionCall& c, const Tile& s)
       : q(grouped(c.q.narrow(0, s.query, s.rows), c.k.size(1))),
         k(grouped(c.k.narrow(0, s.key, s.keys), c.k.size(1))),
         v(grouped(c.v.narrow(0, s.key, s.keys), c.k.size(1))),
@@ -104,31 +82,31 @@ struct SlabOperands {
       slope = scores.square().neg_().add_(1);
       scores.mul_(c.softcap);
     }
-    if (!s.masked) return;
+    if (s.first >= s.keys && c.window == 0) return;  // all rows see all
     scores.view({scores.size(0), -1, s.rows, s.keys})
         .masked_fill_(hidden_keys(s, c.window, scores), -std::numeric_limits<float>::infinity());
   }
 };
 
 void add_composed(const AttentionCall& c, const AttentionBlock& block, PartialAttention& seen) {
-  for_slabs(block, c.window, [&](const Slab& slab) {
-    const SlabOperands x(c, slab);
-    // Finite also where a window leaves nothing of the slab to a row.
+  for_tiles(block, c.window, kComposedRows, block.keys, [&](const Tile& tile) {
+    const TileOperands x(c, tile);
+    // Finite also where a window leaves nothing of the tile to a row.
     const Tensor logsumexp =
         at::logsumexp(x.scores, {2}, /*keepdim=*/true).clamp_min_(std::numeric_limits<float>::lowest());
     const Tensor out = at::matmul(at::exp(x.scores.sub(logsumexp)), x.v);
-    merge_attention(seen, slab.query, ungrouped(out, slab.rows), logsumexp.view({c.q.size(1), slab.rows}));
+    merge_attention(seen, tile.query, ungrouped(out, tile.rows), logsumexp.view({c.q.size(1), tile.rows}));
   });
 }
 
 void add_composed_backward(const Tensor& dout, const Saved& saved, const AttentionBlock& block,
                            Gradients& grads) {
-  for_slabs(block, saved.call.window, [&](const Slab& slab) {
-    const SlabOperands x(saved.call, slab);
+  for_tiles(block, saved.call.window, kComposedRows, block.keys, [&](const Tile& tile) {
+    const TileOperands x(saved.call, tile);
     const int64_t kv_heads = x.k.size(0);
-    const Tensor dy = grouped(dout.narrow(0, slab.query, slab.rows), kv_heads);
-    const Tensor y = grouped(saved.out.narrow(0, slab.query, slab.rows), kv_heads);
-    const Tensor statistics = saved.logsumexp.narrow(1, slab.query, slab.rows).reshape({kv_heads, -1, 1});
+    const Tensor dy = grouped(dout.narrow(0, tile.query, tile.rows), kv_heads);
+    const Tensor y = grouped(saved.out.narrow(0, tile.query, tile.rows), kv_heads);
+    const Tensor statistics = saved.logsumexp.narrow(1, tile.query, tile.rows).reshape({kv_heads, -1, 1});
     const Tensor p = at::exp(x.scores.sub(statistics));
     const Tensor mean = dy.mul(y).sum(2, /*keepdim=*/true);
     const Tensor dscores = at::matmul(dy, x.v.transpose(1, 2)).sub_(mean).mul_(p).mul_(scale_of(saved.call));
@@ -136,9 +114,9 @@ void add_composed_backward(const Tensor& dout, const Saved& saved, const Attenti
     const auto add = [&](Tensor& to, int64_t first, const Tensor& by_head, int64_t rows) {
       to.narrow(0, first, rows).add_(ungrouped(by_head.contiguous(), rows));
     };
-    add(grads.dq, slab.query, at::matmul(dscores, x.k), slab.rows);
-    add(grads.dk, slab.key, at::matmul(dscores.transpose(1, 2), x.q), slab.keys);
-    add(grads.dv, slab.key, at::matmul(p.transpose(1, 2), dy), slab.keys);
+    add(grads.dq, tile.query, at::matmul(dscores, x.k), tile.rows);
+    add(grads.dk, tile.key, at::matmul(dscores.transpose(1, 2), x.q), tile.keys);
+    add(grads.dv, tile.key, at::matmul(p.transpose(1, 2), dy), tile.keys);
   });
 }
 
@@ -190,14 +168,6 @@ BackEnd choose_for_blocks(const AttentionCall& call) {
   return flash ? BackEnd::flash_blocks : BackEnd::composed_blocks;
 }
 
-// `products` of 2 operations for each pair of a query and a key that it sees, head and element.
-kernels::Cost cost_of(double products, const AttentionCall& c, Blocks blocks, kernels::Cost moved) {
-  double pairs = 0;
-  for (const AttentionBlock& block : blocks) pairs += block.pairs(c.window);
-  moved.attention_flops = products * 2 * pairs * static_cast<double>(c.q.size(1) * c.q.size(2));
-  return moved;
-}
-
 // Of the GPU that a dry run stands for: FlashAttention-2's memory for each block. That of the plain operators
 // is not known.
 template <class Scratch>
@@ -206,7 +176,31 @@ void record_scratch(BackEnd back_end, Blocks blocks, Scratch scratch) {
   for (const AttentionBlock& block : blocks) kernels::record_scratch(scratch(block));
 }
 
+// `x` in a type, as a kernel of its own where that is another one.
+Tensor rounded(const Tensor& x, at::ScalarType type) {
+  Tensor y = x.to(type);
+  if (type != x.scalar_type()) kernels::record(kernels::moving(x, y));
+  return y;
+}
+
 }  // namespace
+
+std::vector<AttentionBlock> document_blocks(const tokens::Segments& documents) {
+  std::vector<AttentionBlock> blocks;
+  for (int64_t i = 0; i < documents.documents(); ++i) {
+    const int64_t first = documents.first(i), length = documents.length(i);
+    blocks.push_back(
+        {.document = i, .query = first, .rows = length, .key = first, .keys = length, .causal = true});
+  }
+  return blocks;
+}
+
+kernels::Cost cost_of(double products, const AttentionCall& c, Blocks blocks, kernels::Cost moved) {
+  double pairs = 0;
+  for (const AttentionBlock& block : blocks) pairs += block.pairs(c.window);
+  moved.attention_flops = products * 2 * pairs * static_cast<double>(c.q.size(1) * c.q.size(2));
+  return moved;
+}
 
 PartialAttention no_attention(const AttentionCall& call) {
   const Tensor& q = call.q;
@@ -243,12 +237,6 @@ Tensor finish_attention(AttentionCall call, PartialAttention seen, Saved& saved)
   return saved.out;
 }
 
-Tensor rounded(const Tensor& x, at::ScalarType type) {
-  Tensor y = x.to(type);
-  if (type != x.scalar_type()) kernels::record(kernels::moving(x, y));
-  return y;
-}
-
 void add_attention_backward(const Tensor& dout, const Saved& saved, Blocks blocks, Gradients& grads) {
   if (blocks.empty()) return;
   const AttentionCall& c = saved.call;
@@ -273,19 +261,13 @@ void add_attention_backward(const Tensor& dout, const Saved& saved, Blocks block
   }
 }
 
-namespace {
-
-std::vector<AttentionBlock> document_blocks(const tokens::Segments& documents) {
-  std::vector<AttentionBlock> blocks;
-  for (int64_t i = 0; i < documents.documents(); ++i) {
-    const int64_t first = documents.first(i), length = documents.length(i);
-    blocks.push_back(
-        {.document = i, .query = first, .rows = length, .key = first, .keys = length, .causal = true});
-  }
-  return blocks;
+Gradients finish_gradients(const Tensor& dq, const Tensor& dkv, const Tensor& dout, const Saved& saved) {
+  const Tensor of_keys = rounded(dkv, dout.scalar_type());
+  return {.dq = rounded(dq, dout.scalar_type()),
+          .dk = of_keys.select(0, 0),
+          .dv = of_keys.select(0, 1),
+          .dsinks = sink_gradient(dout, saved)};
 }
-
-}  // namespace
 
 void attend_in_blocks(Saved& saved) {
   PartialAttention seen = no_attention(saved.call);

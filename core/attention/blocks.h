@@ -5,12 +5,49 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <algorithm>
 #include <span>
+#include <vector>
 
 #include "core/attention/attention.h"
+#include "core/kernels/cost.h"
 #include "core/tokens/context_split.h"
 
 namespace pptrain::attention {
+
+// The causal attention of each whole document.
+std::vector<tokens::AttentionBlock> document_blocks(const tokens::Segments& documents);
+
+// `moved`, with `products` of 2 operations for each pair of a query and a key that it sees, head and element.
+kernels::Cost cost_of(double products, const AttentionCall& call,
+                      std::span<const tokens::AttentionBlock> blocks, kernels::Cost moved);
+
+// Rows [query, query + rows) of the queries and keys [key, key + keys). The first row sees the keys up to
+// number `first` of the tile; `keys` or more: all rows see all.
+struct Tile {
+  int64_t query, rows, key, keys, first;
+};
+
+// Calls f for the tiles of a block, row after row, and of a row in the order of its keys, from the first that
+// is within the window of a query. window: 0 for none.
+template <class F>
+void for_tiles(const tokens::AttentionBlock& block, int64_t window, int64_t most_rows, int64_t most_keys,
+               F f) {
+  for (int64_t row = 0; row < block.rows; row += most_rows) {
+    const int64_t rows = std::min(most_rows, block.rows - row);
+    const int64_t itself = block.distance + row;
+    const int64_t begin = window == 0 ? 0 : std::max<int64_t>(0, itself + 1 - window);
+    const int64_t seen = block.causal ? row + rows : block.keys;
+    for (int64_t key = begin; key < seen; key += most_keys) {
+      const int64_t keys = std::min(most_keys, seen - key);
+      f(Tile{.query = block.query + row,
+             .rows = rows,
+             .key = block.key + key,
+             .keys = keys,
+             .first = block.causal || window != 0 ? itself - key : keys});
+    }
+  }
+}
 
 // What queries have of the keys that they have seen.
 struct PartialAttention {
@@ -33,16 +70,18 @@ void add_attention(const AttentionCall& call, std::span<const tokens::AttentionB
 // What the forward pass of `call` leaves, whose queries have seen all of their keys; returns saved.out.
 at::Tensor finish_attention(AttentionCall call, PartialAttention seen, Saved& saved);
 
-// `x` in a type, as a kernel of its own where that is another one.
-at::Tensor rounded(const at::Tensor& x, at::ScalarType type);
-
 // Adds the blocks' share of dq, dk and dv to those of `grads`: float32, as q, k and v, contiguous. saved.out:
 // T, contiguous, and saved.logsumexp are those of all keys; saved.call as above; dout: T, as q.
 void add_attention_backward(const at::Tensor& dout, const Saved& saved,
                             std::span<const tokens::AttentionBlock> blocks, Gradients& grads);
 
-// Whole documents by flash_blocks or composed_blocks (saved.back_end), a block for each: as attend_by and
-// attend_backward, without dsinks.
+// What a backward pass returns from such sums over all of its blocks: in the type of dout, with dsinks. dq:
+// [tokens, heads, head_dim]; dkv: [2, tokens, kv_heads, head_dim].
+Gradients finish_gradients(const at::Tensor& dq, const at::Tensor& dkv, const at::Tensor& dout,
+                           const Saved& saved);
+
+// Whole documents by flash_blocks or composed_blocks (saved.back_end): as attend_by and attend_backward,
+// without dsinks.
 void attend_in_blocks(Saved& saved);
 Gradients attend_in_blocks_backward(const at::Tensor& dout, const Saved& saved);
 

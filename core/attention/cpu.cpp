@@ -66,34 +66,71 @@ struct Workspace {
   std::unique_ptr<float[]> scores, dweights;
   std::unique_ptr<T[]> weights, dscores;
   std::unique_ptr<float[]> product, sums;
+  std::vector<float> dk, dv;  // what a group of heads adds to those of its key-value head, in one document
 };
 
-// --- Tiles: some rows of queries by some keys, of one head ---
+// --- Tiles of one head ---
 
-// Rows [query, query + rows) of the queries and keys [key, key + keys). The first row sees the keys up to
-// number `first` of the tile; `keys` or more: all rows see all.
-struct Tile {
-  int64_t query, rows, key, keys, first;
+// How large they are at most.
+struct TileSize {
+  int64_t rows, keys;
 };
 
-// Calls f for the tiles of a block, row after row, and of a row in the order of its keys, from the first that
-// is within the window of a query.
+// Of a whole document: all keys that its rows see, and so many rows that their scores stay in the
+// second-level cache.
+TileSize of_document(const AttentionBlock& document, int64_t window) {
+  constexpr int64_t kScores = int64_t{1} << 17;
+  const int64_t width = window == 0 ? document.keys : std::min(document.keys, window + kMostRows - 1);
+  return {std::clamp<int64_t>(kScores / width / 32 * 32, 32, kMostRows), width};
+}
+
+TileSize of_block(const AttentionBlock& block, int64_t /*window*/) {
+  return {kMostRows, std::min(block.keys, kMostKeys)};
+}
+
+using TileSizeOf = TileSize (*)(const AttentionBlock& block, int64_t window);
+
+// Calls f for the tiles of one document's blocks, which keep their order.
 template <class F>
-void for_tiles(const AttentionBlock& block, int64_t window, int64_t most_rows, int64_t most_keys, F f) {
-  for (int64_t row = 0; row < block.rows; row += most_rows) {
-    const int64_t rows = std::min(most_rows, block.rows - row);
-    const int64_t itself = block.distance + row;
-    const int64_t begin = window == 0 ? 0 : std::max<int64_t>(0, itself + 1 - window);
-    const int64_t seen = block.causal ? row + rows : block.keys;
-    for (int64_t key = begin; key < seen; key += most_keys) {
-      const int64_t keys = std::min(most_keys, seen - key);
-      f(Tile{.query = block.query + row,
-             .rows = rows,
-             .key = block.key + key,
-             .keys = keys,
-             .first = block.causal || window != 0 ? itself - key : keys});
-    }
+void for_tiles(BlockSpan blocks, int64_t window, TileSizeOf size_of, F f) {
+  for (const AttentionBlock& block : blocks) {
+    const TileSize most = size_of(block, window);
+    for_tiles(block, window, most.rows, most.keys, f);
   }
+}
+
+// The blocks of each document: what may be computed beside each other.
+std::vector<BlockSpan> by_document(BlockSpan blocks) {
+  std::vector<BlockSpan> result;
+  while (!blocks.empty()) {
+    const auto end = std::ranges::find_if(
+        blocks, [&](const AttentionBlock& block) { return block.document != blocks.front().document; });
+    const auto count = static_cast<size_t>(end - blocks.begin());
+    result.push_back(blocks.first(count));
+    blocks = blocks.subspan(count);
+  }
+  return result;
+}
+
+// Calls body(head, blocks of a document, workspace) for each of `heads` heads and each document. Threads
+// share heads first, and documents within a head: so each gets a share of every document, long or short.
+template <class Body>
+void for_heads(const AttentionCall& c, int64_t heads, BlockSpan blocks, TileSizeOf size_of, bool backward,
+               const Body& body) {
+  const std::vector<BlockSpan> documents = by_document(blocks);
+  const auto count = static_cast<int64_t>(documents.size());
+  int64_t scores = 0;
+  for (const AttentionBlock& block : blocks) {
+    const TileSize most = size_of(block, c.window);
+    scores = std::max(scores, most.rows * most.keys);
+  }
+  by_type(c.q, [&]<class T>(T) {
+    parallel_for(heads * count, 1, [&](int64_t begin, int64_t end) {
+      Workspace<T> workspace(scores, c.q.size(2), backward);
+      for (int64_t i = begin; i < end; ++i)
+        body(i / count, documents[static_cast<size_t>(i % count)], workspace);
+    });
+  });
 }
 
 template <class T>
@@ -174,45 +211,10 @@ void add_key_gradients(const HeadOperands<T>& x, const HeadResults<T>& y, const 
           dk);
 }
 
-// out: rows of T, from the tile's first query on.
+// out [rows, dim] = sums, each row divided by its divisor where these are given.
 template <class T>
-void write_product(const HeadOperands<T>& x, const Tile& tile, const float* divisors, Matrix<T> out,
-                   Workspace<T>& workspace) {
-  typed<T>(loops()).divide_rows(workspace.product.get(), divisors, out.data, out.stride, tile.rows,
-                                x.head_dim);
-}
-
-// --- Whole documents ---
-
-// Keys that kMostRows rows of a document see, or more.
-int64_t tile_width(const AttentionCall& c, int64_t document) {
-  const int64_t length = c.documents.length(document);
-  return c.window == 0 ? length : std::min(length, c.window + kMostRows - 1);
-}
-
-// Query rows taken at a time: their scores should stay in the second-level cache.
-int64_t block_rows(int64_t width) {
-  constexpr int64_t kScores = int64_t{1} << 17;
-  return std::clamp<int64_t>(kScores / width / 32 * 32, 32, kMostRows);
-}
-
-// Scores of the widest tile that any document takes.
-int64_t most_scores(const AttentionCall& c) {
-  int64_t most = 0;
-  for (int64_t i = 0; i < c.documents.documents(); ++i) {
-    const int64_t width = tile_width(c, i);
-    most = std::max(most, block_rows(width) * width);
-  }
-  return most;
-}
-
-// Calls f for the tiles of a document, each of all keys that its rows see.
-template <class F>
-void for_document_tiles(const AttentionCall& c, int64_t document, F f) {
-  const int64_t first = c.documents.first(document), length = c.documents.length(document);
-  for_tiles(
-      {.document = document, .query = first, .rows = length, .key = first, .keys = length, .causal = true},
-      c.window, block_rows(tile_width(c, document)), length, f);
+void write_rows(const float* sums, const float* divisors, int64_t rows, int64_t dim, Matrix<T> out) {
+  typed<T>(loops()).divide_rows(sums, divisors, out.data, out.stride, rows, dim);
 }
 
 // One more score in each row's softmax.
@@ -224,173 +226,89 @@ void add_sink(double sink, int64_t rows, float* sums, float* logsumexp) {
   }
 }
 
-// Sums in float32 of what a group of heads adds to the gradients of its key-value head, in one document.
-template <class T>
-class KeyGradientSums {
- public:
-  KeyGradientSums(int64_t longest, int64_t head_dim)
-      : head_dim_(head_dim), dk_(static_cast<size_t>(longest * head_dim)), dv_(dk_.size()) {}
-
-  void clear(int64_t keys) {
-    std::fill_n(dk_.begin(), keys * head_dim_, 0.0F);
-    std::fill_n(dv_.begin(), keys * head_dim_, 0.0F);
-  }
-  Matrix<float> dk() { return {dk_.data(), head_dim_}; }
-  Matrix<float> dv() { return {dv_.data(), head_dim_}; }
-
-  // From the document's first key on.
-  void write(int64_t keys, Matrix<T> dk, Matrix<T> dv) const {
-    const auto& divide_rows = typed<T>(loops()).divide_rows;
-    divide_rows(dk_.data(), nullptr, dk.data, dk.stride, keys, head_dim_);
-    divide_rows(dv_.data(), nullptr, dv.data, dv.stride, keys, head_dim_);
-  }
-
- private:
-  int64_t head_dim_;
-  std::vector<float> dk_, dv_;
-};
-
-// --- Blocks of keys ---
-
-// The blocks of each document: what may be computed beside each other.
-std::vector<BlockSpan> by_document(BlockSpan blocks) {
-  std::vector<BlockSpan> result;
-  while (!blocks.empty()) {
-    const auto end = std::ranges::find_if(
-        blocks, [&](const AttentionBlock& block) { return block.document != blocks.front().document; });
-    const auto count = static_cast<size_t>(end - blocks.begin());
-    result.push_back(blocks.first(count));
-    blocks = blocks.subspan(count);
-  }
-  return result;
-}
-
-int64_t most_scores(BlockSpan blocks) {
-  int64_t keys = 0;
-  for (const AttentionBlock& block : blocks) keys = std::max(keys, block.keys);
-  return kMostRows * std::min(keys, kMostKeys);
-}
-
-// Adds the tile to what its queries have of other keys. out, logsumexp: of the head.
-template <class T>
-void merge_tile(const HeadOperands<T>& x, const Tile& tile, Matrix<float> out, float* logsumexp,
-                Workspace<T>& workspace) {
-  float part_logsumexp[kMostRows];
-  weigh_values(x, tile, part_logsumexp, workspace);
-  loops().attention_merge(workspace.product.get(), workspace.sums.get(), part_logsumexp,
-                          from_row(out, tile.query), logsumexp + tile.query, tile.rows, x.head_dim);
-}
-
 }  // namespace
 
-// Threads share heads first, and documents within a head: so each gets a share of every document, long or
-// short.
-void attend_on_cpu(const Saved& saved) {
+void attend_on_cpu(const Saved& saved, BlockSpan documents) {
   const AttentionCall& c = saved.call;
-  const int64_t documents = c.documents.documents();
-  const float* const sinks = kernels::cpu::in_if<float>(c.sinks);
-  by_type(c.q, [&]<class T>(T) {
-    parallel_for(c.q.size(1) * documents, 1, [&](int64_t begin, int64_t end) {
-      Workspace<T> workspace(most_scores(c), c.q.size(2), /*backward=*/false);
-      for (int64_t i = begin; i < end; ++i) {
-        const int64_t head = i / documents;
-        const HeadOperands<T> x(c, head);
-        const Matrix<T> out = head_out<T>(saved.out, head);
-        float* logsumexp = kernels::cpu::out<float>(saved.logsumexp) + head * c.q.size(0);
-        for_document_tiles(c, i % documents, [&](const Tile& tile) {
-          weigh_values(x, tile, logsumexp + tile.query, workspace);
-          if (sinks != nullptr)
-            add_sink(sinks[head], tile.rows, workspace.sums.get(), logsumexp + tile.query);
-          write_product(x, tile, workspace.sums.get(), from_row(out, tile.query), workspace);
-        });
-      }
+  const float* const sinks = kernels::cpu::in<float>(c.sinks);
+  const auto attend = [&]<class T>(int64_t head, BlockSpan document, Workspace<T>& workspace) {
+    const HeadOperands<T> x(c, head);
+    const Matrix<T> out = head_out<T>(saved.out, head);
+    float* logsumexp = kernels::cpu::out<float>(saved.logsumexp) + head * c.q.size(0);
+    for_tiles(document, c.window, of_document, [&](const Tile& tile) {
+      weigh_values(x, tile, logsumexp + tile.query, workspace);
+      if (sinks != nullptr) add_sink(sinks[head], tile.rows, workspace.sums.get(), logsumexp + tile.query);
+      write_rows(workspace.product.get(), workspace.sums.get(), tile.rows, x.head_dim,
+                 from_row(out, tile.query));
     });
-  });
+  };
+  for_heads(c, c.q.size(1), documents, of_document, /*backward=*/false, attend);
 }
 
-void attend_on_cpu_backward(const Tensor& dout, const Saved& saved, const Gradients& grads) {
+void attend_on_cpu_backward(const Tensor& dout, const Saved& saved, BlockSpan documents,
+                            const Gradients& grads) {
   const AttentionCall& c = saved.call;
-  const tokens::Segments& segments = c.documents;
-  const int64_t documents = segments.documents();
   const int64_t kv_heads = c.k.size(1), group = c.q.size(1) / kv_heads, head_dim = c.q.size(2);
-  by_type(c.q, [&]<class T>(T) {
-    parallel_for(kv_heads * documents, 1, [&](int64_t begin, int64_t end) {
-      Workspace<T> workspace(most_scores(c), head_dim, /*backward=*/true);
-      KeyGradientSums<T> sums(segments.longest, head_dim);
-      for (int64_t i = begin; i < end; ++i) {
-        const int64_t kv_head = i / documents, document = i % documents;
-        sums.clear(segments.length(document));
-        for (int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head) {
-          const HeadOperands<T> x(c, head);
-          const HeadResults<T> y(dout, saved, head);
-          const Matrix<T> dq = head_out<T>(grads.dq, head);
-          for_document_tiles(c, document, [&](const Tile& tile) {
-            const int64_t key = tile.key - segments.first(document);
-            add_key_gradients(x, y, tile, from_row(sums.dk(), key), from_row(sums.dv(), key), workspace);
-            gemm<T>(Op::none, Op::none, {tile.rows, head_dim, tile.keys},
-                    {workspace.dscores.get(), tile.keys}, from_row(x.k, tile.key), Result::written,
-                    {workspace.product.get(), head_dim});
-            write_product(x, tile, nullptr, from_row(dq, tile.query), workspace);
-          });
-        }
-        sums.write(segments.length(document),
-                   from_row(head_out<T>(grads.dk, kv_head), segments.first(document)),
-                   from_row(head_out<T>(grads.dv, kv_head), segments.first(document)));
-      }
-    });
-  });
+  const auto attend = [&]<class T>(int64_t kv_head, BlockSpan blocks, Workspace<T>& workspace) {
+    const AttentionBlock& document = blocks.front();
+    const auto cleared = [&](std::vector<float>& sums) {
+      sums.assign(static_cast<size_t>(document.keys * head_dim), 0.0F);
+      return Matrix<float>{sums.data(), head_dim};
+    };
+    const Matrix<float> dk = cleared(workspace.dk), dv = cleared(workspace.dv);
+    for (int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head) {
+      const HeadOperands<T> x(c, head);
+      const HeadResults<T> y(dout, saved, head);
+      const Matrix<T> dq = head_out<T>(grads.dq, head);
+      for_tiles(blocks, c.window, of_document, [&](const Tile& tile) {
+        const int64_t key = tile.key - document.key;
+        add_key_gradients(x, y, tile, from_row(dk, key), from_row(dv, key), workspace);
+        gemm<T>(Op::none, Op::none, {tile.rows, head_dim, tile.keys}, {workspace.dscores.get(), tile.keys},
+                from_row(x.k, tile.key), Result::written, {workspace.product.get(), head_dim});
+        write_rows(workspace.product.get(), nullptr, tile.rows, head_dim, from_row(dq, tile.query));
+      });
+    }
+    write_rows(dk.data, nullptr, document.keys, head_dim,
+               from_row(head_out<T>(grads.dk, kv_head), document.key));
+    write_rows(dv.data, nullptr, document.keys, head_dim,
+               from_row(head_out<T>(grads.dv, kv_head), document.key));
+  };
+  for_heads(c, kv_heads, documents, of_document, /*backward=*/true, attend);
 }
 
-// Threads share heads first, and documents within a head; the blocks of a document keep their order.
 void add_blocks_on_cpu(const AttentionCall& c, BlockSpan blocks, const PartialAttention& seen) {
-  const std::vector<BlockSpan> documents = by_document(blocks);
-  const auto count = static_cast<int64_t>(documents.size());
-  by_type(c.q, [&]<class T>(T) {
-    parallel_for(c.q.size(1) * count, 1, [&](int64_t begin, int64_t end) {
-      Workspace<T> workspace(most_scores(blocks), c.q.size(2), /*backward=*/false);
-      for (int64_t i = begin; i < end; ++i) {
-        const int64_t head = i / count;
-        const HeadOperands<T> x(c, head);
-        const Matrix<float> out = head_out<float>(seen.out, head);
-        float* logsumexp = kernels::cpu::out<float>(seen.logsumexp) + head * c.q.size(0);
-        for (const AttentionBlock& block : documents[static_cast<size_t>(i % count)]) {
-          for_tiles(block, c.window, kMostRows, kMostKeys,
-                    [&](const Tile& tile) { merge_tile(x, tile, out, logsumexp, workspace); });
-        }
-      }
+  const auto attend = [&]<class T>(int64_t head, BlockSpan document, Workspace<T>& workspace) {
+    const HeadOperands<T> x(c, head);
+    const Matrix<float> out = head_out<float>(seen.out, head);
+    float* logsumexp = kernels::cpu::out<float>(seen.logsumexp) + head * c.q.size(0);
+    for_tiles(document, c.window, of_block, [&](const Tile& tile) {
+      float part_logsumexp[kMostRows];
+      weigh_values(x, tile, part_logsumexp, workspace);
+      loops().attention_merge(workspace.product.get(), workspace.sums.get(), part_logsumexp,
+                              from_row(out, tile.query), logsumexp + tile.query, tile.rows, x.head_dim);
     });
-  });
+  };
+  for_heads(c, c.q.size(1), blocks, of_block, /*backward=*/false, attend);
 }
 
 void add_blocks_on_cpu_backward(const Tensor& dout, const Saved& saved, BlockSpan blocks,
                                 const Gradients& grads) {
   const AttentionCall& c = saved.call;
-  const std::vector<BlockSpan> documents = by_document(blocks);
-  const auto count = static_cast<int64_t>(documents.size());
   const int64_t kv_heads = c.k.size(1), group = c.q.size(1) / kv_heads, head_dim = c.q.size(2);
-  by_type(c.q, [&]<class T>(T) {
-    parallel_for(kv_heads * count, 1, [&](int64_t begin, int64_t end) {
-      Workspace<T> workspace(most_scores(blocks), head_dim, /*backward=*/true);
-      for (int64_t i = begin; i < end; ++i) {
-        const int64_t kv_head = i / count;
-        const Matrix<float> dk = head_out<float>(grads.dk, kv_head), dv = head_out<float>(grads.dv, kv_head);
-        for (int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head) {
-          const HeadOperands<T> x(c, head);
-          const HeadResults<T> y(dout, saved, head);
-          const Matrix<float> dq = head_out<float>(grads.dq, head);
-          const auto add = [&](const Tile& tile) {
-            add_key_gradients(x, y, tile, from_row(dk, tile.key), from_row(dv, tile.key), workspace);
-            gemm<T>(Op::none, Op::none, {tile.rows, head_dim, tile.keys},
-                    {workspace.dscores.get(), tile.keys}, from_row(x.k, tile.key), Result::added,
-                    from_row(dq, tile.query));
-          };
-          for (const AttentionBlock& block : documents[static_cast<size_t>(i % count)]) {
-            for_tiles(block, c.window, kMostRows, kMostKeys, add);
-          }
-        }
-      }
-    });
-  });
+  const auto attend = [&]<class T>(int64_t kv_head, BlockSpan document, Workspace<T>& workspace) {
+    const Matrix<float> dk = head_out<float>(grads.dk, kv_head), dv = head_out<float>(grads.dv, kv_head);
+    for (int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head) {
+      const HeadOperands<T> x(c, head);
+      const HeadResults<T> y(dout, saved, head);
+      const Matrix<float> dq = head_out<float>(grads.dq, head);
+      for_tiles(document, c.window, of_block, [&](const Tile& tile) {
+        add_key_gradients(x, y, tile, from_row(dk, tile.key), from_row(dv, tile.key), workspace);
+        gemm<T>(Op::none, Op::none, {tile.rows, head_dim, tile.keys}, {workspace.dscores.get(), tile.keys},
+                from_row(x.k, tile.key), Result::added, from_row(dq, tile.query));
+      });
+    }
+  };
+  for_heads(c, kv_heads, blocks, of_block, /*backward=*/true, attend);
 }
 
 void sink_gradient_on_cpu(const Tensor& dout, const Saved& saved, const Tensor& dsinks) {
@@ -412,7 +330,7 @@ void decode_on_cpu(const AttentionCall& c, const KeyValueCache& cache, int64_t l
   const int64_t kv_heads = cache.shape().kv_heads, group = c.q.size(1) / kv_heads, head_dim = c.q.size(2);
   int64_t longest = 0;
   for (const CachedDocument& document : documents) longest = std::max(longest, keys_seen(c, document.past));
-  const float* const sinks = kernels::cpu::in_if<float>(c.sinks);
+  const float* const sinks = kernels::cpu::in<float>(c.sinks);
   by_type(c.q, [&]<class T>(T) {
     const auto count = static_cast<int64_t>(documents.size()) * kv_heads;
     parallel_for(count, kernels::cpu::row_grain(longest * head_dim), [&](int64_t begin, int64_t end) {

@@ -14,13 +14,14 @@
 
 namespace pptrain::attention {
 
-// Whole documents, in blocks of query rows whose scores exist at full width; keys behind the last row of a
-// block are skipped, and those before the window of its first row. Fills saved.out: T, as q, contiguous, and
-// saved.logsumexp: float32 [heads, tokens].
-void attend_on_cpu(const Saved& saved);
+// Whole documents (document_blocks), in blocks of query rows whose scores exist at full width; keys behind
+// the last row of a block are skipped, and those before the window of its first row. Fills saved.out: T, as
+// q, contiguous, and saved.logsumexp: float32 [heads, tokens].
+void attend_on_cpu(const Saved& saved, std::span<const tokens::AttentionBlock> documents);
 
 // Its gradients: any strides with the last one 1. Those of a group of heads are summed in float32.
-void attend_on_cpu_backward(const at::Tensor& dout, const Saved& saved, const Gradients& grads);
+void attend_on_cpu_backward(const at::Tensor& dout, const Saved& saved,
+                            std::span<const tokens::AttentionBlock> documents, const Gradients& grads);
 
 // dsinks: float32 [heads]. dout and saved.out: any strides with the last one 1; saved.logsumexp: float32
 // [heads, tokens]. Each head's sum is in the order of tokens.

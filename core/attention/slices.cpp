@@ -51,13 +51,10 @@ class SliceAttention final : public CoreAttention {
       add_attention_backward(dout, here, blocks, grads);
     });
     std::vector<Slice>& list = lists_.at(own.split->list);
-    const Tensor dkv = rounded(list[static_cast<size_t>(own.split->part)].gradients, own.q.scalar_type());
+    Gradients grads = finish_gradients(dq, list[static_cast<size_t>(own.split->part)].gradients, dout, saved);
     list.resize(static_cast<size_t>(own.split->part));
     if (list.empty()) lists_.erase(own.split->list);
-    return {.dq = rounded(dq, own.q.scalar_type()),
-            .dk = dkv.select(0, 0),
-            .dv = dkv.select(0, 1),
-            .dsinks = sink_gradient(dout, saved)};
+    return grads;
   }
 
   void discard() override { lists_.clear(); }

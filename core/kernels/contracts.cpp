@@ -164,9 +164,11 @@ void check_activate_backward(const Checks& checks, const Tensor& dy, const Tenso
   if (y) checks.dense("y", *y, dy.scalar_type(), {dy.size(0), dy.size(1)});
 }
 
-// Operations of a product with these results, each a sum over `inner` terms.
-double product_flops(const Tensor& out, int64_t inner) {
-  return 2.0 * static_cast<double>(out.numel()) * static_cast<double>(inner);
+// `moved`, with the operations of a GEMM and the bytes of the weight that it reads.
+Cost cost_of(const GemmShape& gemm, Cost moved, double weight_bytes = 0) {
+  moved.product_flops = 2.0 * static_cast<double>(gemm.m * gemm.n) * static_cast<double>(gemm.k);
+  moved.weight_bytes = weight_bytes;
+  return moved;
 }
 
 void check_matmul(const Checks& checks, const Tensor& a, const Tensor& b, const Tensor& out) {
@@ -176,11 +178,12 @@ void check_matmul(const Checks& checks, const Tensor& a, const Tensor& b, const 
       .dense("out", out, a.scalar_type(), {a.size(0), b.size(1)});
 }
 
+GemmShape gemm_of_matmul(const Tensor& a, const Tensor& b, const Tensor&) {
+  return {.m = a.size(0), .n = b.size(1), .k = a.size(1)};
+}
+
 Cost cost_matmul(const Tensor& a, const Tensor& b, const Tensor& out) {
-  Cost cost = moving(a, b, out);
-  cost.product_flops = product_flops(out, a.size(1));
-  cost.weight_bytes = bytes_of(b);
-  return cost;
+  return cost_of(gemm_of_matmul(a, b, out), moving(a, b, out), bytes_of(b));
 }
 
 void check_linear(const Checks& checks, const Tensor& x, const Tensor& weight,
@@ -195,12 +198,13 @@ void check_linear(const Checks& checks, const Tensor& x, const Tensor& weight,
   }
 }
 
+GemmShape gemm_of_linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>&, const Tensor&) {
+  return {.m = x.size(0), .n = weight.size(0), .k = x.size(1)};
+}
+
 Cost cost_linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias,
                  const Tensor& out) {
-  Cost cost = moving(x, weight, bias, out);
-  cost.product_flops = product_flops(out, x.size(1));
-  cost.weight_bytes = bytes_of(weight);
-  return cost;
+  return cost_of(gemm_of_linear(x, weight, bias, out), moving(x, weight, bias, out), bytes_of(weight));
 }
 
 void check_weight_gradient(const Checks& checks, const Tensor& dy, const Tensor& x,
@@ -211,36 +215,18 @@ void check_weight_gradient(const Checks& checks, const Tensor& dy, const Tensor&
       .dense("weight_grad", weight_grad, at::kFloat, {dy.size(1), x.size(1)});
 }
 
-// The gradient is read and written; no weights are.
-Cost cost_accumulate_weight_gradient(const Tensor& dy, const Tensor& x, const Tensor& weight_grad) {
-  Cost cost = moving(dy, x, weight_grad, weight_grad);
-  cost.product_flops = product_flops(weight_grad, dy.size(0));
-  return cost;
-}
-
-// It is written alone.
-Cost cost_weight_gradient(const Tensor& dy, const Tensor& x, const Tensor& weight_grad) {
-  Cost cost = moving(dy, x, weight_grad);
-  cost.product_flops = product_flops(weight_grad, dy.size(0));
-  return cost;
-}
-
-GemmShape gemm_of_matmul(const Tensor& a, const Tensor& b, const Tensor&) {
-  return {.m = a.size(0), .n = b.size(1), .k = a.size(1)};
-}
-
-GemmShape gemm_of_linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>&, const Tensor&) {
-  return {.m = x.size(0), .n = weight.size(0), .k = x.size(1)};
-}
-
 GemmShape gemm_of_weight_gradient(const Tensor& dy, const Tensor& x, const Tensor&) {
   return {.m = dy.size(1), .n = x.size(1), .k = dy.size(0)};
 }
 
-// Of cuBLAS, whatever the shape.
-template <class... Args>
-int64_t gemm_scratch(const Args&...) {
-  return gemm_workspace_bytes;
+// The gradient is read and written; no weights are.
+Cost cost_accumulate_weight_gradient(const Tensor& dy, const Tensor& x, const Tensor& weight_grad) {
+  return cost_of(gemm_of_weight_gradient(dy, x, weight_grad), moving(dy, x, weight_grad, weight_grad));
+}
+
+// It is written alone.
+Cost cost_weight_gradient(const Tensor& dy, const Tensor& x, const Tensor& weight_grad) {
+  return cost_of(gemm_of_weight_gradient(dy, x, weight_grad), moving(dy, x, weight_grad));
 }
 
 void check_accumulate_bias_gradient(const Checks& checks, const Tensor& dy, const Tensor& bias_grad) {
@@ -353,10 +339,6 @@ void add_contracts() {
   accumulate_weight_gradient.accept(check_weight_gradient, cost_accumulate_weight_gradient,
                                     gemm_of_weight_gradient);
   weight_gradient.accept(check_weight_gradient, cost_weight_gradient, gemm_of_weight_gradient);
-  matmul.takes_on_gpu(gemm_scratch);
-  linear.takes_on_gpu(gemm_scratch);
-  accumulate_weight_gradient.takes_on_gpu(gemm_scratch);
-  weight_gradient.takes_on_gpu(gemm_scratch);
   accumulate_bias_gradient.accept(check_accumulate_bias_gradient, cost_accumulate_bias_gradient);
   normal_values.accept(check_normal_values);
   adamw.accept(check_adamw, cost_step);

@@ -65,24 +65,19 @@ class Kernel<void(Args...)> {
   }
 
   // Called once for each kernel, and once for each back end that has it, by what define_kernels calls.
-  void accept(Check check, CostOf cost) {
+  // Without a cost it moves each tensor of its arguments once. gemm: which one, of a kernel that is one GEMM.
+  void accept(Check check, CostOf cost = move_each, GemmOf gemm = nullptr) {
     check_ = check;
     cost_ = cost;
-  }
-  // Of a kernel that is one GEMM: which one.
-  void accept(Check check, CostOf cost, GemmOf gemm) {
-    accept(check, cost);
     gemm_ = gemm;
+    if (gemm != nullptr) takes_on_gpu([](Seen<Args>...) { return gemm_workspace_bytes; });
   }
   // Of a kernel that takes much memory on a GPU beside its arguments: how many bytes at most.
   void takes_on_gpu(ScratchOf scratch) { scratch_ = scratch; }
-  // It moves each tensor of its arguments once.
-  void accept(Check check) {
-    accept(check, [](Seen<Args>... args) { return moving(args...); });
-  }
   void implement(BackEnd back_end, Function function) { functions_[index(back_end)] = function; }
 
  private:
+  static Cost move_each(Seen<Args>... args) { return moving(args...); }
   static constexpr std::size_t index(BackEnd back_end) { return static_cast<std::size_t>(back_end); }
   template <class... Rest>
   const at::Tensor& first_of(const at::Tensor& first, const Rest&...) const {

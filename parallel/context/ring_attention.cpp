@@ -168,11 +168,7 @@ class RingAttention final : public CoreAttention {
     }
     if (plan.steps_count() > 1) comm::hand_over();
     others.finish();
-    const Tensor dkv = attention::rounded(home, own.q.scalar_type());
-    return {.dq = attention::rounded(dq, own.q.scalar_type()),
-            .dk = dkv.select(0, 0),
-            .dv = dkv.select(0, 1),
-            .dsinks = attention::sink_gradient(dout, saved)};
+    return attention::finish_gradients(dq, home, dout, saved);
   }
 
  private:

@@ -1,9 +1,8 @@
-#include "core/kernels/cpu/amx_gemm.h"
-
 #include <algorithm>
-#include <cstddef>
 
+#include "core/kernels/cpu/amx.h"
 #include "core/kernels/cpu/buffer.h"
+#include "core/kernels/cpu/gemm.h"
 
 namespace pptrain::kernels::cpu::amx {
 namespace {

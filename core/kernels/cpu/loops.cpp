@@ -10,35 +10,8 @@
 
 namespace pptrain::kernels::cpu {
 
-const Loops* baseline_loops() {
-  return &baseline_table;
-}
-
-const Loops* avx2_loops() {
-#if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return &avx2_table;
-#endif
-  return nullptr;
-}
-
-const Loops* avx512_loops() {
-#if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
-      __builtin_cpu_supports("fma"))
-    return &avx512_table;
-#endif
-  return nullptr;
-}
-
-const Loops* avx512bf16_loops() {
-#if defined(__x86_64__)
-  if (avx512_loops() != nullptr && __builtin_cpu_supports("avx512bf16")) return &avx512bf16_table;
-#endif
-  return nullptr;
-}
-
-static const Loops* amx_loops() {
+std::vector<const Loops*> available_loops() {
+  std::vector<const Loops*> tables;
 #if defined(__x86_64__)
   static const Loops with_tiles = [] {
     Loops loops = avx512bf16_table;
@@ -46,16 +19,23 @@ static const Loops* amx_loops() {
     loops.tiles = true;
     return loops;
   }();
-  if (avx512bf16_loops() != nullptr && amx::is_supported()) return &with_tiles;
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+                      __builtin_cpu_supports("fma");
+  const bool avx512bf16 = avx512 && __builtin_cpu_supports("avx512bf16");
+  if (avx512bf16 && amx::is_supported()) tables.push_back(&with_tiles);
+  if (avx512bf16) tables.push_back(&avx512bf16_table);
+  if (avx512) tables.push_back(&avx512_table);
+  if (avx2) tables.push_back(&avx2_table);
 #endif
-  return nullptr;
+  tables.push_back(&baseline_table);
+  return tables;
 }
 
 const Loops& choose_loops(std::string_view name) {
   std::string names;
-  for (const Loops* table :
-       {amx_loops(), avx512bf16_loops(), avx512_loops(), avx2_loops(), baseline_loops()}) {
-    if (table == nullptr) continue;
+  for (const Loops* table : available_loops()) {
     if (name.empty() || name == table->isa) return *table;
     names += fmt::format("{}{}", names.empty() ? "" : ", ", table->isa);
   }

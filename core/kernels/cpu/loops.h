@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <string_view>
+#include <vector>
 
 #include "core/kernels/activation.h"
 #include "core/kernels/step_scalars.h"
@@ -25,12 +26,12 @@ struct Matrix {
 
 template <class T>
 struct RmsNormArgs {
-  const T* dy;  // backward only
+  const T* dy = nullptr;  // backward only
   const T* x;
   const T* added;  // may be null; forward: sum = x + added is normalised and stored; backward: added to dx
   const float* weight;
-  float eps;
-  T* sum;
+  float eps = 0;
+  T* sum = nullptr;
   T* out;       // y, or dx
   float* rstd;  // backward only reads it
   int64_t dim;
@@ -46,10 +47,10 @@ struct HeadsView {
 template <class T>
 struct NormRopeArgs {
   HeadsView<const T> x;
-  HeadsView<const T> dy;  // backward only
-  HeadsView<T> out;       // y, or dx
-  const float* weight;    // may be null: no norm
-  float eps;
+  HeadsView<const T> dy = {};  // backward only
+  HeadsView<T> out;            // y, or dx
+  const float* weight;         // may be null: no norm
+  float eps = 0;
   float* rstd;
   const float* cos;
   const float* sin;
@@ -59,12 +60,12 @@ struct NormRopeArgs {
 
 template <class T>
 struct ActivateArgs {
-  const T* dy;  // backward only
-  const T* x;   // [rows, dim], or with a gate [rows, 2 * dim]
-  T* out;       // y, or dx
-  T* y;         // backward only; may be null
-  Activation activation;
-  bool gated;
+  const T* dy = nullptr;  // backward only
+  const T* x;             // [rows, dim], or with a gate [rows, 2 * dim]
+  T* out;                 // y, or dx
+  T* y = nullptr;         // backward only; may be null
+  Activation activation = Activation::silu;
+  bool gated = true;
   int64_t dim;
   const float* weights = nullptr;  // swiglu: of each row; may be null
   float* dweights = nullptr;       // swiglu_backward with weights
@@ -82,14 +83,6 @@ struct SoftmaxArgs {
   float* statistics = nullptr;
   const float* maximum = nullptr;  // softmax_gradient: [rows], over the whole vocabulary
   const float* scale = nullptr;    // softmax_gradient: [rows], 1 / sum of exp(x - maximum) over all of it
-};
-
-template <class T>
-struct SoftcapArgs {
-  T* logits;        // [rows, width], or their gradient
-  const T* capped;  // backward only
-  float scale, cap;
-  int64_t width;
 };
 
 // What becomes of the scores of a block of attention rows: of queries first, first + 1, ..., each of which
@@ -214,8 +207,9 @@ struct TypedLoops {
   void (*softmax_statistics)(const SoftmaxArgs<T>&, int64_t begin, int64_t end);
   // logits = softmax - one-hot; 0 in rows that do not count.
   void (*softmax_gradient)(const SoftmaxArgs<T>&, int64_t begin, int64_t end);
-  void (*softcap)(const SoftcapArgs<T>&, int64_t begin, int64_t end);
-  void (*softcap_backward)(const SoftcapArgs<T>&, int64_t begin, int64_t end);
+  // Elements [begin, end), in place.
+  void (*softcap)(T* logits, float scale, float cap, int64_t begin, int64_t end);
+  void (*softcap_backward)(const T* capped, T* dlogits, float scale, float cap, int64_t begin, int64_t end);
   // scores: [rows, keys], unscaled; with a softcap overwritten. weights: [rows, keys], exp(score - row
   // maximum) of scaled scores; 0 where masked. sums: [rows], of the weights; 1 where a row sees no key.
   // logsumexp: [rows], of the scaled scores; the lowest number where a row sees no key.
@@ -293,14 +287,11 @@ inline const TypedLoops<uint16_t>& typed(const Loops& loops) {
 // What loops_*.cpp define; all but the first on x86-64 alone.
 extern const Loops baseline_table, avx2_table, avx512_table, avx512bf16_table;
 
-// The tables of each instruction set; null where the build or the processor lacks it.
-const Loops* baseline_loops();
-const Loops* avx2_loops();
-const Loops* avx512_loops();
-const Loops* avx512bf16_loops();
+// The tables that this processor can run, the best first: amx (avx512bf16 with tiles), avx512bf16, avx512,
+// avx2, baseline.
+std::vector<const Loops*> available_loops();
 
-// By name: baseline, avx2, avx512, avx512bf16, or amx (avx512bf16 with tiles); "" is the best that this
-// processor has. Throws UsageError for any other, and for what the processor lacks.
+// By name; "" is the best. Throws UsageError for what is not among them.
 const Loops& choose_loops(std::string_view name);
 
 // Those that the environment variable PPTRAIN_ISA names, or the best.

@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "core/base/error.h"
-#include "core/kernels/cpu/amx_gemm.h"
 #include "core/kernels/cpu/gemm.h"
 #include "core/kernels/cpu/loops.h"
 #include "core/kernels/cpu/matmul.h"

@@ -8,15 +8,15 @@
 namespace pptrain::kernels::cpu {
 namespace {
 
-void run_rms_norm(const Tensor& x, const Tensor* delta, const Tensor& weight, double eps, Tensor* sum,
+// delta and sum: both or none.
+void run_rms_norm(const Tensor& x, const Tensor& delta, const Tensor& weight, double eps, const Tensor& sum,
                   Tensor& y, Tensor& rstd) {
   by_type(x, [&]<class T>(T) {
-    const RmsNormArgs<T> args{.dy = nullptr,
-                              .x = in<T>(x),
-                              .added = delta == nullptr ? nullptr : in<T>(*delta),
+    const RmsNormArgs<T> args{.x = in<T>(x),
+                              .added = in<T>(delta),
                               .weight = in<float>(weight),
                               .eps = static_cast<float>(eps),
-                              .sum = sum == nullptr ? nullptr : out<T>(*sum),
+                              .sum = out<T>(sum),
                               .out = out<T>(y),
                               .rstd = out<float>(rstd),
                               .dim = x.size(1)};
@@ -33,11 +33,9 @@ template <class T>
 NormRopeArgs<T> norm_rope_args(const Tensor& x, const std::optional<Tensor>& weight, const RopeTable& rope,
                                const Tensor& positions, const Tensor& result, const Tensor& rstd) {
   return {.x = heads_view(x, in<T>(x)),
-          .dy = {},
           .out = heads_view(result, out<T>(result)),
           .weight = in<float>(weight),
-          .eps = 0,
-          .rstd = weight ? out<float>(rstd) : nullptr,
+          .rstd = out<float>(rstd),
           .cos = in<float>(rope.cos),
           .sin = in<float>(rope.sin),
           .positions = in<int32_t>(positions),
@@ -49,12 +47,12 @@ NormRopeArgs<T> norm_rope_args(const Tensor& x, const std::optional<Tensor>& wei
 }  // namespace
 
 void rms_norm(const Tensor& x, const Tensor& weight, double eps, Tensor& y, Tensor& rstd) {
-  run_rms_norm(x, nullptr, weight, eps, nullptr, y, rstd);
+  run_rms_norm(x, {}, weight, eps, {}, y, rstd);
 }
 
 void add_rms_norm(const Tensor& x, const Tensor& delta, const Tensor& weight, double eps, Tensor& sum,
                   Tensor& y, Tensor& rstd) {
-  run_rms_norm(x, &delta, weight, eps, &sum, y, rstd);
+  run_rms_norm(x, delta, weight, eps, sum, y, rstd);
 }
 
 void rms_norm_backward(const Tensor& dy, const Tensor& x, const Tensor& weight, const Tensor& rstd,
@@ -64,8 +62,6 @@ void rms_norm_backward(const Tensor& dy, const Tensor& x, const Tensor& weight, 
                               .x = in<T>(x),
                               .added = in<T>(residual_grad),
                               .weight = in<float>(weight),
-                              .eps = 0,
-                              .sum = nullptr,
                               .out = out<T>(dx),
                               .rstd = out<float>(rstd),
                               .dim = x.size(1)};

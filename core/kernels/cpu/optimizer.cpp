@@ -28,11 +28,11 @@ void step(StepLoop loop, StepScalars (*scalars)(const StepArgs&), const std::vec
     const StepLoopArgs args{.weight = out<float>(part.weight),
                             .grad = in<float>(part.grad),
                             .exp_avg = out<float>(part.exp_avg),
-                            .exp_avg_sq = out_if<float>(part.exp_avg_sq),
+                            .exp_avg_sq = out<float>(part.exp_avg_sq),
                             .compute = out<uint16_t>(part.compute),
-                            .previous_weight = out_if<float>(previous.weight),
-                            .previous_exp_avg = out_if<float>(previous.exp_avg),
-                            .previous_exp_avg_sq = out_if<float>(previous.exp_avg_sq),
+                            .previous_weight = out<float>(previous.weight),
+                            .previous_exp_avg = out<float>(previous.exp_avg),
+                            .previous_exp_avg_sq = out<float>(previous.exp_avg_sq),
                             .scalars = scalars(part.args)};
     for_elements(part.weight.numel(), [&](int64_t begin, int64_t end) { loop(args, begin, end); });
   }

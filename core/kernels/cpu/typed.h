@@ -26,9 +26,10 @@ inline float to_float(uint16_t bfloat16) {
   return std::bit_cast<float>(uint32_t{bfloat16} << 16);
 }
 
+// Null for a tensor that is not defined; out likewise.
 template <class T>
 const T* in(const at::Tensor& tensor) {
-  return static_cast<const T*>(tensor.const_data_ptr());
+  return tensor.defined() ? static_cast<const T*>(tensor.const_data_ptr()) : nullptr;
 }
 
 template <class T>
@@ -38,23 +39,12 @@ const T* in(const std::optional<at::Tensor>& tensor) {
 
 template <class T>
 T* out(const at::Tensor& tensor) {
-  return static_cast<T*>(tensor.mutable_data_ptr());
+  return tensor.defined() ? static_cast<T*>(tensor.mutable_data_ptr()) : nullptr;
 }
 
 template <class T>
 T* out(const std::optional<at::Tensor>& tensor) {
   return tensor ? out<T>(*tensor) : nullptr;
-}
-
-// Null for a tensor that is not defined; out_if likewise.
-template <class T>
-const T* in_if(const at::Tensor& tensor) {
-  return tensor.defined() ? in<T>(tensor) : nullptr;
-}
-
-template <class T>
-T* out_if(const at::Tensor& tensor) {
-  return tensor.defined() ? out<T>(tensor) : nullptr;
 }
 
 }  // namespace pptrain::kernels::cpu

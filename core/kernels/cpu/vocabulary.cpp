@@ -150,24 +150,22 @@ void cross_entropy(Tensor& logits, const Tensor& labels, Tensor& loss, bool want
 }
 
 void softcap(Tensor& logits, double scale, double cap) {
+  const int64_t width = logits.size(1);
   by_type(logits, [&]<class T>(T) {
-    const SoftcapArgs<T> args{.logits = out<T>(logits),
-                              .capped = nullptr,
-                              .scale = static_cast<float>(scale),
-                              .cap = static_cast<float>(cap),
-                              .width = logits.size(1)};
-    for_rows(typed<T>(loops()).softcap, args, logits.size(0), args.width);
+    parallel_for(logits.size(0), row_grain(width), [&](int64_t first, int64_t last) {
+      typed<T>(loops()).softcap(out<T>(logits), static_cast<float>(scale), static_cast<float>(cap),
+                                first * width, last * width);
+    });
   });
 }
 
 void softcap_backward(const Tensor& capped, double scale, double cap, Tensor& dlogits) {
+  const int64_t width = dlogits.size(1);
   by_type(dlogits, [&]<class T>(T) {
-    const SoftcapArgs<T> args{.logits = out<T>(dlogits),
-                              .capped = in<T>(capped),
-                              .scale = static_cast<float>(scale),
-                              .cap = static_cast<float>(cap),
-                              .width = dlogits.size(1)};
-    for_rows(typed<T>(loops()).softcap_backward, args, dlogits.size(0), args.width);
+    parallel_for(dlogits.size(0), row_grain(width), [&](int64_t first, int64_t last) {
+      typed<T>(loops()).softcap_backward(in<T>(capped), out<T>(dlogits), static_cast<float>(scale),
+                                         static_cast<float>(cap), first * width, last * width);
+    });
   });
 }
 
