@@ -127,9 +127,9 @@ void warn_of_cores(const PlanBase& base, int64_t ranks) {
 constexpr int order_effort = 30;  // a few seconds
 
 std::string search_world(const PlanArguments& arguments, const PlanBase& base, const CostSource& source) {
-  MeshSearchOptions options{.world = static_cast<int>(arguments.world),
-                            .budget = budget_of(arguments, base, source),
-                            .order_effort = order_effort};
+  SearchOptions options{.world = static_cast<int>(arguments.world),
+                        .budget = budget_of(arguments, base, source),
+                        .order_effort = order_effort};
   if (arguments.all) options.rows = std::numeric_limits<size_t>::max();
   const MeshSearchResult found = search_meshes(base, source, options);
   warn_of_cores(base, arguments.world);

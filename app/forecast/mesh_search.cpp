@@ -55,7 +55,7 @@ std::string axes_of(const mesh::MeshShape& mesh) {
 
 class MeshSearcher {
  public:
-  MeshSearcher(const PlanBase& base, const CostSource& source, const MeshSearchOptions& options)
+  MeshSearcher(const PlanBase& base, const CostSource& source, const SearchOptions& options)
       : base_(base),
         source_(source),
         options_(options),
@@ -137,7 +137,7 @@ class MeshSearcher {
 
   const PlanBase& base_;
   const CostSource& source_;
-  const MeshSearchOptions& options_;
+  const SearchOptions& options_;
   FootprintCache dry_runs_;
   ScheduleShapes shapes_;
   std::vector<mesh::MeshShape> meshes_;
@@ -517,8 +517,7 @@ std::vector<std::pair<std::string, double>> TimeSplit::parts() const {
   return all;
 }
 
-MeshSearchResult search_meshes(const PlanBase& base, const CostSource& source,
-                               const MeshSearchOptions& options) {
+MeshSearchResult search_meshes(const PlanBase& base, const CostSource& source, const SearchOptions& options) {
   if (base.job.distributed.pp_head == config::HeadPlace::spread)
     throw UsageError("the search over meshes knows no spread heads: give --set distributed.pp_head=last");
   MeshSearchResult result = MeshSearcher(base, source, options).run();

@@ -137,7 +137,7 @@ class Searcher {
   // A split that the job gives is kept where it fits; else even and by cost.
   std::vector<pipeline::LayerAssignment> splits(const Candidate& tried) {
     std::vector<pipeline::LayerAssignment> result;
-    if (base_.job.distributed.pp_split.text != "cost") {
+    if (!base_.job.distributed.pp_split.by_cost()) {
       try {
         result.push_back(split_layers(base_.job, tried.lowered->stages()));
       } catch (const UsageError&) {
@@ -153,7 +153,7 @@ class Searcher {
 
   bool chooses_split() const {
     const config::PipelineSplit& given = base_.job.distributed.pp_split;
-    return given.text == "cost" || given == config::PipelineSplit();
+    return given.by_cost() || given == config::PipelineSplit();
   }
 
   CostModel cost_model(const Candidate& tried) {

@@ -19,12 +19,15 @@
 namespace pptrain::app {
 
 struct SearchOptions {
-  bool microbatches = false;  // also other micro_batch_size x grad_accum_steps of the same product
-  double budget = 0;          // bytes a rank; 0: no bound
+  // On the job's mesh: also other micro_batch_size x grad_accum_steps of the same product.
+  bool microbatches = false;
+  int world = 1;      // of search_meshes(): ranks
+  double budget = 0;  // bytes a rank; 0: no bound
+  size_t rows = 10;   // of search_meshes(): meshes ranked, at most: the more, the longer the search takes
   // For the layouts that rank first, also orders that are searched (schedule::search_schedule); per cent of
   // its usual work on the best of them. 0: named schedules alone.
   int order_effort = 0;
-  // An order is listed where it is faster by this part of the best named schedule's step.
+  // On the job's mesh: an order is listed where it is faster by this part of the best named schedule's step.
   double order_gain = 0;
 };
 
@@ -55,13 +58,6 @@ std::vector<Candidate> search(const PlanBase& base, const CostSource& source, co
 double memory_budget(const PlanBase& base, const CostSource& source);
 
 // --- All meshes of a number of ranks.
-
-struct MeshSearchOptions {
-  int world = 1;         // ranks
-  double budget = 0;     // bytes a rank; 0: no bound
-  size_t rows = 10;      // meshes ranked, at most: the more, the longer the search takes
-  int order_effort = 0;  // of SearchOptions, for the first of the ranking
-};
 
 // Where the time of a step goes, s: the mean of the ranks. The parts add up to the step.
 struct TimeSplit {
@@ -101,7 +97,6 @@ struct MeshSearchResult {
 // the first of the ranking has been lowered, proven and predicted whole, and fits by that. All stages of a
 // layout recompute alike; search() on the mesh that was found chooses by stage. Throws UsageError where no
 // mesh is legal; the ranking is empty where none fits.
-MeshSearchResult search_meshes(const PlanBase& base, const CostSource& source,
-                               const MeshSearchOptions& options);
+MeshSearchResult search_meshes(const PlanBase& base, const CostSource& source, const SearchOptions& options);
 
 }  // namespace pptrain::app

@@ -152,7 +152,7 @@ std::string ranking_csv(const std::vector<Candidate>& candidates, const config::
 namespace {
 
 std::string header(const MeshSearchResult& result, const PlanBase& base, const CostSource& source,
-                   const MeshSearchOptions& options) {
+                   const SearchOptions& options) {
   const DeviceModel& device = source.device;
   std::string text = fmt::format("{} ranks; costs {}", options.world, source.description);
   if (device.ranks_per_host > 0) {
@@ -208,7 +208,7 @@ Json mesh_json(const Candidate& c) {
 }  // namespace
 
 std::string render_meshes(const MeshSearchResult& result, const PlanBase& base, const CostSource& source,
-                          const MeshSearchOptions& options, int width) {
+                          const SearchOptions& options, int width) {
   const auto columns = static_cast<size_t>(width);
   std::string out = schedule::wrapped(header(result, base, source, options), columns, 4);
   if (result.ranking.empty()) {
@@ -245,7 +245,7 @@ std::string render_meshes(const MeshSearchResult& result, const PlanBase& base, 
 }
 
 std::string meshes_json(const MeshSearchResult& result, const PlanBase& base, const CostSource& source,
-                        const MeshSearchOptions& options) {
+                        const SearchOptions& options) {
   Json time;
   for (const auto& [part, seconds] : result.time.parts()) time[part] = seconds;
   Json json{{"world", options.world},

@@ -99,6 +99,7 @@ struct PipelineSplit {
   std::string text = "even";    // even | cost | a layout such as "1|*|*|1"; empty where there is a list
   std::vector<int64_t> layers;  // per stage, first to last
 
+  bool by_cost() const { return text == "cost"; }
   bool operator==(const PipelineSplit&) const = default;
 };
 

@@ -369,7 +369,7 @@ TEST_CASE("slow links between hosts keep tensor parallelism within a host") {
 TEST_CASE("the report says what was kept, what won, and why the others lost") {
   const app::PlanBase base = small_base({"train.seq_len=15"});
   const CostSource source = source_with(1e9, 1e8, 2);
-  const app::MeshSearchOptions options{.world = 4, .budget = 1e9};
+  const app::SearchOptions options{.world = 4, .budget = 1e9};
   const app::MeshSearchResult found = app::search_meshes(base, source, options);
   const std::string text = render_meshes(found, base, source, options, 80);
   for (size_t begin = 0; begin < text.size(); begin = text.find('\n', begin) + 1)
@@ -436,7 +436,7 @@ TEST_CASE("no schedule is simulated under two names") {
 TEST_CASE("a mesh of 1,024 GPUs for 70 B parameters is found in seconds") {
   const app::PlanBase base = llama_70b(2048);
   const CostSource source = app::make_cost_source(base, "h100");
-  const app::MeshSearchOptions options{.world = 1024, .budget = 80e9};
+  const app::SearchOptions options{.world = 1024, .budget = 80e9};
   // Processor time: other tests may run beside this one.
   const std::clock_t begin = std::clock();
   const app::MeshSearchResult found = app::search_meshes(base, source, options);
