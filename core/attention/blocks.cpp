@@ -11,7 +11,6 @@
 #include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
 
-#include <algorithm>
 #include <cstdint>
 #include <limits>
 #include <utility>

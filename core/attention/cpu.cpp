@@ -211,12 +211,6 @@ void add_key_gradients(const HeadOperands<T>& x, const HeadResults<T>& y, const 
           dk);
 }
 
-// out [rows, dim] = sums, each row divided by its divisor where these are given.
-template <class T>
-void write_rows(const float* sums, const float* divisors, int64_t rows, int64_t dim, Matrix<T> out) {
-  typed<T>(loops()).divide_rows(sums, divisors, out.data, out.stride, rows, dim);
-}
-
 // One more score in each row's softmax.
 void add_sink(double sink, int64_t rows, float* sums, float* logsumexp) {
   for (int64_t row = 0; row < rows; ++row) {
@@ -234,12 +228,13 @@ void attend_on_cpu(const Saved& saved, BlockSpan documents) {
   const auto attend = [&]<class T>(int64_t head, BlockSpan document, Workspace<T>& workspace) {
     const HeadOperands<T> x(c, head);
     const Matrix<T> out = head_out<T>(saved.out, head);
+    const auto divide_rows = typed<T>(loops()).divide_rows;
     float* logsumexp = kernels::cpu::out<float>(saved.logsumexp) + head * c.q.size(0);
     for_tiles(document, c.window, of_document, [&](const Tile& tile) {
       weigh_values(x, tile, logsumexp + tile.query, workspace);
       if (sinks != nullptr) add_sink(sinks[head], tile.rows, workspace.sums.get(), logsumexp + tile.query);
-      write_rows(workspace.product.get(), workspace.sums.get(), tile.rows, x.head_dim,
-                 from_row(out, tile.query));
+      divide_rows(workspace.product.get(), workspace.sums.get(), from_row(out, tile.query), tile.rows,
+                  x.head_dim);
     });
   };
   for_heads(c, c.q.size(1), documents, of_document, /*backward=*/false, attend);
@@ -251,6 +246,7 @@ void attend_on_cpu_backward(const Tensor& dout, const Saved& saved, BlockSpan do
   const int64_t kv_heads = c.k.size(1), group = c.q.size(1) / kv_heads, head_dim = c.q.size(2);
   const auto attend = [&]<class T>(int64_t kv_head, BlockSpan blocks, Workspace<T>& workspace) {
     const AttentionBlock& document = blocks.front();
+    const auto divide_rows = typed<T>(loops()).divide_rows;
     const auto cleared = [&](std::vector<float>& sums) {
       sums.assign(static_cast<size_t>(document.keys * head_dim), 0.0F);
       return Matrix<float>{sums.data(), head_dim};
@@ -265,13 +261,13 @@ void attend_on_cpu_backward(const Tensor& dout, const Saved& saved, BlockSpan do
         add_key_gradients(x, y, tile, from_row(dk, key), from_row(dv, key), workspace);
         gemm<T>(Op::none, Op::none, {tile.rows, head_dim, tile.keys}, {workspace.dscores.get(), tile.keys},
                 from_row(x.k, tile.key), Result::written, {workspace.product.get(), head_dim});
-        write_rows(workspace.product.get(), nullptr, tile.rows, head_dim, from_row(dq, tile.query));
+        divide_rows(workspace.product.get(), nullptr, from_row(dq, tile.query), tile.rows, head_dim);
       });
     }
-    write_rows(dk.data, nullptr, document.keys, head_dim,
-               from_row(head_out<T>(grads.dk, kv_head), document.key));
-    write_rows(dv.data, nullptr, document.keys, head_dim,
-               from_row(head_out<T>(grads.dv, kv_head), document.key));
+    divide_rows(dk.data, nullptr, from_row(head_out<T>(grads.dk, kv_head), document.key), document.keys,
+                head_dim);
+    divide_rows(dv.data, nullptr, from_row(head_out<T>(grads.dv, kv_head), document.key), document.keys,
+                head_dim);
   };
   for_heads(c, kv_heads, documents, of_document, /*backward=*/true, attend);
 }
@@ -341,12 +337,10 @@ void decode_on_cpu(const AttentionCall& c, const KeyValueCache& cache, int64_t l
         const int64_t keys = keys_seen(c, past);
         const int64_t first = (kv_head * cache.capacity(slot) + past + 1 - keys) * head_dim;
         typed<T>(loops()).decode_attention(
-            {.q = from_row(head_in<T>(c.q, kv_head * group), row).data,
-             .q_stride = c.q.stride(1),
+            {.q = {from_row(head_in<T>(c.q, kv_head * group), row).data, c.q.stride(1)},
              .k = static_cast<const T*>(cache.keys_begin(layer, slot)) + first,
              .v = static_cast<const T*>(cache.values_begin(layer, slot)) + first,
-             .out = from_row(head_out<T>(out, kv_head * group), row).data,
-             .out_stride = out.stride(1),
+             .out = {from_row(head_out<T>(out, kv_head * group), row).data, out.stride(1)},
              .scores = scores.get(),
              .heads = group,
              .keys = keys,

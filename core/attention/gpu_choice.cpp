@@ -75,9 +75,7 @@ BackEnd fastest(const CallShape& x) {
   // FlashAttention-2, and has no deterministic ones for ragged documents.
   const bool has_kernels = x.capability >= 90 && x.capability < 120;
   if (!x.has_cudnn || !has_kernels) return BackEnd::flash;
-  if (x.head_dim > 128 || x.head_dim % 8 != 0 || x.longest < kShortest) {
-    return BackEnd::flash;
-  }
+  if (x.head_dim > 128 || x.head_dim % 8 != 0 || x.longest < kShortest) return BackEnd::flash;
   if (cudnn_head_parts(x) == 0) return BackEnd::flash;
   if (plan_shape(x).ragged && !offsets_fit(x)) return BackEnd::flash;
   return BackEnd::cudnn;

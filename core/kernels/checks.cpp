@@ -10,9 +10,7 @@ namespace pptrain::kernels {
 
 Checks::Checks(std::string_view kernel, const Tensor& first)
     : kernel_(kernel), device_(first.defined() ? first.device() : at::Device(at::kCPU)) {
-  if (!first.defined()) {
-    fail("the first argument is missing");
-  }
+  if (!first.defined()) fail("the first argument is missing");
   const bool is_dry_run = device_.is_meta() && DryRun::innermost() != nullptr;
   if (!device_.is_cpu() && !device_.is_cuda() && !is_dry_run) {
     fail(fmt::format("no back end for device {}{}", device_.str(),
@@ -62,9 +60,7 @@ const Checks& Checks::dense_compute(std::string_view name, const Tensor& tensor,
 }
 
 const Checks& Checks::require(bool holds, std::string_view what) const {
-  if (!holds) {
-    fail(std::string(what));
-  }
+  if (!holds) fail(std::string(what));
   return *this;
 }
 

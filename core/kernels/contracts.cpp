@@ -144,6 +144,20 @@ void check_swiglu_backward(const Checks& checks, const Tensor& dy, const Tensor&
   if (y) checks.dense("y", *y, dy.scalar_type(), {dy.size(0), dy.size(1)});
 }
 
+void check_weighted_swiglu(const Checks& checks, const Tensor& gate_up, const Tensor& weights,
+                           const Tensor& y) {
+  check_swiglu(checks, gate_up, y);
+  checks.dense("weights", weights, at::kFloat, {y.size(0)});
+}
+
+void check_weighted_swiglu_backward(const Checks& checks, const Tensor& dy, const Tensor& gate_up,
+                                    const Tensor& weights, const Tensor& dgate_up, const Tensor& dweights,
+                                    const std::optional<Tensor>& y) {
+  check_swiglu_backward(checks, dy, gate_up, dgate_up, y);
+  checks.dense("weights", weights, at::kFloat, {dy.size(0)})
+      .dense("dweights", dweights, at::kFloat, {dy.size(0)});
+}
+
 // x: as wide as y, or gate and up side by side.
 void check_activated(const Checks& checks, const Tensor& x, const Tensor& y) {
   checks.compute("x", x, 2);
@@ -323,6 +337,7 @@ Cost cost_add_squares(const std::vector<BufferPart>& parts, const Tensor& sum) {
 }  // namespace
 
 void add_vocabulary_contracts();  // vocabulary_contracts.cpp
+void add_expert_contracts();      // expert_contracts.cpp
 
 void add_contracts() {
   rms_norm.accept(check_rms_norm);
@@ -332,6 +347,8 @@ void add_contracts() {
   norm_rope_backward.accept(check_norm_rope_backward, cost_norm_rope_backward);
   swiglu.accept(check_swiglu);
   swiglu_backward.accept(check_swiglu_backward);
+  weighted_swiglu.accept(check_weighted_swiglu);
+  weighted_swiglu_backward.accept(check_weighted_swiglu_backward);
   activate.accept(check_activate);
   activate_backward.accept(check_activate_backward);
   matmul.accept(check_matmul, cost_matmul, gemm_of_matmul);

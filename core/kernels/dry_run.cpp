@@ -3,7 +3,6 @@
 #include <c10/core/Allocator.h>
 
 #include <algorithm>
-#include <utility>
 
 namespace pptrain::kernels {
 namespace {

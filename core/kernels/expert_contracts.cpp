@@ -72,24 +72,6 @@ void check_sum_rows(const Checks& checks, const Tensor& x, const Tensor& place,
   if (residual) checks.dense("residual", *residual, at::kFloat, {tokens, dim});
 }
 
-void check_weighted_swiglu(const Checks& checks, const Tensor& gate_up, const Tensor& weights,
-                           const Tensor& y) {
-  checks.dense_compute("y", y, 2)
-      .dense("gate_up", gate_up, y.scalar_type(), {y.size(0), 2 * y.size(1)})
-      .dense("weights", weights, at::kFloat, {y.size(0)});
-}
-
-void check_weighted_swiglu_backward(const Checks& checks, const Tensor& dy, const Tensor& gate_up,
-                                    const Tensor& weights, const Tensor& dgate_up, const Tensor& dweights,
-                                    const std::optional<Tensor>& y) {
-  checks.dense_compute("dy", dy, 2)
-      .dense("gate_up", gate_up, dy.scalar_type(), {dy.size(0), 2 * dy.size(1)})
-      .dense("weights", weights, at::kFloat, {dy.size(0)})
-      .dense("dgate_up", dgate_up, dy.scalar_type(), {dy.size(0), 2 * dy.size(1)})
-      .dense("dweights", dweights, at::kFloat, {dy.size(0)});
-  if (y) checks.dense("y", *y, dy.scalar_type(), {dy.size(0), dy.size(1)});
-}
-
 // An operand of a grouped product, whose rows may be named by an order.
 void check_rows(const Checks& checks, const char* name, const Tensor& x, const std::optional<Tensor>& order,
                 int64_t each, int64_t rows, int64_t dim) {
@@ -195,8 +177,6 @@ void add_expert_contracts() {
   group_rows.accept(check_group_rows);
   gather_rows.accept(check_gather_rows, cost_gather_rows);
   sum_rows.accept(check_sum_rows);
-  weighted_swiglu.accept(check_weighted_swiglu);
-  weighted_swiglu_backward.accept(check_weighted_swiglu_backward);
   grouped_linear.accept(check_grouped_linear, cost_grouped_product);
   grouped_matmul.accept(check_grouped_matmul, cost_grouped_product);
   accumulate_grouped_weight_gradient.accept(check_grouped_weight_gradient, cost_accumulate_grouped);

@@ -98,7 +98,4 @@ inline Kernel<void(const Tensor& dy, const std::optional<Tensor>& dy_order, cons
                    Tensor& weight_grad)>
     grouped_weight_gradient{"grouped_weight_gradient"};
 
-// What they accept and cost; part of add_contracts.
-void add_expert_contracts();
-
 }  // namespace pptrain::kernels

@@ -1,5 +1,4 @@
 // What embedding and cross entropy accept, and what they cost.
-#include "core/kernels/back_ends.h"
 #include "core/kernels/checks.h"
 #include "core/kernels/cost.h"
 #include "core/kernels/kernels.h"

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <limits>
-#include <memory>
 
 #include "core/kernels/cpu/buffer.h"
 #include "core/kernels/cpu/parallel.h"
@@ -181,11 +180,8 @@ void for_cells(GemmShape s, int64_t tile_rows, int64_t tile_columns, const Body&
   });
 }
 
-bool fits_int(int64_t n) {
-  return n <= std::numeric_limits<int>::max();
-}
 bool fits_mkl(GemmShape s) {
-  return fits_int(s.m) && fits_int(s.n) && fits_int(s.k);
+  return std::max({s.m, s.n, s.k}) <= std::numeric_limits<int>::max();
 }
 
 void mkl_gemm(Op op_a, Op op_b, GemmShape s, Matrix<const uint16_t> a, Matrix<const uint16_t> b, float beta,
@@ -256,7 +252,7 @@ void packed_rounded_gemm(const TypedLoops<T>& loops, Op op_a, Op op_b, GemmShape
     blocks.run(cell, width, /*add=*/false, sums, [&](const Range& x) {
       float* const from = sums(x).data;
       finish(x, from);
-      loops.divide_rows(from, nullptr, out.data + x.m * out.stride + x.n, out.stride, x.rows, x.columns);
+      loops.divide_rows(from, nullptr, {out.data + x.m * out.stride + x.n, out.stride}, x.rows, x.columns);
     });
   });
 }

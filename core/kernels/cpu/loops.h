@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <string_view>
+#include <type_traits>
 #include <vector>
 
 #include "core/kernels/activation.h"
@@ -110,12 +111,10 @@ struct AttentionGradientArgs {
 // One query for each head of a group that shares its keys, all of which it sees.
 template <class T>
 struct DecodeAttentionArgs {
-  const T* q;  // [heads, head_dim], rows q_stride apart
-  int64_t q_stride;
-  const T* k;  // [keys, head_dim]; v likewise
+  Matrix<const T> q;  // [heads, head_dim]
+  const T* k;         // [keys, head_dim]; v likewise
   const T* v;
-  T* out;  // [heads, head_dim], rows out_stride apart
-  int64_t out_stride;
+  Matrix<T> out;  // [heads, head_dim]
   float* scores;  // scratch: [keys]
   int64_t heads, keys, head_dim;
   float scale, softcap;  // as in ScoreRule
@@ -125,12 +124,10 @@ struct DecodeAttentionArgs {
 // A product of few rows with a weight, which is read once for four of them.
 template <class T>
 struct LinearRowsArgs {
-  const T* x;  // [rows, in], rows x_stride apart
-  int64_t x_stride;
-  const T* weight;  // [out, in]
-  const T* bias;    // [out]; may be null
-  T* out;           // [rows, out], rows out_stride apart
-  int64_t out_stride;
+  Matrix<const T> x;  // [rows, in]
+  const T* weight;    // [out, in]
+  const T* bias;      // [out]; may be null
+  Matrix<T> out;      // [rows, out]
   int64_t rows, in;
 };
 
@@ -222,10 +219,8 @@ struct TypedLoops {
   void (*decode_attention)(const DecodeAttentionArgs<T>&);
   // Columns [begin, end) of the result. Each element has the bits that it has in a product of its row alone.
   void (*linear_rows)(const LinearRowsArgs<T>&, int64_t begin, int64_t end);
-  // out (rows out_stride apart) = x [rows, dim] rounded, each row divided by its divisor where these are
-  // given.
-  void (*divide_rows)(const float* x, const float* divisors, T* out, int64_t out_stride, int64_t rows,
-                      int64_t dim);
+  // out = x [rows, dim] rounded, each row divided by its divisor where these are given.
+  void (*divide_rows)(const float* x, const float* divisors, Matrix<T> out, int64_t rows, int64_t dim);
   // weight_grad[tokens[r] - first] += dy[r] of the tokens in [first, first + held), for columns [begin, end),
   // in row order.
   void (*embedding_backward)(const int64_t* tokens, int64_t first, int64_t held, const T* dy,
@@ -274,14 +269,12 @@ struct Loops {
 };
 
 template <class T>
-const TypedLoops<T>& typed(const Loops& loops);
-template <>
-inline const TypedLoops<float>& typed(const Loops& loops) {
-  return loops.f32;
-}
-template <>
-inline const TypedLoops<uint16_t>& typed(const Loops& loops) {
-  return loops.bf16;
+const TypedLoops<T>& typed(const Loops& loops) {
+  if constexpr (std::is_same_v<T, float>) {
+    return loops.f32;
+  } else {
+    return loops.bf16;
+  }
 }
 
 // What loops_*.cpp define; all but the first on x86-64 alone.

@@ -79,7 +79,7 @@ bool long_matmul(const Tensor& a, const Tensor& b, Tensor& result) {
   gemm<uint16_t>(Op::none, Op::none, {.m = rows, .n = cols, .k = inner}, {in<uint16_t>(a), inner},
                  {in<uint16_t>(b), cols}, Result::written, {sums.get(), cols});
   parallel_for(rows, row_grain(cols), [&](int64_t first, int64_t last) {
-    loops().bf16.divide_rows(sums.get() + first * cols, nullptr, out<uint16_t>(result) + first * cols, cols,
+    loops().bf16.divide_rows(sums.get() + first * cols, nullptr, {out<uint16_t>(result) + first * cols, cols},
                              last - first, cols);
   });
   return true;
@@ -93,12 +93,10 @@ void linear_of_few_rows(const Tensor& x, const Tensor& weight, const std::option
                         Tensor& result) {
   const int64_t inner = x.size(1);
   by_type(x, [&]<class T>(T) {
-    const LinearRowsArgs<T> args{.x = in<T>(x),
-                                 .x_stride = x.stride(0),
+    const LinearRowsArgs<T> args{.x = {in<T>(x), x.stride(0)},
                                  .weight = in<T>(weight),
                                  .bias = in<T>(bias),
-                                 .out = out<T>(result),
-                                 .out_stride = result.stride(0),
+                                 .out = {out<T>(result), result.stride(0)},
                                  .rows = x.size(0),
                                  .in = inner};
     parallel_for(weight.size(0), row_grain(inner),
@@ -194,26 +192,18 @@ void check_ends(const Tensor& ends, int64_t rows) {
   if (first != rows) throw Error(fmt::format("{} rows of {} belong to no expert", rows - first, rows));
 }
 
-// Calls body(expert, first row, rows) for those of the experts [begin, end) that have rows.
+// Calls body(expert, first row, rows) for the experts that have rows: one after the other, or on threads.
 template <class Body>
-void for_groups(const Tensor& ends, int64_t begin, int64_t end, const Body& body) {
+void for_each_group(const Tensor& ends, int64_t rows, bool on_threads, const Body& body) {
+  check_ends(ends, rows);
   const auto* const at = in<int32_t>(ends);
-  for (int64_t e = begin; e < end; ++e) {
-    const int64_t first = e == 0 ? 0 : at[e - 1];
-    if (at[e] > first) body(e, first, at[e] - first);
-  }
-}
-
-template <class Body>
-void for_each_group(const Tensor& ends, int64_t rows, const Body& body) {
-  check_ends(ends, rows);
-  for_groups(ends, 0, ends.size(0), body);
-}
-
-template <class Body>
-void for_each_group_in_parallel(const Tensor& ends, int64_t rows, const Body& body) {
-  check_ends(ends, rows);
-  parallel_for(ends.size(0), 1, [&](int64_t begin, int64_t end) { for_groups(ends, begin, end, body); });
+  const auto groups = [&](int64_t begin, int64_t end) {
+    for (int64_t e = begin; e < end; ++e) {
+      const int64_t first = e == 0 ? 0 : at[e - 1];
+      if (at[e] > first) body(e, first, at[e] - first);
+    }
+  };
+  on_threads ? parallel_for(ends.size(0), 1, groups) : groups(0, ends.size(0));
 }
 
 // Rows [first, first + rows) of an operand.
@@ -238,13 +228,19 @@ amx::Rows tile_rows(const Tensor& x, const std::optional<Tensor>& order, int64_t
   return {.data = in<uint16_t>(x) + first * dim, .stride = dim, .order = nullptr, .each = 1};
 }
 
-// Threads take one expert after the other.
-void product_on_tiles(const Tensor& x, const std::optional<Tensor>& order, int64_t each, const Tensor& ends,
-                      const Tensor& weight, Op op, Tensor& result) {
+// result = x op(weight). On tiles, threads take one expert after the other.
+void grouped_product(const Tensor& x, const std::optional<Tensor>& order, int64_t each, const Tensor& ends,
+                     const Tensor& weight, Op op, Tensor& result) {
   const int64_t k = x.size(1), n = result.size(1);
-  for_each_group_in_parallel(ends, result.size(0), [&](int64_t e, int64_t first, int64_t rows) {
-    amx::product(tile_rows(x, order, each, first), rows, k, in<uint16_t>(weight) + e * k * n, op, n,
-                 out<uint16_t>(result) + first * n);
+  const bool tiles = on_tiles(x);
+  for_each_group(ends, result.size(0), tiles, [&](int64_t e, int64_t first, int64_t rows) {
+    if (tiles) {
+      return amx::product(tile_rows(x, order, each, first), rows, k, in<uint16_t>(weight) + e * k * n, op, n,
+                          out<uint16_t>(result) + first * n);
+    }
+    const Tensor own = rows_of(x, order, each, first, rows);
+    Tensor part = result.narrow(0, first, rows);
+    op == Op::transpose ? linear(own, weight[e], std::nullopt, part) : matmul(own, weight[e], part);
   });
 }
 
@@ -252,20 +248,12 @@ void product_on_tiles(const Tensor& x, const std::optional<Tensor>& order, int64
 
 void grouped_linear(const Tensor& x, const std::optional<Tensor>& order, int64_t each, const Tensor& ends,
                     const Tensor& weight, Tensor& result) {
-  if (on_tiles(x)) return product_on_tiles(x, order, each, ends, weight, Op::transpose, result);
-  for_each_group(ends, result.size(0), [&](int64_t e, int64_t first, int64_t rows) {
-    Tensor part = result.narrow(0, first, rows);
-    linear(rows_of(x, order, each, first, rows), weight[e], std::nullopt, part);
-  });
+  grouped_product(x, order, each, ends, weight, Op::transpose, result);
 }
 
 void grouped_matmul(const Tensor& dy, const std::optional<Tensor>& order, int64_t each, const Tensor& ends,
                     const Tensor& weight, Tensor& dx) {
-  if (on_tiles(dy)) return product_on_tiles(dy, order, each, ends, weight, Op::none, dx);
-  for_each_group(ends, dx.size(0), [&](int64_t e, int64_t first, int64_t rows) {
-    Tensor part = dx.narrow(0, first, rows);
-    matmul(rows_of(dy, order, each, first, rows), weight[e], part);
-  });
+  grouped_product(dy, order, each, ends, weight, Op::none, dx);
 }
 
 namespace {
@@ -275,14 +263,13 @@ void outer_products(const Tensor& dy, const std::optional<Tensor>& dy_order, con
                     const std::optional<Tensor>& x_order, int64_t each, const Tensor& ends, Result result,
                     Tensor& weight_grad) {
   const int64_t all = dy_order ? dy_order->numel() : dy.size(0), m = dy.size(1), n = x.size(1);
-  if (on_tiles(dy)) {
-    return for_each_group_in_parallel(ends, all, [&](int64_t e, int64_t first, int64_t rows) {
-      amx::accumulate_outer(tile_rows(dy, dy_order, each, first), tile_rows(x, x_order, each, first), rows, m,
-                            n, result, out<float>(weight_grad) + e * m * n);
-    });
-  }
+  const bool tiles = on_tiles(dy);
   const auto product = result == Result::added ? accumulate_weight_gradient : weight_gradient;
-  for_each_group(ends, all, [&](int64_t e, int64_t first, int64_t rows) {
+  for_each_group(ends, all, tiles, [&](int64_t e, int64_t first, int64_t rows) {
+    if (tiles) {
+      return amx::accumulate_outer(tile_rows(dy, dy_order, each, first), tile_rows(x, x_order, each, first),
+                                   rows, m, n, result, out<float>(weight_grad) + e * m * n);
+    }
     Tensor part = weight_grad[e];
     product(rows_of(dy, dy_order, each, first, rows), rows_of(x, x_order, each, first, rows), part);
   });

@@ -33,9 +33,7 @@ class RegionOrder {
 
 void parallel_for(int64_t size, int64_t grain, c10::function_ref<void(int64_t, int64_t)> body) {
   if (size <= grain || at::get_num_threads() == 1) {
-    if (size > 0) {
-      body(0, size);
-    }
+    if (size > 0) body(0, size);
     return;
   }
   RegionOrder order;

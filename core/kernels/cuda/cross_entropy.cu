@@ -62,6 +62,20 @@ __device__ Softmax softmax_of(const T* logits, int64_t vocab, float* scratch) {
   return {max, block_sum(own.sum * expf(own.max - max), scratch)};
 }
 
+// Of a row that has no target: no loss, and gradients of 0.
+template <bool kVector, typename T>
+__device__ inline void ignore_row(T* logits, int64_t width, bool want_gradient, float* loss) {
+  constexpr int N = pack_width<T>;
+  if (threadIdx.x == 0) {
+    *loss = 0.0F;
+  }
+  const int64_t stride = static_cast<int64_t>(blockDim.x) * N;
+  for (int64_t i = static_cast<int64_t>(threadIdx.x) * N; want_gradient && i < width; i += stride) {
+    const float zero[N] = {};
+    store<kVector>(logits + i, width - i, zero);
+  }
+}
+
 // One block a row. A label that is neither -100 nor in [0, vocab) gives NaN, never an access outside the row.
 template <typename T, bool kVector>
 __global__ void cross_entropy_kernel(T* all_logits, const int64_t* labels, int64_t vocab, bool want_gradient,
@@ -74,14 +88,7 @@ __global__ void cross_entropy_kernel(T* all_logits, const int64_t* labels, int64
   const int64_t first = static_cast<int64_t>(threadIdx.x) * N;
   const int64_t stride = static_cast<int64_t>(blockDim.x) * N;
   if (label == ignored_label) {  // the whole block takes this way
-    if (threadIdx.x == 0) {
-      loss[row] = 0.0F;
-    }
-    for (int64_t i = first; want_gradient && i < vocab; i += stride) {
-      const float zero[N] = {};
-      store<kVector>(logits + i, vocab - i, zero);
-    }
-    return;
+    return ignore_row<kVector>(logits, vocab, want_gradient, loss + row);
   }
   const bool known = label >= 0 && label < vocab;
   // Read before the barriers of the reductions, after which the gradient overwrites it.
@@ -153,14 +160,7 @@ __global__ void cross_entropy_part_kernel(T* all_logits, const int64_t* labels, 
   const int64_t first = static_cast<int64_t>(threadIdx.x) * N;
   const int64_t stride = static_cast<int64_t>(blockDim.x) * N;
   if (label == ignored_label) {
-    if (threadIdx.x == 0) {
-      loss[row] = 0.0F;
-    }
-    for (int64_t i = first; want_gradient && i < width; i += stride) {
-      const float zero[N] = {};
-      store<kVector>(logits + i, width - i, zero);
-    }
-    return;
+    return ignore_row<kVector>(logits, width, want_gradient, loss + row);
   }
   const float* const own = statistics + row * 3;
   float max = own[0];
@@ -232,9 +232,8 @@ __global__ void softcap_backward_kernel(const T* capped, T* dlogits, int64_t wid
 
 void cross_entropy(Tensor& logits, const Tensor& labels, Tensor& loss, bool want_gradient) {
   const char* const name = "cross_entropy";
-  const auto run = [&](auto tag, auto is_vector, unsigned blocks, unsigned threads) {
-    using T = decltype(tag);
-    launch(name, cross_entropy_kernel<T, decltype(is_vector)::value>, blocks, threads, 0, output<T>(logits),
+  const auto run = [&]<typename T, bool kVector>(T, std::bool_constant<kVector>, auto blocks, auto threads) {
+    launch(name, cross_entropy_kernel<T, kVector>, blocks, threads, 0, output<T>(logits),
            input<int64_t>(labels), logits.size(1), want_gradient, output<float>(loss));
   };
   for_rows(name, logits, most_cross_entropy_threads, run, logits);
@@ -242,11 +241,9 @@ void cross_entropy(Tensor& logits, const Tensor& labels, Tensor& loss, bool want
 
 void softmax_statistics(const Tensor& logits, const Tensor& labels, VocabularyPart part, Tensor& statistics) {
   const char* const name = "softmax_statistics";
-  const auto run = [&](auto tag, auto is_vector, unsigned blocks, unsigned threads) {
-    using T = decltype(tag);
-    launch(name, softmax_statistics_kernel<T, decltype(is_vector)::value>, blocks, threads, 0,
-           input<T>(logits), input<int64_t>(labels), part.first, logits.size(1), part.vocab,
-           output<float>(statistics));
+  const auto run = [&]<typename T, bool kVector>(T, std::bool_constant<kVector>, auto blocks, auto threads) {
+    launch(name, softmax_statistics_kernel<T, kVector>, blocks, threads, 0, input<T>(logits),
+           input<int64_t>(labels), part.first, logits.size(1), part.vocab, output<float>(statistics));
   };
   for_rows(name, logits, most_cross_entropy_threads, run, logits);
 }
@@ -254,30 +251,27 @@ void softmax_statistics(const Tensor& logits, const Tensor& labels, VocabularyPa
 void cross_entropy_part(Tensor& logits, const Tensor& labels, const Tensor& statistics, VocabularyPart part,
                         Tensor& loss, bool want_gradient) {
   const char* const name = "cross_entropy_part";
-  const auto run = [&](auto tag, auto is_vector, unsigned blocks, unsigned threads) {
-    using T = decltype(tag);
-    launch(name, cross_entropy_part_kernel<T, decltype(is_vector)::value>, blocks, threads, 0,
-           output<T>(logits), input<int64_t>(labels), input<float>(statistics), statistics.size(0),
-           logits.size(0), part.first, logits.size(1), want_gradient, output<float>(loss));
+  const auto run = [&]<typename T, bool kVector>(T, std::bool_constant<kVector>, auto blocks, auto threads) {
+    launch(name, cross_entropy_part_kernel<T, kVector>, blocks, threads, 0, output<T>(logits),
+           input<int64_t>(labels), input<float>(statistics), statistics.size(0), logits.size(0), part.first,
+           logits.size(1), want_gradient, output<float>(loss));
   };
   for_rows(name, logits, most_cross_entropy_threads, run, logits);
 }
 
 void softcap(Tensor& logits, double scale, double cap) {
   const char* const name = "softcap";
-  const auto run = [&](auto tag, auto is_vector, unsigned blocks, unsigned threads) {
-    using T = decltype(tag);
-    launch(name, softcap_kernel<T, decltype(is_vector)::value>, blocks, threads, 0, output<T>(logits),
-           logits.size(1), static_cast<float>(scale), static_cast<float>(cap));
+  const auto run = [&]<typename T, bool kVector>(T, std::bool_constant<kVector>, auto blocks, auto threads) {
+    launch(name, softcap_kernel<T, kVector>, blocks, threads, 0, output<T>(logits), logits.size(1),
+           static_cast<float>(scale), static_cast<float>(cap));
   };
   for_rows(name, logits, most_cross_entropy_threads, run, logits);
 }
 
 void softcap_backward(const Tensor& capped, double scale, double cap, Tensor& dlogits) {
   const char* const name = "softcap_backward";
-  const auto run = [&](auto tag, auto is_vector, unsigned blocks, unsigned threads) {
-    using T = decltype(tag);
-    launch(name, softcap_backward_kernel<T, decltype(is_vector)::value>, blocks, threads, 0, input<T>(capped),
+  const auto run = [&]<typename T, bool kVector>(T, std::bool_constant<kVector>, auto blocks, auto threads) {
+    launch(name, softcap_backward_kernel<T, kVector>, blocks, threads, 0, input<T>(capped),
            output<T>(dlogits), dlogits.size(1), static_cast<float>(scale), static_cast<float>(cap));
   };
   for_rows(name, dlogits, most_cross_entropy_threads, run, capped, dlogits);

@@ -104,6 +104,21 @@ __device__ inline Pack<T, N> zero_pack() {
   return pack;
 }
 
+// The first index in [low, high) of ascending values whose value is above `value`; `high` where there is
+// none.
+template <typename Index, typename V>
+__device__ inline Index first_above(const V* ascending, Index low, Index high, V value) {
+  while (low < high) {
+    const Index middle = low + (high - low) / 2;
+    if (ascending[middle] <= value) {
+      low = middle + 1;
+    } else {
+      high = middle;
+    }
+  }
+  return low;
+}
+
 // Sum over each aligned group of `lanes` (a power of two up to 32) lanes; every lane gets the same bits. All
 // 32 lanes of the warp must take part.
 template <typename F>

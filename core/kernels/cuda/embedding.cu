@@ -41,22 +41,6 @@ __global__ void embedding_kernel(const int64_t* tokens, const T* weight, int64_t
   }
 }
 
-// The first index after `first` whose token is another; sorted: [rows], ascending.
-__device__ inline int64_t end_of_run(const int64_t* sorted, int64_t first, int64_t rows) {
-  const int64_t token = sorted[first];
-  int64_t low = first + 1;
-  int64_t high = rows;
-  while (low < high) {
-    const int64_t middle = low + (high - low) / 2;
-    if (sorted[middle] == token) {
-      low = middle + 1;
-    } else {
-      high = middle;
-    }
-  }
-  return low;
-}
-
 // Tokens come sorted, with the rows they came from; the sort is stable, so equal tokens are in row order. The
 // block at the start of a run (x) adds all of the run's rows for its columns (y), one after another; the
 // others leave.
@@ -70,7 +54,7 @@ __global__ void embedding_backward_kernel(const int64_t* sorted, const int64_t* 
   if ((first > 0 && sorted[first - 1] == token) || token < 0 || token >= vocab || i >= dim) {
     return;
   }
-  const int64_t end = end_of_run(sorted, first, rows);
+  const int64_t end = first_above(sorted, first + 1, rows, token);
   float* const target = weight_grad + token * dim + i;
   float sum[N];
   load<kVector>(target, dim - i, sum);
@@ -90,10 +74,9 @@ __global__ void embedding_backward_kernel(const int64_t* sorted, const int64_t* 
 
 void embedding(const Tensor& tokens, const Tensor& weight, VocabularyPart part, Tensor& out) {
   const char* const name = "embedding";
-  const auto run = [&](auto tag, auto is_vector, unsigned blocks, unsigned threads) {
-    using T = decltype(tag);
-    launch(name, embedding_kernel<T, decltype(is_vector)::value>, blocks, threads, 0, input<int64_t>(tokens),
-           input<T>(weight), part.first, weight.size(0), part.vocab, out.size(1), output<T>(out));
+  const auto run = [&]<typename T, bool kVector>(T, std::bool_constant<kVector>, auto blocks, auto threads) {
+    launch(name, embedding_kernel<T, kVector>, blocks, threads, 0, input<int64_t>(tokens), input<T>(weight),
+           part.first, weight.size(0), part.vocab, out.size(1), output<T>(out));
   };
   for_rows(name, out, most_embedding_threads, run, weight, out);
 }
@@ -103,26 +86,16 @@ void embedding_backward(const Tensor& tokens, const Tensor& dy, VocabularyPart p
   const char* const name = "embedding_backward";
   const int64_t rows = dy.size(0);
   const int64_t dim = dy.size(1);
-  if (dy.numel() == 0) {
-    return;
-  }
-  const DeviceGuard guard(dy.device());
-  const Tensor here = part.first == 0 ? tokens : at::sub(tokens, part.first);
-  const auto [sorted, row_of] = at::sort(here, /*stable=*/true, /*dim=*/0, /*descending=*/false);
-  const int64_t* const sorted_tokens = input<int64_t>(sorted);
-  const int64_t* const rows_of_sorted = input<int64_t>(row_of);
-  with_type(dy.scalar_type(), name, [&](auto tag) {
-    using T = decltype(tag);
-    constexpr int N = pack_width<T>;
-    const int64_t packs = ceil_div(dim, N);
+  const auto run = [&]<typename T, bool kVector>(T, std::bool_constant<kVector>) {
+    const Tensor here = part.first == 0 ? tokens : at::sub(tokens, part.first);
+    const auto [sorted, row_of] = at::sort(here, /*stable=*/true, /*dim=*/0, /*descending=*/false);
+    const int64_t packs = ceil_div(dim, pack_width<T>);
     const unsigned threads = threads_for(packs, backward_threads);
-    require(ceil_div(packs, threads) <= 65535, name, "at most 65535 * 128 packs of 16 bytes in a row");
-    const dim3 grid(grid_size(rows, name), static_cast<unsigned>(ceil_div(packs, threads)));
-    with_bool(dim % N == 0 && are_aligned(input<T>(dy), input<float>(weight_grad)), [&](auto is_vector) {
-      launch(name, embedding_backward_kernel<T, decltype(is_vector)::value>, grid, threads, 0, sorted_tokens,
-             rows_of_sorted, input<T>(dy), rows, weight_grad.size(0), dim, output<float>(weight_grad));
-    });
-  });
+    launch(name, embedding_backward_kernel<T, kVector>, grid_of_packs(rows, packs, threads, name), threads, 0,
+           input<int64_t>(sorted), input<int64_t>(row_of), input<T>(dy), rows, weight_grad.size(0), dim,
+           output<float>(weight_grad));
+  };
+  with_packs(name, dy, run, dy, weight_grad);
 }
 
 void add_embedding_kernels() {

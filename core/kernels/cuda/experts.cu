@@ -1,5 +1,4 @@
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/sort.h>
 
 #include <cfloat>
@@ -172,17 +171,7 @@ __global__ void ends_kernel(const int* sorted, int64_t rows, int experts, int* e
   if (expert >= experts) {
     return;
   }
-  int64_t low = 0;
-  int64_t high = rows;
-  while (low < high) {
-    const int64_t middle = low + (high - low) / 2;
-    if (sorted[middle] <= expert) {
-      low = middle + 1;
-    } else {
-      high = middle;
-    }
-  }
-  ends[expert] = static_cast<int>(low);
+  ends[expert] = static_cast<int>(first_above(sorted, int64_t{0}, rows, static_cast<int>(expert)));
 }
 
 // One block a row of the result.
@@ -344,29 +333,26 @@ void group_rows(const Tensor& chosen, Tensor& ends, Tensor& order, Tensor& place
 
 void gather_rows(const Tensor& x, const Tensor& order, int64_t each, Tensor& out) {
   const char* const name = "gather_rows";
-  const auto run = [&](auto tag, auto is_vector, unsigned blocks, unsigned threads) {
-    using T = decltype(tag);
-    launch(name, gather_rows_kernel<T, decltype(is_vector)::value>, blocks, threads, 0, input<T>(x),
-           input<int>(order), each, x.size(1), output<T>(out));
+  const auto run = [&]<typename T, bool kVector>(T, std::bool_constant<kVector>, auto blocks, auto threads) {
+    launch(name, gather_rows_kernel<T, kVector>, blocks, threads, 0, input<T>(x), input<int>(order), each,
+           x.size(1), output<T>(out));
   };
   for_rows(name, out, most_expert_threads, run, x, out);
 }
 
 void sum_rows(const Tensor& x, const Tensor& place, const std::optional<Tensor>& residual, Tensor& out) {
   const char* const name = "sum_rows";
-  const auto run = [&](auto tag, auto is_vector, unsigned blocks, unsigned threads) {
-    using T = decltype(tag);
-    launch(name, sum_rows_kernel<T, decltype(is_vector)::value>, blocks, threads, 0, input<T>(x),
-           input<int>(place), input<float>(residual), place.size(1), x.size(1), output<T>(out));
+  const auto run = [&]<typename T, bool kVector>(T, std::bool_constant<kVector>, auto blocks, auto threads) {
+    launch(name, sum_rows_kernel<T, kVector>, blocks, threads, 0, input<T>(x), input<int>(place),
+           input<float>(residual), place.size(1), x.size(1), output<T>(out));
   };
   for_rows(name, out, most_expert_threads, run, x, residual, out);
 }
 
 void weighted_swiglu(const Tensor& gate_up, const Tensor& weights, Tensor& y) {
   const char* const name = "weighted_swiglu";
-  const auto run = [&](auto tag, auto is_vector, unsigned blocks, unsigned threads) {
-    using T = decltype(tag);
-    launch(name, weighted_swiglu_kernel<T, decltype(is_vector)::value>, blocks, threads, 0, input<T>(gate_up),
+  const auto run = [&]<typename T, bool kVector>(T, std::bool_constant<kVector>, auto blocks, auto threads) {
+    launch(name, weighted_swiglu_kernel<T, kVector>, blocks, threads, 0, input<T>(gate_up),
            input<float>(weights), y.size(1), output<T>(y));
   };
   for_rows(name, y, most_expert_threads, run, gate_up, y);
@@ -375,11 +361,10 @@ void weighted_swiglu(const Tensor& gate_up, const Tensor& weights, Tensor& y) {
 void weighted_swiglu_backward(const Tensor& dy, const Tensor& gate_up, const Tensor& weights,
                               Tensor& dgate_up, Tensor& dweights, const std::optional<Tensor>& y) {
   const char* const name = "weighted_swiglu_backward";
-  const auto run = [&](auto tag, auto is_vector, unsigned blocks, unsigned threads) {
-    using T = decltype(tag);
-    launch(name, weighted_swiglu_backward_kernel<T, decltype(is_vector)::value>, blocks, threads, 0,
-           input<T>(dy), input<T>(gate_up), input<float>(weights), dy.size(1), output<T>(dgate_up),
-           output<float>(dweights), output<T>(y));
+  const auto run = [&]<typename T, bool kVector>(T, std::bool_constant<kVector>, auto blocks, auto threads) {
+    launch(name, weighted_swiglu_backward_kernel<T, kVector>, blocks, threads, 0, input<T>(dy),
+           input<T>(gate_up), input<float>(weights), dy.size(1), output<T>(dgate_up), output<float>(dweights),
+           output<T>(y));
   };
   for_rows(name, dy, most_expert_threads, run, dy, gate_up, dgate_up, y);
 }

@@ -10,6 +10,7 @@
 #include "core/kernels/cuda/device.cuh"
 #include "core/kernels/cuda/host.h"
 #include "core/kernels/cuda/partial_sums.h"
+#include "core/kernels/cuda/rows.cuh"
 #include "core/kernels/expert_kernels.h"
 #include "core/kernels/kernels.h"
 
@@ -74,25 +75,17 @@ void accumulate_bias_gradient(const Tensor& dy, Tensor& bias_grad) {
   const char* const name = "accumulate_bias_gradient";
   const int64_t rows = dy.size(0);
   const int64_t dim = dy.size(1);
-  if (dy.numel() == 0) {
-    return;
-  }
-  const DeviceGuard guard(dy.device());
-  const Strips strips = split_rows(rows, 16);
-  const Tensor partials = empty_partial_sums(dy, strips.count, dim);
-  with_type(dy.scalar_type(), name, [&](auto tag) {
-    using T = decltype(tag);
-    constexpr int N = pack_width<T>;
-    const int64_t packs = ceil_div(dim, N);
+  // Partial sums are aligned, as all new tensors are.
+  const auto run = [&]<typename T, bool kVector>(T, std::bool_constant<kVector>) {
+    const Strips strips = split_rows(rows, 16);
+    const Tensor partials = empty_partial_sums(dy, strips.count, dim);
+    const int64_t packs = ceil_div(dim, pack_width<T>);
     const unsigned threads = threads_for(packs, bias_threads);
-    require(ceil_div(packs, threads) <= 65535, name, "at most 65535 * 128 packs of 16 bytes in a row");
-    const dim3 grid(grid_size(strips.count, name), static_cast<unsigned>(ceil_div(packs, threads)));
-    with_bool(dim % N == 0 && are_aligned(input<T>(dy), input<float>(partials)), [&](auto is_vector) {
-      launch(name, column_sums_kernel<T, decltype(is_vector)::value>, grid, threads, 0, input<T>(dy), rows,
-             strips.rows, dim, output<float>(partials));
-    });
-  });
-  add_partial_sums(partials, bias_grad);
+    launch(name, column_sums_kernel<T, kVector>, grid_of_packs(strips.count, packs, threads, name), threads,
+           0, input<T>(dy), rows, strips.rows, dim, output<float>(partials));
+    add_partial_sums(partials, bias_grad);
+  };
+  with_packs(name, dy, run, dy);
 }
 
 namespace {

@@ -9,7 +9,6 @@
 #include <optional>
 #include <string>
 #include <type_traits>
-#include <utility>
 
 #include "core/base/error.h"
 
@@ -24,9 +23,10 @@ inline void require(bool holds, const char* kernel, const char* limit) {
   }
 }
 
+// Null for a tensor that is not defined; output likewise.
 template <typename T>
 const T* input(const Tensor& t) {
-  return static_cast<const T*>(t.const_data_ptr());
+  return t.defined() ? static_cast<const T*>(t.const_data_ptr()) : nullptr;
 }
 template <typename T>
 const T* input(const std::optional<Tensor>& t) {
@@ -34,7 +34,7 @@ const T* input(const std::optional<Tensor>& t) {
 }
 template <typename T>
 T* output(const Tensor& t) {
-  return static_cast<T*>(t.mutable_data_ptr());
+  return t.defined() ? static_cast<T*>(t.mutable_data_ptr()) : nullptr;
 }
 template <typename T>
 T* output(const std::optional<Tensor>& t) {

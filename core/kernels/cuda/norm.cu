@@ -3,6 +3,7 @@
 #include "core/kernels/cuda/device.cuh"
 #include "core/kernels/cuda/host.h"
 #include "core/kernels/cuda/partial_sums.h"
+#include "core/kernels/cuda/rows.cuh"
 #include "core/kernels/kernels.h"
 
 namespace pptrain::kernels::cuda {
@@ -148,33 +149,23 @@ void run_rms_norm(const char* name, const Tensor& x, const Tensor& delta, const 
                   const Tensor& sum, const Tensor& y, const Tensor& rstd) {
   const int64_t rows = x.size(0);
   const int64_t dim = x.size(1);
-  if (x.numel() == 0) {
-    return;
-  }
-  const DeviceGuard guard(x.device());
-  with_type(x.scalar_type(), name, [&](auto tag) {
-    using T = decltype(tag);
-    constexpr int N = pack_width<T>;
-    const bool vector = dim % N == 0 && are_aligned(input<T>(x), input<T>(delta), input<float>(weight),
-                                                    input<T>(sum), input<T>(y));
-    const int64_t packs = ceil_div(dim, N);
-    with_bool(vector, [&](auto is_vector) {
-      if (packs > most_norm_threads * norm_packs) {
-        launch(name, rms_norm_wide_kernel<T, kAdd, decltype(is_vector)::value>, grid_size(rows, name),
-               most_norm_threads, 0, input<T>(x), input<T>(delta), input<float>(weight),
-               static_cast<float>(eps), dim, output<T>(sum), output<T>(y), output<float>(rstd));
-        return;
-      }
-      const NormShape shape{rows, dim, packs <= warp_size * norm_packs};
-      const int64_t in_block = shape.own_warp ? rows_of_narrow_block : 1;
-      launch(name, rms_norm_kernel<T, kAdd, decltype(is_vector)::value>,
-             grid_size(ceil_div(rows, in_block), name),
-             shape.own_warp ? static_cast<unsigned>(in_block * warp_size)
-                            : threads_for(ceil_div(packs, norm_packs), most_norm_threads),
-             0, input<T>(x), input<T>(delta), input<float>(weight), static_cast<float>(eps), shape,
-             output<T>(sum), output<T>(y), output<float>(rstd));
-    });
-  });
+  const auto run = [&]<typename T, bool kVector>(T, std::bool_constant<kVector>) {
+    const int64_t packs = ceil_div(dim, pack_width<T>);
+    if (packs > most_norm_threads * norm_packs) {
+      launch(name, rms_norm_wide_kernel<T, kAdd, kVector>, grid_size(rows, name), most_norm_threads, 0,
+             input<T>(x), input<T>(delta), input<float>(weight), static_cast<float>(eps), dim, output<T>(sum),
+             output<T>(y), output<float>(rstd));
+      return;
+    }
+    const NormShape shape{rows, dim, packs <= warp_size * norm_packs};
+    const int64_t in_block = shape.own_warp ? rows_of_narrow_block : 1;
+    launch(name, rms_norm_kernel<T, kAdd, kVector>, grid_size(ceil_div(rows, in_block), name),
+           shape.own_warp ? static_cast<unsigned>(in_block * warp_size)
+                          : threads_for(ceil_div(packs, norm_packs), most_norm_threads),
+           0, input<T>(x), input<T>(delta), input<float>(weight), static_cast<float>(eps), shape,
+           output<T>(sum), output<T>(y), output<float>(rstd));
+  };
+  with_packs(name, x, run, x, delta, weight, sum, y);
 }
 
 struct BackwardShape {
@@ -363,14 +354,9 @@ void rms_norm_backward(const Tensor& dy, const Tensor& x, const Tensor& weight, 
   const char* const name = "rms_norm_backward";
   const int64_t rows = x.size(0);
   const int64_t dim = x.size(1);
-  if (x.numel() == 0) {
-    return;
-  }
-  const DeviceGuard guard(x.device());
-  with_type(x.scalar_type(), name, [&](auto tag) {
-    using T = decltype(tag);
-    constexpr int N = pack_width<T>;
-    const int64_t packs = ceil_div(dim, N);
+  // Partial sums are aligned, as all new tensors are.
+  const auto run = [&]<typename T, bool kVector>(T, std::bool_constant<kVector>) {
+    const int64_t packs = ceil_div(dim, pack_width<T>);
     const bool wide = packs > most_norm_threads * backward_packs;
     const unsigned threads =
         wide ? most_norm_threads : threads_for(ceil_div(packs, backward_packs), most_norm_threads);
@@ -378,18 +364,13 @@ void rms_norm_backward(const Tensor& dy, const Tensor& x, const Tensor& weight, 
     const Tensor partials = empty_partial_sums(x, strips.count, dim);
     const int64_t bytes = dim * static_cast<int64_t>(sizeof(float));
     const BackwardShape shape{rows, strips.rows, dim, bytes <= most_shared_bytes - 1024};
-    const bool vector =
-        dim % N == 0 && are_aligned(input<T>(dy), input<T>(x), input<float>(weight), input<T>(residual_grad),
-                                    input<T>(dx), input<float>(partials));
-    with_bool(vector, [&](auto is_vector) {
-      constexpr bool kVector = decltype(is_vector)::value;
-      launch(name, wide ? rms_norm_backward_wide_kernel<T, kVector> : rms_norm_backward_kernel<T, kVector>,
-             grid_size(strips.count, name), threads, wide && shape.sums_in_shared ? bytes : 0, input<T>(dy),
-             input<T>(x), input<float>(weight), input<float>(rstd), input<T>(residual_grad), shape,
-             output<T>(dx), output<float>(partials));
-    });
+    launch(name, wide ? rms_norm_backward_wide_kernel<T, kVector> : rms_norm_backward_kernel<T, kVector>,
+           grid_size(strips.count, name), threads, wide && shape.sums_in_shared ? bytes : 0, input<T>(dy),
+           input<T>(x), input<float>(weight), input<float>(rstd), input<T>(residual_grad), shape,
+           output<T>(dx), output<float>(partials));
     add_partial_sums(partials, weight_grad);
-  });
+  };
+  with_packs(name, x, run, dy, x, weight, residual_grad, dx);
 }
 
 void add_norm_kernels() {

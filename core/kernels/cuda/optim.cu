@@ -38,19 +38,7 @@ struct PartTable {
 
   __device__ int64_t begin(int part) const { return part == 0 ? 0 : ends[part - 1]; }
   // The part that has the item.
-  __device__ int find(int64_t item) const {
-    int low = 0;
-    int high = count - 1;
-    while (low < high) {
-      const int middle = (low + high) / 2;
-      if (item < ends[middle]) {
-        high = middle;
-      } else {
-        low = middle + 1;
-      }
-    }
-    return low;
-  }
+  __device__ int find(int64_t item) const { return first_above(ends, 0, count - 1, item); }
 };
 
 // Calls run(table, items) for as many parts at a time as a table takes. items_of: of a part; parts without
@@ -289,15 +277,14 @@ __global__ void __launch_bounds__(threads_per_block)
 
 StepTensors tensors_of(const StepPart& part, const StepScalars& scalars) {
   const StepPrevious previous = part.previous.value_or(StepPrevious{});
-  const auto output_if = [](const Tensor& t) { return t.defined() ? output<float>(t) : nullptr; };
   StepTensors t{.weight = output<float>(part.weight),
                 .grad = input<float>(part.grad),
                 .exp_avg = output<float>(part.exp_avg),
-                .exp_avg_sq = output_if(part.exp_avg_sq),
+                .exp_avg_sq = output<float>(part.exp_avg_sq),
                 .compute = output<at::BFloat16>(part.compute),
-                .previous_weight = output_if(previous.weight),
-                .previous_exp_avg = output_if(previous.exp_avg),
-                .previous_exp_avg_sq = output_if(previous.exp_avg_sq),
+                .previous_weight = output<float>(previous.weight),
+                .previous_exp_avg = output<float>(previous.exp_avg),
+                .previous_exp_avg_sq = output<float>(previous.exp_avg_sq),
                 .size = part.weight.numel(),
                 .scalars = scalars,
                 .is_vector = false};

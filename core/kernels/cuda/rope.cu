@@ -5,7 +5,6 @@
 #include <bit>
 #include <cmath>
 #include <cstdint>
-#include <optional>
 #include <vector>
 
 #include "core/kernels/cuda/device.cuh"
@@ -288,7 +287,7 @@ void turn_heads(const char* name, const std::vector<HeadsPart>& parts, double ep
     for (std::size_t i = 0; i < parts.size(); ++i) {
       const HeadsPart& part = parts[i];
       views.parts[i] = {read_view<T>(part.x), write_view<T>(part.y), input<float>(part.weight),
-                        part.weight ? output<float>(part.rstd) : nullptr, static_cast<int>(part.x.size(1))};
+                        output<float>(part.rstd), static_cast<int>(part.x.size(1))};
       heads += part.x.size(1);
       vector = vector && has_aligned_heads<T>(part.x) && has_aligned_heads<T>(part.y) &&
                are_aligned(input<float>(part.weight));

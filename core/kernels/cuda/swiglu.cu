@@ -3,6 +3,7 @@
 #include "core/kernels/cuda/device.cuh"
 #include "core/kernels/cuda/host.h"
 #include "core/kernels/cuda/math.h"
+#include "core/kernels/cuda/rows.cuh"
 #include "core/kernels/kernels.h"
 
 namespace pptrain::kernels::cuda {
@@ -147,41 +148,24 @@ __global__ void __launch_bounds__(most_swiglu_threads)
 template <class Function>
 void run(const char* name, const Tensor& x, Tensor& y) {
   const int64_t dim = y.size(1);
-  if (y.numel() == 0) {
-    return;
-  }
-  const DeviceGuard guard(y.device());
-  with_type(y.scalar_type(), name, [&](auto tag) {
-    using T = decltype(tag);
-    constexpr int N = pack_width<T>;
-    const SwigluShape shape(dim, N);
-    with_bool(dim % N == 0 && are_aligned(input<T>(x), input<T>(y)), [&](auto is_vector) {
-      launch(name, swiglu_kernel<T, decltype(is_vector)::value, Function>,
-             grid_size(y.size(0) * shape.parts, name), shape.threads, 0, input<T>(x), dim, shape.parts,
-             output<T>(y));
-    });
-  });
+  const auto launch_one = [&]<typename T, bool kVector>(T, std::bool_constant<kVector>) {
+    const SwigluShape shape(dim, pack_width<T>);
+    launch(name, swiglu_kernel<T, kVector, Function>, grid_size(y.size(0) * shape.parts, name), shape.threads,
+           0, input<T>(x), dim, shape.parts, output<T>(y));
+  };
+  with_packs(name, y, launch_one, x, y);
 }
 
 template <class Function>
 void run_backward(const char* name, const Tensor& dy, const Tensor& x, Tensor& dx,
                   const std::optional<Tensor>& y) {
   const int64_t dim = dy.size(1);
-  if (dy.numel() == 0) {
-    return;
-  }
-  const DeviceGuard guard(dy.device());
-  with_type(dy.scalar_type(), name, [&](auto tag) {
-    using T = decltype(tag);
-    constexpr int N = pack_width<T>;
-    const SwigluShape shape(dim, N);
-    const bool vector = dim % N == 0 && are_aligned(input<T>(dy), input<T>(x), input<T>(dx), input<T>(y));
-    with_bool(vector, [&](auto is_vector) {
-      launch(name, swiglu_backward_kernel<T, decltype(is_vector)::value, Function>,
-             grid_size(dy.size(0) * shape.parts, name), shape.threads, 0, input<T>(dy), input<T>(x), dim,
-             shape.parts, output<T>(dx), output<T>(y));
-    });
-  });
+  const auto launch_one = [&]<typename T, bool kVector>(T, std::bool_constant<kVector>) {
+    const SwigluShape shape(dim, pack_width<T>);
+    launch(name, swiglu_backward_kernel<T, kVector, Function>, grid_size(dy.size(0) * shape.parts, name),
+           shape.threads, 0, input<T>(dy), input<T>(x), dim, shape.parts, output<T>(dx), output<T>(y));
+  };
+  with_packs(name, dy, launch_one, dy, x, dx, y);
 }
 
 // Calls f(Function{}).
