@@ -29,12 +29,12 @@ class RecomputeChooser {
     }
   }
 
-  RecomputeChoice run() {
+  std::pair<Plan, Prediction> run() {
     while (relieve()) {
       plan_.job.train.recompute = recompute_words(stages_);
       predicted_ = predict(plan_, CostModel(dry_runs_, plan_, source_));
     }
-    return {.recompute = plan_.job.train.recompute, .prediction = std::move(predicted_)};
+    return {std::move(plan_), std::move(predicted_)};
   }
 
  private:
@@ -94,8 +94,8 @@ class RecomputeChooser {
 
 }  // namespace
 
-RecomputeChoice choose_recompute(Plan plan, Prediction predicted, const CostSource& source, double budget,
-                                 FootprintCache& dry_runs) {
+std::pair<Plan, Prediction> choose_recompute(Plan plan, Prediction predicted, const CostSource& source,
+                                             double budget, FootprintCache& dry_runs) {
   return RecomputeChooser(std::move(plan), std::move(predicted), source, budget, dry_runs).run();
 }
 

@@ -166,10 +166,10 @@ class Searcher {
     Prediction p = predict(plan, cost_model(tried));
     add(tried, p);
     if (found_.back().fits || !base_.chooses_recompute) return;
-    RecomputeChoice choice =
+    const auto [more, prediction] =
         choose_recompute(std::move(plan), std::move(p), source_, options_.budget, dry_runs_);
-    tried.layout.recompute = std::move(choice.recompute);
-    add(tried, choice.prediction);
+    tried.layout.recompute = more.job.train.recompute;
+    add(tried, prediction);
   }
 
   void add(const Candidate& tried, const Prediction& p) { found_.push_back(predicted(tried, p)); }

@@ -1,8 +1,7 @@
 // What is chosen for each stage of a plan: its layers, and how much it recomputes where memory binds.
 #pragma once
 
-#include <string>
-#include <vector>
+#include <utility>
 
 #include "app/forecast/cost_model.h"
 #include "app/forecast/costs.h"
@@ -25,17 +24,12 @@ pipeline::LayerAssignment cost_split(const CostModel& costs, const models::Model
 schedule::Schedule with_head(const CostModel& costs, schedule::Schedule compute,
                              const pipeline::LayerAssignment& layers);
 
-struct RecomputeChoice {
-  std::vector<std::string> recompute;  // for train.recompute
-  Prediction prediction;               // of the plan with it
-};
-
 // Raises what stages recompute, on the ranks that hold more than `budget` bytes alone: of such a rank's
 // stages the one that recomputes least, and of those the one whose next step leaves the rank with the fewest
 // bytes; until every rank fits, or nothing is left to recompute. So the ranks that hold few microbatches (the
 // last ones of 1f1b) go on keeping what they have room for. `plan`: recomputes nothing or a little;
-// `predicted`: its prediction.
-RecomputeChoice choose_recompute(Plan plan, Prediction predicted, const CostSource& source, double budget,
-                                 FootprintCache& dry_runs);
+// `predicted`: its prediction. The plan that recomputes more, and its prediction.
+std::pair<Plan, Prediction> choose_recompute(Plan plan, Prediction predicted, const CostSource& source,
+                                             double budget, FootprintCache& dry_runs);
 
 }  // namespace pptrain::app

@@ -168,8 +168,8 @@ void Decoder::set_tokens(const std::unordered_map<int32_t, std::string>& tokens)
     known_[static_cast<size_t>(id)] = true;
   }
   const auto left = std::ranges::find_if(
-      steps_, [](Kind kind) { return kind != Kind::each_alone; }, &Step::kind);
-  for (auto step = steps_.begin(); step != left; ++step) step->apply(texts);
+      steps_, [](Kind kind) { return kind != Kind::each_alone; }, &Step::first);
+  for (auto step = steps_.begin(); step != left; ++step) step->second(texts);
   steps_.erase(steps_.begin(), left);
   // A last step that joins the texts: a ByteLevel makes bytes of each alone before.
   if (is(0, Kind::byte_level) && steps_.size() == 1) {
@@ -186,7 +186,7 @@ void Decoder::set_tokens(const std::unordered_map<int32_t, std::string>& tokens)
 }
 
 bool Decoder::is(size_t step, Kind kind) const {
-  return step < steps_.size() && steps_[step].kind == kind;
+  return step < steps_.size() && steps_[step].first == kind;
 }
 
 bool Decoder::has(int32_t id) const {
@@ -238,7 +238,7 @@ std::string Decoder::decode(std::span<const int32_t> ids) const {
       if (has(id)) tokens.emplace_back(text_of(id));
     }
   }
-  for (; next < steps_.size(); ++next) steps_[next].apply(tokens);
+  for (; next < steps_.size(); ++next) steps_[next].second(tokens);
   std::string text;
   for (size_t i = 0; i < tokens.size(); ++i) {
     if (none_ && i > 0) text += ' ';

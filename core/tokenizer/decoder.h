@@ -8,6 +8,7 @@
 #include <string>
 #include <string_view>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "core/tokenizer/json_part.h"
@@ -32,10 +33,7 @@ class Decoder {
  private:
   // From a list of texts to another. each_alone: what comes of a text takes its place.
   enum class Kind { each_alone, byte_level, byte_fallback, fuse, other };
-  struct Step {
-    Kind kind;
-    std::function<void(std::vector<std::string>&)> apply;
-  };
+  using Step = std::pair<Kind, std::function<void(std::vector<std::string>&)>>;
   void add(const JsonPart& part);
   void add_each_alone(std::function<std::string(const std::string&)> decode);
   bool is(size_t step, Kind kind) const;

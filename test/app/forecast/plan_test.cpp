@@ -208,16 +208,18 @@ TEST_CASE("where memory binds, the rank that is too full recomputes, and as litt
   const int64_t budget = first_alone.peak_bytes();
   REQUIRE(budget == first_alone.bytes[0].total());
   REQUIRE(budget < none.peak_bytes());
-  const app::RecomputeChoice choice =
-      app::choose_recompute(plan, none, source, static_cast<double>(budget), dry_runs);
-  CHECK(choice.recompute == expected);
-  CHECK(choice.prediction.peak_bytes() == budget);
-  CHECK(choice.prediction.step_time == first_alone.step_time);
-  CHECK(choice.prediction.step_time > none.step_time);
+  const auto words = [&](double bytes) {
+    return app::choose_recompute(plan, none, source, bytes, dry_runs).first.job.train.recompute;
+  };
+  const app::Prediction chosen =
+      app::choose_recompute(plan, none, source, static_cast<double>(budget), dry_runs).second;
+  CHECK(words(static_cast<double>(budget)) == expected);
+  CHECK(chosen.peak_bytes() == budget);
+  CHECK(chosen.step_time == first_alone.step_time);
+  CHECK(chosen.step_time > none.step_time);
   // Nothing is enough: everything recomputes, as one word. What fits stays as it is.
-  CHECK(app::choose_recompute(plan, none, source, 1, dry_runs).recompute == std::vector<std::string>{"full"});
-  CHECK(app::choose_recompute(plan, none, source, 1e15, dry_runs).recompute ==
-        std::vector<std::string>{"none"});
+  CHECK(words(1) == std::vector<std::string>{"full"});
+  CHECK(words(1e15) == std::vector<std::string>{"none"});
 }
 
 TEST_CASE("recompute chosen by stage fits wherever one word does, and costs no more") {
@@ -229,11 +231,11 @@ TEST_CASE("recompute chosen by stage fits wherever one word does, and costs no m
     for (const std::string word : {"cheap", "selective", "full"}) {
       const app::Prediction uniform = with_recompute(plan, source, {word});
       const auto budget = static_cast<double>(uniform.peak_bytes());
-      const app::RecomputeChoice choice = app::choose_recompute(plan, none, source, budget, dry_runs);
-      CAPTURE(name, word, choice.recompute);
-      CHECK(static_cast<double>(choice.prediction.peak_bytes()) <= budget);
-      CHECK(choice.prediction.step_time <= uniform.step_time);
-      CHECK(choice.recompute != std::vector<std::string>{"none"});
+      const auto [chosen, prediction] = app::choose_recompute(plan, none, source, budget, dry_runs);
+      CAPTURE(name, word, chosen.job.train.recompute);
+      CHECK(static_cast<double>(prediction.peak_bytes()) <= budget);
+      CHECK(prediction.step_time <= uniform.step_time);
+      CHECK(chosen.job.train.recompute != std::vector<std::string>{"none"});
     }
   }
 }
