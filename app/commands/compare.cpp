@@ -16,6 +16,7 @@
 #include "app/compare/run_difference.h"
 #include "app/report/run_data.h"
 #include "core/base/error.h"
+#include "core/base/one_line.h"
 #include "core/base/printable.h"
 
 namespace pptrain::app {
@@ -48,7 +49,7 @@ int exits_as_diff(const Body& body) {
 }
 
 void print_json(const Json& json) {
-  fmt::print("{}\n", json.dump(-1, ' ', false, Json::error_handler_t::replace));
+  fmt::print("{}\n", one_line(json));
 }
 
 std::string describe(const StoredElement& element) {

@@ -28,6 +28,7 @@
 #include "app/rank/rank_model.h"
 #include "app/rank/weights_source.h"
 #include "app/resolve/load_plan.h"
+#include "core/base/one_line.h"
 #include "core/base/printable.h"
 #include "core/base/seconds_since.h"
 #include "core/io/atomic_file.h"
@@ -123,7 +124,7 @@ void write_documents(const std::string& path, const Result& result,
                                            {"document", document.document},
                                            {"loss", document.sum / static_cast<double>(document.targets)},
                                            {"targets", document.targets}};
-      text += line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
+      text += one_line(line) + "\n";
     }
   }
   io::write_file_atomically(path, text);

@@ -33,6 +33,7 @@
 #include "app/rank/weights_source.h"
 #include "app/resolve/load_plan.h"
 #include "core/base/error.h"
+#include "core/base/one_line.h"
 #include "core/base/seconds_since.h"
 #include "core/config/data_sources.h"
 #include "parallel/comm/agreement.h"
@@ -176,7 +177,7 @@ void print_json(const std::vector<Prompt>& prompts, const std::vector<Sequence>&
     line["ids"] = sequences[i].generated();
     if (as_text) line["text"] = sequences[i].text();
     line["finish"] = to_string(*sequences[i].finish());
-    fmt::print("{}\n", line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
+    fmt::print("{}\n", one_line(line));
   }
 }
 

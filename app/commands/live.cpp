@@ -19,6 +19,7 @@
 
 #include "app/run/requests.h"
 #include "app/run/run_status.h"
+#include "core/base/one_line.h"
 #include "core/base/printable.h"
 #include "core/fault/shutdown.h"
 
@@ -65,7 +66,7 @@ std::string to_json(const std::filesystem::path& run, const Answer& outcome) {
   if (outcome.step > 0) json["step"] = outcome.step;
   if (!outcome.checkpoint.empty()) json["checkpoint"] = outcome.checkpoint;
   if (!outcome.message.empty()) json["message"] = outcome.message;
-  return json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  return one_line(json);
 }
 
 int request(RequestKind kind, const LiveArguments& arguments) {

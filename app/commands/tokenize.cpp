@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "core/base/error.h"
+#include "core/base/one_line.h"
 #include "core/base/printable.h"
 #include "core/base/seconds_since.h"
 #include "core/base/source_files.h"
@@ -80,7 +81,7 @@ std::optional<int32_t> find_end(const Tokenizer& tokenizer, const std::string& w
 
 // With control characters as JSON writes them.
 std::string shown(const std::string& token) {
-  return nlohmann::json(token).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  return one_line(nlohmann::json(token));
 }
 
 bool has_ending(const std::string& name, DataFormat format) {

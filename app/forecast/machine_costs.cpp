@@ -22,6 +22,7 @@
 
 #include "app/plan/plan.h"
 #include "core/base/error.h"
+#include "core/base/median.h"
 #include "core/base/seconds_since.h"
 #include "core/data/microbatch.h"
 #include "core/metrics/peak_flops.h"
@@ -39,13 +40,6 @@ constexpr int64_t most_parameters = 60'000'000;  // of all that a rank holds mea
 constexpr double longest_pass = 0.25;            // s of a block's forward and backward, as modelled
 constexpr double time_of_passes = 0.25;          // s for each way of going through a stage
 constexpr unsigned most_ranks = 16;              // at once
-
-double median(std::vector<double>& values) {
-  if (values.empty()) return 0;
-  const auto middle = values.begin() + std::ssize(values) / 2;
-  std::ranges::nth_element(values, middle);
-  return *middle;
-}
 
 // What is timed: the job's microbatch, whole, or a part of it, on a rank that has whole layers.
 PlanBase timed_base(const PlanBase& base) {

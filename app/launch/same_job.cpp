@@ -12,6 +12,7 @@
 
 #include "app/data/datasets.h"
 #include "app/forecast/step_costs.h"
+#include "core/base/one_line.h"
 #include "core/base/process.h"
 #include "core/data/inspect.h"
 
@@ -98,8 +99,7 @@ std::string difference_from_rank_0(comm::Communicator& world, const Identity& ow
   const bool differs = comm::broadcast_string(world, hash, 0) != hash;
   if (!comm::any(world, differs)) return "";
   const nlohmann::json mine = {{"host", host_name()}, {"values", Values(own.begin(), own.end())}};
-  const std::string told = comm::broadcast_string(
-      world, world.rank() == 0 ? mine.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) : "", 0);
+  const std::string told = comm::broadcast_string(world, world.rank() == 0 ? one_line(mine) : "", 0);
   if (!differs) return "";
   const auto theirs = nlohmann::json::parse(told);
   const std::vector<std::string> found = differences(own, theirs.at("values").get<Values>());

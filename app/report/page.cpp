@@ -17,6 +17,7 @@
 #include "app/report/page_files.h"
 #include "app/trace/trace_file.h"
 #include "core/base/error.h"
+#include "core/base/one_line.h"
 #include "core/base/process.h"
 #include "parallel/schedule/render/render.h"
 
@@ -42,8 +43,7 @@ std::string html_escaped(std::string_view text) {
 // As the content of <script type="application/json">, which no text can end: there "<" is only ever part of a
 // string. What is not UTF-8 becomes U+FFFD.
 std::string script_json(const nlohmann::ordered_json& json) {
-  return replaced(json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace),
-                  {{'<', "\\u003c"}});
+  return replaced(one_line(json), {{'<', "\\u003c"}});
 }
 
 namespace fs = std::filesystem;

@@ -12,6 +12,7 @@
 #include "app/run/run_lock.h"
 #include "app/run/start_choice.h"
 #include "core/base/error.h"
+#include "core/base/one_line.h"
 #include "core/base/process.h"
 #include "core/config/loader.h"
 #include "core/io/atomic_file.h"
@@ -80,8 +81,7 @@ void write_run(const fs::path& folder, const Fork& fork, const std::string& job)
   io::write_file_atomically(folder / "job.toml", job);
   io::write_file_atomically(folder / "metrics.jsonl", "");
   const Json json{{"run", fork.run.string()}, {"step", fork.step}, {"time", now_utc()}};
-  io::write_file_atomically(folder / fork_name,
-                            json.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n");
+  io::write_file_atomically(folder / fork_name, one_line(json) + "\n");
   write_run_end(folder, {.how = RunPhase::stopped, .step = fork.step, .checkpoint = name});
 }
 

@@ -10,6 +10,7 @@
 #include "app/forecast/costs.h"
 #include "app/forecast/prediction.h"
 #include "core/base/error.h"
+#include "core/base/median.h"
 #include "core/io/atomic_file.h"
 #include "core/io/files.h"
 #include "parallel/schedule/render/text_layout.h"
@@ -50,12 +51,6 @@ Share share_of(schedule::ActionKind kind) {
 const char* name_of(Share share) {
   constexpr std::array names = {"forward", "backward", "weight gradients", "data and optimizer"};
   return names.at(place(share));
-}
-
-double middle_of(std::vector<double> values) {
-  const auto middle = values.begin() + std::ssize(values) / 2;
-  std::ranges::nth_element(values, middle);
-  return *middle;
 }
 
 // On a GPU some steps of a block may be traced, and the others have no ranks.
@@ -175,7 +170,7 @@ std::string Pace::take(int64_t step, const StepPace& measured) {
 // is slow now and then is slow in one share of a step, and in another one of the next.
 std::string Pace::judge(int64_t last) {
   const StepPace mean = mean_of(sum_, times_.size());
-  const double time = middle_of(times_);
+  const double time = median(times_);
   const int64_t first = last + 1 - std::ssize(times_);
   const bool first_block = !std::exchange(judged_, true);
   if (record_.reference == 0) {

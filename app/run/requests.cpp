@@ -16,6 +16,7 @@
 
 #include "app/run/run_status.h"
 #include "core/base/error.h"
+#include "core/base/one_line.h"
 #include "core/base/process.h"
 #include "core/base/seconds_since.h"
 #include "core/io/atomic_file.h"
@@ -118,7 +119,7 @@ auto read_object(const fs::path& file, const Read& read) {
 }
 
 void write_object(const fs::path& file, const Json& json) {
-  io::write_file_atomically(file, json.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n");
+  io::write_file_atomically(file, one_line(json) + "\n");
 }
 
 void remove_old_answers(const fs::path& run_dir) {

@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "core/base/error.h"
+#include "core/base/one_line.h"
 #include "core/base/process.h"
 #include "core/io/atomic_file.h"
 #include "core/io/files.h"
@@ -62,7 +63,7 @@ std::optional<LockHolder> read_holder(int fd) {
 void write_holder(int fd, const LockHolder& holder) {
   const Json json{
       {"pid", holder.pid}, {"host", holder.host}, {"since", holder.since}, {"command", holder.command}};
-  const std::string text = json.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
+  const std::string text = one_line(json) + "\n";
   if (::ftruncate(fd, 0) == 0) std::ignore = ::pwrite(fd, text.data(), text.size(), 0);
 }
 
@@ -149,8 +150,7 @@ void write_run_end(const fs::path& folder, const RunEnd& end) {
                   {"checkpoint", end.checkpoint}, {"message", end.message.substr(0, 4096)},
                   {"pid", end.process.pid},       {"host", end.process.host},
                   {"since", end.process.since},   {"time", now_utc()}};
-  io::write_file_atomically(folder / end_name,
-                            json.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n");
+  io::write_file_atomically(folder / end_name, one_line(json) + "\n");
   std::error_code ignored;
   if (end.how != RunPhase::failed) fs::remove(folder / last_words_name, ignored);
 }

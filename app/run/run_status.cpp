@@ -12,6 +12,8 @@
 #include <vector>
 
 #include "core/base/error.h"
+#include "core/base/median.h"
+#include "core/base/one_line.h"
 #include "core/base/printable.h"
 #include "core/base/seconds_since.h"
 #include "core/config/differences.h"
@@ -53,12 +55,6 @@ std::optional<int64_t> planned_steps(const fs::path& run_dir) {
   }
 }
 
-double middle(std::vector<double> values) {
-  const auto place = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::ranges::nth_element(values, place);
-  return *place;
-}
-
 void add_speed(const metrics::MetricsTail& tail, RunStatus& status) {
   if (tail.steps.empty()) return;
   metrics::TimeLeft left;
@@ -77,7 +73,7 @@ void add_speed(const metrics::MetricsTail& tail, RunStatus& status) {
   const auto& evaluation = tail.evaluation;
   if (evaluation && evaluation->step >= tail.steps.front().step && std::isfinite(evaluation->time_s))
     left.pause(evaluation->time_s);
-  status.step_time_s = middle(std::move(times));
+  status.step_time_s = median(std::move(times));
   status.tokens_per_s = seconds > 0 ? static_cast<double>(tokens) / seconds : 0;
   const bool goes_on = status.phase == RunPhase::running && status.steps;
   if (goes_on) status.seconds_left = left.estimate(*status.steps - tail.steps.back().step);
@@ -271,7 +267,7 @@ std::string status_json(const std::filesystem::path& run_dir, const RunStatus& s
   if (status.fork) json["forked_from"] = {{"run", status.fork->run.string()}, {"step", status.fork->step}};
   if (status.age) json["news_age_s"] = in_seconds(*status.age);
   if (!status.message.empty()) json["message"] = status.message;
-  return json.dump(-1, ' ', false, OrderedJson::error_handler_t::replace) + "\n";
+  return one_line(json) + "\n";
 }
 
 }  // namespace pptrain::app

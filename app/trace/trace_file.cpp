@@ -16,6 +16,7 @@
 
 #include "app/plan/plan.h"
 #include "core/base/error.h"
+#include "core/base/median.h"
 #include "core/base/special_file.h"
 #include "core/config/differences.h"
 #include "core/config/loader.h"
@@ -198,11 +199,6 @@ void read_run(const Json& other, TraceSummary& summary) {
   summary.layers = pipeline::explicit_layer_assignment(static_cast<int>(summary.run.model.layers),
                                                        static_cast<int>(counts.size()), counts);
   summary.device = other.at(keys::device);
-}
-
-double median(std::vector<double> values) {
-  std::ranges::sort(values);
-  return values[values.size() / 2];
 }
 
 // Returns the steps' numbers.

@@ -14,6 +14,7 @@
 #include "app/rank/evaluator.h"
 #include "app/run/pace.h"
 #include "core/base/error.h"
+#include "core/base/one_line.h"
 #include "core/base/seconds_since.h"
 #include "core/kernels/device_name.h"
 #include "core/metrics/log_sinks.h"
@@ -237,7 +238,7 @@ class Evaluation final : public StepListener {
 
 // On one line, with \n for a new one.
 std::string quoted(const std::string& text) {
-  return nlohmann::json(text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  return one_line(nlohmann::json(text));
 }
 
 StopRules stop_rules(const config::JobConfig& job, const TextCodec& codec) {

@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/base/error.h"
+#include "core/base/one_line.h"
 #include "core/data/inspect.h"
 #include "core/io/atomic_file.h"
 #include "core/io/checksum.h"
@@ -136,7 +137,7 @@ std::string fingerprint(const TokenizeRequest& request) {
   if (format.has_messages()) all["chat"] = texts_of(format.chat);
   if (format.has_tokens()) all["tokens"] = true;
   if (request.max_tokens > 0) all["max_tokens"] = request.max_tokens;
-  return hex_of(all.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
+  return hex_of(one_line(all));
 }
 
 std::string cache_name(const TokenizeRequest& request) {

@@ -1,4 +1,5 @@
 #include "core/metrics/progress_text.h"
+#include "core/base/median.h"
 
 #include <spdlog/fmt/fmt.h>
 
@@ -17,10 +18,8 @@ void TimeLeft::step(double seconds) {
 
 std::optional<double> TimeLeft::estimate(int64_t steps) const {
   if (latest_.size() < first_steps || steps < 0) return std::nullopt;
-  std::vector<double> times(latest_.begin(), latest_.end());
-  const auto middle = times.begin() + static_cast<std::ptrdiff_t>(times.size() / 2);
-  std::ranges::nth_element(times, middle);
-  const double left = static_cast<double>(steps) * (*middle + paused_ / static_cast<double>(steps_));
+  const double typical = median({latest_.begin(), latest_.end()});
+  const double left = static_cast<double>(steps) * (typical + paused_ / static_cast<double>(steps_));
   if (!std::isfinite(left) || left < 0) return std::nullopt;
   return left;
 }

@@ -25,6 +25,7 @@
 
 #include "core/base/error.h"
 #include "core/base/file_descriptor.h"
+#include "core/base/one_line.h"
 #include "core/base/seconds_since.h"
 #include "core/base/signal_block.h"
 #include "core/metrics/figures.h"
@@ -255,7 +256,7 @@ bool PageServer::send_rest(Connection& c) {
 // The JSON library's judgement of what is UTF-8.
 std::string valid_utf8(std::string_view text) {
   using Json = nlohmann::json;
-  const std::string quoted = Json(text).dump(-1, ' ', false, Json::error_handler_t::replace);
+  const std::string quoted = one_line(Json(text));
   return Json::parse(quoted).get<std::string>();
 }
 

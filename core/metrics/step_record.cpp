@@ -1,4 +1,5 @@
 #include "core/metrics/step_record.h"
+#include "core/base/one_line.h"
 
 #include <ATen/Version.h>
 #include <spdlog/fmt/chrono.h>
@@ -125,7 +126,7 @@ std::string to_json(const RunHeader& header) {
                           {"layout", header.layout},
                           {"libraries", header.libraries}});
   // What comes from outside, as a command does, need not be UTF-8.
-  return json.dump(-1, ' ', false, OrderedJson::error_handler_t::replace);
+  return one_line(json);
 }
 
 std::string to_json(const Bubble& bubble) {
