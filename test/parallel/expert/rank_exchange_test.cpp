@@ -14,6 +14,7 @@
 
 #include "core/kernels/dry_run.h"
 #include "parallel/comm/dry/dry_communicator.h"
+#include "parallel/comm/hand_over.h"
 #include "parallel/comm/split.h"
 #include "parallel/comm/thread/thread_communicator.h"
 #include "test/core/nn/expert_layer.h"
@@ -158,6 +159,26 @@ TEST_CASE("rows come ordered by expert, rank and place, and go back where they w
                     first ? at::tensor({0.0F, 1.0F, 10.0F, 2.0F}) : at::tensor({11.0F, 3.0F, 12.0F})));
     CHECK(at::equal(plan->ends, first ? at::tensor({3, 4}, at::kInt) : at::tensor({1, 3}, at::kInt)));
     CHECK(same_bits(back, rows));
+  });
+}
+
+TEST_CASE("a rank takes turns while rows travel, and on a CPU not while their numbers do", "[expert]") {
+  std::mutex mutex;
+  comm::run_thread_ranks(2, [&](comm::Communicator& world) {
+    const auto exchange = expert::make_rank_exchange(&world, nullptr);
+    std::string turns;  // of the other half
+    const auto first = [&] {
+      const Tensor rows = at::ones({4, 1});
+      const auto plan = exchange->plan(at::tensor({2, 4}, at::kInt), 4);
+      turns += " dispatch";
+      const Tensor arrived = exchange->dispatch(*plan, rows);
+      turns += " combine";
+      exchange->combine(*plan, arrived);
+    };
+    const auto second = [] { comm::hand_over(); };
+    comm::in_turns(first, second, [&](bool is_second) { turns += is_second ? " second" : ""; });
+    const std::scoped_lock lock(mutex);
+    CHECK(turns == " dispatch second combine second");
   });
 }
 
