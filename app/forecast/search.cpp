@@ -273,11 +273,11 @@ class Searcher {
     }
   }
 
-  // Of layers, and of less to recompute: so many after which the order at hand takes least, the fastest
-  // first.
+  // Of layers, and, where a budget says what fits, of less to recompute: so many after which the order at
+  // hand takes least, the fastest first.
   std::vector<Candidate> fastest_moves(const Candidate& best, size_t most) {
     std::vector<Candidate> moves = layer_moves(best);
-    if (base_.chooses_recompute)
+    if (base_.chooses_recompute && options_.budget > 0)
       std::ranges::move(recompute_moves(best, all_stages(best), -1), std::back_inserter(moves));
     std::vector<std::pair<double, size_t>> times;
     for (const Candidate& move : moves) times.emplace_back(simulated(move).step_time, times.size());

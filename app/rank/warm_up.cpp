@@ -11,6 +11,7 @@
 #include "core/config/data_sources.h"
 #include "core/config/job_config.h"
 #include "core/data/microbatch.h"
+#include "core/kernels/other_rows.h"
 
 namespace pptrain::app {
 namespace {
@@ -122,6 +123,13 @@ class StageWarmUp {
   int head_parts_;
 };
 
+// Of an expert: 16 times as many as of a balanced router, or all that there are.
+int64_t most_rows(const config::JobConfig& job, int64_t tokens) {
+  constexpr int64_t times_balanced = 16;
+  const int64_t all = tokens * job.model.num_experts_per_tok * job.distributed.ep;
+  return std::min(all, times_balanced * (all / job.model.num_experts + 1));
+}
+
 }  // namespace
 
 void warm_up(const RunContext& context, RankModel& model, std::span<const data::Microbatch> microbatches) {
@@ -130,7 +138,11 @@ void warm_up(const RunContext& context, RankModel& model, std::span<const data::
   const bool evaluates = config::has_validation(context.job);
   const std::vector<pipeline::StageWithWeights> stages = model.pipeline_stages();
   model.zero_grad();
-  for (const data::Microbatch* data : lengths(microbatches, context.job)) {
+  const std::vector<const data::Microbatch*> lists = lengths(microbatches, context.job);
+  std::optional<kernels::OtherRows> other_rows;
+  if (context.job.model.num_experts > 0)
+    other_rows.emplace(most_rows(context.job, lists.front()->segments.tokens()));
+  for (const data::Microbatch* data : lists) {
     for (const pipeline::StageWithWeights& own : stages)
       StageWarmUp(own, *data, head_parts(context.plan)).run(backward, evaluates);
   }

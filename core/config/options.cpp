@@ -559,8 +559,9 @@ void add_train(std::vector<Option>& options) {
         "Activations that are not saved but recomputed in the backward pass, with the same bits. none: "
         "everything is saved. cheap: the norms' outputs and the MLP's product of gate and up, which need no "
         "GEMM. selective: the norms' outputs and the MLP's inner activations. full: all but each block's "
-        "input. auto: cheap on GPUs, none on CPUs; with pp_schedule = \"auto\", more on stages that do not "
-        "fit. A list has a word for each stage, first to last.")
+        "input. auto: cheap on GPUs, none on CPUs; with pp_schedule = \"auto\" or \"search\", more on stages "
+        "that do not fit, and less under a searched order that has room. A list has a word for each stage, "
+        "first to last.")
       .one_of({"auto", "none", "cheap", "selective", "full"})
       .alone_in_list("auto")
       .decides(Effect::layout);

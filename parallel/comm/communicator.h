@@ -54,6 +54,9 @@ class Communicator {
   // is posted.
   virtual std::unique_ptr<Work> isend(const at::Tensor& tensor, int destination) = 0;
   virtual std::unique_ptr<Work> irecv(at::Tensor tensor, int source) = 0;
+  // Whether the device is never idle between irecv of a tensor there and the message: whatever waits for the
+  // whole device, as the first run of a kernel may, then waits for the message too.
+  virtual bool holds_device() const { return false; }
 
   // The communicator of the same ranks that carries CPU tensors and host values: this one, except on NCCL.
   virtual Communicator& host() { return *this; }

@@ -115,7 +115,7 @@ schedule::InFlight Executor::run(std::span<const data::Microbatch> microbatches,
   in_flight_ = 0;
   weight_operands_ = 0;
   reset_marks();
-  expect_head(0);
+  if (!pipeline_.holds_device()) expect_head(0);
   const comm::ActivityScope walking(activity_, comm::Doing::work, "the schedule's list");
   size_t begin = 0;
   if (validate) {
@@ -191,6 +191,9 @@ void Executor::mark_on_device(const Action& action) {
 // All ranks do so together. A message that one side alone has begun is completed by the other, with values
 // that nobody reads; after that the channels are as they were before the step.
 void Executor::throw_away_prefix() {
+  for (const auto& [source, due] : due_receives_) {
+    if (!due.empty()) post_receives_up_to(Action(due.back()));
+  }
   for (const Action& action : speculation_->drain[pipeline_.rank()]) {
     if (schedule::is_receive(action.kind)) {
       post_receive(action);
@@ -254,7 +257,7 @@ void Executor::dispatch(const Action& action, const Pass& pass) {
   switch (action.kind) {
     case ActionKind::recv_f:
     case ActionKind::recv_b:
-      return post_receive(action);
+      return receive(action);
     case ActionKind::send_f:
     case ActionKind::send_b:
       return post_send(action);
@@ -302,7 +305,7 @@ void Executor::run_on_weights(const Action& action, const Pass& pass) {
 
 void Executor::run_forward(const Action& action) {
   Stage& s = stage(action.stage);
-  at::Tensor input = take_input(local_inputs_, received_inputs_, action, !s.is_first());
+  at::Tensor input = take_input(local_inputs_, ActionKind::recv_f, action, !s.is_first());
   mark(starts_);
   const data::Microbatch& data = microbatches_[action.microbatch];
   if (!schedule_.forward_only) count_held(1, 0);
@@ -318,7 +321,7 @@ void Executor::run_forward(const Action& action) {
 void Executor::run_backward(const Action& action) {
   Stage& s = stage(action.stage);
   at::Tensor dy = ends_in_head(s) ? head_->take_gradient(action.microbatch, waits(action))
-                                  : take_input(local_gradients_, received_gradients_, action, !s.is_last());
+                                  : take_input(local_gradients_, ActionKind::recv_b, action, !s.is_last());
   mark(starts_);
   at::Tensor dx = action.kind == ActionKind::backward ? s.backward(action.microbatch, std::move(dy))
                                                       : s.backward_input(action.microbatch, std::move(dy));
@@ -330,9 +333,10 @@ void Executor::run_backward(const Action& action) {
 }
 
 void Executor::run_head_forward(const Action& action) {
+  if (pipeline_.holds_device()) expect_head(action.microbatch);
   at::Tensor h = head_->take_h(action.microbatch, waits(action));
   mark(starts_);
-  expect_head(action.microbatch + 1);
+  if (!pipeline_.holds_device()) expect_head(action.microbatch + 1);
   const data::Microbatch& data = microbatches_[action.microbatch];
   head_->give_statistics(action.microbatch,
                          stage(action.stage).head_forward(action.microbatch, data, std::move(h)));
@@ -371,14 +375,15 @@ void Executor::count_held(int activations, int weight_operands) {
   peak_.held = std::max(peak_.held, in_flight_ + weight_operands_);
 }
 
-at::Tensor Executor::take_input(std::map<Key, at::Tensor>& local, std::map<Key, Message>& received,
-                                const Action& action, bool expected) {
+at::Tensor Executor::take_input(std::map<Key, at::Tensor>& local, ActionKind receive, const Action& action,
+                                bool expected) {
   if (!expected) return {};
   const Key key{action.stage, action.microbatch};
   if (auto node = local.extract(key)) return std::move(node.mapped());
-  Message receive = take(received, key, "received tensor");
-  wait_for(receive);
-  return std::move(receive.tensor);
+  post_receives_up_to({receive, action.stage, action.microbatch});
+  Message message = take(received(receive), key, "received tensor");
+  wait_for(message);
+  return std::move(message.tensor);
 }
 
 void Executor::wait_for(Message& receive) {
@@ -393,12 +398,30 @@ at::Tensor Executor::empty_boundary(const Action& action) {
   return stage(action.stage).empty_boundary(microbatches_[action.microbatch]);
 }
 
+// A receive that holds the device waits for its consumer. Ahead of it, its message may depend on what this
+// rank runs in between, and if that is a kernel's first run, which waits for the device, neither ever comes.
+// Where the consumer is, even receives that block in place cannot deadlock (schedule::add_communication).
+void Executor::receive(const Action& action) {
+  if (!pipeline_.holds_device()) return post_receive(action);
+  due_receives_[source_of(action)].push_back(action);
+}
+
+// With those from the same rank that are due before it: messages come in the order in which they were sent.
+void Executor::post_receives_up_to(const Action& last) {
+  std::deque<Action>& due = due_receives_[source_of(last)];
+  if (std::ranges::find(due, last) == due.end()) return;
+  for (bool posted = false; !posted;) {
+    const Action action = due.front();
+    due.pop_front();
+    post_receive(action);
+    posted = action == last;
+  }
+}
+
 void Executor::post_receive(const Action& action) {
-  const bool forward = action.kind == ActionKind::recv_f;
   at::Tensor tensor = empty_boundary(action);
-  auto work = pipeline_.irecv(tensor, schedule_.rank_of(schedule::other_stage(action)));
-  auto& received = forward ? received_inputs_ : received_gradients_;
-  received[{action.stage, action.microbatch}] = {std::move(tensor), std::move(work), action};
+  auto work = pipeline_.irecv(tensor, source_of(action));
+  received(action.kind)[{action.stage, action.microbatch}] = {std::move(tensor), std::move(work), action};
   const int posted = static_cast<int>(received_inputs_.size() + received_gradients_.size());
   peak_.receive_buffers = std::max(peak_.receive_buffers, posted);
 }
@@ -434,8 +457,11 @@ void Executor::finish() {
   if (head_)
     head_->finish([](comm::Work& work, const std::string& what) { work.wait([&] { return what; }); });
   for (const StageWithWeights& s : stages_) s.weights.finish();
-  const bool clean = local_inputs_.empty() && local_gradients_.empty() && received_inputs_.empty() &&
-                     received_gradients_.empty() && outputs_.empty() && input_gradients_.empty();
+  const bool all_posted =
+      std::ranges::all_of(due_receives_, [](const auto& source) { return source.second.empty(); });
+  const bool clean = all_posted && local_inputs_.empty() && local_gradients_.empty() &&
+                     received_inputs_.empty() && received_gradients_.empty() && outputs_.empty() &&
+                     input_gradients_.empty();
   if (!clean || in_flight_ != 0 || weight_operands_ != 0)
     throw Error("the schedule left values behind: it is not complete");
 }

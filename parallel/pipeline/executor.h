@@ -103,11 +103,19 @@ class Executor {
     return head_ != nullptr && stage.index() + 1 == schedule_.stages();
   }
   void count_held(int activations, int weight_operands);
+  void receive(const schedule::Action& action);
+  void post_receives_up_to(const schedule::Action& last);
   void post_receive(const schedule::Action& action);
   void post_send(const schedule::Action& action);
   void send(at::Tensor tensor, const schedule::Action& action);
-  at::Tensor take_input(std::map<Key, at::Tensor>& local, std::map<Key, Message>& received,
+  at::Tensor take_input(std::map<Key, at::Tensor>& local, schedule::ActionKind receive,
                         const schedule::Action& action, bool expected);
+  std::map<Key, Message>& received(schedule::ActionKind receive) {
+    return receive == schedule::ActionKind::recv_f ? received_inputs_ : received_gradients_;
+  }
+  int source_of(const schedule::Action& receive) const {
+    return schedule_.rank_of(schedule::other_stage(receive));
+  }
   at::Tensor empty_boundary(const schedule::Action& action);  // for the action's message
   void wait_for(Message& receive);
   void reap_sends(bool wait);
@@ -128,6 +136,7 @@ class Executor {
   // Values between actions. Keys name the stage that consumes (inputs) or produced (outputs) them.
   std::map<Key, at::Tensor> local_inputs_, local_gradients_;
   std::map<Key, Message> received_inputs_, received_gradients_;
+  std::map<int, std::deque<schedule::Action>> due_receives_;  // [source] not posted yet
   std::map<Key, at::Tensor> outputs_, input_gradients_;
   std::deque<Message> sends_;
   std::unique_ptr<HeadExchange> head_;  // of a head in parts

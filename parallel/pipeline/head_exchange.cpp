@@ -73,14 +73,23 @@ at::Tensor HeadExchange::take_statistics(int microbatch, const Wait& wait) {
 void HeadExchange::give_term(int microbatch, at::Tensor term) {
   if (!is_last()) return send(std::move(term), last_);
   std::vector<Message>& terms = term_of_[microbatch];
+  terms.resize(static_cast<size_t>(terms_->size()));
+  terms[static_cast<size_t>(last_)].first = std::move(term);
+  if (!terms_->holds_device()) receive_terms(terms);
+}
+
+void HeadExchange::receive_terms(std::vector<Message>& terms) {
   for (int rank = 0; rank < terms_->size(); ++rank) {
-    Message& message = terms.emplace_back(rank == last_ ? term : at::empty_like(term), nullptr);
-    if (rank != last_) message.second = terms_->irecv(message.first, rank);
+    if (rank == last_) continue;
+    Message& message = terms[static_cast<size_t>(rank)];
+    message.first = at::empty_like(terms[static_cast<size_t>(last_)].first);
+    message.second = terms_->irecv(message.first, rank);
   }
 }
 
 at::Tensor HeadExchange::take_gradient(int microbatch, const Wait& wait) {
   std::vector<Message> terms = take(term_of_, microbatch, "gradient of the head's input");
+  if (terms_->holds_device()) receive_terms(terms);
   for (Message& message : terms) {
     if (message.second) wait(*message.second, "the gradient of the head's input");
   }

@@ -43,6 +43,7 @@ class HeadExchange {
  private:
   using Message = std::pair<at::Tensor, std::unique_ptr<comm::Work>>;  // under way
   void send(at::Tensor tensor, int to);
+  void receive_terms(std::vector<Message>& terms);
 
   std::unique_ptr<comm::Communicator> terms_;       // of h and of its gradient
   std::unique_ptr<comm::Communicator> statistics_;  // collectives

@@ -171,6 +171,7 @@ def processes(context):
             "pp2_ep2": (4, FEATURES["experts in pairs of passes"]["experts_dualpipe_v"])}
     for name, (ranks, layout) in jobs.items():
         with parts.part(name):
+            layout = layout if ranks == 2 else layout | {"train__steps": 6}  # of half a second each
             threads = train(context, name + "_threads", **layout)
             results.append(train_processes(context, name + "_processes", torchrun_environments(ranks, **nccl), **layout))
             check_equal(threads, results[-1])
@@ -215,7 +216,7 @@ SUITE = Suite("correct", [
     Step("layouts", "pp 1, 2, 4 and schedules on thread ranks", 30, layouts,
          "The first step that differs: in step 1 the loss is a forward pass, the grad norm a backward one; later ones the optimizer. "
          "Where one layout alone differs, look for an event that is missing between streams (parallel/pipeline)."),
-    Step("processes", "two and four processes on one device", 60, processes,
+    Step("processes", "two and four processes on one device", 80, processes,
          "NCCL's own words are in the log (NCCL_DEBUG=WARN). Where `layouts` passed, the fault is in parallel/comm/nccl or the start."),
     Step("attention", "every other test for GPUs", 30, others,
          "A back end that refuses a shape says so in the case; `train.deterministic` chooses between back ends."),

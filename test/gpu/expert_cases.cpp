@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core/kernels/expert_kernels.h"
+#include "core/kernels/other_rows.h"
 #include "test/gpu/kernel_support.h"
 #include "test/support/catch.h"
 
@@ -127,7 +128,7 @@ TEST_CASE("products with a weight for each expert", "[gpu][gemm]") {
   for (const auto type : types) {
     for (const auto& counts : {std::vector<int>{5, 0, 12, 3}, {0, 0, 20, 0}, {16, 16, 16, 16}}) {
       CAPTURE(type, counts);
-      compare([&](const Backend& b) -> std::vector<Tensor> {
+      const auto work = [&](const Backend& b) -> std::vector<Tensor> {
         const int64_t in = 48, out = 40;
         const Tensor ends =
             at::cumsum(at::tensor(counts, at::TensorOptions().dtype(at::kInt)), 0, at::kInt).to(b.device);
@@ -146,7 +147,12 @@ TEST_CASE("products with a weight for each expert", "[gpu][gemm]") {
         Tensor first = b.output({4, out, in}, at::kFloat);  // NaN: overwritten whole, zeros without rows
         b(kernels::grouped_weight_gradient, dy, std::nullopt, x, order, 2, ends, first);
         return {y, dx, grad, y2, grad2, first};
-      });
+      };
+      compare(work);
+      const auto plain = work(subject());
+      const kernels::OtherRows other(/*most=*/100);
+      const auto after_others = work(subject());
+      for (size_t i = 0; i < plain.size(); ++i) CHECK(same_bits(after_others[i], plain[i]));
     }
   }
 }

@@ -183,6 +183,8 @@ class NcclCommunicator final : public Communicator {
     return links_->start(std::move(tensor), source, rank());
   }
 
+  bool holds_device() const override { return true; }
+
   std::unique_ptr<Communicator> subgroup(std::span<const int> members) override {
     auto part = host_.subgroup(members);
     Communicator& host = *part;

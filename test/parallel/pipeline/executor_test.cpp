@@ -11,11 +11,14 @@
 #include <spdlog/fmt/fmt.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <deque>
 #include <functional>
 #include <iterator>
+#include <memory>
 #include <mutex>
+#include <span>
 #include <string>
 #include <thread>
 #include <utility>
@@ -172,6 +175,49 @@ Expected expected(int p, int m) {
   return result;
 }
 
+// Receives hold the device of a rank that waits for the whole of it again and again: `blocks`, they wait
+// where they begin.
+class HeldDevice final : public comm::Communicator {
+ public:
+  HeldDevice(comm::Communicator& inner, bool blocks) : inner_(inner), blocks_(blocks) {}
+
+  int rank() const override { return inner_.rank(); }
+  int size() const override { return inner_.size(); }
+  bool holds_device() const override { return true; }
+  std::unique_ptr<comm::Work> isend(const at::Tensor& tensor, int to) override {
+    return inner_.isend(tensor, to);
+  }
+  std::unique_ptr<comm::Work> irecv(at::Tensor tensor, int from) override {
+    auto work = inner_.irecv(std::move(tensor), from);
+    if (blocks_) work->wait();
+    return work;
+  }
+  std::unique_ptr<Communicator> subgroup(std::span<const int>) override { throw Error("no subgroups"); }
+  void all_reduce_sum(at::Tensor) override { throw Error("no sums"); }
+  void broadcast(at::Tensor, int) override { throw Error("no broadcasts"); }
+  void barrier() override { inner_.barrier(); }
+  void all_gather(at::Tensor, const at::Tensor&) override { throw Error("no gathers"); }
+  void abort(const std::string& message) override { inner_.abort(message); }
+  void set_timeout(std::chrono::milliseconds timeout) override { inner_.set_timeout(timeout); }
+
+ private:
+  std::unique_ptr<comm::Work> start_all_reduce_sum(at::Tensor) override { throw Error("no sums"); }
+  std::unique_ptr<comm::Work> start_reduce_scatter_sum(at::Tensor, at::Tensor,
+                                                       std::vector<int64_t>) override {
+    throw Error("no sums");
+  }
+  std::unique_ptr<comm::Work> start_all_gather(at::Tensor, at::Tensor, std::vector<int64_t>) override {
+    throw Error("no gathers");
+  }
+  std::unique_ptr<comm::Work> start_all_to_all(at::Tensor, std::vector<int64_t>, at::Tensor,
+                                               std::vector<int64_t>) override {
+    throw Error("no exchanges");
+  }
+
+  comm::Communicator& inner_;
+  bool blocks_;
+};
+
 }  // namespace
 
 TEST_CASE("every value arrives and activations stay within the schedule's bound") {
@@ -296,6 +342,7 @@ TEST_CASE("every action is timed once, and a rank is either busy or idle") {
 
 TEST_CASE("a run that is not confirmed is thrown away and begins anew") {
   std::mutex mutex;
+  const bool holds_device = GENERATE(false, true);
   for (const std::string name : {"gpipe", "1f1b", "zb_h1", "zb_h2"}) {
     for (int p = 1; p <= 4; ++p) {
       for (const int m : {4, 13}) {
@@ -304,7 +351,8 @@ TEST_CASE("a run that is not confirmed is thrown away and begins anew") {
           const c10::InferenceMode inference;
           CountingStage stage(world.rank(), p);
           RecordedActions weights;
-          pipeline::Executor executor({{stage, weights}}, world, lowered);
+          HeldDevice held(world, /*blocks=*/false);
+          pipeline::Executor executor({{stage, weights}}, holds_device ? held : world, lowered);
           executor.prepare_validation(lowered);
           for (const bool confirmed : {false, true, false, false}) {
             int asked = 0;
@@ -328,6 +376,38 @@ TEST_CASE("a run that is not confirmed is thrown away and begins anew") {
         });
       }
     }
+  }
+}
+
+// On NCCL a receive goes on on the GPU, and the first run of a kernel waits until it is done.
+TEST_CASE(
+    "a rank that waits for its device anywhere waits for no message that depends on what it does then") {
+  std::mutex mutex;
+  for (const std::string name :
+       {"gpipe", "1f1b", "zb_h1", "zb_h2", "interleaved_1f1b", "zbv", "v_half", "dualpipe_v"}) {
+    const int p = 4, m = 8;
+    const schedule::Schedule lowered = schedule::lower(
+        schedule::make_schedule({.name = name, .ranks = p, .microbatches = m}), {.keep_pairs = true});
+    comm::run_thread_ranks(p, [&](comm::Communicator& world) {
+      const c10::InferenceMode inference;
+      world.set_timeout(std::chrono::seconds(5));
+      HeldDevice held(world, /*blocks=*/true);
+      std::deque<CountingStage> own;
+      std::vector<pipeline::StageWithWeights> stages;
+      pipeline::WeightActions none;
+      for (const int stage : lowered.stages_of(world.rank())) {
+        own.emplace_back(stage, lowered.stages());
+        stages.push_back({own.back(), none});
+      }
+      pipeline::Executor executor(stages, held, lowered);
+      executor.run(microbatches(m));
+      const std::lock_guard lock(mutex);
+      CAPTURE(name, world.rank());
+      for (CountingStage& stage : own) {
+        CHECK(stage.gradient == expected(lowered.stages(), m).gradient(lowered.stages(), stage.index()));
+        if (stage.is_last()) CHECK(stage.take_loss() == expected(lowered.stages(), m).loss);
+      }
+    });
   }
 }
 
