@@ -89,8 +89,6 @@ void check_spread_head(const JobConfig& job, const ReportConflict& report) {
   const auto refuse = [&](std::string_view option, std::string_view why) {
     report({"distributed.pp_head", option}, fmt::format("pp_head = \"spread\" {}", why));
   };
-  if (job.train.label_smoothing > 0)
-    refuse("train.label_smoothing", "does not smooth labels: leave label_smoothing out");
   if (d.pp_sequence_slices > 1) refuse("distributed.pp_sequence_slices", "takes whole microbatches");
   if (job.data.balance == Balance::schedule)
     refuse("data.balance", "is not in its predicted step: use balance = \"microbatches\"");

@@ -23,31 +23,30 @@ kernels::VocabularyPart held_part(const TensorCut& cut, int64_t vocab) {
   return {.first = cut.begin(vocab, cut.rank), .vocab = vocab};
 }
 
-// Label smoothing of one chunk, beside the kernels of cross entropy. A row's loss, logsumexp - (1 - e)
-// x_label - e mean(x), is theirs + e (x_label - mean(x)); its gradient is theirs + e at the label - e / vocab
+// Label smoothing of some rows, beside the kernels of cross entropy. A row's loss, logsumexp - (1 - e)
+// x_label
+// - e mean(x), is theirs + e (x_label - mean(x)); its gradient is theirs + e at the label - e / vocab
 // everywhere. Rows without a target stay 0.
 class Smoothing {
  public:
-  // logits: T [rows, n], of the part of the vocabulary that this rank holds.
-  Smoothing(double fraction, const Region& region, kernels::VocabularyPart part, const at::Tensor& logits,
-            const at::Tensor& labels)
+  // columns: of the logits of the part of the vocabulary that this rank holds.
+  Smoothing(double fraction, kernels::VocabularyPart part, int64_t columns, const at::Tensor& labels)
       : fraction_(fraction), vocab_(static_cast<double>(part.vocab)), valid_(labels.ne(-100)) {
     const at::Tensor here = labels.sub(part.first);
-    holds_ = here.ge(0).logical_and(here.lt(logits.size(1))).logical_and(valid_).unsqueeze(1);
-    column_ = here.clamp(0, logits.size(1) - 1).unsqueeze(1);
-    const at::Tensor chosen = logits.gather(1, column_).to(at::kFloat).masked_fill(holds_.logical_not(), 0);
-    excess_ = chosen.squeeze(1) - logits.sum(1, false, at::kFloat).div(vocab_);
-    kernels::record(kernels::moving(logits));
-    if (region.alone()) return;
-    const int ranks = region.cut().size;
-    const at::Tensor all = at::empty({ranks * labels.size(0), 1}, excess_.options());
-    const std::vector<int64_t> rows(static_cast<size_t>(ranks), labels.size(0));
-    region.gather(all, excess_.unsqueeze(1), rows)();
-    excess_ = all.view({ranks, labels.size(0)}).sum(0);
+    holds_ = here.ge(0).logical_and(here.lt(columns)).logical_and(valid_).unsqueeze(1);
+    column_ = here.clamp(0, columns - 1).unsqueeze(1);
   }
 
-  void add_to(at::Tensor& gradient, at::Tensor& loss) const {
-    loss.add_(excess_.masked_fill(valid_.logical_not(), 0), fraction_);
+  // float32 [rows]: this part's term of x_label - mean(x). logits: T [rows, columns].
+  at::Tensor excess(const at::Tensor& logits) const {
+    const at::Tensor chosen = logits.gather(1, column_).to(at::kFloat).masked_fill(holds_.logical_not(), 0);
+    kernels::record(kernels::moving(logits));
+    return chosen.squeeze(1) - logits.sum(1, false, at::kFloat).div(vocab_);
+  }
+
+  // excess: the sum of all parts' terms. gradient: of the part's logits.
+  void add_to(at::Tensor& gradient, at::Tensor& loss, const at::Tensor& excess) const {
+    loss.add_(excess.masked_fill(valid_.logical_not(), 0), fraction_);
     const at::Tensor share = valid_.unsqueeze(1).to(at::kFloat).mul(fraction_);
     gradient.sub_(share.div(vocab_));
     gradient.scatter_add_(1, column_, holds_.to(at::kFloat).mul(fraction_).to(gradient.scalar_type()));
@@ -58,8 +57,16 @@ class Smoothing {
   double fraction_, vocab_;
   at::Tensor valid_;           // bool [rows]
   at::Tensor holds_, column_;  // [rows, 1]: does this rank hold the label, and its column
-  at::Tensor excess_;          // float32 [rows]: x_label - mean(x)
 };
+
+// The sum of what the region's ranks have, float32 [rows], in rank order.
+at::Tensor sum_over(const Region& region, const at::Tensor& own) {
+  if (region.alone()) return own;
+  const int ranks = region.cut().size;
+  const at::Tensor all = at::empty({ranks * own.size(0), 1}, own.options());
+  region.gather(all, own.unsqueeze(1), std::vector<int64_t>(static_cast<size_t>(ranks), own.size(0)))();
+  return all.view({ranks, own.size(0)}).sum(0);
+}
 
 }  // namespace
 
@@ -164,7 +171,11 @@ void LinearCrossEntropy::chunk_loss(at::Tensor& logits, const at::Tensor& labels
   const TensorCut& cut = region_->cut();
   const kernels::VocabularyPart part = held_part(cut, vocab_);
   std::optional<Smoothing> smoothing;
-  if (smoothing_ > 0 && want_gradient) smoothing.emplace(smoothing_, *region_, part, logits, labels);
+  at::Tensor excess;
+  if (smoothing_ > 0 && want_gradient) {
+    smoothing.emplace(smoothing_, part, logits.size(1), labels);
+    excess = sum_over(*region_, smoothing->excess(logits));
+  }
   if (region_->alone()) {
     kernels::cross_entropy(logits, labels, loss, want_gradient);
   } else {
@@ -175,7 +186,7 @@ void LinearCrossEntropy::chunk_loss(at::Tensor& logits, const at::Tensor& labels
     region_->gather(all, own, std::vector<int64_t>(static_cast<size_t>(cut.size), rows))();
     kernels::cross_entropy_part(logits, labels, all.view({cut.size, rows, 3}), part, loss, want_gradient);
   }
-  if (smoothing) smoothing->add_to(logits, loss);
+  if (smoothing) smoothing->add_to(logits, loss, excess);
 }
 
 // The chunks share one buffer of logits; the losses of all rows are kept (4 bytes a row) and summed once, so
@@ -231,7 +242,12 @@ at::Tensor LinearCrossEntropy::statistics(const at::Tensor& h, const at::Tensor&
   at::Tensor logits = at::empty({rows.size(0), weight_->compute.size(0)}, h.options());
   project(rows, logits);
   at::Tensor own = at::empty({rows.size(0), 3}, h.options().dtype(at::kFloat));
-  kernels::softmax_statistics(logits, labels, held_part(held_, vocab_), own);
+  const kernels::VocabularyPart part = held_part(held_, vocab_);
+  kernels::softmax_statistics(logits, labels, part, own);
+  if (smoothing_ > 0) {
+    const Smoothing smoothing(smoothing_, part, logits.size(1), labels);
+    own = at::cat({own, smoothing.excess(logits).unsqueeze(1)}, 1);
+  }
   pending = {rows, logits, kept(logits)};
   return own;
 }
@@ -240,10 +256,18 @@ at::Tensor LinearCrossEntropy::finish(Pending& pending, const at::Tensor& labels
                                       at::Tensor* dh) {
   auto& [rows, logits, capped] = pending;
   const int64_t count = rows.size(0);
-  const at::Tensor whole = region_->enter(all.view({-1, 3}), held_.size * count).view({held_.size, count, 3});
+  const int64_t numbers = all.size(2);
+  const at::Tensor whole =
+      region_->enter(all.view({-1, numbers}), held_.size * count).view({held_.size, count, numbers});
+  const at::Tensor statistics = numbers == 3 ? whole : whole.narrow(2, 0, 3).contiguous();
+  const kernels::VocabularyPart part = held_part(held_, vocab_);
   at::Tensor loss = at::empty({count}, all.options());
-  kernels::cross_entropy_part(logits, labels, whole, held_part(held_, vocab_), loss, dh != nullptr);
+  kernels::cross_entropy_part(logits, labels, statistics, part, loss, dh != nullptr);
   if (dh == nullptr) return loss;
+  if (smoothing_ > 0) {
+    const Smoothing smoothing(smoothing_, part, logits.size(1), labels);
+    smoothing.add_to(logits, loss, whole.select(2, 3).sum(0));
+  }
   scale_back(capped, logits);
   at::Tensor partial = at::empty_like(rows);
   kernels::matmul(logits, weight_->compute, partial);

@@ -72,7 +72,7 @@ class LinearCrossEntropy {
   }
   // Bounds the memory of one chunk of logits.
   void set_chunk_bytes(int64_t bytes) { chunk_bytes_ = bytes; }
-  // forward_backward() spreads this fraction of each target evenly over the vocabulary (PyTorch's
+  // forward_backward() and finish() spread this fraction of each target evenly over the vocabulary (PyTorch's
   // cross_entropy(label_smoothing)); from 0 to below 1.
   void smooth_labels(double fraction) { smoothing_ = fraction; }
 
@@ -101,10 +101,10 @@ class LinearCrossEntropy {
   // From statistics() to finish(): T [rows, hidden], its logits T [rows, part of the vocabulary], and with a
   // cap a copy of these.
   using Pending = std::array<at::Tensor, 3>;
-  // float32 [rows, 3], which the ranks with the other parts need.
+  // float32 [rows, 3], or [rows, 4] with smoothed labels, which the ranks with the other parts need.
   at::Tensor statistics(const at::Tensor& h, const at::Tensor& labels, Pending& pending) const;
-  // all: float32 [parts, rows, 3], of all parts. Returns losses(); with `dh` the weight's gradient
-  // accumulates, and `dh` becomes this part's term of the gradient of h, T [share, hidden].
+  // all: float32 [parts, rows, 3 or 4], of all parts. Returns losses(); with `dh` labels are smoothed, the
+  // weight's gradient accumulates, and `dh` becomes this part's term of the gradient of h, T [share, hidden].
   at::Tensor finish(Pending& pending, const at::Tensor& labels, const at::Tensor& all, at::Tensor* dh);
 
   // T [rows, vocab], whole on every rank, of h T [rows, hidden], which is the same on every rank; for

@@ -30,8 +30,8 @@ class HeadExchange {
   void give_h(int microbatch, at::Tensor h);
   at::Tensor take_h(int microbatch, const Wait& wait);
 
-  void give_statistics(int microbatch, const at::Tensor& own);   // [rows, 3]
-  at::Tensor take_statistics(int microbatch, const Wait& wait);  // [ranks, rows, 3]
+  void give_statistics(int microbatch, const at::Tensor& own);   // [rows, n]
+  at::Tensor take_statistics(int microbatch, const Wait& wait);  // [ranks, rows, n]
 
   void give_term(int microbatch, at::Tensor term);
   // In rank order: ((t0 + t1) + t2) + ... in the terms' own type, as sums of communicators are.

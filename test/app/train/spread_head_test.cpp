@@ -50,6 +50,8 @@ TEST_CASE("a spread head goes with every axis") {
       {"model.arch=qwen3_moe", "model.num_experts=4", "model.num_experts_per_tok=2",
        "model.moe_intermediate_size=16", "distributed.dp_shard=2", "distributed.ep=2"},
       {"metrics.microbatch_losses=true"},
+      {"train.label_smoothing=0.1"},
+      {"train.label_smoothing=0.3", "distributed.tp=2"},
       {"lora.rank=2"}};
   for (const Overrides& axis : axes) {
     CAPTURE(axis);
@@ -133,8 +135,8 @@ TEST_CASE("auto takes a schedule for a spread head, and what it does not go with
   const pptrain::app::Plan plan =
       small_plan(small_job_text(), "unused", with(job, Overrides{"distributed.pp_schedule=auto"}));
   CHECK(plan.schedule.spread_head);
-  for (const char* refused : {"train.label_smoothing=0.1", "eval.generate_interval=1",
-                              "distributed.pp_schedule=search", "distributed.pp=1", "model.vocab_size=1"}) {
+  for (const char* refused : {"eval.generate_interval=1", "distributed.pp_schedule=search",
+                              "distributed.pp=1", "model.vocab_size=1"}) {
     CAPTURE(refused);
     CHECK_THROWS_WITH(small_plan(small_job_text(), "unused", with(job, Overrides{refused})),
                       Catch::Contains("pp_head"));
