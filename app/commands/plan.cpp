@@ -168,9 +168,8 @@ std::string compare(const std::string& trace_path, const CostSource& source) {
   const TraceSummary trace = read_trace(trace_path);
   const Plan plan = make_plan(trace.run.job);
   const Prediction p = predict(plan, source);
-  std::string out =
-      fmt::format("{} on {} ranks, {} microbatches; costs {}\n\n", plan.job.distributed.pp_schedule,
-                  plan.compute.ranks, plan.compute.microbatches, source.description);
+  std::string out = fmt::format("{} on {} ranks, {}; costs {}\n\n", plan.job.distributed.pp_schedule,
+                                plan.compute.ranks, plan.compute.microbatches_text(), source.description);
   out += fmt::format("{:<24} {:>12} {:>12} {:>8}\n", "", "predicted", "measured", "ratio");
   const auto row = [&](const std::string& what, double predicted, double measured) {
     out += fmt::format("{:<24} {:>12.6g} {:>12.6g} {:>8}\n", what, predicted, measured,

@@ -272,9 +272,14 @@ std::vector<double> RankModel::sum_of_last_stage(std::vector<double> own) {
 }
 
 std::vector<double> RankModel::microbatch_losses() {
-  const int64_t count = context_.job.train.grad_accum_steps;
-  return sum_of_last_stage(has_last_stage() ? loss_stage().microbatch_losses(count)
-                                            : std::vector<double>(static_cast<size_t>(count)));
+  const int64_t slices = context_.job.distributed.pp_sequence_slices;
+  std::vector<double> losses(static_cast<size_t>(context_.job.train.grad_accum_steps));
+  if (has_last_stage()) {
+    const std::vector<double> parts =
+        loss_stage().microbatch_losses(static_cast<int64_t>(losses.size()) * slices);
+    for (size_t i = 0; i < parts.size(); ++i) losses[i / static_cast<size_t>(slices)] += parts[i];
+  }
+  return sum_of_last_stage(std::move(losses));
 }
 
 double RankModel::global_loss() {

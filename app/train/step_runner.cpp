@@ -161,9 +161,11 @@ StepResult StepRunner::run_pipeline() {
       .valid_tokens = step.targets, .tokens = step.tokens, .padding = step.padding, .data_wait_s = data_wait};
   if (context_.job.metrics.microbatch_losses) {
     result.microbatch_losses = model_.microbatch_losses();
-    for (size_t i = 0; i < step.microbatches.size(); ++i)
+    // Of a microbatch in slices the first one counts the targets.
+    const size_t slices = step.microbatches.size() / result.microbatch_losses.size();
+    for (size_t i = 0; i < result.microbatch_losses.size(); ++i)
       result.microbatch_losses[i] /=
-          static_cast<double>(std::max<int64_t>(step.microbatches[i].global_targets, 1));
+          static_cast<double>(std::max<int64_t>(step.microbatches[i * slices].global_targets, 1));
   }
   return result;
 }

@@ -123,9 +123,6 @@ void check_sequence_slices(const JobConfig& job, const ReportConflict& report) {
            "goes with named schedules, files and auto: search finds no order for it");
   if (job.data.balance == Balance::schedule)
     refuse("data.balance", "is not in its predicted step: use balance = \"microbatches\"");
-  if (job.metrics.microbatch_losses)
-    refuse("metrics.microbatch_losses",
-           "leaves no losses of whole microbatches: leave microbatch_losses out");
   if (job.model.num_experts > 0 && (job.model.router_aux_loss_coef > 0 || job.model.router_z_loss_coef > 0))
     refuse("model.router_aux_loss_coef",
            "leaves routers no whole microbatch to balance: set router_aux_loss_coef and router_z_loss_coef "

@@ -6,6 +6,12 @@ std::string to_string(Placement placement) {
   return placement == Placement::loop ? "loop" : "v";
 }
 
+std::string Schedule::microbatches_text() const {
+  std::string text = std::to_string(microbatches / sequence_slices) + " microbatches";
+  if (sequence_slices > 1) text += " in " + std::to_string(sequence_slices) + " slices each";
+  return text;
+}
+
 int Schedule::rank_of(int stage) const {
   const int position = stage % ranks;
   const bool upwards = placement == Placement::v && (stage / ranks) % 2 == 1;

@@ -42,6 +42,8 @@ struct Schedule {
     return is_last_slice ? microbatch + 1 - 2 * sequence_slices : microbatch + 1;
   }
 
+  std::string microbatches_text() const;  // "8 microbatches", "2 microbatches in 4 slices each"
+
   // Places in a table over [stage x microbatch].
   size_t cells() const { return cell(stages(), 0); }
   size_t cell(int stage, int microbatch) const {

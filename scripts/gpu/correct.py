@@ -213,7 +213,7 @@ SUITE = Suite("correct", [
          "The case's name says the kernel: core/kernels/cuda. Repair it first: all other steps use it."),
     Step("model", "layers, attention and stages against the CPU in float32", 30, model,
          "Where `kernels` passed, suspect attention (core/attention) and products (gemm.cu) at these shapes."),
-    Step("layouts", "pp 1, 2, 4 and schedules on thread ranks", 30, layouts,
+    Step("layouts", "pp 1, 2, 4 and schedules on thread ranks", 20, layouts,
          "The first step that differs: in step 1 the loss is a forward pass, the grad norm a backward one; later ones the optimizer. "
          "Where one layout alone differs, look for an event that is missing between streams (parallel/pipeline)."),
     Step("processes", "two and four processes on one device", 80, processes,
@@ -226,6 +226,6 @@ SUITE = Suite("correct", [
          "Each group has a first job alone: where that one fails, the model does; where the second differs, its schedule."),
     Step("resume", "from a checkpoint, on three layouts", 20, resume,
          "Where `layouts` passed, what a checkpoint holds is not all of the state: parallel/checkpoint."),
-    Step("sanitizer", "compute-sanitizer on small shapes", 60, sanitizer,
+    Step("sanitizer", "compute-sanitizer on small shapes", 50, sanitizer,
          "Each report names the kernel, block and thread. Where time was short: --patience 4.", last=True),
 ])

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cmath>
+#include <vector>
 
 #include "test/app/small_job.h"
 #include "test/support/catch.h"
@@ -29,6 +30,13 @@ inline void check_near(const JobResult& a, const JobResult& b, double most) {
       const double of_x = x.at(key), of_y = y.at(key);
       CHECK(std::abs(of_x - of_y) <= most * std::abs(of_y));
     }
+    const auto of = [](const nlohmann::json& line) {
+      return line.value("microbatch_losses", std::vector<double>());
+    };
+    const std::vector<double> losses = of(x), others = of(y);
+    REQUIRE(losses.size() == others.size());
+    for (size_t m = 0; m < losses.size(); ++m)
+      CHECK(std::abs(losses[m] - others[m]) <= most * std::abs(others[m]));
   }
 }
 

@@ -134,8 +134,8 @@ class Picture {
 
   void draw_head() {
     label(left, 20,
-          fmt::format("{}: {} ranks, {} stages, {} microbatches; {}, bubble {:.6g} %", s_.name, s_.ranks,
-                      s_.stages(), s_.microbatches,
+          fmt::format("{}: {} ranks, {} stages, {}; {}, bubble {:.6g} %", s_.name, s_.ranks, s_.stages(),
+                      s_.microbatches_text(),
                       seconds_ ? "passes " + format_seconds(simulation_.step_time)
                                : fmt::format("step {:.6g}", simulation_.step_time),
                       std::round(simulation_.bubble() * 1000) / 10),

@@ -356,7 +356,7 @@ TEST_CASE("pp_head = \"auto\" spreads the head where that is faster, and only wh
     CHECK(plan.job.distributed.pp_head == (pays ? HeadPlace::spread : HeadPlace::last));
     CHECK(plan.schedule.spread_head == pays);
     chosen.insert(plan.job.distributed.pp_head);
-    CHECK(head_of(with(job, {"eval.generate_interval=1"})) == HeadPlace::last);
+    CHECK(head_of(with(job, {"eval.generate_interval=1", "eval.generate_tokens=4"})) == HeadPlace::last);
   }
   CHECK(chosen.size() == 2);
   CHECK(head_of(with(large_head, {"distributed.pp_schedule=search"})) == HeadPlace::last);

@@ -191,6 +191,12 @@ TEST_CASE("the svg has a box per action, drawn to scale") {
   CHECK_THAT(svg, contains_text("1B1: 6 to 8") || contains_text("1B1: 5 to 7"));
 }
 
+TEST_CASE("the svg's title counts whole microbatches") {
+  const Schedule s =
+      lower(make_schedule({.name = "1f1b", .ranks = 2, .microbatches = 3, .sequence_slices = 4}));
+  CHECK_THAT(render_svg(s, simulate(s)), contains_text("2 stages, 3 microbatches in 4 slices each; "));
+}
+
 TEST_CASE("the svg's axis has a unit, and its legend what is drawn") {
   const Schedule s = make_schedule({.name = "1f1b", .ranks = 2, .microbatches = 2});
   const Simulation simulation = simulate(s, {.stages = {{0.01, 0.01, 0.01}}, .latency = {}});
