@@ -139,12 +139,16 @@ void warm_up(const RunContext& context, RankModel& model, std::span<const data::
   const std::vector<pipeline::StageWithWeights> stages = model.pipeline_stages();
   model.zero_grad();
   const std::vector<const data::Microbatch*> lists = lengths(microbatches, context.job);
-  std::optional<kernels::OtherRows> other_rows;
-  if (context.job.model.num_experts > 0)
-    other_rows.emplace(most_rows(context.job, lists.front()->segments.tokens()));
-  for (const data::Microbatch* data : lists) {
-    for (const pipeline::StageWithWeights& own : stages)
-      StageWarmUp(own, *data, head_parts(context.plan)).run(backward, evaluates);
+  const auto run = [&] {
+    for (const data::Microbatch* data : lists) {
+      for (const pipeline::StageWithWeights& own : stages)
+        StageWarmUp(own, *data, head_parts(context.plan)).run(backward, evaluates);
+    }
+  };
+  if (context.job.model.num_experts > 0) {
+    kernels::with_other_rows(most_rows(context.job, lists.front()->segments.tokens()), run);
+  } else {
+    run();
   }
   for (const pipeline::StageWithWeights& own : stages) own.stage.parameters().zero_grad();
   if (context.device.is_cpu()) return;

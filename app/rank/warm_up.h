@@ -13,7 +13,7 @@ namespace pptrain::app {
 // evaluation once if the job has any, with what those exchange within a stage (weights, gradients, rows of
 // tensor-, context- and expert-parallel ranks), but no message to another stage: inputs and gradients at a
 // stage's boundaries are made up. Experts' GEMMs are run for other numbers of rows too
-// (kernels::OtherRows). Returns when the device is done. Nothing is left of it but kernels that are
+// (kernels::with_other_rows). Returns when the device is done. Nothing is left of it but kernels that are
 // loaded, memory that is allocated and connections that are made: weights, states, losses, counts and
 // generators are as before, gradients are zero.
 //

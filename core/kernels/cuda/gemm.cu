@@ -119,10 +119,10 @@ Tensor rows_of(const Tensor& x, const std::optional<Tensor>& order, int64_t each
   return gathered;
 }
 
-// Calls run(x [rows, in], y [rows, out]) for the numbers of rows that an OtherRows asks for.
+// Calls run(x [rows, in], y [rows, out]) for the numbers of rows that with_other_rows asks for.
 template <typename Run>
 void run_other_rows(const char* kernel, const Tensor& like, int64_t out, int64_t in, const Run& run) {
-  const std::vector<int64_t> numbers = OtherRows::take(kernel, like.scalar_type(), out, in);
+  const std::vector<int64_t> numbers = take_other_rows(kernel, like.scalar_type(), out, in);
   if (numbers.empty()) {
     return;
   }

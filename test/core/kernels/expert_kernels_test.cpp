@@ -264,11 +264,10 @@ TEST_CASE("a dry run counts grouped products as dense ones of the same rows", "[
 
 TEST_CASE("a grouped GEMM is run once for other numbers of rows, as long as somebody asks for it") {
   const auto take = [](int64_t out) {
-    return kernels::OtherRows::take("grouped_linear", at::kFloat, out, 8);
+    return kernels::take_other_rows("grouped_linear", at::kFloat, out, 8);
   };
   CHECK(take(4).empty());
-  {
-    const kernels::OtherRows other(1000);
+  kernels::with_other_rows(1000, [&] {
     const std::vector<int64_t> rows = take(4);
     REQUIRE(rows.size() > 100);
     for (int64_t i = 0; i < 64; ++i) CHECK(rows[static_cast<size_t>(i)] == i + 1);
@@ -280,8 +279,8 @@ TEST_CASE("a grouped GEMM is run once for other numbers of rows, as long as some
     CHECK(rows.back() <= 1000);
     CHECK(take(4).empty());
     CHECK(take(5) == rows);
-    const kernels::OtherRows inner(3);
-    CHECK(take(4) == std::vector<int64_t>{1, 2, 3});
-  }
+    kernels::with_other_rows(3, [&] { CHECK(take(4) == std::vector<int64_t>{1, 2, 3}); });
+    CHECK(take(6) == rows);
+  });
   CHECK(take(4).empty());
 }
