@@ -145,7 +145,9 @@ void warm_up(const RunContext& context, RankModel& model, std::span<const data::
         StageWarmUp(own, *data, head_parts(context.plan)).run(backward, evaluates);
     }
   };
-  if (context.job.model.num_experts > 0) {
+  // Without such receives a kernel that is loaded in a step costs its time alone.
+  const bool waits = context.mesh.along(mesh::Axis::pp).holds_device();
+  if (waits && context.job.model.num_experts > 0) {
     kernels::with_other_rows(most_rows(context.job, lists.front()->segments.tokens()), run);
   } else {
     run();

@@ -162,7 +162,7 @@ StepResult StepRunner::run_pipeline() {
   if (context_.job.metrics.microbatch_losses) {
     result.microbatch_losses = model_.microbatch_losses();
     // Of a microbatch in slices the first one counts the targets.
-    const size_t slices = step.microbatches.size() / result.microbatch_losses.size();
+    const auto slices = static_cast<size_t>(context_.job.distributed.pp_sequence_slices);
     for (size_t i = 0; i < result.microbatch_losses.size(); ++i)
       result.microbatch_losses[i] /=
           static_cast<double>(std::max<int64_t>(step.microbatches[i * slices].global_targets, 1));
