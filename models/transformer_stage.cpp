@@ -119,9 +119,25 @@ void TransformerStage::declare_head() {
                                                           .init_name = model_.tied ? "embed.weight" : ""},
                                                          0)});
   head_weight_->grad_by_products = true;
-  head_.emplace(*head_weight_, model_.vocab, region_);
-  head_->scale_logits(model_.logit_scale, model_.logit_softcap);
+  head_.emplace(make_head(*head_weight_));
   if (!whole) head_->hold_part(slice_.index, slice_.head_parts);
+}
+
+nn::LinearCrossEntropy TransformerStage::make_head(nn::Weight& weight) const {
+  nn::LinearCrossEntropy head(weight, model_.vocab, region_);
+  head.scale_logits(model_.logit_scale, model_.logit_softcap);
+  return head;
+}
+
+at::Tensor TransformerStage::copy_of_head_part() {
+  require(slice_.has_head_part(), slice_, "it has no part of the head");
+  at::Tensor copy;
+  with(head_groups_, nn::Use::forward, [&] { copy = head_weight_->compute.clone(); });
+  return copy;
+}
+
+void TransformerStage::lend_head(at::Tensor weight) {
+  lent_head_.compute = std::move(weight);
 }
 
 void TransformerStage::materialise(at::Device device, at::ScalarType compute_dtype, bool with_gradients,
@@ -282,10 +298,12 @@ at::Tensor TransformerStage::chosen_rows(const at::Tensor& normed, int64_t token
 }
 
 at::Tensor TransformerStage::logits(const data::Microbatch& data, at::Tensor input, const at::Tensor& rows) {
-  if (!slice_.has_whole_head())
+  const bool lent = slice_.head && lent_head_.compute.defined();
+  if (!slice_.has_whole_head() && !lent)
     throw Error(fmt::format("stage {} has no head: only the last stage gives logits", slice_.index));
   const at::Tensor normed =
       chosen_rows(final_norm(run_blocks(data, std::move(input))), data.token_count(), rows);
+  if (lent) return make_head(lent_head_).logits(normed);
   at::Tensor logits;
   with(head_groups_, nn::Use::forward, [&] { logits = head_->logits(normed); });
   return logits;

@@ -123,6 +123,12 @@ class TransformerStage final : public pipeline::Stage {
   void discard() override;
   nn::ParameterStore& parameters() override { return store_; }
 
+  // To give logits() of a head in parts where the last stage is. A copy of this stage's part, T [rows,
+  // hidden]; collective over ranks that share out its weights. And on the last stage, the parts together
+  // (undefined: no longer), T [this rank's part of the vocabulary under tensor parallelism, hidden].
+  at::Tensor copy_of_head_part();
+  void lend_head(at::Tensor weight);
+
   // Null where this stage does not hold it.
   nn::Weight* embedding_weight() { return embedding_ ? &embedding_->weight() : nullptr; }
   nn::Weight* head_weight() { return head_weight_; }
@@ -176,6 +182,7 @@ class TransformerStage final : public pipeline::Stage {
   at::Tensor final_norm(Residual residual) const;
   at::Tensor gradient_of_blocks(Record& record, at::Tensor dy, nn::Use use);
   void declare_head();
+  nn::LinearCrossEntropy make_head(nn::Weight& weight) const;
   void add_loss(const at::Tensor& loss);
   Record take_record(int microbatch);
   // queues: of each block.
@@ -194,6 +201,7 @@ class TransformerStage final : public pipeline::Stage {
   std::optional<nn::Norm> norm_;
   nn::Weight* head_weight_ = nullptr;
   std::optional<nn::LinearCrossEntropy> head_;
+  nn::Weight lent_head_;  // its weight undefined where none is lent
   std::vector<kernels::RopeTable> ropes_;
 
   Groups embedding_groups_, norm_groups_, head_groups_;

@@ -155,15 +155,21 @@ class DryStage {
     }
   }
 
+  // Of slices the mean, as of other passes.
   void measure_head(StageFootprint& footprint) {
-    const data::Microbatch& data = data_.front();
-    footprint.head_forward = pass(0, [&] { stage_.head_forward(0, data, stage_.empty_boundary(data)); });
-    footprint.head = stage_.head_bytes();
-    footprint.head_forward.workspace -= footprint.head;
-    const at::Tensor statistics = at::empty({stage_.slice().head_parts, data.labels.numel(), 3},
-                                            at::TensorOptions().device(at::kMeta).dtype(at::kFloat));
-    footprint.head_backward =
-        pass(footprint.head, [&] { stage_.head_backward(0, data, statistics, /*with_gradients=*/true); });
+    for (const data::Microbatch& data : data_) {
+      PassFootprint forward = pass(0, [&] { stage_.head_forward(0, data, stage_.empty_boundary(data)); });
+      const int64_t held = stage_.head_bytes();
+      forward.workspace -= held;
+      const at::Tensor statistics = at::empty({stage_.slice().head_parts, data.labels.numel(), 3},
+                                              at::TensorOptions().device(at::kMeta).dtype(at::kFloat));
+      add(footprint.head_forward, forward);
+      add(footprint.head_backward,
+          pass(held, [&] { stage_.head_backward(0, data, statistics, /*with_gradients=*/true); }));
+      footprint.head += held / slices();
+    }
+    footprint.head_forward.cost = mean(footprint.head_forward.cost, slices());
+    footprint.head_backward.cost = mean(footprint.head_backward.cost, slices());
   }
 
   int slices() const { return static_cast<int>(data_.size()); }

@@ -57,7 +57,7 @@ class Searcher {
     find_schedules();
     try_all();
     sort();
-    const bool searches = options_.order_effort > 0 && base_.mesh.pp > 1 && head_parts(base_) == 1 &&
+    const bool searches = options_.order_effort > 0 && base_.mesh.pp > 1 &&
                           base_.job.distributed.pp_sequence_slices <= 1;
     if (searches && !found_.empty()) search_orders();
     return std::move(found_);
@@ -115,7 +115,6 @@ class Searcher {
     const config::HeadPlace head = base_.job.distributed.pp_head;
     for (Candidate& tried : tried_) {
       for (const bool spread : {false, true}) {
-        if (spread && tried.layout.sequence_slices > 1) continue;
         if (head == (spread ? config::HeadPlace::last : config::HeadPlace::spread)) continue;
         tried.layout.spread_head = spread;
         for (const pipeline::LayerAssignment& layers : splits(tried)) {
@@ -213,7 +212,7 @@ class Searcher {
     constexpr size_t most_that_fit = 6, most = 10;
     std::vector<Candidate> chosen;
     for (const Candidate& c : found_) {
-      if (c.layout.spread_head || c.layout.sequence_slices > 1) continue;
+      if (c.layout.sequence_slices > 1) continue;
       const bool known =
           std::ranges::any_of(chosen, [&](const Candidate& other) { return same_shape(c, other); });
       if (!known && chosen.size() < (c.fits ? most_that_fit : most)) chosen.push_back(c);
@@ -351,11 +350,14 @@ class Searcher {
     return schedule::simulate(*c.lowered, simulation_costs(cost_model(c), c.layout.layers, *c.lowered));
   }
 
-  // Nothing where no order fits.
+  // Nothing where no order fits. A spread head comes into the order that is found, which may then not fit.
   std::optional<Candidate> searched(Candidate layout, int percent) {
     const CostModel costs = cost_model(layout);
     try {
       schedule::SearchResult found = schedule::search_schedule(search_problem(layout, costs), percent);
+      if (layout.layout.spread_head)
+        found.lowered = schedule::lower(
+            with_head(costs, std::move(found.compute), layout.layout.layers), costs.shard());
       layout.lowered = std::make_shared<const schedule::Schedule>(std::move(found.lowered));
     } catch (const UsageError&) {
       return std::nullopt;
@@ -365,7 +367,7 @@ class Searcher {
   }
 
   schedule::SearchProblem search_problem(const Candidate& layout, const CostModel& costs) const {
-    const schedule::Schedule& shape = *layout.lowered;
+    const schedule::Schedule shape = schedule::whole_head(*layout.lowered);
     const pipeline::LayerAssignment& layers = layout.layout.layers;
     schedule::SearchProblem problem{.shape = shape.without_actions(),
                                     .costs = simulation_costs(costs, layers, shape),
@@ -376,10 +378,12 @@ class Searcher {
       problem.bytes.push_back(costs.of(layers, stage).bytes);
     if (options_.budget <= 0) return problem;
     const std::vector<RankBytes> ranks = rank_bytes(costs, layers, shape);
-    const std::vector<schedule::MemorySplit> passes = schedule::peak_bytes(shape, problem.bytes);
+    const std::vector<schedule::MemorySplit> passes = schedule::peak_bytes(shape, problem.bytes),
+                                             with_head = schedule::peak_bytes(*layout.lowered, problem.bytes);
     for (size_t rank = 0; rank < ranks.size(); ++rank) {
       const int64_t besides = ranks[rank].weights + ranks[rank].gradients - passes[rank].reducing +
-                              ranks[rank].optimizer + ranks[rank].buffers - passes[rank].buffers;
+                              ranks[rank].optimizer + ranks[rank].buffers - passes[rank].buffers +
+                              with_head[rank].total() - passes[rank].total();
       problem.room.push_back(static_cast<int64_t>(options_.budget) - besides);
     }
     return problem;

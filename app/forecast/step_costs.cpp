@@ -31,7 +31,8 @@ schedule::Costs costs_of(const Plan& plan, const CostSource& source, int64_t row
 // Rows of about half as many tokens that ranks can share out as they do whole ones.
 int64_t half_row(const Plan& plan) {
   const data::LoaderOptions options = loader_options(plan);
-  const int64_t unit = 2 * options.cp_size * options.tp_size, row = options.seq_len;
+  const int64_t unit = 2 * options.cp_size * options.tp_size * plan.schedule.sequence_slices;
+  const int64_t row = options.seq_len;
   return std::min(row, std::max<int64_t>(1, row / 2 / unit) * unit);
 }
 
@@ -80,12 +81,14 @@ schedule::SizedCosts balance_costs(const Plan& plan) {
   };
   for (size_t stage = 0; stage < one.stages.size(); ++stage) {
     auto& own = costs.emplace_back();
-    for (size_t kind = 0; kind < 4; ++kind)
+    constexpr size_t kinds = static_cast<size_t>(schedule::ActionKind::head_backward) + 1;
+    for (size_t kind = 0; kind < kinds; ++kind)
       add(own[kind], [&](const schedule::Costs& of) {
         return schedule::duration(of.stages[stage], static_cast<schedule::ActionKind>(kind));
       });
     if (stage + 1 < one.stages.size())
-      add(own.back(), [&](const schedule::Costs& of) { return of.latency[stage]; });
+      add(own[kinds], [&](const schedule::Costs& of) { return of.latency[stage]; });
+    add(own[kinds + 1], [&](const schedule::Costs& of) { return of.head_latency; });
   }
   return costs;
 }
@@ -103,9 +106,7 @@ void balance_schedule(const Plan& plan, data::LoaderOptions& options) {
 }
 
 std::optional<std::pair<double, double>> forecast_lengths(const Plan& plan, const Prediction& full) {
-  if (plan.job.data.lengths != config::Lengths::exact || plan.schedule.spread_head ||
-      plan.schedule.sequence_slices > 1)
-    return std::nullopt;
+  if (plan.job.data.lengths != config::Lengths::exact) return std::nullopt;
   const auto sources = readable_data(plan);
   if (!sources) return std::nullopt;
   constexpr int64_t steps = forecast_steps;

@@ -1,5 +1,6 @@
 #include "app/generate/generator.h"
 
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <spdlog/fmt/fmt.h>
@@ -73,6 +74,12 @@ Generator::Generator(RunContext& context, RankModel& model, GenerateOptions opti
     if (!own.attention) throw Error("this model was not built to generate");
     stages_.push_back({*own.stage, *own.weights, *own.attention, nullptr});
   }
+  if (!placement_.spread_head) return;
+  std::vector<std::pair<int, int>> pairs;
+  for (int rank = 0; rank < pipeline_.size(); ++rank) {
+    if (rank != last_rank()) pairs.emplace_back(rank, last_rank());
+  }
+  pipeline_.connect(pairs);
 }
 
 void Generator::check(const models::ModelConfig& model, std::span<const int64_t> prompt, int64_t number,
@@ -104,6 +111,7 @@ void Generator::run(std::vector<Sequence>& sequences, const Listener& listener) 
   for (const Sequence& s : sequences) check(model, s.tokens(), s.number(), options_.stop.max_tokens);
   const comm::ActivityScope working(context_.activity, comm::Doing::work, "generating");
   for (StageState& state : stages_) state.weights.unshard(schedule::ActionKind::forward);
+  if (placement_.spread_head) lend_head();
   const auto all = std::span(sequences);
   const auto wave = static_cast<size_t>(std::max<int64_t>(1, options_.in_flight));
   for (size_t first = 0; first < all.size(); first += wave)
@@ -111,8 +119,39 @@ void Generator::run(std::vector<Sequence>& sequences, const Listener& listener) 
   for (StageState& state : stages_) state.weights.reshard();
   for (StageState& state : stages_) {
     state.weights.finish();
+    state.stage.lend_head({});
     state.cache.reset();
   }
+}
+
+// The parts of a spread head, of the first stage of each rank, to the last stage: tokens then need no more
+// messages than with a whole head.
+void Generator::lend_head() {
+  StageState& own = stages_.front();
+  own.weights.begin_pass({.kind = schedule::ActionKind::head_forward,
+                          .next = schedule::ActionKind::forward,
+                          .reduce_follows = false});
+  Tensor part = own.stage.copy_of_head_part();
+  if (pipeline_.rank() != last_rank()) {
+    auto work = pipeline_.isend(part, last_rank());
+    sends_.emplace_back(std::move(part), std::move(work));
+    return;
+  }
+  const nn::TensorCut rows{.rank = context_.mesh.coordinate(mesh::Axis::tp),
+                           .size = context_.mesh.size(mesh::Axis::tp)};
+  std::vector<Tensor> parts;
+  for (int rank = 0; rank < pipeline_.size(); ++rank) {
+    const nn::TensorCut cut = nn::LinearCrossEntropy::part_of(rows, rank, pipeline_.size());
+    parts.push_back(rank == last_rank()
+                        ? part
+                        : at::empty({cut.count(context_.model.vocab), part.size(1)}, part.options()));
+  }
+  for (int rank = 0; rank < pipeline_.size(); ++rank) {
+    if (rank == last_rank()) continue;
+    const auto work = pipeline_.irecv(parts[static_cast<size_t>(rank)], rank);
+    work->wait([&] { return fmt::format("the head's part of pipeline rank {}", rank); });
+  }
+  stages_.back().stage.lend_head(at::cat(parts));
 }
 
 // Tokens that are only there to give every tensor-parallel rank a row have slots of one token at the end.
@@ -208,7 +247,7 @@ void Generator::forward(Group& group, int group_index, int stage, const Listener
                             .next = schedule::ActionKind::forward,
                             .reduce_follows = false});
   const attention::CachedAttention::Use use(state.attention, *state.cache, group.documents);
-  if (!state.stage.is_last())
+  if (!is_last(stage))
     return send_on(state.stage.forward_only(group.data, std::move(input)), group_index, stage);
   const Tensor chosen =
       choose_tokens(group, state.stage.logits(group.data, std::move(input), group.last_rows));
@@ -275,7 +314,7 @@ void Generator::send_choice(const Tensor& chosen) {
 
 void Generator::post_choice(Group& group) {
   group.chosen = at::empty({static_cast<int64_t>(group.active.size())}, host_ids);
-  group.choice = pipeline_.host().irecv(group.chosen, placement_.rank_of(placement_.stages() - 1));
+  group.choice = pipeline_.host().irecv(group.chosen, last_rank());
 }
 
 void Generator::receive_choice(Group& group, const Listener& listener) {

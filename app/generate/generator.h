@@ -54,6 +54,7 @@ class Generator {
  private:
   struct StageState;
   struct Group;
+  void lend_head();
   void run_wave(std::span<Sequence> sequences, const Listener& listener);
   void take_cache(std::span<Sequence> sequences);
   std::vector<Group> make_groups(std::span<Sequence> sequences) const;
@@ -67,6 +68,8 @@ class Generator {
   void receive_choice(Group& group, const Listener& listener);
   void take(Group& group, const at::Tensor& chosen, const Listener& listener);
   void reap_sends(bool wait);
+  bool is_last(int stage) const { return stage + 1 == placement_.stages(); }
+  int last_rank() const { return placement_.rank_of(placement_.stages() - 1); }
   StageState& state_of(int stage);
 
   RunContext& context_;

@@ -61,6 +61,8 @@ RankModel::RankModel(RunContext& context, Purpose purpose)
   const models::Seams seams = seams_of(context);
   for (const int stage : schedule_.stages_of(context.mesh.coordinate(mesh::Axis::pp)))
     add_stage(stage, seams);
+  if (purpose == Purpose::train && context.model.tied)
+    pipeline::connect_tied(context.mesh.along(mesh::Axis::pp), schedule_.rank_of(0), tied_parts());
   if (purpose == Purpose::train && context.job.train.check_weights) watch_weights();
 }
 
@@ -184,8 +186,6 @@ void RankModel::zero_grad() {
   for (RankStage& own : stages_) own.stage->parameters().start_grad();
 }
 
-// The two weights are the only ones of their groups, so their shards lie alike. Of a spread head each rank's
-// part meets the same rows of the embedding's gradient, which is whole there.
 void RankModel::sum_tied_gradients() {
   if (!context_.model.tied) return;
   at::Tensor embedding, head;
@@ -199,29 +199,25 @@ void RankModel::sum_tied_gradients() {
     if (own.stage->is_first()) embedding = gradient(*own.stage, "embed");
     if (own.stage->head_weight() != nullptr) head = gradient(*own.stage, "head");
   }
-  comm::Communicator& pipeline = context_.mesh.along(mesh::Axis::pp);
-  if (schedule_.spread_head) return sum_tied_parts(pipeline, embedding, head);
   if (!embedding.defined() && !head.defined()) return;  // frozen, or on other ranks
-  pipeline::sum_tied_gradient(pipeline, schedule_.rank_of(0), last_stage_rank(), embedding, head);
+  pipeline::sum_tied_gradients(context_.mesh.along(mesh::Axis::pp), context_.mesh.of(mesh::Group::fsdp),
+                               schedule_.rank_of(0), embedding, head, tied_parts());
 }
 
-// Buffers end in gaps, which are zero on both sides.
-void RankModel::sum_tied_parts(comm::Communicator& pipeline, const at::Tensor& embedding,
-                               const at::Tensor& head) {
-  if (!head.defined()) return;  // frozen, as the embedding then is
+// Rows of the embedding that the head has on each pipeline rank, as sum_tied_gradients() takes them.
+std::vector<std::pair<int64_t, int64_t>> RankModel::tied_parts() const {
   const nn::TensorCut rows{.rank = context_.mesh.coordinate(mesh::Axis::tp),
                            .size = context_.mesh.size(mesh::Axis::tp)};
-  const int first = schedule_.rank_of(0);
-  for (int rank = 0; rank < pipeline.size(); ++rank) {
-    const nn::TensorCut part = nn::LinearCrossEntropy::part_of(rows, rank, pipeline.size());
-    const int64_t hidden = context_.model.hidden, vocab = context_.model.vocab;
+  const int64_t hidden = context_.model.hidden, vocab = context_.model.vocab;
+  std::vector<std::pair<int64_t, int64_t>> parts(static_cast<size_t>(schedule_.ranks));
+  const auto add = [&](int rank, const nn::TensorCut& part) {
     const int64_t begin = part.begin(vocab, part.rank) - rows.begin(vocab, rows.rank);
-    const int64_t elements = part.count(vocab) * hidden;
-    pipeline::sum_tied_gradient(
-        pipeline, first, rank,
-        embedding.defined() ? embedding.narrow(0, begin * hidden, elements) : at::Tensor(),
-        pipeline.rank() == rank ? head.narrow(0, 0, elements) : at::Tensor());
-  }
+    parts[static_cast<size_t>(rank)] = {begin * hidden, part.count(vocab) * hidden};
+  };
+  if (!schedule_.spread_head) add(last_stage_rank(), rows);
+  for (int rank = 0; schedule_.spread_head && rank < schedule_.ranks; ++rank)
+    add(rank, nn::LinearCrossEntropy::part_of(rows, rank, schedule_.ranks));
+  return parts;
 }
 
 kernels::ExactSum RankModel::squared_norm() {

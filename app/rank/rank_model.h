@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "app/plan/run_context.h"
@@ -93,7 +94,7 @@ class RankModel {
   void add_stage(int index, models::Seams seams);
   void add_optimizer(RankStage& stage);
   bool generates() const;
-  void sum_tied_parts(comm::Communicator& pipeline, const at::Tensor& embedding, const at::Tensor& head);
+  std::vector<std::pair<int64_t, int64_t>> tied_parts() const;
   nn::ShardPlace shard_place(mesh::Group group);
   shard::ShardRanks ranks_of(bool experts);
   void watch_weights();

@@ -82,27 +82,13 @@ void check_context(const JobConfig& job, const ReportConflict& report) {
   }
 }
 
-// What a head in parts does not go with yet.
+// Each rank has some of the vocabulary.
 void check_spread_head(const JobConfig& job, const ReportConflict& report) {
   const DistributedSection& d = job.distributed;
-  if (d.pp_head != HeadPlace::spread) return;
-  const auto refuse = [&](std::string_view option, std::string_view why) {
-    report({"distributed.pp_head", option}, fmt::format("pp_head = \"spread\" {}", why));
-  };
-  if (d.pp_sequence_slices > 1) refuse("distributed.pp_sequence_slices", "takes whole microbatches");
-  if (job.data.balance == Balance::schedule)
-    refuse("data.balance", "is not in its predicted step: use balance = \"microbatches\"");
-  if (job.eval.generate_interval > 0)
-    refuse("eval.generate_interval", "gives no samples while it trains: leave generate_interval out");
-  if (job.model.tie_word_embeddings && (d.dp_shard > 1 || d.cp > 1))
-    refuse("model.tie_word_embeddings",
-           "sums the gradients of tied embeddings where no ranks share weights: use dp_shard = 1 and cp = 1");
-  if (to_lower(d.pp_schedule) == "search")
-    refuse("distributed.pp_schedule",
-           "goes with named schedules, files and auto: search finds no order for it");
-  if (job.model.vocab_size > 0 && job.model.vocab_size < d.pp * std::max<int64_t>(1, d.tp))
-    refuse("model.vocab_size",
-           fmt::format("shares out {} tokens to {} ranks", job.model.vocab_size, d.pp * d.tp));
+  const int64_t vocab = job.model.vocab_size, ranks = d.pp * std::max<int64_t>(1, d.tp);
+  if (d.pp_head != HeadPlace::spread || vocab == 0 || vocab >= ranks) return;
+  report({"distributed.pp_head", "model.vocab_size"},
+         fmt::format("pp_head = \"spread\" shares out {} tokens to {} ranks", vocab, ranks));
 }
 
 // What slices of sequences do not go with.
@@ -121,8 +107,6 @@ void check_sequence_slices(const JobConfig& job, const ReportConflict& report) {
   if (schedule == "search")
     refuse("distributed.pp_schedule",
            "goes with named schedules, files and auto: search finds no order for it");
-  if (job.data.balance == Balance::schedule)
-    refuse("data.balance", "is not in its predicted step: use balance = \"microbatches\"");
   if (job.model.num_experts > 0 && (job.model.router_aux_loss_coef > 0 || job.model.router_z_loss_coef > 0))
     refuse("model.router_aux_loss_coef",
            "leaves routers no whole microbatch to balance: set router_aux_loss_coef and router_z_loss_coef "

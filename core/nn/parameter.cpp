@@ -193,6 +193,11 @@ size_t ParameterGroup::buffer_for(const ParameterSpec& spec) {
   return buffers_.size() - 1;
 }
 
+int64_t shard_elements(int64_t elements, int ranks) {
+  const int64_t unit = ranks > 1 ? kernels::squares_block * ranks : alignment;
+  return round_up(elements, unit) / ranks;
+}
+
 // Gives each weight its place, and returns the elements of each whole buffer, gaps included.
 std::vector<int64_t> ParameterGroup::lay_out() {
   std::vector<int64_t> sizes;
@@ -202,8 +207,7 @@ std::vector<int64_t> ParameterGroup::lay_out() {
     weight.offset = sizes[weight.buffer];
     sizes[weight.buffer] += round_up(weight.compute.numel(), alignment);
   }
-  const int64_t unit = is_sharded() ? kernels::squares_block * place_.count : alignment;
-  for (int64_t& size : sizes) size = round_up(size, unit);
+  for (int64_t& size : sizes) size = shard_elements(size, place_.count) * place_.count;
   return sizes;
 }
 

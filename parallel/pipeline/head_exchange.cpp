@@ -75,21 +75,27 @@ void HeadExchange::give_term(int microbatch, at::Tensor term) {
   std::vector<Message>& terms = term_of_[microbatch];
   terms.resize(static_cast<size_t>(terms_->size()));
   terms[static_cast<size_t>(last_)].first = std::move(term);
-  if (!terms_->holds_device()) receive_terms(terms);
+  due_.push_back(microbatch);
+  if (!terms_->holds_device()) receive_terms(microbatch);
 }
 
-void HeadExchange::receive_terms(std::vector<Message>& terms) {
-  for (int rank = 0; rank < terms_->size(); ++rank) {
-    if (rank == last_) continue;
-    Message& message = terms[static_cast<size_t>(rank)];
-    message.first = at::empty_like(terms[static_cast<size_t>(last_)].first);
-    message.second = terms_->irecv(message.first, rank);
+// And those of earlier microbatches: terms come in the order in which they were sent.
+void HeadExchange::receive_terms(int microbatch) {
+  while (!due_.empty() && due_.front() <= microbatch) {
+    std::vector<Message>& terms = term_of_.at(due_.front());
+    due_.pop_front();
+    for (int rank = 0; rank < terms_->size(); ++rank) {
+      if (rank == last_) continue;
+      Message& message = terms[static_cast<size_t>(rank)];
+      message.first = at::empty_like(terms[static_cast<size_t>(last_)].first);
+      message.second = terms_->irecv(message.first, rank);
+    }
   }
 }
 
 at::Tensor HeadExchange::take_gradient(int microbatch, const Wait& wait) {
+  receive_terms(microbatch);
   std::vector<Message> terms = take(term_of_, microbatch, "gradient of the head's input");
-  if (terms_->holds_device()) receive_terms(terms);
   for (Message& message : terms) {
     if (message.second) wait(*message.second, "the gradient of the head's input");
   }

@@ -15,9 +15,9 @@
 
 namespace pptrain::pipeline {
 
-// Microbatches ascend in every step of the way: the last stage's rank gives h to all, each rank makes its
-// statistics, which all get, then its term of h's gradient, which the last stage's rank sums. No call waits
-// but those that take something. Communicators of its own keep its messages apart from the stages'.
+// The last stage's rank gives h to all, each rank makes its statistics, which all get, then its term of h's
+// gradient, which the last stage's rank sums. Microbatches ascend in every step of the way, but gradients are
+// taken in any order. No call waits but those that take something. Communicators of its own keep its messages apart from the stages'.
 class HeadExchange {
  public:
   // Collective over `pipeline`, which must outlive this. last: the rank with the last stage.
@@ -43,7 +43,7 @@ class HeadExchange {
  private:
   using Message = std::pair<at::Tensor, std::unique_ptr<comm::Work>>;  // under way
   void send(at::Tensor tensor, int to);
-  void receive_terms(std::vector<Message>& terms);
+  void receive_terms(int microbatch);
 
   std::unique_ptr<comm::Communicator> terms_;       // of h and of its gradient
   std::unique_ptr<comm::Communicator> statistics_;  // collectives
@@ -52,6 +52,7 @@ class HeadExchange {
   std::map<int, Message> arriving_h_;            // elsewhere
   std::map<int, Message> gathered_;              // statistics
   std::map<int, std::vector<Message>> term_of_;  // [microbatch][rank] on the last stage's rank
+  std::deque<int> due_;                          // microbatches of which no other rank's term is expected yet
   std::deque<Message> sends_;
 };
 

@@ -1,17 +1,30 @@
-// Tied embeddings under a pipeline: the first stage's embedding and the last stage's head are two copies of
-// one weight.
+// Tied embeddings under a pipeline: the first stage's embedding and the head, which may be in parts, are two
+// copies of one weight.
 #pragma once
 
 #include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <span>
+#include <utility>
 
 #include "parallel/comm/communicator.h"
 
 namespace pptrain::pipeline {
 
 // Each use of the weight has a gradient of its own on every layout, also when both live on one rank; here
-// each becomes embedding + head (float32), the same bits everywhere. Collective over the ranks that hold
-// either: first_rank holds the embedding, last_rank the head. Undefined tensors on ranks that hold none.
-void sum_tied_gradient(comm::Communicator& pipeline, int first_rank, int last_rank, at::Tensor embedding_grad,
-                       at::Tensor head_grad);
+// each becomes embedding + head (float32), the same bits everywhere. Collective over `pipeline`, and over
+// `pieces`, the ranks that share out parameter groups: gradients are this rank's shards (nn::shard_elements),
+// float32 [elements], of the embedding on first_rank, of a part of the head where `parts` says so, and
+// undefined elsewhere. The weight is the first of its group.
+// parts: [pipeline rank] the first element of the whole embedding that the rank's part of the head is, and how
+// many they are; 0 where it has none.
+void sum_tied_gradients(comm::Communicator& pipeline, comm::Communicator& pieces, int first_rank,
+                        const at::Tensor& embedding, const at::Tensor& head,
+                        std::span<const std::pair<int64_t, int64_t>> parts);
+
+// Sets up the links over which sum_tied_gradients() sends. Collective over `pipeline`.
+void connect_tied(comm::Communicator& pipeline, int first_rank,
+                  std::span<const std::pair<int64_t, int64_t>> parts);
 
 }  // namespace pptrain::pipeline

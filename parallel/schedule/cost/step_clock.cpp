@@ -3,6 +3,7 @@
 #include <spdlog/fmt/fmt.h>
 
 #include <algorithm>
+#include <tuple>
 
 #include "core/base/error.h"
 #include "parallel/schedule/proof/replay.h"
@@ -22,8 +23,8 @@ class StepClock {
   struct Event {
     uint32_t rank = 0, microbatch = 0;
     uint32_t cost = 0, transfer = 0;  // which
-    // Moments: of the pass that makes its input, of the posted receive, of its own end. 0: the step's begin,
-    // 1: not needed.
+    // Moments: of the pass that makes its input, of the posted receive, of its own end, which of S and T is the
+    // last rank's. 0: the step's begin, 1: not needed.
     uint32_t input = 0, posted = 0, own = 1;
     bool receive = false;
   };
@@ -37,8 +38,8 @@ class StepClock {
 };
 
 StepClock::StepClock(const Schedule& schedule, const SizedCosts& costs)
-    : ranks_(static_cast<size_t>(schedule.ranks)), moments_(2 + 4 * schedule.cells()) {
-  if (schedule.spread_head) throw Error("step clock: the head is spread");
+    : ranks_(static_cast<size_t>(schedule.ranks)),
+      moments_(2 + 4 * schedule.cells() + 2 * static_cast<size_t>(schedule.microbatches)) {
   const int stages = schedule.stages();
   if (std::ssize(costs) != stages)
     throw Error(fmt::format("step clock: costs of {} stages for {}", costs.size(), stages));
@@ -55,16 +56,26 @@ StepClock::StepClock(const Schedule& schedule, const SizedCosts& costs)
 
 void StepClock::add(const Schedule& schedule, const PlacementTable& table, int rank, const Action& action) {
   enum Moment : uint32_t { end_f, end_b, posted_f, posted_b };
+  constexpr int of_stage = std::tuple_size_v<SizedCosts::value_type>, transfer = of_stage - 2;
   const auto moment = [&](Moment which, int stage) {
     return static_cast<uint32_t>(2 + 4 * schedule.cell(stage, action.microbatch) + which);
   };
-  const int stage = action.stage;
-  Event event{.rank = static_cast<uint32_t>(rank), .microbatch = static_cast<uint32_t>(action.microbatch)};
+  const auto head = [&](ActionKind kind) {
+    const size_t part = 2 * static_cast<size_t>(action.microbatch) + (kind == ActionKind::head_forward ? 0 : 1);
+    return static_cast<uint32_t>(2 + 4 * schedule.cells() + part);
+  };
+  const int stage = action.stage, last = schedule.stages() - 1;
+  Event event{.rank = static_cast<uint32_t>(rank),
+              .microbatch = static_cast<uint32_t>(action.microbatch / schedule.sequence_slices)};
   const auto input = [&](Moment made, int from, Moment posted, int boundary) {
     event.input = moment(made, from);
     if (!table.crosses[static_cast<size_t>(boundary)]) return;
     event.posted = moment(posted, stage);
-    event.transfer = static_cast<uint32_t>(1 + 5 * boundary + 4);
+    event.transfer = static_cast<uint32_t>(1 + of_stage * boundary + transfer);
+  };
+  const auto from_head = [&](uint32_t made) {
+    event.input = made;
+    event.transfer = static_cast<uint32_t>(1 + of_stage * stage + transfer + 1);
   };
   if (is_receive(action.kind)) {
     event.receive = true;
@@ -72,13 +83,23 @@ void StepClock::add(const Schedule& schedule, const PlacementTable& table, int r
     events_.push_back(event);
     return;
   }
-  event.cost = static_cast<uint32_t>(1 + 5 * stage + static_cast<int>(action.kind));
+  event.cost = static_cast<uint32_t>(1 + of_stage * stage + static_cast<int>(action.kind));
   if (action.kind == ActionKind::forward) {
     event.own = moment(end_f, stage);
     if (stage > 0) input(end_f, stage - 1, posted_f, stage - 1);
   } else if (is_gradient(action.kind)) {
     event.own = moment(end_b, stage);
-    if (stage + 1 < schedule.stages()) input(end_b, stage + 1, posted_b, stage);
+    if (stage < last) input(end_b, stage + 1, posted_b, stage);
+    if (stage == last && schedule.spread_head) from_head(head(ActionKind::head_backward));
+  } else if (is_of_head(action.kind)) {
+    event.own = head(action.kind);
+    if (action.kind == ActionKind::head_backward) {
+      event.input = head(ActionKind::head_forward);
+    } else if (rank == table.rank_of[static_cast<size_t>(last)]) {
+      event.input = moment(end_f, last);
+    } else {
+      from_head(moment(end_f, last));
+    }
   }
   events_.push_back(event);
 }
@@ -95,7 +116,7 @@ int64_t StepClock::end(std::span<const int64_t> tokens, std::span<const int64_t>
       now = std::max(now, std::max(at[event.input], at[event.posted]) + ticks(event.transfer));
       now += ticks(event.cost);
     }
-    at[event.own] = now;
+    at[event.own] = std::max(at[event.own], now);
   }
   return std::ranges::max(free);
 }

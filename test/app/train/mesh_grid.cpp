@@ -79,6 +79,8 @@ enum Axis : size_t {
   cp_kind,
   generates,
   resumed,
+  head,
+  slices,
   axis_count
 };
 
@@ -92,6 +94,7 @@ constexpr std::array recomputes{"none", "cheap", "selective", "full"};
 constexpr std::array reshards{"", "true", "false"};
 constexpr std::array reduces{"step", "microbatch"};
 constexpr std::array kinds{"ring", "ulysses"};
+constexpr std::array slice_counts{1, 3};
 
 constexpr std::array<size_t, axis_count> value_counts(bool experts) {
   return {sizes.size(),
@@ -112,7 +115,9 @@ constexpr std::array<size_t, axis_count> value_counts(bool experts) {
           reduces.size(),
           kinds.size(),
           2,
-          resumed_count};
+          resumed_count,
+          2,
+          experts ? 1 : slice_counts.size()};  // their routers balance whole microbatches
 }
 
 // What a row with open values says so far: an open size is 1, which refuses least.
@@ -176,9 +181,16 @@ bool admits_documents(const Partial& row) {
   return !row.is(packing, 0) || !row.has(lengths) || row.is(lengths, 0);
 }
 
+// A head is spread over several ranks, and cp ranks share out lists in their own way.
+bool admits_parts(const Partial& row) {
+  if (row.is(head, 1) && row.is(pp, 0)) return false;
+  return !row.is(slices, 1) || !row.has(cp) || row.is(cp, 0);
+}
+
 bool admits(const Combination& values, bool experts, int most) {
   const Partial row(values);
-  return admits_mesh(row, experts, most) && admits_documents(row) && admits_schedule(row);
+  return admits_mesh(row, experts, most) && admits_documents(row) && admits_schedule(row) &&
+         admits_parts(row);
 }
 
 GridJob job_of(const Combination& values, bool experts) {
@@ -202,6 +214,8 @@ GridJob job_of(const Combination& values, bool experts) {
   job.post_validation = row.is(post_validation, 1);
   job.generates = row.is(generates, 1);
   job.resumed = static_cast<Resumed>(row.index(resumed));
+  job.spread_head = row.is(head, 1);
+  job.slices = row.at(slices, slice_counts);
   job.experts = experts;
   return job;
 }
@@ -242,7 +256,8 @@ std::vector<Combination> risky(bool experts) {
       {{dp_shard, two}, {optimizer, muon}, {dtype, bf16}, {resumed, 1}},
       {{dp_shard, two}, {tp, two}, {optimizer, muon}, {resumed, 2}},
       {{dp_shard, two}, {optimizer, lion}, {post_validation, 1}, {resumed, 2}},
-      {{pp, two}, {tied, 1}, {dtype, bf16}, {optimizer, muon}, {placement, schedule_at("zbv")}}};
+      {{pp, two}, {tied, 1}, {dtype, bf16}, {optimizer, muon}, {placement, schedule_at("zbv")}},
+      {{pp, two}, {head, 1}, {tied, 1}, {dp_shard, two}, {tp, two}, {generates, 1}}};
   if (experts) {
     for (Values& row : wanted) row.try_emplace(ep, row.contains(tp) || row.contains(cp) ? two : 0);
     wanted.push_back({{pp, two}, {dp_shard, two}, {tp, two}, {ep, 2}, {packing, no_packing}, {lengths, 1}});
@@ -267,6 +282,8 @@ std::string GridJob::name() const {
   text += "_reshard" + (reshard.empty() ? "unset" : reshard) + "_" + reduce_gradients + "_" + cp_kind;
   if (post_validation) text += "_post_validation";
   if (generates) text += "_generates";
+  if (spread_head) text += "_spread";
+  if (slices > 1) text += fmt::format("_slices{}", slices);
   return text + fmt::format("_resumed{}", static_cast<int>(resumed));
 }
 
@@ -299,6 +316,8 @@ std::vector<std::string> GridJob::layout() const {
   if (!reshard.empty()) result.push_back("distributed.reshard_after_forward=" + reshard);
   if (mesh.size(mesh::Group::stage) > 1) result.push_back("distributed.reduce_gradients=" + reduce_gradients);
   if (mesh.cp > 1) result.push_back("distributed.cp_kind=" + cp_kind);
+  if (spread_head) result.emplace_back("distributed.pp_head=spread");
+  if (slices > 1) result.push_back(fmt::format("distributed.pp_sequence_slices={}", slices));
   return result;
 }
 
@@ -314,14 +333,15 @@ std::vector<std::string> GridJob::layout_after() const {
   return with(other.layout(), resumed == Resumed::tensor ? one_rank() : Overrides{});
 }
 
-// Where experts are shared out over data ranks, their gradients are summed within these first.
+// Where experts are shared out over data ranks, their gradients are summed within these first. A spread head's
+// sums are those of its parts.
 std::optional<GridJob> GridJob::twin() const {
   const bool shares_experts = mesh.ep > 1 && mesh.cp * mesh.tp % mesh.ep != 0;
   GridJob other = *this;
-  other.mesh.pp = 1;
+  if (!spread_head) other.mesh.pp = 1;
   if (!shares_experts && !experts) std::swap(other.mesh.dp_replicate, other.mesh.dp_shard);
-  if (other.mesh == mesh) return std::nullopt;
-  other.schedule = "1f1b";
+  if (other.mesh == mesh && !spread_head) return std::nullopt;
+  other.schedule = schedule == "1f1b" ? "gpipe" : "1f1b";
   other.stages_per_rank = 0;
   other.recompute = recompute == "none" ? "full" : "none";
   other.reshard.clear();

@@ -40,6 +40,8 @@ struct GridJob {
   bool generates = false;  // and validates, after the last step
   Resumed resumed = Resumed::no;
   bool experts = false;
+  bool spread_head = false;
+  int slices = 1;  // of a sequence
 
   int data_ranks() const { return mesh.dp_replicate * mesh.dp_shard; }
   std::string name() const;
@@ -50,8 +52,8 @@ struct GridJob {
   std::vector<std::string> one_rank() const;
   // Where the last step is taken again.
   std::vector<std::string> layout_after() const;
-  // A job with the same bits on another layout: only pp, schedule, recompute, post-validation and what shares
-  // out the data ranks differ. None where that is this layout.
+  // A job with the same bits on another layout: only pp (not where the head is spread), schedule, recompute,
+  // post-validation and what shares out the data ranks differ. None where that is this layout.
   std::optional<GridJob> twin() const;
 };
 

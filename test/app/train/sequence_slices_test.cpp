@@ -69,6 +69,31 @@ TEST_CASE("sequence slices keep their bits with every axis that does so") {
   }
 }
 
+TEST_CASE("sequence slices go with a spread head, under every schedule with the same bits") {
+  const Overrides job =
+      with(base, {"train.dtype=fp32", "distributed.pp=2", "distributed.pp_head=spread",
+                  "metrics.microbatch_losses=true", "train.label_smoothing=0.1"});
+  const JobResult reference = run(job);
+  check_near(reference, run(with(job, {"distributed.pp_head=last"})), 2e-5);
+  check_near(reference, run(with(job, whole)), 1e-4);
+  for (const std::string& name : pptrain::schedule::training_schedule_names()) {
+    CAPTURE(name);
+    check_equal(run(with(job, {"distributed.pp_schedule=" + name})), reference);
+  }
+  check_equal(run(with(job, {"distributed.pp_schedule=zbv", "optimizer.post_validation=true"})), reference);
+}
+
+TEST_CASE("documents are balanced by the schedule's end in slices and with a spread head") {
+  const Overrides job = with(base, {"train.dtype=fp32", "distributed.pp=2", "data.lengths=exact",
+                                    "data.document_end=10", "distributed.dp_replicate=2"});
+  for (const Overrides& kind : std::vector<Overrides>{
+           {}, {"distributed.pp_head=spread"}, {"distributed.pp_head=spread", "distributed.pp_sequence_slices=1"}}) {
+    CAPTURE(kind);
+    const Overrides by_cost = with(job, kind), by_schedule = with(by_cost, {"data.balance=schedule"});
+    check_near(run(by_schedule), run(by_cost), 1e-4);
+  }
+}
+
 TEST_CASE("sequence slices go with post-validation, also where steps are taken back") {
   const Overrides job = with(base, {"train.dtype=fp32", "train.grad_clip=0.3", "train.steps=6"});
   const JobResult expected = run(job);
@@ -130,10 +155,7 @@ TEST_CASE("auto takes sequence slices where they pay, and what they do not go wi
            {{"distributed.pp_sequence_slices=0"}, "pp_sequence_slices = 0 is chosen with the schedule"},
            {{"distributed.cp=2"}, "cuts lists that cp ranks share out already"},
            {{"distributed.pp=2", "distributed.pp_schedule=search"}, "search finds no order for it"},
-           {{"distributed.pp=2", "distributed.pp_head=spread"}, "takes whole microbatches"},
            {{"distributed.pp_sequence_slices=200"}, "is too many for the 96 tokens of a microbatch"},
-           {{"distributed.pp=2", "data.lengths=exact", "data.balance=schedule", "data.document_end=10"},
-            "is not in its predicted step"},
            {{"model.arch=qwen3_moe", "model.num_experts=4", "model.num_experts_per_tok=2",
              "model.moe_intermediate_size=16", "model.router_aux_loss_coef=0.1"},
             "leaves routers no whole microbatch to balance"}}) {

@@ -28,6 +28,8 @@ SizedCosts drawn_costs(int stages, std::mt19937& random) {
   return costs;
 }
 
+constexpr size_t transfer = 6, head_transfer = 7;  // of a stage's costs
+
 struct Sizes {
   std::vector<int64_t> tokens, squares;
 };
@@ -49,7 +51,10 @@ std::vector<Schedule> schedules() {
         spec.name = name;
         spec.ranks = 4;
         spec.microbatches = microbatches;
-        all.push_back(lower(make_schedule(spec)));
+        const Schedule compute = make_schedule(spec);
+        all.push_back(lower(compute));
+        all.push_back(lower(spread_head(compute, {})));
+        all.push_back(lower(in_sequence_slices(compute, 3)));
       } catch (const UsageError&) {  // it does not exist for these numbers
       }
     }
@@ -60,6 +65,8 @@ std::vector<Schedule> schedules() {
 // Every action's end again and again from those of all others, until none changes.
 int64_t by_repetition(const Schedule& s, const SizedCosts& costs, const Sizes& sizes) {
   std::vector<int64_t> f(s.cells()), b(s.cells()), posted_f(s.cells()), posted_b(s.cells());
+  std::vector<std::vector<int64_t>> of_s(s.microbatches, std::vector<int64_t>(s.ranks)), of_t = of_s;
+  const int last_stage = s.stages() - 1;
   int64_t last = 0;
   for (bool changed = true; changed;) {
     changed = false;
@@ -68,13 +75,13 @@ int64_t by_repetition(const Schedule& s, const SizedCosts& costs, const Sizes& s
       at = to;
     };
     last = 0;
-    for (const auto& list : s.actions) {
+    for (int rank = 0; rank < s.ranks; ++rank) {
       int64_t now = 0;
-      for (const Action& a : list) {
+      for (const Action& a : s.actions[rank]) {
         if (!is_compute(a.kind) && !is_receive(a.kind)) continue;
         const size_t own = s.cell(a.stage, a.microbatch);
         const auto of = [&](const SizedCost& cost) {
-          const auto j = static_cast<size_t>(a.microbatch);
+          const auto j = static_cast<size_t>(a.microbatch / s.sequence_slices);
           return cost.fixed + cost.token * sizes.tokens[j] + cost.square * sizes.squares[j];
         };
         if (a.kind == ActionKind::recv_f) set(posted_f[own], now);
@@ -84,15 +91,24 @@ int64_t by_repetition(const Schedule& s, const SizedCosts& costs, const Sizes& s
         if (a.kind == ActionKind::forward && a.stage > 0) {
           arrived = f[s.cell(a.stage - 1, a.microbatch)];
           if (s.crosses_ranks(a.stage - 1))
-            arrived = std::max(arrived, posted_f[own]) + of(costs[a.stage - 1].back());
+            arrived = std::max(arrived, posted_f[own]) + of(costs[a.stage - 1][transfer]);
         } else if (is_gradient(a.kind) && a.stage + 1 < s.stages()) {
           arrived = b[s.cell(a.stage + 1, a.microbatch)];
           if (s.crosses_ranks(a.stage))
-            arrived = std::max(arrived, posted_b[own]) + of(costs[a.stage].back());
+            arrived = std::max(arrived, posted_b[own]) + of(costs[a.stage][transfer]);
+        } else if (is_gradient(a.kind) && s.spread_head) {
+          arrived = std::ranges::max(of_t[a.microbatch]) + of(costs[a.stage][head_transfer]);
+        } else if (a.kind == ActionKind::head_forward) {
+          arrived = f[s.cell(last_stage, a.microbatch)];
+          if (rank != s.rank_of(last_stage)) arrived += of(costs[a.stage][head_transfer]);
+        } else if (a.kind == ActionKind::head_backward) {
+          arrived = std::ranges::max(of_s[a.microbatch]);
         }
         now = std::max(now, arrived) + of(costs[a.stage][static_cast<size_t>(a.kind)]);
         if (a.kind == ActionKind::forward) set(f[own], now);
         if (is_gradient(a.kind)) set(b[own], now);
+        if (a.kind == ActionKind::head_forward) set(of_s[a.microbatch][rank], now);
+        if (a.kind == ActionKind::head_backward) set(of_t[a.microbatch][rank], now);
       }
       last = std::max(last, now);
     }
@@ -105,15 +121,18 @@ int64_t by_repetition(const Schedule& s, const SizedCosts& costs, const Sizes& s
 TEST_CASE("a step of equal microbatches ends when the simulation says") {
   std::mt19937 random(1);
   for (const Schedule& s : schedules()) {
-    const SizedCosts costs = drawn_costs(s.stages(), random);
+    SizedCosts costs = drawn_costs(s.stages(), random);
+    for (auto& stage : costs) stage[head_transfer] = costs[0][head_transfer];  // the simulation knows one
     const Sizes sizes = drawn_sizes(s.microbatches, /*alike=*/true, random);
     Costs simulated;
     const auto seconds = [&](const SizedCost& cost) {
       return static_cast<double>(cost.of(sizes.tokens[0], sizes.squares[0]));
     };
-    for (const auto& [f, b, i, w, transfer] : costs) {
-      simulated.stages.push_back({seconds(f), seconds(i), seconds(w), seconds(b)});
-      simulated.latency.push_back(seconds(transfer));
+    for (const auto& [f, b, i, w, head_f, head_b, message, of_head] : costs) {
+      simulated.stages.push_back(
+          {seconds(f), seconds(i), seconds(w), seconds(b), seconds(head_f), seconds(head_b)});
+      simulated.latency.push_back(seconds(message));
+      simulated.head_latency = seconds(of_head);
     }
     simulated.latency.pop_back();
     CAPTURE(s.name, s.microbatches);
@@ -125,7 +144,7 @@ TEST_CASE("a step of equal microbatches ends when the simulation says") {
 TEST_CASE("a step of unequal microbatches ends when repetition finds no other time") {
   std::mt19937 random(2);
   const std::vector<Schedule> all = schedules();
-  CHECK(all.size() > 12);
+  CHECK(all.size() > 36);
   for (const Schedule& s : all) {
     const SizedCosts costs = drawn_costs(s.stages(), random);
     const auto clock = step_clock(s, costs);
