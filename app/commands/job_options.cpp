@@ -6,16 +6,15 @@
 #include <spdlog/spdlog.h>
 
 #include <CLI/CLI.hpp>
-#include <charconv>
 #include <cstdio>
 #include <filesystem>
 #include <memory>
 #include <mutex>
 #include <string_view>
-#include <system_error>
 #include <utility>
 
 #include "core/base/error.h"
+#include "core/base/number.h"
 #include "core/base/printable.h"
 #include "parallel/comm/bootstrap.h"
 
@@ -130,12 +129,11 @@ std::vector<int64_t> parse_ids(const std::string& text, const std::string& optio
   if (rest.starts_with('[') && rest.ends_with(']')) rest = rest.substr(1, rest.size() - 2);
   while (true) {
     const std::string_view word = rest.substr(0, rest.find(','));
-    int64_t id = 0;
-    const auto read = std::from_chars(word.data(), word.data() + word.size(), id);
-    if (read.ec != std::errc() || read.ptr != word.data() + word.size())
+    const auto id = to_number<int64_t>(word);
+    if (!id)
       throw UsageError(
           fmt::format("{} \"{}\": expected numbers with commas between, like 1,2,3", option, text));
-    ids.push_back(id);
+    ids.push_back(*id);
     if (word.size() == rest.size()) return ids;
     rest.remove_prefix(word.size() + 1);
   }

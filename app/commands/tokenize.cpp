@@ -6,7 +6,6 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <charconv>
 #include <chrono>
 #include <filesystem>
 #include <nlohmann/json.hpp>
@@ -16,6 +15,7 @@
 #include <vector>
 
 #include "core/base/error.h"
+#include "core/base/number.h"
 #include "core/base/one_line.h"
 #include "core/base/printable.h"
 #include "core/base/seconds_since.h"
@@ -71,9 +71,7 @@ std::string unescape(std::string_view text) {
 std::optional<int32_t> find_end(const Tokenizer& tokenizer, const std::string& wanted) {
   if (wanted == "none") return std::nullopt;
   if (wanted.empty()) return tokenizer.eos_id();
-  int32_t id = -1;
-  const auto [end, error] = std::from_chars(wanted.data(), wanted.data() + wanted.size(), id);
-  if (error == std::errc() && end == wanted.data() + wanted.size() && tokenizer.token_of(id)) return id;
+  if (const auto id = to_number<int32_t>(wanted); id && tokenizer.token_of(*id)) return id;
   if (const auto token = tokenizer.id_of(wanted)) return token;
   throw UsageError(
       fmt::format("--eos {}: neither a token of the tokenizer nor the id of one, nor none", wanted));

@@ -83,15 +83,12 @@ fs::path real_path(const fs::path& path) {
 TargetFolder::TargetFolder(const fs::path& target, bool overwrite, std::set<std::string> own)
     : target_(real_path(target)), overwrite_(overwrite), own_(std::move(own)) {
   check();
-  std::error_code error;
-  fs::create_directories(target_.parent_path(), error);
-  if (error) throw io::file_error("cannot create the folder", target_.parent_path(), error.value());
   const std::string name =
       fmt::format("{}{}.{}", checkpoint::temporary_prefix, target_.filename().string(), ::getpid());
   temporary_ = target_.parent_path() / name;
-  fs::remove_all(temporary_, error);  // of a killed process that had the same id
-  fs::create_directory(temporary_, error);
-  if (error) throw io::file_error("cannot create the folder", temporary_, error.value());
+  std::error_code ignored;
+  fs::remove_all(temporary_, ignored);  // of a killed process that had the same id
+  io::make_folder(temporary_);
 }
 
 TargetFolder::~TargetFolder() {

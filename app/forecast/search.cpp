@@ -57,8 +57,8 @@ class Searcher {
     find_schedules();
     try_all();
     sort();
-    const bool searches = options_.order_effort > 0 && base_.mesh.pp > 1 &&
-                          base_.job.distributed.pp_sequence_slices <= 1;
+    const bool searches =
+        options_.order_effort > 0 && base_.mesh.pp > 1 && base_.job.distributed.pp_sequence_slices <= 1;
     if (searches && !found_.empty()) search_orders();
     return std::move(found_);
   }
@@ -239,7 +239,7 @@ class Searcher {
       Candidate fastest = climbed;
       for (const Candidate& start : stages_to_search(climbed)) {
         const auto found = searched(start, percent);
-        if (found && found->fits && found->step_time < fastest.step_time) fastest = *found;
+        if (found && found->step_time < fastest.step_time) fastest = *found;
       }
       if (fastest.step_time >= (1 - worth_changing) * best.step_time) return;
       best = std::move(fastest);
@@ -350,20 +350,21 @@ class Searcher {
     return schedule::simulate(*c.lowered, simulation_costs(cost_model(c), c.layout.layers, *c.lowered));
   }
 
-  // Nothing where no order fits. A spread head comes into the order that is found, which may then not fit.
+  // Nothing where no order fits. A spread head comes into the order that is found.
   std::optional<Candidate> searched(Candidate layout, int percent) {
     const CostModel costs = cost_model(layout);
     try {
       schedule::SearchResult found = schedule::search_schedule(search_problem(layout, costs), percent);
       if (layout.layout.spread_head)
-        found.lowered = schedule::lower(
-            with_head(costs, std::move(found.compute), layout.layout.layers), costs.shard());
+        found.lowered =
+            schedule::lower(with_head(costs, std::move(found.compute), layout.layout.layers), costs.shard());
       layout.lowered = std::make_shared<const schedule::Schedule>(std::move(found.lowered));
     } catch (const UsageError&) {
       return std::nullopt;
     }
     layout.layout.schedule = "search";
-    return predicted(layout, predict(make_plan(base_, layout.layout, *layout.lowered), costs));
+    layout = predicted(layout, predict(make_plan(base_, layout.layout, *layout.lowered), costs));
+    return layout.fits ? std::optional(layout) : std::nullopt;
   }
 
   schedule::SearchProblem search_problem(const Candidate& layout, const CostModel& costs) const {

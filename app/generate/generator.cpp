@@ -1,5 +1,6 @@
 #include "app/generate/generator.h"
 
+#include <ATen/core/IListRef.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>

@@ -5,13 +5,13 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <cmath>
 #include <csignal>
 #include <fstream>
 #include <string_view>
 
 #include "core/base/error.h"
+#include "core/base/number.h"
 #include "core/base/seconds_since.h"
 
 namespace pptrain::app {
@@ -27,11 +27,8 @@ std::optional<double> seconds_of(const comm::GetEnv& environment, const char* va
   const char* text = environment(variable);
   if (text == nullptr || *text == '\0') return std::nullopt;
   const std::string_view value = text;
-  double seconds = 0;
-  const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), seconds);
-  const bool sound =
-      error == std::errc() && end == value.data() + value.size() && seconds >= 0 && seconds <= 1e6;
-  if (!sound) {
+  const auto seconds = to_number<double>(value);
+  if (!seconds || !(*seconds >= 0 && *seconds <= 1e6)) {
     throw UsageError(
         fmt::format("environment variable {} is \"{}\": it must be seconds, 0 or more", variable, value));
   }

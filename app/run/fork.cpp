@@ -31,12 +31,6 @@ namespace {
 
 constexpr size_t longest_fork = 1 << 16;  // bytes of fork.json
 
-void make_folder(const fs::path& folder) {
-  std::error_code error;
-  fs::create_directories(folder, error);
-  if (error) throw io::file_error("cannot create the folder", folder, error.value());
-}
-
 fs::path find_step(const fs::path& run, std::optional<int64_t> step) {
   const fs::path root = run / "checkpoints";
   const checkpoint::StepFolders folders = checkpoint::list_step_folders(root);
@@ -52,7 +46,7 @@ fs::path find_step(const fs::path& run, std::optional<int64_t> step) {
 
 // A checkpoint's files never change, so both folders may share them.
 void link_file(const fs::path& from, const fs::path& to) {
-  make_folder(to.parent_path());
+  io::make_folder(to.parent_path());
   std::error_code error;
   fs::create_hard_link(from, to, error);
   if (error) io::copy_file(from, to);

@@ -6,12 +6,12 @@
 
 #include <atomic>
 #include <cerrno>
-#include <charconv>
 #include <cstdio>
 #include <fstream>
 #include <span>
 #include <system_error>
 
+#include "core/base/number.h"
 #include "core/base/special_file.h"
 #include "core/io/checksum.h"
 #include "core/io/files.h"
@@ -66,11 +66,8 @@ int own_descriptor(const std::filesystem::path& path) {
   if (name == "/dev/stdout") return STDOUT_FILENO;
   if (name == "/dev/stderr") return STDERR_FILENO;
   for (const std::string_view folder : {"/dev/fd/", "/proc/self/fd/"}) {
-    if (!name.starts_with(folder)) continue;
-    int number = -1;
-    const char* const end = name.data() + name.size();
-    const auto [rest, problem] = std::from_chars(name.data() + folder.size(), end, number);
-    return problem == std::errc() && rest == end ? number : -1;
+    if (name.starts_with(folder))
+      return to_number<int>(std::string_view(name).substr(folder.size())).value_or(-1);
   }
   return -1;
 }

@@ -112,11 +112,16 @@ std::string read_small_file(const std::filesystem::path& path, size_t longest) {
   return text;
 }
 
+void make_folder(const std::filesystem::path& folder) {
+  std::error_code error, ignored;
+  std::filesystem::create_directories(folder, error);
+  if (error || !std::filesystem::is_directory(folder, ignored))
+    throw file_error("cannot create the folder", folder, error ? error.value() : ENOTDIR);
+}
+
 void copy_file(const std::filesystem::path& source, const std::filesystem::path& target, uint64_t bytes) {
   const RegularFile from(source);
-  std::error_code error;
-  std::filesystem::create_directories(target.parent_path(), error);
-  if (error) throw file_error("cannot create the folder", target.parent_path(), error.value());
+  make_folder(target.parent_path());
   OutputFile to(target);
   from.read_blocks(std::min(bytes, from.size()), [&](std::span<const std::byte> block) { to.write(block); });
   to.sync_and_close();

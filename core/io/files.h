@@ -78,6 +78,9 @@ class OutputFile {
 // cannot be read or is longer.
 std::string read_small_file(const std::filesystem::path& path, size_t longest);
 
+// Makes the folder, and those above it, where they are not there. Throws file_error.
+void make_folder(const std::filesystem::path& folder);
+
 // Writes the first `bytes` bytes of `source` (all of it where it has fewer) to the new file `target` and
 // syncs it, block by block; folders above `target` are made. Links are followed. Throws Error that names
 // the file and the system's reason.

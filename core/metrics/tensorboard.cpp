@@ -177,9 +177,7 @@ int64_t latest_time(const fs::path& folder) {
 
 // A file in `folder` that readers take for the latest.
 fs::path new_file(const fs::path& folder, const RunHeader& header) {
-  std::error_code error;
-  fs::create_directories(folder, error);
-  if (error) throw io::file_error("cannot create", folder, error.value());
+  io::make_folder(folder);
   const int64_t time = std::max(static_cast<int64_t>(wall_time(header.time)), latest_time(folder) + 1);
   const auto path = [&](int n) {
     return folder / fmt::format("{}{}.{}.{}.{}", prefix, time, plain(header.host), header.pid, n);

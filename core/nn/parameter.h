@@ -128,8 +128,8 @@ struct Learning {
   double scale = 1;  // of their outputs
 };
 
-// Elements of the shard of each of `ranks`, of a buffer whose weights have so many; gaps are at its end. Shards
-// are multiples of 1,024 elements, the blocks of kernels::add_squares.
+// Elements of the shard of each of `ranks`, of a buffer whose weights have so many; gaps are at its end.
+// Shards are multiples of 1,024 elements, the blocks of kernels::add_squares.
 int64_t shard_elements(int64_t elements, int ranks);
 
 // Which of the equal shards of a group's buffers this rank owns.

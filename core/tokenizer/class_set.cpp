@@ -5,15 +5,14 @@
 #include <algorithm>
 #include <array>
 #include <bitset>
-#include <charconv>
 #include <cstdint>
 #include <memory>
 #include <optional>
 #include <span>
-#include <system_error>
 #include <vector>
 
 #include "core/base/error.h"
+#include "core/base/number.h"
 #include "core/tokenizer/unicode.h"
 #include "core/tokenizer/unicode_differences.h"
 
@@ -277,10 +276,8 @@ std::optional<std::pair<uint32_t, size_t>> PatternReader::code() const {
   if (!four && (!next_is("\\x{") || end == std::string_view::npos)) return std::nullopt;
   const std::string_view digits =
       four ? pattern_.substr(at_ + 2, 4) : pattern_.substr(at_ + 3, end - at_ - 3);
-  uint32_t value = 0;
-  const auto [rest, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value, 16);
-  const bool whole = error == std::errc() && rest == digits.data() + digits.size() && digits.size() <= 6;
-  if (!whole || value == 0 || value > 0x10ffff || (value >= 0xd800 && value < 0xe000))
+  const uint32_t value = digits.size() <= 6 ? to_number<uint32_t>(digits, 16).value_or(0) : 0;
+  if (value == 0 || value > 0x10ffff || (value >= 0xd800 && value < 0xe000))
     refuse("a code point that is none");
   return std::pair(value, four ? 6 : digits.size() + 4);
 }

@@ -83,9 +83,7 @@ FileEntry entry_of(const std::vector<io::TensorSpec>& parameters) {
 }
 
 fs::path with_folder(const fs::path& file) {
-  std::error_code error;
-  fs::create_directory(file.parent_path(), error);
-  if (error) throw io::file_error("cannot create the folder", file.parent_path(), error.value());
+  io::make_folder(file.parent_path());
   return file;
 }
 
@@ -101,9 +99,7 @@ void probe_shared(comm::Communicator& comm, const fs::path& root) {
   on_all(comm, [&] {
     if (comm.rank() != 0) return;
     seen = probe_name();
-    std::error_code error;
-    fs::create_directories(root, error);
-    if (error) throw io::file_error("cannot create the folder", root, error.value());
+    io::make_folder(root);
     file.emplace(root / seen);
   });
   seen = comm::broadcast_string(comm, seen, 0);

@@ -1,7 +1,6 @@
 #include <spdlog/fmt/fmt.h>
 #include <spdlog/spdlog.h>
 
-#include <cerrno>
 #include <chrono>
 #include <exception>
 #include <filesystem>
@@ -31,17 +30,6 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr int root_rank = 0;
-
-int reason(const std::error_code& error) {
-  return error ? error.value() : ENOTDIR;
-}
-
-// That it is there already is no failure: several ranks may create one stage's folder at once.
-void create_folder(const fs::path& folder) {
-  std::error_code error;
-  fs::create_directory(folder, error);
-  if (error) throw io::file_error("cannot create the folder", folder, error.value());
-}
 
 // All but the checksum.
 TensorEntry describe_slice(const NamedTensor& t) {
@@ -152,10 +140,8 @@ bool Save::is_root() const {
 // Rank 0: an empty temporary folder, and nothing left of killed runs that can be removed.
 void Save::prepare() {
   if (!is_root()) return;
-  std::error_code error;
-  const bool is_new = fs::create_directories(options_.root, error);
-  if (error || !fs::is_directory(options_.root))
-    throw io::file_error("cannot create the folder", options_.root, reason(error));
+  const bool is_new = !io::is_there(options_.root);
+  io::make_folder(options_.root);
   if (is_new) io::sync_folder(fs::absolute(options_.root).parent_path());
   if (terms_.diverged && io::is_there(target_)) target_ = io::first_free(target_);
   std::vector<fs::path> leftovers;
@@ -164,7 +150,7 @@ void Save::prepare() {
   }
   for (const fs::path& leftover : leftovers) try_to_remove(leftover, "what an earlier save left behind");
   temporary_ = free_name(target_.filename().string());
-  create_folder(temporary_);
+  io::make_folder(temporary_);
 }
 
 // ".tmp_step_4" below the root; where that cannot be removed, ".tmp_step_4.1", ...
@@ -219,7 +205,7 @@ FileEntry Save::write_file(const StageContents& stage, const std::string& file,
     entry.tensors[t.name] = described;
   }
   const fs::path path = temporary_ / entry.path();
-  create_folder(path.parent_path());
+  io::make_folder(path.parent_path());
   io::SafetensorsWriter writer(path, specs);
   for (const NamedTensor* t : stored) {
     entry.tensors[t->name].checksum = writer.write_pieces(

@@ -2,7 +2,6 @@
 
 #include <spdlog/fmt/fmt.h>
 
-#include <charconv>
 #include <chrono>
 #include <functional>
 #include <string_view>
@@ -10,6 +9,7 @@
 
 #include "core/base/error.h"
 #include "core/base/log.h"
+#include "core/base/number.h"
 #include "core/base/seconds_since.h"
 #include "core/io/atomic_file.h"
 #include "core/io/files.h"
@@ -52,11 +52,8 @@ std::string diverged_folder_name(int64_t step) {
 
 std::optional<int64_t> parse_step_folder(const std::string& name) {
   if (!name.starts_with(step_prefix)) return std::nullopt;
-  int64_t step = 0;
-  const char* const end = name.data() + name.size();
-  const auto [rest, error] = std::from_chars(name.data() + step_prefix.size(), end, step);
-  if (error != std::errc() || rest != end || step < 0 || name != step_folder_name(step)) return std::nullopt;
-  return step;
+  const auto step = to_number<int64_t>(std::string_view(name).substr(step_prefix.size()));
+  return step && *step >= 0 && name == step_folder_name(*step) ? step : std::nullopt;
 }
 
 std::string name_in(const fs::path& file) {

@@ -4,11 +4,11 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <optional>
 
 #include "core/base/error.h"
 #include "core/base/log.h"
+#include "core/base/number.h"
 #include "parallel/comm/mpi/mpi_communicator.h"
 #include "parallel/comm/tcp/tcp_communicator.h"
 #include "parallel/comm/tcp/tcp_handshake.h"
@@ -29,9 +29,8 @@ class Environment {
   std::optional<int64_t> number(const char* variable) const {
     const std::string value = text(variable);
     if (value.empty()) return std::nullopt;
-    int64_t result = 0;
-    const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), result);
-    if (error != std::errc() || end != value.data() + value.size() || result < 0) {
+    const auto result = to_number<int64_t>(value);
+    if (!result || *result < 0) {
       throw UsageError(fmt::format("environment variable {} is \"{}\": it must be a whole number from 0 up",
                                    variable, value));
     }

@@ -17,7 +17,8 @@ namespace pptrain::pipeline {
 
 // The last stage's rank gives h to all, each rank makes its statistics, which all get, then its term of h's
 // gradient, which the last stage's rank sums. Microbatches ascend in every step of the way, but gradients are
-// taken in any order. No call waits but those that take something. Communicators of its own keep its messages apart from the stages'.
+// taken in any order. No call waits but those that take something. Communicators of its own keep its messages
+// apart from the stages'.
 class HeadExchange {
  public:
   // Collective over `pipeline`, which must outlive this. last: the rank with the last stage.

@@ -50,8 +50,7 @@ void sum_tied_gradients(comm::Communicator& pipeline, comm::Communicator& pieces
   const auto has_part = [](const auto& part) { return part.second > 0; };
   const auto head_rank = static_cast<size_t>(std::ranges::find_if(parts, has_part) - parts.begin());
   const bool whole_head = std::ranges::count_if(parts, has_part) == 1;
-  const bool alike =
-      pieces.size() == 1 || (first && whole_head && shard(head_rank) == embedding.numel());
+  const bool alike = pieces.size() == 1 || (first && whole_head && shard(head_rank) == embedding.numel());
   at::Tensor whole = embedding;
   if (first && !alike) {
     whole = at::empty({pieces.size(), embedding.numel()}, embedding.options());

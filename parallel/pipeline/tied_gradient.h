@@ -17,8 +17,8 @@ namespace pptrain::pipeline {
 // `pieces`, the ranks that share out parameter groups: gradients are this rank's shards (nn::shard_elements),
 // float32 [elements], of the embedding on first_rank, of a part of the head where `parts` says so, and
 // undefined elsewhere. The weight is the first of its group.
-// parts: [pipeline rank] the first element of the whole embedding that the rank's part of the head is, and how
-// many they are; 0 where it has none.
+// parts: [pipeline rank] the first element of the whole embedding that the rank's part of the head is, and
+// how many they are; 0 where it has none.
 void sum_tied_gradients(comm::Communicator& pipeline, comm::Communicator& pieces, int first_rank,
                         const at::Tensor& embedding, const at::Tensor& head,
                         std::span<const std::pair<int64_t, int64_t>> parts);

@@ -4,9 +4,9 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 
 #include "core/base/error.h"
+#include "core/base/number.h"
 
 namespace pptrain::schedule {
 namespace {
@@ -58,12 +58,9 @@ std::string_view trim(std::string_view text) {
 }
 
 int to_int(std::string_view digits, std::string_view whole) {
-  int value = 0;
-  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value);
-  if (error != std::errc() || end != digits.data() + digits.size()) {
-    refuse(whole, fmt::format("{} is not a number in range", digits));
-  }
-  return value;
+  const auto value = to_number<int>(digits);
+  if (!value) refuse(whole, fmt::format("{} is not a number in range", digits));
+  return *value;
 }
 
 Action parse_single(std::string_view text, std::string_view whole) {

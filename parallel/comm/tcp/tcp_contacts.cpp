@@ -6,14 +6,13 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <charconv>
 #include <cstdint>
 #include <cstdio>
-#include <system_error>
 #include <utility>
 
 #include "core/base/error.h"
 #include "core/base/log.h"
+#include "core/base/number.h"
 #include "parallel/comm/tcp/tcp_inbox.h"
 
 namespace pptrain::comm {
@@ -56,17 +55,14 @@ std::string to_text(const net::Address& address) {
 }
 
 net::Address read_address(const std::string& text, int rank) {
-  net::Address address;
   const size_t space = text.find(' ');
-  address.host = text.substr(0, space);
-  const char* const end = text.data() + text.size();
-  const bool whole = space != std::string::npos && space > 0 && space < 100;
-  const auto [stop, error] = std::from_chars(whole ? text.data() + space + 1 : end, end, address.port);
-  if (!whole || error != std::errc() || stop != end || address.port < 1 || address.port > 65535) {
+  const bool has_host = space != std::string::npos && space > 0 && space < 100;
+  const auto port = to_number<int>(has_host ? std::string_view(text).substr(space + 1) : "");
+  if (!port || *port < 1 || *port > 65535) {
     throw Error(fmt::format("the meeting point holds no address for rank {}, but \"{}\"", rank,
                             failure_text(text.substr(0, 100))));
   }
-  return address;
+  return {.host = text.substr(0, space), .port = *port};
 }
 
 TcpContacts::TcpContacts(RunIdentity me, net::Socket listener, Options options)

@@ -23,8 +23,8 @@ class StepClock {
   struct Event {
     uint32_t rank = 0, microbatch = 0;
     uint32_t cost = 0, transfer = 0;  // which
-    // Moments: of the pass that makes its input, of the posted receive, of its own end, which of S and T is the
-    // last rank's. 0: the step's begin, 1: not needed.
+    // Moments: of the pass that makes its input, of the posted receive, of its own end, which of S and T is
+    // the last rank's. 0: the step's begin, 1: not needed.
     uint32_t input = 0, posted = 0, own = 1;
     bool receive = false;
   };
@@ -61,7 +61,8 @@ void StepClock::add(const Schedule& schedule, const PlacementTable& table, int r
     return static_cast<uint32_t>(2 + 4 * schedule.cell(stage, action.microbatch) + which);
   };
   const auto head = [&](ActionKind kind) {
-    const size_t part = 2 * static_cast<size_t>(action.microbatch) + (kind == ActionKind::head_forward ? 0 : 1);
+    const size_t part =
+        2 * static_cast<size_t>(action.microbatch) + (kind == ActionKind::head_forward ? 0 : 1);
     return static_cast<uint32_t>(2 + 4 * schedule.cells() + part);
   };
   const int stage = action.stage, last = schedule.stages() - 1;

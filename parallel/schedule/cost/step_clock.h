@@ -21,9 +21,9 @@ struct SizedCost {
   int64_t of(int64_t tokens, int64_t squares) const { return fixed + token * tokens + square * squares; }
 };
 
-// [stage] Of F, B, I, W, S and T, in the order of ActionKind; of a transfer to the next stage, or from it; and
-// of what S, and the last stage's B or I, take from another rank. Of sequence slices: of one slice, the mean
-// of the microbatch's.
+// [stage] Of F, B, I, W, S and T, in the order of ActionKind; of a transfer to the next stage, or from it;
+// and of what S, and the last stage's B or I, take from another rank. Of sequence slices: of one slice, the
+// mean of the microbatch's.
 using SizedCosts = std::vector<std::array<SizedCost, 8>>;
 
 // The last rank's end, in ticks, by each whole microbatch's tokens and its documents' squared lengths in sum:

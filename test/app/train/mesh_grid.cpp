@@ -333,8 +333,8 @@ std::vector<std::string> GridJob::layout_after() const {
   return with(other.layout(), resumed == Resumed::tensor ? one_rank() : Overrides{});
 }
 
-// Where experts are shared out over data ranks, their gradients are summed within these first. A spread head's
-// sums are those of its parts.
+// Where experts are shared out over data ranks, their gradients are summed within these first. A spread
+// head's sums are those of its parts.
 std::optional<GridJob> GridJob::twin() const {
   const bool shares_experts = mesh.ep > 1 && mesh.cp * mesh.tp % mesh.ep != 0;
   GridJob other = *this;

@@ -58,8 +58,11 @@ Tolerance tolerance_of(const GridJob& job) {
     if (job.experts)
       result = {.first_loss = 5e-3, .loss = 1e-2, .norm = 5e-2, .gradient = 0.3, .change = 0.4};
   }
-  // A weight whose step has the sign of next to nothing moves to the other side.
-  if (job.optimizer == "lion") result.change = job.dtype == "bf16" ? 1.0 : 0.15;
+  // A weight whose step has the sign of next to nothing moves to the other side: the next norms feel it.
+  if (job.optimizer == "lion") {
+    result.change = job.dtype == "bf16" ? 1.0 : 0.15;
+    result.norm = std::max(result.norm, 5e-5);
+  }
   if (job.optimizer == "muon") result.change = std::max(result.change, job.dtype == "bf16" ? 0.4 : 1e-3);
   return result;
 }

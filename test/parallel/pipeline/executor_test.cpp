@@ -32,6 +32,7 @@
 #include "parallel/schedule/generators/generators.h"
 #include "parallel/schedule/passes/passes.h"
 #include "parallel/schedule/render/csv.h"
+#include "test/parallel/pipeline/held_device.h"
 #include "test/support/catch.h"
 
 using namespace pptrain;
@@ -175,49 +176,6 @@ Expected expected(int p, int m) {
   return result;
 }
 
-// Receives hold the device of a rank that waits for the whole of it again and again: `blocks`, they wait
-// where they begin.
-class HeldDevice final : public comm::Communicator {
- public:
-  HeldDevice(comm::Communicator& inner, bool blocks) : inner_(inner), blocks_(blocks) {}
-
-  int rank() const override { return inner_.rank(); }
-  int size() const override { return inner_.size(); }
-  bool holds_device() const override { return true; }
-  std::unique_ptr<comm::Work> isend(const at::Tensor& tensor, int to) override {
-    return inner_.isend(tensor, to);
-  }
-  std::unique_ptr<comm::Work> irecv(at::Tensor tensor, int from) override {
-    auto work = inner_.irecv(std::move(tensor), from);
-    if (blocks_) work->wait();
-    return work;
-  }
-  std::unique_ptr<Communicator> subgroup(std::span<const int>) override { throw Error("no subgroups"); }
-  void all_reduce_sum(at::Tensor) override { throw Error("no sums"); }
-  void broadcast(at::Tensor, int) override { throw Error("no broadcasts"); }
-  void barrier() override { inner_.barrier(); }
-  void all_gather(at::Tensor, const at::Tensor&) override { throw Error("no gathers"); }
-  void abort(const std::string& message) override { inner_.abort(message); }
-  void set_timeout(std::chrono::milliseconds timeout) override { inner_.set_timeout(timeout); }
-
- private:
-  std::unique_ptr<comm::Work> start_all_reduce_sum(at::Tensor) override { throw Error("no sums"); }
-  std::unique_ptr<comm::Work> start_reduce_scatter_sum(at::Tensor, at::Tensor,
-                                                       std::vector<int64_t>) override {
-    throw Error("no sums");
-  }
-  std::unique_ptr<comm::Work> start_all_gather(at::Tensor, at::Tensor, std::vector<int64_t>) override {
-    throw Error("no gathers");
-  }
-  std::unique_ptr<comm::Work> start_all_to_all(at::Tensor, std::vector<int64_t>, at::Tensor,
-                                               std::vector<int64_t>) override {
-    throw Error("no exchanges");
-  }
-
-  comm::Communicator& inner_;
-  bool blocks_;
-};
-
 }  // namespace
 
 TEST_CASE("every value arrives and activations stay within the schedule's bound") {
@@ -351,7 +309,7 @@ TEST_CASE("a run that is not confirmed is thrown away and begins anew") {
           const c10::InferenceMode inference;
           CountingStage stage(world.rank(), p);
           RecordedActions weights;
-          HeldDevice held(world, /*blocks=*/false);
+          test::HeldDevice held(world, /*blocks=*/false);
           pipeline::Executor executor({{stage, weights}}, holds_device ? held : world, lowered);
           executor.prepare_validation(lowered);
           for (const bool confirmed : {false, true, false, false}) {
@@ -391,7 +349,7 @@ TEST_CASE(
     comm::run_thread_ranks(p, [&](comm::Communicator& world) {
       const c10::InferenceMode inference;
       world.set_timeout(std::chrono::seconds(5));
-      HeldDevice held(world, /*blocks=*/true);
+      test::HeldDevice held(world, /*blocks=*/true);
       std::deque<CountingStage> own;
       std::vector<pipeline::StageWithWeights> stages;
       pipeline::WeightActions none;

@@ -1,6 +1,7 @@
 #include "parallel/pipeline/tied_gradient.h"
 
 #include <ATen/Context.h>
+#include <ATen/core/IListRef.h>
 #include <ATen/ops/add.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/equal.h>
@@ -12,6 +13,7 @@
 #include <vector>
 
 #include "core/nn/parameter.h"
+#include "core/nn/region.h"
 #include "parallel/comm/thread/thread_communicator.h"
 #include "test/support/catch.h"
 

@@ -54,7 +54,7 @@ std::vector<Schedule> schedules() {
         const Schedule compute = make_schedule(spec);
         all.push_back(lower(compute));
         all.push_back(lower(spread_head(compute, {})));
-        all.push_back(lower(in_sequence_slices(compute, 3)));
+        all.push_back(lower(in_sequence_slices(compute, 2)));
       } catch (const UsageError&) {  // it does not exist for these numbers
       }
     }
