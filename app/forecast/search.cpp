@@ -45,6 +45,18 @@ std::vector<int64_t> numbers_of_slices(const PlanBase& base, int64_t micro_batch
   return result;
 }
 
+// S and T as parts of the passes of the rank's stages: an order that leaves time for them.
+void count_head(schedule::Costs& costs, const schedule::Schedule& shape) {
+  const std::vector<schedule::StageCost> parts = costs.stages;  // of the head: [rank], of its first stage
+  for (int stage = 0; stage < shape.stages(); ++stage) {
+    const schedule::StageCost& part = parts[static_cast<size_t>(shape.rank_of(stage))];
+    schedule::StageCost& own = costs.stages[static_cast<size_t>(stage)];
+    own.forward += part.head_forward / shape.stages_per_rank;
+    own.backward_input += part.head_backward / shape.stages_per_rank;
+    if (own.backward >= 0) own.backward += part.head_backward / shape.stages_per_rank;
+  }
+}
+
 // Stages that make a step faster by less than this part are not better.
 constexpr double worth_changing = 1e-4;
 
@@ -196,6 +208,10 @@ class Searcher {
       const auto found = searched(layout, std::max(1, options_.order_effort * short_percent / 100));
       if (found && (!best || found->step_time < best->step_time)) best = found;
     }
+    // Of the fastest named one the stages may still be better.
+    const auto fastest = std::ranges::find_if(
+        found_, [](const Candidate& c) { return c.fits && c.layout.sequence_slices == 1; });
+    if (fastest != found_.end() && (!best || fastest->step_time < best->step_time)) best = *fastest;
     if (!best) return;
     improve_stages(*best, std::max(1, options_.order_effort * move_percent / 100));
     const auto longer = searched(*best, options_.order_effort);
@@ -374,6 +390,7 @@ class Searcher {
                                     .costs = simulation_costs(costs, layers, shape),
                                     .shard = costs.shard(),
                                     .post_validated = base_.job.optimizer.post_validation};
+    if (layout.layout.spread_head) count_head(problem.costs, shape);
     if (layout.is_order()) problem.start = schedule::compute_only(shape);
     for (int stage = 0; stage < shape.stages(); ++stage)
       problem.bytes.push_back(costs.of(layers, stage).bytes);

@@ -332,14 +332,11 @@ TEST_CASE("a rank that awaits what rank 0 chooses takes it whole") {
   CHECK_FALSE(plan_with(base).awaits_choices);
 }
 
-TEST_CASE("pp_head = \"auto\" spreads the head where that is faster, and only where it can be") {
+TEST_CASE("pp_head = \"auto\" spreads the head where that is faster") {
   using pptrain::config::HeadPlace;
   const Overrides large_head = {"distributed.pp=4",      "train.grad_accum_steps=16",
                                 "model.hidden_size=256", "model.num_hidden_layers=8",
                                 "model.vocab_size=8192", "distributed.pp_head=auto"};
-  const auto head_of = [](const Overrides& job) -> HeadPlace {
-    return plan_with(job).job.distributed.pp_head;
-  };
   const Overrides slow = {"distributed.ranks_per_host=1", "distributed.host_link_gbps=0.02"};
   std::set<HeadPlace> chosen;
   for (const Overrides& more :
@@ -356,8 +353,22 @@ TEST_CASE("pp_head = \"auto\" spreads the head where that is faster, and only wh
     CHECK(plan.job.distributed.pp_head == (pays ? HeadPlace::spread : HeadPlace::last));
     CHECK(plan.schedule.spread_head == pays);
     chosen.insert(plan.job.distributed.pp_head);
-    CHECK(head_of(with(job, {"eval.generate_interval=1", "eval.generate_tokens=4"})) == HeadPlace::last);
   }
   CHECK(chosen.size() == 2);
-  CHECK(head_of(with(large_head, {"distributed.pp_schedule=search"})) == HeadPlace::last);
+}
+
+TEST_CASE("a searched order takes a spread head, and is no slower than the named ones with it") {
+  for (const char* memory : {"0", "0.1"}) {
+    CAPTURE(memory);
+    const pptrain::app::Plan plan = plan_with(
+        {"distributed.pp=4", "train.grad_accum_steps=16", "model.hidden_size=256", "model.num_hidden_layers=8",
+         "model.vocab_size=8192", "distributed.pp_head=spread", "distributed.pp_costs=h100",
+         "distributed.pp_schedule=search", std::string("distributed.pp_memory_gb=") + memory});
+    CHECK(plan.searched);
+    CHECK(plan.schedule.spread_head);
+    const auto predicted = pptrain::app::predict(plan, pptrain::app::make_cost_source(plan, "h100"));
+    CHECK(predicted.step_time <= plan.named_time);
+    if (plan.job.distributed.pp_memory_gb > 0)
+      CHECK(static_cast<double>(predicted.peak_bytes()) <= 1e9 * plan.job.distributed.pp_memory_gb);
+  }
 }
