@@ -22,7 +22,8 @@ LAYOUTS = {
                              "distributed__pp_stages_per_rank": 2},
 }
 # Layouts of one job each that must agree among themselves.
-SPREAD = {"distributed__pp": 2, "distributed__pp_head": "spread"}
+SPREAD = {"distributed__pp": 2, "distributed__pp_head": "spread", "distributed__pp_sequence_slices": 2, "model__tie_word_embeddings": "true",
+          "eval__generate_interval": 3, "eval__generate_tokens": 4}
 EXPERTS = {"model__arch": "qwen3_moe", "model__num_experts": 8, "model__num_experts_per_tok": 2, "model__moe_intermediate_size": 128,
            "distributed__dp_shard": 2, "distributed__ep": 2, "distributed__pp": 2}
 LATENT = {"model__arch": "deepseek_v3", "model__num_experts": 8, "model__num_experts_per_tok": 2, "model__moe_intermediate_size": 128,
