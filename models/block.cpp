@@ -55,8 +55,7 @@ Tensor sum(Residual residual) {
 
 Block::Block(nn::ParameterGroup& group, const std::string& name, const BlockConfig& config,
              const Seams& seams, nn::ParameterGroup* experts)
-    : recompute_(config.recompute),
-      parallel_(config.parallel),
+    : parallel_(config.parallel),
       scale_(config.residual_scale),
       attention_norm_(make_norm(group, name + ".attn_norm", config, NormPlaces::after, seams)),
       attention_(make_attention(group, name + ".attn", config, seams)),
@@ -117,8 +116,8 @@ Residual Block::forward(Residual in, const nn::TokenInfo& tokens, Saved& saved) 
 
 // The MLP's result stays where a norm takes it: only its last GEMM would give it again.
 void Block::drop(Saved& saved) const {
-  if (recompute_ == Recompute::none) return;
-  if (recompute_ == Recompute::full) {
+  if (saved.recompute == Recompute::none) return;
+  if (saved.recompute == Recompute::full) {
     saved.attention = {};
     saved.attention_post_norm = {};
     saved.mlp_norm = {};
@@ -128,14 +127,14 @@ void Block::drop(Saved& saved) const {
   }
   saved.attention_norm.drop();
   using Keep = nn::FeedForward::Keep;
-  mlp_->drop(*saved.mlp, recompute_ == Recompute::cheap ? Keep::products : Keep::nothing);
+  mlp_->drop(*saved.mlp, saved.recompute == Recompute::cheap ? Keep::products : Keep::nothing);
 }
 
 // A norm of a sum that was rounded before has the bits of the norm fused with the addition.
 void Block::recompute(Saved& saved, const nn::TokenInfo& tokens) const {
-  if (recompute_ == Recompute::none) return;
+  if (saved.recompute == Recompute::none) return;
   Tensor x;
-  if (recompute_ == Recompute::full) {
+  if (saved.recompute == Recompute::full) {
     Tensor attended;
     x = fill({.stream = saved.attention_norm.x, .delta = {}}, tokens, saved, attended);
   } else {

@@ -40,7 +40,6 @@ struct BlockConfig {
   bool parallel = false;      // attention and MLP take the same x, and both results are added to it
   double residual_scale = 1;  // of what attention and MLP give
   double init_std = 0.02;
-  Recompute recompute = Recompute::none;
 };
 
 // What goes from one block to the next: the residual stream and the output that has not been added to it yet,
@@ -62,6 +61,7 @@ class Block {
   // The x of a norm before a layer is the residual stream, also where there is no such norm; that of a norm
   // after it is the layer's result.
   struct Saved {
+    Recompute recompute = Recompute::none;  // what the backward pass computes again
     nn::Norm::Saved attention_norm;
     std::variant<nn::Attention::Saved, nn::LatentAttention::Saved> attention;
     nn::Norm::Saved attention_post_norm;
@@ -76,8 +76,8 @@ class Block {
   Block(nn::ParameterGroup& group, const std::string& name, const BlockConfig& config,
         const Seams& seams = {}, nn::ParameterGroup* experts = nullptr);
 
-  // Reuses the memory of in.delta; keeps in.stream where there is no delta. `saved` is left without what the
-  // recompute policy drops.
+  // Reuses the memory of in.delta; keeps in.stream where there is no delta. `saved`: empty; it is left
+  // without what its level of recompute drops.
   Residual forward(Residual in, const nn::TokenInfo& tokens, Saved& saved) const;
 
   // dy: T [share, hidden], the gradient of stream + delta of the output -> the same of the input. `tokens`:
@@ -108,7 +108,6 @@ class Block {
   // What drop() dropped, as far as the layers' backward passes do not give it again themselves.
   void recompute(Saved& saved, const nn::TokenInfo& tokens) const;
 
-  Recompute recompute_;
   bool parallel_;
   double scale_;
   MaybeNorm attention_norm_;

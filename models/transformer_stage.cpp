@@ -73,7 +73,7 @@ void TransformerStage::with(const Groups& groups, nn::Use use, const Body& body)
 
 TransformerStage::TransformerStage(const ModelConfig& model, const StageSlice& slice, Recompute recompute,
                                    const Seams& seams)
-    : model_(model), slice_(slice), region_(seams.region), store_(learning_of(model)) {
+    : model_(model), slice_(slice), recompute_{recompute}, region_(seams.region), store_(learning_of(model)) {
   require(0 <= slice.first_layer && slice.first_layer < slice.end_layer && slice.end_layer <= model.layers,
           slice, "layers [{}, {}) of a model of {} layers", slice.first_layer, slice.end_layer, model.layers);
   if (slice.embedding) {
@@ -82,8 +82,7 @@ TransformerStage::TransformerStage(const ModelConfig& model, const StageSlice& s
   }
   blocks_.reserve(static_cast<size_t>(slice.end_layer - slice.first_layer));
   for (int layer = slice.first_layer; layer < slice.end_layer; ++layer) {
-    BlockConfig block = block_config(model, layer);
-    block.recompute = recompute;
+    const BlockConfig block = block_config(model, layer);
     Seams own = seams;
     if (seams.sequence_slices)
       own.attention = slice_attention_.emplace_back(attention::make_slice_attention(
@@ -239,6 +238,7 @@ at::Tensor TransformerStage::forward(int microbatch, const data::Microbatch& dat
   if (embedding_) record.tokens = data.tokens;
   record.blocks.resize(blocks_.size());
   for (size_t i = 0; i < blocks_.size(); ++i) {
+    record.blocks[i].recompute = recompute_[static_cast<size_t>(microbatch) % recompute_.size()];
     with(block_groups_[i], nn::Use::forward,
          [&] { residual = blocks_[i].forward(std::move(residual), record.info, record.blocks[i]); });
   }

@@ -16,6 +16,7 @@
 #include <optional>
 #include <ranges>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "core/kernels/kernels.h"
@@ -76,6 +77,10 @@ class TransformerStage final : public pipeline::Stage {
   // ParameterStore::materialise takes them.
   void materialise(at::Device device, at::ScalarType compute_dtype, bool with_gradients = true,
                    const nn::ShardPlace& place = {}, const nn::ShardPlace& experts = {});
+
+  // From now on the backward pass of microbatch i computes again what levels[i % levels.size()] says, in the
+  // place of what the constructor was given. Changes no bit. `levels`: one with sequence slices.
+  void recompute_by_microbatch(std::vector<Recompute> levels) { recompute_ = std::move(levels); }
 
   // Tells `access` from now on which groups a pass uses; it must outlive the stage's passes.
   void use_weights(nn::WeightAccess& access) { access_ = &access; }
@@ -193,6 +198,7 @@ class TransformerStage final : public pipeline::Stage {
 
   ModelConfig model_;
   StageSlice slice_;
+  std::vector<Recompute> recompute_;  // of microbatches, over and over
   std::shared_ptr<const nn::Region> region_;
   nn::ParameterStore store_;
   std::optional<nn::Embedding> embedding_;

@@ -182,7 +182,7 @@ std::string compare(const std::string& trace_path, const CostSource& source) {
     for (const schedule::Action& action : plan.compute.actions[rank]) {
       schedule::for_each_part(action, [&](const schedule::Action& part) {
         predicted[schedule::trace_category(part.kind)] +=
-            schedule::duration(p.costs.stages[part.stage], part.kind);
+            schedule::duration(schedule::cost_of(p.costs, plan.compute, part), part.kind);
       });
     }
     predicted["optimizer"] = p.optimizer_time[rank];

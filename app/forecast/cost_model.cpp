@@ -146,13 +146,20 @@ schedule::StageBytes CostModel::bytes(const models::StageSlice& slice, models::R
   return pass_bytes(own, held_bytes(own, base_.mesh, shard_));
 }
 
-const StageForecast& CostModel::of(const models::StageSlice& slice) const {
-  const models::Recompute recompute = recompute_of(slice);
+std::vector<const StageForecast*> CostModel::of_microbatches(const pipeline::LayerAssignment& layers,
+                                                             int stage) const {
+  std::vector<const StageForecast*> forecasts;
+  for (const models::Recompute recompute : microbatch_recompute(base_.job.train.recompute, stage))
+    forecasts.push_back(&of(slice(layers, stage), recompute));
+  return forecasts;
+}
+
+const StageForecast& CostModel::of(const models::StageSlice& slice, models::Recompute recompute) const {
   const std::pair kind(footprints_->at(recompute).kind_of(slice), recompute);
   if (const auto known = known_.find(kind); known != known_.end()) return known->second;
   return known_
-      .emplace(kind, StageForecast{.passes = passes(slice),
-                                   .cost = stage(slice),
+      .emplace(kind, StageForecast{.passes = passes(slice, recompute),
+                                   .cost = stage(slice, recompute),
                                    .within = within_passes(slice),
                                    .beside = beside_passes(slice),
                                    .held = held_bytes(footprint(slice), base_.mesh, shard_),
@@ -196,11 +203,10 @@ struct CostModel::Parts {
 };
 
 // Embedding and head are what a stage with them costs beyond one without.
-CostModel::Parts CostModel::parts(const models::StageSlice& slice) const {
+CostModel::Parts CostModel::parts(const models::StageSlice& slice, models::Recompute recompute) const {
   const models::StageSlice blocks = blocks_of(slice);
   const Footprints& kept = footprints_->at(models::Recompute::none);
   const StageFootprint& own = kept.of(blocks);
-  const models::Recompute recompute = recompute_of(slice);
   Parts parts{.forward = time(own.forward.cost),
               .again = {},
               .input = time(own.backward_input.cost),
@@ -251,8 +257,21 @@ PassTime CostModel::exchange_of_backward(const StageFootprint& stage, const Part
   return exchange;
 }
 
-StagePasses CostModel::passes(const models::StageSlice& slice) const {
-  const Parts p = parts(slice);
+// Only what they compute again differs.
+CostModel::Parts CostModel::mean_parts(const models::StageSlice& slice) const {
+  Parts mean = parts(slice, recompute_of(slice));
+  const auto levels = microbatch_recompute(base_.job.train.recompute, slice.index);
+  if (levels.size() == 1) return mean;
+  PassTime sum;
+  const int64_t microbatches = base_.job.train.grad_accum_steps;
+  for (int64_t i = 0; i < microbatches; ++i)
+    sum += parts(slice, levels[static_cast<size_t>(i) % levels.size()]).again;
+  mean.again = sum / static_cast<double>(microbatches);
+  return mean;
+}
+
+StagePasses CostModel::passes(const models::StageSlice& slice, models::Recompute recompute) const {
+  const Parts p = parts(slice, recompute);
   const PassTime again = p.again.scaled(calibration_.forward);
   const PassTime input = p.input.scaled(calibration_.backward_input);
   const PassTime weight = p.weight.scaled(calibration_.backward_weight);
@@ -266,8 +285,8 @@ StagePasses CostModel::passes(const models::StageSlice& slice) const {
           .head_backward = p.head_backward.scaled(calibration_.head)};
 }
 
-schedule::StageCost CostModel::stage(const models::StageSlice& slice) const {
-  const StagePasses p = passes(slice);
+schedule::StageCost CostModel::stage(const models::StageSlice& slice, models::Recompute recompute) const {
+  const StagePasses p = passes(slice, recompute);
   const StageExchange within = within_passes(slice);
   return {.forward = p.forward.total() + within.gather,
           .backward_input = p.backward_input.total() + within.gather,
@@ -370,7 +389,7 @@ class Calibrator {
   Calibrator(const CostModel& plain, const Measurement& measured) : measured_(measured) {
     double optimizer = 0;
     for (const MeasuredStage& stage : measured.stages) {
-      parts_.push_back(plain.parts(stage.slice));
+      parts_.push_back(plain.mean_parts(stage.slice));
       within_.push_back(plain.within_passes(stage.slice));
       optimizer += plain.optimizer(stage.slice).seconds;
     }

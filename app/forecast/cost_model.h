@@ -108,12 +108,17 @@ class CostModel {
   CostModel(FootprintCache& cache, PlanBase base, const CostSource& source,
             std::shared_ptr<const MeshLinks> links = nullptr);
 
-  // All of these of a stage, found once.
-  const StageForecast& of(const models::StageSlice& slice) const;
+  // All of these of a stage, found once; the passes as of a microbatch that recomputes most.
+  const StageForecast& of(const models::StageSlice& slice) const { return of(slice, recompute_of(slice)); }
+  const StageForecast& of(const models::StageSlice& slice, models::Recompute recompute) const;
   // The same of a stage of the job with these layers.
   const StageForecast& of(const pipeline::LayerAssignment& layers, int stage) const {
     return of(slice(layers, stage));
   }
+  // Of a stage's microbatches: microbatch i has number i % size. They live as long as this.
+  std::vector<const StageForecast*> of_microbatches(const pipeline::LayerAssignment& layers, int stage) const;
+  // Do microbatches of a stage differ?
+  bool by_microbatch() const { return recomputes_by_microbatch(base_.job.train.recompute); }
   models::StageSlice slice(const pipeline::LayerAssignment& layers, int stage) const {
     return models::stage_slice(layers, stage, head_parts(base_));
   }
@@ -121,8 +126,13 @@ class CostModel {
   // stage's.
   double head_transfer(int last) const;
 
-  StagePasses passes(const models::StageSlice& slice) const;
-  schedule::StageCost stage(const models::StageSlice& slice) const;  // seconds: passes() and within_passes()
+  StagePasses passes(const models::StageSlice& slice) const { return passes(slice, recompute_of(slice)); }
+  StagePasses passes(const models::StageSlice& slice, models::Recompute recompute) const;
+  // Seconds: passes() and within_passes().
+  schedule::StageCost stage(const models::StageSlice& slice) const {
+    return stage(slice, recompute_of(slice));
+  }
+  schedule::StageCost stage(const models::StageSlice& slice, models::Recompute recompute) const;
   // The part of a pass's waiting that another pass can hide. On a CPU that is what travels between hosts:
   // within a host processors copy.
   double wire(const PassTime& pass) const;
@@ -151,12 +161,14 @@ class CostModel {
   schedule::StageBytes bytes(const models::StageSlice& slice, models::Recompute recompute) const;
   const PlanBase& base() const { return base_; }
   const schedule::ShardOptions& shard() const { return shard_; }
+  // The most that a microbatch recomputes.
   models::Recompute recompute_of(const models::StageSlice& slice) const;
 
  private:
   friend class Calibrator;
   struct Parts;
-  Parts parts(const models::StageSlice& slice) const;
+  Parts parts(const models::StageSlice& slice, models::Recompute recompute) const;
+  Parts mean_parts(const models::StageSlice& slice) const;  // over the job's microbatches
   PassTime exchange_of_backward(const StageFootprint& stage, const Parts& parts) const;
   PassTime time(const kernels::Cost& cost) const;
   int64_t sum_scratch(const models::StageSlice& slice) const;

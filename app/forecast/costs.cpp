@@ -52,6 +52,11 @@ schedule::Costs simulation_costs(const CostModel& model, const pipeline::LayerAs
     if (stage > 0)
       costs.latency.push_back(model.transfer(schedule.rank_of(stage - 1), schedule.rank_of(stage)));
   }
+  for (int stage = 0; model.by_microbatch() && stage < schedule.stages(); ++stage) {
+    const std::vector<const StageForecast*> own = model.of_microbatches(layers, stage);
+    for (size_t i = 0; i < static_cast<size_t>(schedule.microbatches); ++i)
+      costs.cells.push_back(own[i % own.size()]->cost);
+  }
   if (costs.latency.empty()) costs.latency = {0};
   costs.head_latency = model.head_transfer(schedule.rank_of(schedule.stages() - 1));
   const auto nothing = [](const schedule::ExchangeCost& cost) { return cost.gather + cost.reduce == 0; };

@@ -32,6 +32,7 @@ struct PassTime {
   PassTime& operator-=(const PassTime& other) { return add(other, -1); }
   friend PassTime operator+(PassTime a, const PassTime& b) { return a += b; }
   friend PassTime operator-(PassTime a, const PassTime& b) { return a -= b; }
+  friend PassTime operator/(const PassTime& a, double count) { return PassTime().add(a, 1 / count); }
 
  private:
   PassTime& add(const PassTime& other, double sign) {

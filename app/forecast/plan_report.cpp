@@ -51,13 +51,14 @@ std::string heading(const Plan& plan, const CostSource& source) {
                   compute.ranks == 1 ? "" : "s", compute.microbatches / slices, job.train.micro_batch_size,
                   job.train.seq_len, slices == 1 ? "" : fmt::format(", each in {} sequence slices", slices));
   out += fmt::format("layers per stage {}, recompute {}{}\n", describe_layers(plan.layers),
-                     describe_recompute(job.train.recompute),
+                     describe_recompute(job.train.recompute, job.train.grad_accum_steps),
                      compute.spread_head ? ", head spread over the ranks" : "");
   if (job.data.lengths != config::Lengths::fixed)
     out += fmt::format(
         "data.lengths = {}: times are of full microbatches, the longest that can come, and bytes those that "
         "any of them needs at most\n",
         job.data.lengths.text);
+  if (plan.recompute_memory > 0) out += "each step chooses anew which microbatches recompute less\n";
   if (plan.mesh.world_size() > plan.mesh.pp)
     out += fmt::format("{} ranks ({}); below, a pipeline rank stands for those of its stages\n",
                        plan.mesh.world_size(), plan.mesh.describe());
@@ -189,6 +190,7 @@ std::string whole_job(const Plan& plan, const Prediction& p, const JobRates& rat
 
 nlohmann::ordered_json stages_json(const Plan& plan, const schedule::Costs& costs) {
   nlohmann::ordered_json stages = nlohmann::ordered_json::array();
+  const std::vector<std::string>& recompute = plan.job.train.recompute;
   for (int stage = 0; stage < plan.schedule.stages(); ++stage) {
     const auto [first, end] = plan.layers[static_cast<size_t>(stage)];
     const auto seconds = [&](schedule::ActionKind kind) {
@@ -198,7 +200,7 @@ nlohmann::ordered_json stages_json(const Plan& plan, const schedule::Costs& cost
                       {"rank", plan.schedule.rank_of(stage)},
                       {"first_layer", first},
                       {"layers", end - first},
-                      {"recompute", models::to_string(stage_recompute(plan.job.train.recompute, stage))},
+                      {"recompute", recompute.size() == 1 ? recompute.front() : recompute[stage]},
                       {"forward", seconds(schedule::ActionKind::forward)},
                       {"backward", seconds(schedule::ActionKind::backward)},
                       {"backward_input", seconds(schedule::ActionKind::backward_input)},

@@ -27,19 +27,21 @@ double left_to_wait(const schedule::StageCost& forward, const schedule::StageCos
 std::vector<ExchangeTime> times_on_wires(const Plan& plan, const CostModel& costs, const Prediction& p) {
   std::vector<ExchangeTime> times;
   for (const char* wire : kernels::wire_names) times.push_back({wire});
-  std::vector<StagePasses> stages;
+  std::vector<std::vector<const StageForecast*>> stages;  // [stage][microbatch], over and over
   for (int stage = 0; stage < plan.compute.stages(); ++stage)
-    stages.push_back(costs.of(plan.layers, stage).passes);
+    stages.push_back(costs.of_microbatches(plan.layers, stage));
   const double ranks = plan.compute.ranks;
   for (const auto& list : plan.compute.actions) {
     for (const schedule::Action& action : list) {
       const double waits =
           action.kind == schedule::ActionKind::overlapped_pair
-              ? left_to_wait(p.costs.stages[static_cast<size_t>(action.stage)],
-                             p.costs.stages[static_cast<size_t>(action.backward_stage)], action.backward_kind)
+              ? left_to_wait(schedule::cost_of(p.costs, plan.compute, schedule::forward_of(action)),
+                             schedule::cost_of(p.costs, plan.compute, schedule::backward_of(action)),
+                             action.backward_kind)
               : 1;
       schedule::for_each_part(action, [&](const schedule::Action& part) {
-        const PassTime& pass = stages[static_cast<size_t>(part.stage)].of(part.kind);
+        const auto& own = stages[static_cast<size_t>(part.stage)];
+        const PassTime& pass = own[static_cast<size_t>(part.microbatch) % own.size()]->passes.of(part.kind);
         for (size_t wire = 0; wire < times.size(); ++wire) {
           times[wire].exposed += waits * pass.exposed[wire] / ranks;
           times[wire].total += (pass.exposed[wire] + pass.hidden[wire]) / ranks;
@@ -132,6 +134,19 @@ ExchangeTime times_between_stages(const Plan& plan, const Prediction& p) {
   return time;
 }
 
+// As schedule::peak_bytes takes them.
+std::vector<schedule::StageBytes> bytes_in_passes(const CostModel& costs,
+                                                  const pipeline::LayerAssignment& layers,
+                                                  const schedule::Schedule& schedule) {
+  const auto microbatches = static_cast<size_t>(costs.by_microbatch() ? schedule.microbatches : 1);
+  std::vector<schedule::StageBytes> bytes;
+  for (int stage = 0; stage < schedule.stages(); ++stage) {
+    const std::vector<const StageForecast*> own = costs.of_microbatches(layers, stage);
+    for (size_t i = 0; i < microbatches; ++i) bytes.push_back(own[i % own.size()]->bytes);
+  }
+  return bytes;
+}
+
 }  // namespace
 
 std::vector<std::pair<std::string, int64_t>> RankBytes::kinds() const {
@@ -150,17 +165,15 @@ std::vector<OptimizerCost> optimizer_costs(const CostModel& costs, const pipelin
 std::vector<RankBytes> rank_bytes(const CostModel& costs, const pipeline::LayerAssignment& layers,
                                   const schedule::Schedule& schedule) {
   std::vector<RankBytes> ranks(static_cast<size_t>(schedule.ranks));
-  std::vector<schedule::StageBytes> stages;
   for (int stage = 0; stage < schedule.stages(); ++stage) {
     const StageForecast& own = costs.of(layers, stage);
     RankBytes& rank = ranks[static_cast<size_t>(schedule.rank_of(stage))];
     rank.weights += own.held.weights;
     rank.gradients += own.held.gradients;
     rank.buffers = std::max(rank.buffers, own.sum_scratch);
-    stages.push_back(own.bytes);
   }
   const std::vector<OptimizerCost> optimizers = optimizer_costs(costs, layers, schedule);
-  const auto peaks = schedule::peak_bytes(schedule, stages);
+  const auto peaks = schedule::peak_bytes(schedule, bytes_in_passes(costs, layers, schedule));
   for (size_t rank = 0; rank < ranks.size(); ++rank) {
     const schedule::MemorySplit& peak = peaks[rank];
     ranks[rank].gathered = peak.gathered;

@@ -1,8 +1,14 @@
 #include "app/forecast/stage_choices.h"
 
+#include <algorithm>
+#include <cmath>
 #include <cstdint>
+#include <memory>
 #include <optional>
+#include <span>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "app/plan/plan.h"
 #include "models/transformer_stage.h"
@@ -92,7 +98,122 @@ class RecomputeChooser {
   std::vector<schedule::StageBytes> bytes_;  // [stage]
 };
 
+// The levels that microbatches of a plan's stages can have: from `least`, or what a stage recomputes least,
+// to each stage's own.
+class MicrobatchLevels {
+ public:
+  using Bytes = std::vector<schedule::StageBytes>;
+
+  MicrobatchLevels(const Plan& plan, const CostModel& costs, Recompute least) : lowered_(plan.schedule) {
+    std::vector<Recompute> most;
+    for (int stage = 0; stage < lowered_.stages(); ++stage)
+      most.push_back(stage_recompute(plan.job.train.recompute, stage));
+    first_ = static_cast<int>(std::min(least, std::ranges::min(most)));
+    for (size_t level = static_cast<size_t>(first_); level < models::all_recomputes.size(); ++level) {
+      Bytes& bytes = bytes_.emplace_back();
+      std::vector<double>& seconds = seconds_.emplace_back();
+      for (int stage = 0; stage < lowered_.stages(); ++stage) {
+        const StageForecast& own = costs.of(costs.slice(plan.layers, stage), models::all_recomputes[level]);
+        bytes.push_back(own.bytes);
+        seconds.push_back(schedule::duration(own.cost, schedule::ActionKind::backward));
+      }
+    }
+    for (size_t stage = 0; stage < most.size(); ++stage) {
+      levels_.push_back(static_cast<int>(most[stage]) - first_);
+      coarse_.push_back(bytes_[static_cast<size_t>(levels_.back())][stage]);
+    }
+  }
+
+  // Of all microbatches at their stages' levels: what the rank's passes hold at most.
+  int64_t most(int rank) const { return schedule::peak_bytes(lowered_, coarse_, rank).total(); }
+
+  // [stage of the rank][microbatch], with `room` bytes for the rank's passes. `bytes`: [level], by stage or
+  // cell.
+  std::vector<std::vector<Recompute>> choose(int rank, const std::vector<Bytes>& bytes, int64_t room) const {
+    const std::vector<int> cells = schedule::recompute_levels(lowered_, rank, bytes, seconds_, levels_, room);
+    std::vector<std::vector<Recompute>> chosen;
+    for (const int stage : lowered_.stages_of(rank)) {
+      std::vector<Recompute>& own = chosen.emplace_back();
+      for (int mb = 0; mb < lowered_.microbatches; ++mb)
+        own.push_back(models::all_recomputes[static_cast<size_t>(first_ + cells[lowered_.cell(stage, mb)])]);
+    }
+    return chosen;
+  }
+
+  // Of full microbatches; and by cell where microbatches have these parts of all tokens. What passes hold
+  // besides is taken as that of full ones.
+  const std::vector<Bytes>& bytes() const { return bytes_; }
+  std::vector<Bytes> bytes_of(std::span<const double> parts) const {
+    std::vector<Bytes> cells;
+    for (const Bytes& full : bytes_) {
+      Bytes& own = cells.emplace_back();
+      for (const schedule::StageBytes& stage : full) {
+        for (const double part : parts) {
+          schedule::StageBytes& cell = own.emplace_back(stage);
+          for (int64_t schedule::StageBytes::*kept :
+               {&schedule::StageBytes::activation, &schedule::StageBytes::weight_operands})
+            cell.*kept = static_cast<int64_t>(std::ceil(static_cast<double>(cell.*kept) * part));
+        }
+      }
+    }
+    return cells;
+  }
+
+ private:
+  schedule::Schedule lowered_;
+  int first_ = 0;                             // the level that is number 0 here
+  std::vector<Bytes> bytes_;                  // [level][stage]
+  std::vector<std::vector<double>> seconds_;  // [level][stage], of B
+  std::vector<int> levels_;                   // [stage]
+  Bytes coarse_;                              // [stage] at its level
+};
+
+// What train.recompute = "auto" is where memory suffices.
+Recompute least_of_auto(config::JobConfig job) {
+  job.train.recompute = {"auto"};
+  return stage_recompute(plan_base(job).job.train.recompute, 0);
+}
+
 }  // namespace
+
+std::pair<Plan, Prediction> lower_microbatches(Plan plan, Prediction predicted, const CostSource& source,
+                                               double budget, FootprintCache& dry_runs) {
+  const MicrobatchLevels levels(plan, CostModel(dry_runs, plan, source), least_of_auto(plan.job));
+  std::vector<std::vector<Recompute>> chosen(static_cast<size_t>(plan.schedule.stages()));
+  for (int rank = 0; rank < plan.schedule.ranks; ++rank) {
+    const int64_t besides = predicted.bytes[static_cast<size_t>(rank)].total() - levels.most(rank);
+    auto own = levels.choose(rank, levels.bytes(), static_cast<int64_t>(budget) - besides);
+    for (size_t i = 0; const int stage : plan.schedule.stages_of(rank))
+      chosen[static_cast<size_t>(stage)] = std::move(own[i++]);
+  }
+  std::vector<std::string> before = std::exchange(plan.job.train.recompute, recompute_words(chosen));
+  Prediction finer = predict(plan, CostModel(dry_runs, plan, source));
+  if (finer.step_time < predicted.step_time && static_cast<double>(finer.peak_bytes()) <= budget)
+    return {std::move(plan), std::move(finer)};
+  plan.job.train.recompute = std::move(before);
+  return {std::move(plan), std::move(predicted)};
+}
+
+StepRecompute step_recompute(Plan plan, int rank) {
+  std::vector<Recompute> most;
+  for (int stage = 0; stage < plan.schedule.stages(); ++stage)
+    most.push_back(stage_recompute(plan.job.train.recompute, stage));
+  plan.job.train.recompute = recompute_words(most);
+  const std::string& named = plan.job.distributed.pp_costs;
+  const CostModel costs(plan, make_cost_source(plan, named.ends_with(".json") ? "" : named));
+  auto levels = std::make_shared<const MicrobatchLevels>(plan, costs, least_of_auto(plan.job));
+  const int64_t all = rank_bytes(costs, plan.layers, plan.schedule)[static_cast<size_t>(rank)].total();
+  const int64_t room = static_cast<int64_t>(plan.recompute_memory) - (all - levels->most(rank));
+  const int64_t full = plan.job.train.micro_batch_size * plan.job.train.seq_len;
+  // Ranks that share out a list have a row more or less of it.
+  const int64_t rows = 2 * plan.mesh.size(mesh::Group::replica);
+  return [=](std::span<const int64_t> tokens) {
+    std::vector<double> parts;
+    for (const int64_t count : tokens)
+      parts.push_back(std::min(1.0, static_cast<double>(count + rows) / static_cast<double>(full)));
+    return levels->choose(rank, levels->bytes_of(parts), room);
+  };
+}
 
 std::pair<Plan, Prediction> choose_recompute(Plan plan, Prediction predicted, const CostSource& source,
                                              double budget, FootprintCache& dry_runs) {

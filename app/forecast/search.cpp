@@ -72,6 +72,7 @@ class Searcher {
     const bool searches =
         options_.order_effort > 0 && base_.mesh.pp > 1 && base_.job.distributed.pp_sequence_slices <= 1;
     if (searches && !found_.empty()) search_orders();
+    lower_microbatches();
     return std::move(found_);
   }
 
@@ -198,6 +199,21 @@ class Searcher {
     std::ranges::stable_sort(found_, {}, [](const Candidate& c) {
       return std::tuple(!c.fits, c.fits ? c.step_time : 0.0, c.bytes.total());
     });
+  }
+
+  // Of layouts that fit because stages recompute more than the job's word.
+  void lower_microbatches() {
+    for (Candidate& c : found_) {
+      if (!c.fits || c.layout.recompute == base_.job.train.recompute || c.layout.sequence_slices > 1)
+        continue;
+      Plan plan = make_plan(base_, c.layout, *c.lowered);
+      Prediction p = predict(plan, cost_model(c));
+      const auto [finer, prediction] =
+          app::lower_microbatches(std::move(plan), std::move(p), source_, options_.budget, dry_runs_);
+      c.layout.recompute = finer.job.train.recompute;
+      c = predicted(c, prediction);
+    }
+    sort();
   }
 
   // Short searches on the best layouts and on what single moves make of the best of these; then a longer one.

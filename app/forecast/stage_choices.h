@@ -1,7 +1,12 @@
-// What is chosen for each stage of a plan: its layers, and how much it recomputes where memory binds.
+// What is chosen for each stage of a plan: its layers, and how much it and its microbatches recompute where
+// memory binds.
 #pragma once
 
+#include <cstdint>
+#include <functional>
+#include <span>
 #include <utility>
+#include <vector>
 
 #include "app/forecast/cost_model.h"
 #include "app/forecast/costs.h"
@@ -31,5 +36,19 @@ schedule::Schedule with_head(const CostModel& costs, schedule::Schedule compute,
 // `predicted`: its prediction. The plan that recomputes more, and its prediction.
 std::pair<Plan, Prediction> choose_recompute(Plan plan, Prediction predicted, const CostSource& source,
                                              double budget, FootprintCache& dry_runs);
+
+// Lowers what single microbatches recompute (schedule::recompute_levels), at most to what train.recompute =
+// "auto" is where memory suffices, as long as every rank stays within `budget` bytes. The plan as it was
+// where the step gets no shorter. `plan`: one level for each stage, and no sequence slices.
+std::pair<Plan, Prediction> lower_microbatches(Plan plan, Prediction predicted, const CostSource& source,
+                                               double budget, FootprintCache& dry_runs);
+
+// What the microbatches of a step, which have so many tokens, recompute on the stages of one pipeline rank:
+// [stage of the rank, ascending][microbatch].
+using StepRecompute =
+    std::function<std::vector<std::vector<models::Recompute>>(std::span<const int64_t> tokens)>;
+
+// Chooses as lower_microbatches does, within plan.recompute_memory bytes. Takes milliseconds a step.
+StepRecompute step_recompute(Plan plan, int rank);
 
 }  // namespace pptrain::app

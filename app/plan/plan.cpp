@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <functional>
+#include <iterator>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <span>
@@ -58,6 +59,34 @@ bool reshards_after_forward(const config::DistributedSection& distributed) {
 std::vector<std::string> resolved_recompute(std::vector<std::string> words, config::Device device) {
   if (words == std::vector<std::string>{"auto"}) words = {device == config::Device::cpu ? "none" : "cheap"};
   return words;
+}
+
+// Levels of microbatches in runs, of which the last ones are left out where they only repeat the first ones.
+std::string word_of(std::span<const models::Recompute> levels) {
+  size_t period = 1;
+  while (!std::ranges::equal(levels.subspan(period), levels.first(levels.size() - period))) ++period;
+  levels = levels.first(period);
+  if (period == 1) return std::string(models::to_string(levels[0]));
+  std::string word;
+  for (size_t begin = 0; begin < period;) {
+    size_t end = begin + 1;
+    while (end < period && levels[end] == levels[begin]) ++end;
+    word += fmt::format("{}{}:{}", begin > 0 ? "/" : "", models::to_string(levels[begin]), end - begin);
+    begin = end;
+  }
+  return word;
+}
+
+// Of one stage: the most that it recomputes, and how many of its microbatches recompute less.
+std::string describe_stage(std::span<const models::Recompute> levels, int64_t microbatches) {
+  std::map<models::Recompute, int64_t, std::greater<>> counts;
+  for (int64_t i = 0; i < microbatches; ++i) ++counts[levels[static_cast<size_t>(i) % levels.size()]];
+  std::string text(models::to_string(counts.begin()->first)), less;
+  for (auto level = std::next(counts.begin()); level != counts.end(); ++level)
+    less += fmt::format("{}{}{} {}", less.empty() ? "" : ", ", level->second,
+                        less.empty() ? fmt::format(" of {} microbatches", microbatches) : "",
+                        models::to_string(level->first));
+  return less.empty() ? text : fmt::format("{} ({})", text, less);
 }
 
 // Is nothing in the job that a spread head does not go with?
@@ -167,7 +196,8 @@ std::string choices_of(const Plan& plan) {
                         {"searched", plan.searched},
                         {"named", plan.named},
                         {"named_time", plan.named_time},
-                        {"keeps_schedule", plan.keeps_schedule}}
+                        {"keeps_schedule", plan.keeps_schedule},
+                        {"recompute_memory", plan.recompute_memory}}
       .dump();
 }
 
@@ -191,6 +221,7 @@ Plan with_choices(const Plan& stand_in, const std::string& choices) {
   chosen.at("named").get_to(plan.named);
   chosen.at("named_time").get_to(plan.named_time);
   chosen.at("keeps_schedule").get_to(plan.keeps_schedule);
+  chosen.at("recompute_memory").get_to(plan.recompute_memory);
   plan.reads_data = stand_in.reads_data;
   return plan;
 }
@@ -345,24 +376,49 @@ void check_recompute(std::span<const std::string> words, int stages) {
       fmt::format("{} words for {} stages: give one for all, or one for each", words.size(), stages));
 }
 
+std::vector<models::Recompute> microbatch_recompute(std::span<const std::string> words, int stage) {
+  const std::string& word = words.size() == 1 ? words[0] : words[static_cast<size_t>(stage)];
+  std::vector<models::Recompute> levels;
+  for (size_t begin = 0; begin <= word.size();) {
+    const size_t end = std::min(word.find('/', begin), word.size());
+    const size_t colon = std::min(word.find(':', begin), end);
+    const models::Recompute level = models::make_recompute(word.substr(begin, colon - begin));
+    const size_t count = colon == end ? 1 : std::stoul(word.substr(colon + 1, end - colon - 1));
+    levels.insert(levels.end(), count, level);
+    begin = end + 1;
+  }
+  return levels;
+}
+
 models::Recompute stage_recompute(std::span<const std::string> words, int stage) {
-  return models::make_recompute(words.size() == 1 ? words[0] : words[static_cast<size_t>(stage)]);
+  return std::ranges::max(microbatch_recompute(words, stage));
+}
+
+bool recomputes_by_microbatch(std::span<const std::string> words) {
+  return std::ranges::any_of(words, [](const std::string& word) { return word.find(':') != word.npos; });
 }
 
 std::vector<std::string> recompute_words(std::span<const models::Recompute> stages) {
+  std::vector<std::vector<models::Recompute>> levels;
+  for (const models::Recompute stage : stages) levels.push_back({stage});
+  return recompute_words(levels);
+}
+
+std::vector<std::string> recompute_words(std::span<const std::vector<models::Recompute>> stages) {
   std::vector<std::string> words;
-  for (const models::Recompute recompute : stages) words.emplace_back(models::to_string(recompute));
+  for (const std::vector<models::Recompute>& levels : stages) words.push_back(word_of(levels));
   if (std::ranges::adjacent_find(words, std::ranges::not_equal_to()) == words.end()) words.resize(1);
   return words;
 }
 
-std::string describe_recompute(std::span<const std::string> words) {
+std::string describe_recompute(std::span<const std::string> words, int64_t microbatches) {
   std::string text;
   for (size_t begin = 0; begin < words.size();) {
     size_t end = begin + 1;
     while (end < words.size() && words[end] == words[begin]) ++end;
     if (!text.empty()) text += ", ";
-    text += end - begin > 1 ? fmt::format("{} {}", end - begin, words[begin]) : words[begin];
+    if (end - begin > 1) text += fmt::format("{} ", end - begin);
+    text += describe_stage(microbatch_recompute(words, static_cast<int>(begin)), microbatches);
     begin = end;
   }
   return text;

@@ -68,6 +68,9 @@ struct Plan : PlanBase {
   std::string named{};               // which named schedule of the job is the fastest; "" where none fits
   double named_time = 0;             // s of its step
   bool keeps_schedule = false;       // its order was found at the start: searched, or with a spread head
+  // Bytes of a rank within which each step chooses what its microbatches recompute, by their numbers of
+  // tokens; 0: all steps recompute as the job says.
+  double recompute_memory = 0;
   bool awaits_choices = false;  // a stand-in until with_choices(): rank 0 chooses what the job leaves open
   bool reads_data = true;       // otherwise ranks do not compare the job's data, which may be elsewhere
 };
@@ -132,7 +135,8 @@ Identity identity(const Plan& plan);
 std::string fingerprint(const Plan& plan);
 std::string fingerprint(const Identity& identity);
 
-// --- train.recompute as stages see it: one word for all of them, or one for each.
+// --- train.recompute as stages see it: one word for all of them, or one for each. A word is a level, or
+// levels of the microbatches one after the other, which then repeat: "full:3/cheap:2".
 
 // Throws UsageError if the words are several with an "auto", whatever the number of stages.
 void check_recompute_words(std::span<const std::string> words);
@@ -140,12 +144,21 @@ void check_recompute_words(std::span<const std::string> words);
 // The same, and if they are neither one nor as many as the stages.
 void check_recompute(std::span<const std::string> words, int stages);
 
+// Of a stage: microbatch i has level i % size.
+std::vector<models::Recompute> microbatch_recompute(std::span<const std::string> words, int stage);
+// The most that one of them recomputes.
 models::Recompute stage_recompute(std::span<const std::string> words, int stage);
+
+// Has a stage microbatches of several levels?
+bool recomputes_by_microbatch(std::span<const std::string> words);
 
 // The words for these stages: a single one where all are alike.
 std::vector<std::string> recompute_words(std::span<const models::Recompute> stages);
+// The same for the levels of their microbatches, [stage][microbatch].
+std::vector<std::string> recompute_words(std::span<const std::vector<models::Recompute>> stages);
 
-// "full", or in runs of equal stages "2 full, cheap, 5 none".
-std::string describe_recompute(std::span<const std::string> words);
+// "full", or in runs of equal stages "2 full, cheap, 5 none"; of a stage with several levels, with so many
+// microbatches a step: "full (6 of 16 microbatches cheap)".
+std::string describe_recompute(std::span<const std::string> words, int64_t microbatches);
 
 }  // namespace pptrain::app

@@ -81,6 +81,7 @@ void RankModel::add_stage(int index, models::Seams seams) {
       grows ? with_all_positions(plan.model, plan.job) : plan.model,
       models::stage_slice(plan.layers, index, head_parts(plan)),
       stage_recompute(plan.job.train.recompute, index), seams);
+  own.stage->recompute_by_microbatch(microbatch_recompute(plan.job.train.recompute, index));
   own.stage->materialise(context_.device, compute_dtype(plan.job),
                          /*with_gradients=*/purpose_ == Purpose::train, shard_place(mesh::Group::fsdp),
                          shard_place(mesh::Group::efsdp));
@@ -180,6 +181,10 @@ void RankModel::load(const checkpoint::Reader& reader, comm::Communicator& comm)
 
 std::vector<checkpoint::StageContents> RankModel::contents() const {
   return contents_of(context_, stages_);
+}
+
+void RankModel::recompute_by_microbatch(std::span<const std::vector<models::Recompute>> levels) {
+  for (size_t i = 0; i < stages_.size(); ++i) stages_[i].stage->recompute_by_microbatch(levels[i]);
 }
 
 void RankModel::zero_grad() {

@@ -52,6 +52,9 @@ class RankModel {
   void load(const checkpoint::Reader& reader, comm::Communicator& comm);
   std::vector<checkpoint::StageContents> contents() const;
 
+  // Of the steps from now on, [stage][microbatch]; instead of what the job says.
+  void recompute_by_microbatch(std::span<const std::vector<models::Recompute>> levels);
+
   void zero_grad();  // before a run of the schedule, whose end completes the gradients
   void sum_tied_gradients();
   kernels::ExactSum squared_norm();  // of the summed, unscaled gradients: this rank's term of norm()

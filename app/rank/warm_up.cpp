@@ -58,19 +58,38 @@ at::Tensor made_up(at::Tensor boundary) {
   return boundary.copy_(values.mul_(12.9898).sin_().view_as(boundary));
 }
 
+// That microbatches of the stage can have.
+std::vector<models::Recompute> levels_of(const Plan& plan, int stage) {
+  const auto given = microbatch_recompute(plan.job.train.recompute, stage);
+  std::vector<models::Recompute> levels;
+  for (const models::Recompute level : models::all_recomputes) {
+    const bool chosen_in_steps = plan.recompute_memory > 0 && level <= std::ranges::max(given);
+    if (chosen_in_steps || std::ranges::find(given, level) != given.end()) levels.push_back(level);
+  }
+  return levels;
+}
+
 class StageWarmUp {
  public:
-  StageWarmUp(const pipeline::StageWithWeights& own, const data::Microbatch& data, int head_parts)
-      : stage_(own.stage), weights_(own.weights), data_(data), head_parts_(head_parts) {}
+  // Passes of the first `microbatches` of the stage.
+  StageWarmUp(const pipeline::StageWithWeights& own, const data::Microbatch& data, int microbatches,
+              int head_parts)
+      : stage_(own.stage),
+        weights_(own.weights),
+        data_(data),
+        microbatches_(microbatches),
+        head_parts_(head_parts) {}
 
   // The first product of a gradient overwrites it, with another kernel than those that add to it.
   // `evaluates`: the stage also computes losses without gradients.
   void run(const Backward& backward, bool evaluates) {
     constexpr int rounds = 2;
     weights_.unshard(ActionKind::forward);
-    for (int round = 0; round < rounds; ++round) {
-      if (backward.at_once) run_at_once();
-      if (backward.split) run_split();
+    for (int microbatch = 0; microbatch < microbatches_; ++microbatch) {
+      for (int round = 0; round < rounds; ++round) {
+        if (backward.at_once) run_at_once(microbatch);
+        if (backward.split) run_split(microbatch);
+      }
     }
     if (stage_.has_head_part()) run_head(rounds);
     if (evaluates) evaluate();
@@ -84,17 +103,17 @@ class StageWarmUp {
   void begin(ActionKind kind, std::optional<ActionKind> next) {
     weights_.begin_pass({.kind = kind, .next = next, .reduce_follows = false});
   }
-  void run_at_once() {
-    forward(ActionKind::backward);
+  void run_at_once(int microbatch) {
+    forward(microbatch, ActionKind::backward);
     begin(ActionKind::backward, ActionKind::forward);
-    stage_.backward(0, gradient());
+    stage_.backward(microbatch, gradient());
   }
-  void run_split() {
-    forward(ActionKind::backward_input);
+  void run_split(int microbatch) {
+    forward(microbatch, ActionKind::backward_input);
     begin(ActionKind::backward_input, ActionKind::forward);
-    stage_.backward_input(0, gradient());
+    stage_.backward_input(microbatch, gradient());
     begin(ActionKind::backward_weight, ActionKind::forward);
-    stage_.backward_weight(0);
+    stage_.backward_weight(microbatch);
   }
   // With the rank's own statistics in the place of all.
   void run_head(int rounds) {
@@ -110,9 +129,9 @@ class StageWarmUp {
     begin(ActionKind::forward, std::nullopt);
     stage_.forward_only(data_, stage_.is_first() ? at::Tensor() : boundary());
   }
-  void forward(ActionKind next) {
+  void forward(int microbatch, ActionKind next) {
     begin(ActionKind::forward, next);
-    stage_.forward(0, data_, stage_.is_first() ? at::Tensor() : boundary());
+    stage_.forward(microbatch, data_, stage_.is_first() ? at::Tensor() : boundary());
   }
   at::Tensor gradient() const { return stage_.is_last() ? at::Tensor() : boundary(); }
   at::Tensor boundary() const { return made_up(stage_.empty_boundary(data_)); }
@@ -120,6 +139,7 @@ class StageWarmUp {
   pipeline::Stage& stage_;
   pipeline::WeightActions& weights_;
   const data::Microbatch& data_;
+  int microbatches_;
   int head_parts_;
 };
 
@@ -139,12 +159,19 @@ void warm_up(const RunContext& context, RankModel& model, std::span<const data::
   const std::vector<pipeline::StageWithWeights> stages = model.pipeline_stages();
   model.zero_grad();
   const std::vector<const data::Microbatch*> lists = lengths(microbatches, context.job);
+  std::vector<std::vector<models::Recompute>> levels, given;  // [stage][microbatch]
+  for (const pipeline::StageWithWeights& own : stages) {
+    levels.push_back(levels_of(context.plan, own.stage.index()));
+    given.push_back(microbatch_recompute(context.job.train.recompute, own.stage.index()));
+  }
   const auto run = [&] {
     for (const data::Microbatch* data : lists) {
-      for (const pipeline::StageWithWeights& own : stages)
-        StageWarmUp(own, *data, head_parts(context.plan)).run(backward, evaluates);
+      for (size_t i = 0; i < stages.size(); ++i)
+        StageWarmUp(stages[i], *data, static_cast<int>(levels[i].size()), head_parts(context.plan))
+            .run(backward, evaluates);
     }
   };
+  model.recompute_by_microbatch(levels);
   // Without such receives a kernel that is loaded in a step costs its time alone.
   const bool waits = context.mesh.along(mesh::Axis::pp).holds_device();
   if (waits && context.job.model.num_experts > 0) {
@@ -152,6 +179,7 @@ void warm_up(const RunContext& context, RankModel& model, std::span<const data::
   } else {
     run();
   }
+  model.recompute_by_microbatch(given);
   for (const pipeline::StageWithWeights& own : stages) own.stage.parameters().zero_grad();
   if (context.device.is_cpu()) return;
   c10::impl::VirtualGuardImpl(context.device.type()).getStream(context.device).synchronize();

@@ -106,6 +106,7 @@ class Resolver {
   std::optional<Plan> choose(const PlanBase& base, const CostSource& costs);
   std::optional<Plan> best_plan(const PlanBase& base, const CostSource& costs);
   static const Candidate& first_choice(std::span<const Candidate> found);
+  static bool chooses_in_steps(const PlanBase& base, const Candidate& best);
   static Plan searched_plan(const PlanBase& base, const Candidate& best, std::span<const Candidate> found);
   Plan plan_by_cost(PlanBase base, const CostSource& source, config::HeadPlace head);
   Plan plan_by_cost(const PlanBase& base, const CostSource& source);
@@ -256,10 +257,11 @@ std::optional<Plan> Resolver::best_plan(const PlanBase& base, const CostSource& 
   const std::vector<Candidate> found = search(
       base, costs, {.budget = budget, .order_effort = asked ? 75 : 10, .order_gain = asked ? 0 : least_gain});
   const Candidate& best = first_choice(found);
-  if (best.fits && (asked || best.is_order())) return searched_plan(base, best, found);
   if (best.fits) {
-    Plan plan = make_plan(base, best.layout, *best.lowered);
-    plan.keeps_schedule = plan.compute.spread_head;
+    const bool searched = asked || best.is_order();
+    Plan plan = searched ? searched_plan(base, best, found) : make_plan(base, best.layout, *best.lowered);
+    if (!searched) plan.keeps_schedule = plan.compute.spread_head;
+    if (chooses_in_steps(base, best)) plan.recompute_memory = budget;
     return plan;
   }
   const bool could_recompute =
@@ -267,7 +269,8 @@ std::optional<Plan> Resolver::best_plan(const PlanBase& base, const CostSource& 
   report_({"distributed.pp_memory_gb", schedule_key, "distributed.pp"},
           fmt::format("no schedule fits into {:.2f} GB a rank: the leanest, {} with recompute = \"{}\", "
                       "needs {:.2f} GB. Use more ranks, or smaller microbatches{}",
-                      budget / 1e9, best.layout.schedule, describe_recompute(best.layout.recompute),
+                      budget / 1e9, best.layout.schedule,
+                      describe_recompute(best.layout.recompute, best.layout.grad_accum_steps),
                       static_cast<double>(best.bytes.total()) / 1e9,
                       could_recompute ? ", or train.recompute = \"auto\"" : ""));
   return std::nullopt;
@@ -323,6 +326,13 @@ Plan Resolver::plan_by_cost(PlanBase base, const CostSource& source, config::Hea
   Plan plan = make_plan(base, layout, schedule::lower(std::move(compute), lower_options(base)));
   plan.keeps_schedule = finds_order;
   return plan;
+}
+
+// Do stages recompute more than they would with enough memory, and steps differ in their microbatches? Not
+// where data ranks exchange experts' rows, for which they must recompute alike, and not in sequence slices.
+bool Resolver::chooses_in_steps(const PlanBase& base, const Candidate& best) {
+  return best.layout.recompute != base.job.train.recompute && best.layout.sequence_slices == 1 &&
+         base.job.data.lengths != config::Lengths::fixed && seen_by_passes(base.mesh).dp_shard == 1;
 }
 
 using FinishJob = decltype(config::Hooks::finish);

@@ -77,7 +77,7 @@ StepPace planned(const Plan& plan, const CostSource& source) {
     RankShares& shares = pace.ranks[rank];
     for (const schedule::Action& action : schedule::timed_actions(plan.compute.actions[rank]))
       shares[place(share_of(action.kind))] +=
-          schedule::duration(p.costs.stages[static_cast<size_t>(action.stage)], action.kind);
+          schedule::duration(schedule::cost_of(p.costs, plan.compute, action), action.kind);
     shares[place(Share::other_work)] += p.optimizer_time[rank] + costs.overhead();
     shares[place(Share::transfers)] = p.pipeline.ranks[rank].wait_for_transfer;
   }

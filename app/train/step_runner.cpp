@@ -7,8 +7,11 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <cstdint>
+#include <span>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "app/rank/not_finite.h"
 #include "core/base/log.h"
@@ -30,6 +33,13 @@ double clip_coefficient(double norm, double max_norm) {
 // What sums over a step's valid tokens are divided by.
 double divisor(const StepResult& step) {
   return static_cast<double>(std::max<int64_t>(step.valid_tokens, 1));
+}
+
+// Of whole lists, of which ranks may have parts.
+std::vector<int64_t> tokens_of(std::span<const data::Microbatch> microbatches) {
+  std::vector<int64_t> tokens;
+  for (const data::Microbatch& microbatch : microbatches) tokens.push_back(microbatch.segments.tokens());
+  return tokens;
 }
 
 void log_memory(int64_t step, at::Device device) {
@@ -97,6 +107,8 @@ StepRunner::StepRunner(RunContext& context, RankModel& model, data::DataLoader& 
       profile_(context, executor_),
       anomaly_(context.job.train.max_skipped_steps) {
   executor_.report_to(context.activity, context.device);
+  if (context.plan.recompute_memory > 0)
+    recompute_ = step_recompute(context.plan, context.mesh.coordinate(mesh::Axis::pp));
   if (context.job.optimizer.post_validation) {
     executor_.prepare_validation(context.plan.schedule);
     post_validation_.emplace(context, model);
@@ -150,6 +162,7 @@ StepResult StepRunner::run_pipeline() {
   const auto begin = Clock::now();
   const data::Step step = profile_.timed(Phase::data, [&] { return loader_.step(state_.next_sample); });
   const double data_wait = seconds_since(begin);
+  if (recompute_) model_.recompute_by_microbatch(recompute_(tokens_of(step.microbatches)));
   if (pending()) {
     executor_.run(step.microbatches, [this] { return validate(); });
   } else {

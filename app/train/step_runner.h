@@ -6,6 +6,7 @@
 #include <optional>
 #include <vector>
 
+#include "app/forecast/stage_choices.h"
 #include "app/plan/run_context.h"
 #include "app/rank/post_validation.h"
 #include "app/rank/rank_model.h"
@@ -55,6 +56,7 @@ class StepRunner {
   checkpoint::RunState& state_;
   const std::vector<StepListener*>& listeners_;
   pipeline::Executor executor_;
+  StepRecompute recompute_;  // empty where all steps recompute alike
   StepProfile profile_;
   std::optional<PostValidation> post_validation_;
   std::unique_ptr<LoadSum> expert_loads_;  // of a model with experts

@@ -67,6 +67,7 @@ struct Option {
   std::vector<std::string> literals;     // of a string or a list of them: the only ones allowed, if not empty
   std::string unset_word;                // of an optional: the word that leaves it unset, "auto"
   std::string alone;                     // of a list: a literal that stands for all of it, or is not there
+  bool in_runs = false;                  // literals but `alone` may also stand in runs: "cheap:2/full:3"
   std::vector<std::string> known_words;  // of a string: values to propose, among others that are allowed
   std::vector<std::pair<std::string, std::string>> refusals;  // literals refused for a reason of their own
   std::optional<size_t> length;                               // of a list
@@ -93,6 +94,7 @@ struct Option {
   Option& one_of(std::vector<std::string> values) { return set(&Option::literals, std::move(values)); }
   Option& unset_as(std::string word) { return set(&Option::unset_word, std::move(word)); }
   Option& alone_in_list(std::string literal) { return set(&Option::alone, std::move(literal)); }
+  Option& or_runs() { return set(&Option::in_runs, true); }
   Option& such_as(std::vector<std::string> values) { return set(&Option::known_words, std::move(values)); }
   Option& refuse(std::string literal, std::string reason);
   Option& any_case() { return set(&Option::ignores_case, true); }

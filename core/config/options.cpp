@@ -555,14 +555,18 @@ void add_train(std::vector<Option>& options) {
       .refuse("fp16", "fp16 is refused: use bf16")
       .refuse("float16", "fp16 is refused: use bf16")
       .refuse("half", "fp16 is refused: use bf16");
-  train("recompute", &TrainSection::recompute,
-        "Activations that are not saved but recomputed in the backward pass, with the same bits. none: "
-        "everything is saved. cheap: the norms' outputs and the MLP's product of gate and up, which need no "
-        "GEMM. selective: the norms' outputs and the MLP's inner activations. full: all but each block's "
-        "input. auto: cheap on GPUs, none on CPUs; with pp_schedule = \"auto\" or \"search\", more on stages "
-        "that do not fit, and less under a searched order that has room. A list has a word for each stage, "
-        "first to last.")
+  train(
+      "recompute", &TrainSection::recompute,
+      "Activations that are not saved but recomputed in the backward pass, with the same bits. none: "
+      "everything is saved. cheap: the norms' outputs and the MLP's product of gate and up, which need no "
+      "GEMM. selective: the norms' outputs and the MLP's inner activations. full: all but each block's "
+      "input. auto: cheap on GPUs, none on CPUs; with pp_schedule = \"auto\" or \"search\", more on stages "
+      "that do not fit, and less under a searched order that has room. Of stages that recompute more, "
+      "microbatches that have room recompute less; where data.lengths is exact or padded, each step chooses "
+      "them. A list has a word for each stage, first to last. \"full:3/cheap:2\": full for three "
+      "microbatches, cheap for two, and so on in turns.")
       .one_of({"auto", "none", "cheap", "selective", "full"})
+      .or_runs()
       .alone_in_list("auto")
       .decides(Effect::layout);
   train("overlap_weight_gradients", &TrainSection::overlap_weight_gradients,

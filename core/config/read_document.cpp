@@ -369,10 +369,27 @@ class Reader {
     return option.literals.empty() ? "" : take_literal(option, out);
   }
 
+  // "cheap:2/full:3".
+  static bool is_in_runs(const Option& option, std::string_view text) {
+    constexpr size_t most_digits = 5;
+    for (;;) {
+      const std::string_view run = text.substr(0, text.find('/')), word = run.substr(0, run.find(':'));
+      const std::string_view count = run.substr(std::min(run.size(), word.size() + 1));
+      const bool is_count = !count.empty() && count.size() <= most_digits && count.front() != '0' &&
+                            count.find_first_not_of("0123456789") == std::string_view::npos;
+      if (!is_count || word == option.alone ||
+          std::ranges::find(option.literals, word) == option.literals.end())
+        return false;
+      if (run.size() == text.size()) return true;
+      text.remove_prefix(run.size() + 1);
+    }
+  }
+
   static Fault take_literal(const Option& option, std::string& text) {
     const std::string given = text;
     if (option.ignores_case) text = to_lower(given);
     if (std::ranges::find(option.literals, text) != option.literals.end()) return "";
+    if (option.in_runs && is_in_runs(option, text)) return "";
     const auto refusal =
         std::ranges::find(option.refusals, to_lower(given), &std::pair<std::string, std::string>::first);
     if (refusal != option.refusals.end())

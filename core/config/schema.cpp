@@ -57,11 +57,21 @@ std::string any_case_pattern(const std::vector<std::string>& words) {
   return pattern + ")$";
 }
 
+// "^(none|full):[1-9][0-9]{0,4}(/(none|full):[1-9][0-9]{0,4})*$".
+std::string pattern_of_runs(const Option& option) {
+  std::vector<std::string> words = option.literals;
+  std::erase(words, option.alone);
+  const std::string run = fmt::format("({}):[1-9][0-9]{{0,4}}", fmt::join(words, "|"));
+  return fmt::format("^{0}(/{0})*$", run);
+}
+
 // Where other words than those that an editor should propose are allowed too, the value is any of both.
 Json string_schema(const Option& option) {
   Json schema = {{"type", "string"}};
   if (!option.literals.empty()) {
     schema["enum"] = option.literals;
+    if (option.in_runs)
+      return {{"anyOf", {schema, Json{{"type", "string"}, {"pattern", pattern_of_runs(option)}}}}};
     if (!option.ignores_case) return schema;
     return {{"anyOf", {schema, Json{{"type", "string"}, {"pattern", any_case_pattern(option.literals)}}}}};
   }

@@ -28,13 +28,14 @@ struct Passes {
 };
 
 Passes run(const models::BlockConfig& config, const models::Seams& seams, const nn::TokenInfo& tokens,
-           const Tensor& x, const Tensor& dy, nn::WeightGradQueue::Mode mode) {
+           const Tensor& x, const Tensor& dy, nn::WeightGradQueue::Mode mode, models::Recompute recompute) {
   const c10::InferenceMode inference;
   nn::ParameterGroup group;
   models::Block block(group, "layers.0", config, seams);
   group.materialise(at::kCPU, at::kFloat);
   group.initialise(3);
   models::Block::Saved saved;
+  saved.recompute = recompute;
   models::Residual out = block.forward({.stream = x.clone(), .delta = {}}, tokens, saved);
   nn::WeightGradQueue queue(mode);
   Passes passes{.y = out.stream + out.delta,
@@ -59,7 +60,6 @@ TEST_CASE("a block of ranks that share out its rows and insides gives the rows o
   model.heads = 4;
   model.kv_heads = 2;
   models::BlockConfig config = models::block_config(model, 0);
-  config.recompute = recompute;
   config.init_std = config.attention.init_std = config.attention.o_init_std = 0.2;
   const data::Microbatch data = random_documents(model, {5, 8}, 1);
   const nn::TokenInfo tokens{.positions = data.positions,
@@ -67,7 +67,7 @@ TEST_CASE("a block of ranks that share out its rows and insides gives the rows o
                              .ropes = {nn::make_rope_table({.dim = model.head_dim, .theta = model.rope_theta},
                                                            model.max_seq, at::kCPU)}};
   const Tensor x = at::randn({13, model.hidden}), dy = at::randn({13, model.hidden});
-  const Passes plain = run(config, {}, tokens, x, dy, mode);
+  const Passes plain = run(config, {}, tokens, x, dy, mode, recompute);
   Passes ranks[2];
   comm::run_thread_ranks(2, [&](comm::Communicator& tp) {
     at::set_num_threads(1);
@@ -76,7 +76,7 @@ TEST_CASE("a block of ranks that share out its rows and insides gives the rows o
     const auto own = [&](const Tensor& rows) {
       return rows.narrow(0, cut.begin(13, cut.rank), cut.count(13));
     };
-    ranks[r] = run(config, models::make_seams({.tp = &tp}), tokens, own(x), own(dy), mode);
+    ranks[r] = run(config, models::make_seams({.tp = &tp}), tokens, own(x), own(dy), mode, recompute);
   });
   CHECK(relative_error(at::cat({ranks[0].y, ranks[1].y}), plain.y) < 1e-5);
   CHECK(relative_error(at::cat({ranks[0].dx, ranks[1].dx}), plain.dx) < 1e-5);

@@ -187,6 +187,9 @@ TEST_CASE("no list of documents takes more memory than full rows, for which memo
     CAPTURE(cp, static_cast<int>(kind), static_cast<int>(recompute), tokens, starts.size());
     CHECK(own.activation <= full.activation);
     CHECK(own.weight_operands <= full.weight_operands);
+    // In the proportion of the tokens, but for a row more or less that a rank has of them.
+    CHECK(own.activation * rows * seq <= full.activation * (tokens + 2 * cp));
+    CHECK(own.weight_operands * rows * seq <= full.weight_operands * (tokens + 2 * cp));
     CHECK(own.boundary <= full.boundary);
     CHECK(own.forward <= full.forward);
     CHECK(own.backward <= full.backward);

@@ -164,10 +164,13 @@ class Simulator {
         latency_(expanded(costs.latency, static_cast<size_t>(std::max(schedule.stages() - 1, 1)), 0.0,
                           "latencies")),
         head_latency_(costs.head_latency),
+        cells_(costs.cells),
         end_f_(schedule.cells()),
         end_b_(schedule.cells()),
         free_(expanded(start.free, static_cast<size_t>(schedule.ranks), 0.0, "starting times")),
         last_end_(static_cast<size_t>(schedule.ranks)) {
+    if (!cells_.empty() && cells_.size() != s_.cells())
+      throw Error(fmt::format("simulate: costs of {} cells for {}", cells_.size(), s_.cells()));
     if (!costs.exchange.empty()) {
       exchange_.emplace(s_, expanded(costs.exchange, static_cast<size_t>(s_.stages()), {}, "exchange costs"),
                         costs.streamed);
@@ -236,11 +239,15 @@ class Simulator {
     return {made, std::max(made, messages_ ? posted[cell] : 0.0) + latency_[boundary]};
   }
 
+  const StageCost& cost(const Action& part) const {
+    return cells_.empty() ? costs_[part.stage] : cells_[s_.cell(part.stage, part.microbatch)];
+  }
+
   double duration(const Action& action) const {
     if (action.kind == ActionKind::overlapped_pair) {
-      return pair_duration(costs_[action.stage], costs_[action.backward_stage], action.backward_kind);
+      return pair_duration(cost(forward_of(action)), cost(backward_of(action)), action.backward_kind);
     }
-    return schedule::duration(costs_[action.stage], action.kind);
+    return schedule::duration(cost(action), action.kind);
   }
 
   void step(int rank, size_t i, const Action& action) {
@@ -302,8 +309,9 @@ class Simulator {
   std::vector<StageCost> costs_;
   std::vector<double> latency_;
   double head_latency_;
-  std::vector<double> end_s_, end_t_;  // [microbatch] of the last rank so far that did it; empty without
-  std::vector<double> end_f_;          // [stage x microbatch]
+  const std::vector<StageCost>& cells_;  // in the place of costs_, if there are some
+  std::vector<double> end_s_, end_t_;    // [microbatch] of the last rank so far that did it; empty without
+  std::vector<double> end_f_;            // [stage x microbatch]
   std::vector<double> end_b_;
   std::vector<double> posted_f_;  // by the receiver's stage; empty without communication
   std::vector<double> posted_b_;
@@ -352,6 +360,11 @@ double duration(const StageCost& cost, ActionKind kind) {
     default:
       return cost.backward >= 0 ? cost.backward : cost.backward_input + cost.backward_weight;
   }
+}
+
+StageCost cost_of(const Costs& costs, const Schedule& schedule, const Action& pass) {
+  return costs.cells.empty() ? one_for(costs.stages, pass.stage)
+                             : costs.cells[schedule.cell(pass.stage, pass.microbatch)];
 }
 
 double Simulation::bubble(int rank) const {

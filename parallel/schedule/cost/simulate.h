@@ -46,6 +46,8 @@ struct Costs {
   // What UNSHARD and REDUCE_GRAD take, per stage; a single one serves all, none: no time.
   std::vector<ExchangeCost> exchange{};
   bool streamed = false;  // each F, B and I gathers weights anew; otherwise UNSHARD gathers them for all
+  // By cell (Schedule::cell), in the place of `stages` where microbatches of a stage differ; else none.
+  std::vector<StageCost> cells{};
 };
 
 // Element `index` of what is given for each, or once for all; T{} where nothing is.
@@ -54,6 +56,9 @@ T one_for(const std::vector<T>& given, int index) {
   if (given.empty()) return {};
   return given[given.size() == 1 ? 0 : static_cast<size_t>(index)];
 }
+
+// Of the pass's microbatch on its stage.
+StageCost cost_of(const Costs& costs, const Schedule& schedule, const Action& pass);
 
 struct Span {
   double start = 0;

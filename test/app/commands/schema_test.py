@@ -154,9 +154,9 @@ class Schema(unittest.TestCase):
             self.assertLessEqual(set(values), refused, said)
 
     def test_words_and_lists(self):
-        for value in ("full", ["full"], ["none", "cheap"], "auto", ["auto"]):
+        for value in ("full", ["full"], ["none", "cheap"], "auto", ["auto"], "full:3/none:12", ["none", "full:3/none:1"]):
             self.assertEqual(faults(given("train.recompute", value)), set())
-        for value in ("nonsense", [], ["none", "nonsense"], [1], ["none", "auto"], ["auto", "auto"]):
+        for value in ("nonsense", [], ["none", "nonsense"], [1], ["none", "auto"], ["auto", "auto"], "full:3/none", "auto:1", "full:0"):
             self.assertTrue(faults(given("train.recompute", value)), value)
         for value in ("even", "1|*|*|1", [3, 1]):
             self.assertEqual(faults(given("distributed.pp_split", value)), set())

@@ -18,6 +18,7 @@
 #include "app/trace/trace_file.h"
 #include "core/base/error.h"
 #include "models/flops.h"
+#include "parallel/schedule/cost/memory.h"
 #include "parallel/schedule/render/text_layout.h"
 #include "test/app/small_job.h"
 #include "test/support/catch.h"
@@ -222,6 +223,112 @@ TEST_CASE("where memory binds, the rank that is too full recomputes, and as litt
   CHECK(words(1e15) == std::vector<std::string>{"none"});
 }
 
+TEST_CASE("microbatches recompute less than their stage where the rank has room, and the step is shorter") {
+  const Overrides layout =
+      with(bench_sizes(),
+           Overrides{"distributed.pp=4", "distributed.pp_stages_per_rank=1", "distributed.pp_split=3,2,2,1"});
+  for (const std::string name : {"1f1b", "zb_h1", "gpipe"}) {
+    const app::Plan plan = plan_with(with(layout, {"distributed.pp_schedule=" + name}));
+    const CostSource source = app::make_cost_source(plan, "");
+    const app::Prediction none = app::predict(plan, source);
+    app::FootprintCache dry_runs(plan.model);
+    const auto least =
+        static_cast<double>(app::choose_recompute(plan, none, source, 1, dry_runs).second.peak_bytes());
+    for (const double part : {.3, .6, .9}) {
+      const double budget = least + part * (static_cast<double>(none.peak_bytes()) - least);
+      const auto [coarse, before] = app::choose_recompute(plan, none, source, budget, dry_runs);
+      const auto [finer, after] = app::lower_microbatches(coarse, before, source, budget, dry_runs);
+      CAPTURE(name, part, coarse.job.train.recompute, finer.job.train.recompute);
+      REQUIRE(static_cast<double>(before.peak_bytes()) <= budget);
+      CHECK(static_cast<double>(after.peak_bytes()) <= budget);
+      CHECK(after.step_time < before.step_time);
+      CHECK(after.step_time >= none.step_time);
+      CHECK(app::recomputes_by_microbatch(finer.job.train.recompute));
+      // What the report and a run read is the plan itself, and it is a job again.
+      const app::Prediction again = app::predict(finer, source);
+      CHECK(again.step_time == after.step_time);
+      CHECK(again.peak_bytes() == after.peak_bytes());
+      const std::string words = fmt::format("train.recompute={}", fmt::join(finer.job.train.recompute, ","));
+      CHECK(app::predict(plan_with(with(layout, {"distributed.pp_schedule=" + name, words})), source)
+                .step_time == after.step_time);
+      // No room beside what the stages need.
+      const auto full = static_cast<double>(before.peak_bytes());
+      CHECK(app::lower_microbatches(coarse, before, source, full - 1, dry_runs).first.job.train.recompute ==
+            coarse.job.train.recompute);
+    }
+  }
+}
+
+TEST_CASE("a step of short microbatches recomputes less of them, within the same memory") {
+  using models::Recompute;
+  using Levels = std::vector<std::vector<Recompute>>;
+  const Overrides layout = with(bench_sizes(), {"distributed.pp_schedule=zbv", "distributed.pp_split=even"});
+  app::Plan plan = plan_with(with(layout, {"train.recompute=full"}));
+  const CostSource source = app::make_cost_source(plan, "");
+  const app::CostModel costs(plan, source);
+  const app::Prediction none = with_recompute(plan, source, {"none"}), full = app::predict(plan, source);
+  for (int rank = 0; rank < 2; ++rank) {
+    const int64_t most = none.bytes[rank].total(), least = full.bytes[rank].total();
+    plan.recompute_memory = static_cast<double>(least + (most - least) / 4);
+    const app::StepRecompute chosen = app::step_recompute(plan, rank);
+    const std::vector<int> stages = plan.schedule.stages_of(rank);
+    // In passes, with activations and operands of W in proportion to the tokens.
+    const auto in_passes = [&](const Levels& levels, const std::vector<int64_t>& tokens) {
+      std::vector<schedule::StageBytes> cells(plan.schedule.cells(), costs.of(plan.layers, 0).bytes);
+      for (size_t i = 0; i < stages.size(); ++i) {
+        for (int mb = 0; mb < 8; ++mb) {
+          schedule::StageBytes& own = cells[plan.schedule.cell(stages[i], mb)];
+          own = costs.of(costs.slice(plan.layers, stages[i]), levels[i][mb]).bytes;
+          own.activation = own.activation * tokens[mb] / 512;
+          own.weight_operands = own.weight_operands * tokens[mb] / 512;
+        }
+      }
+      return schedule::peak_bytes(plan.schedule, cells, rank).total();
+    };
+    const std::vector<int64_t> whole(8, 512), shorter(8, 100),
+        unequal{400, 350, 420, 300, 380, 450, 410, 330};
+    const int64_t besides = least - in_passes(Levels(2, std::vector(8, Recompute::full)), whole);
+    const auto fits = [&](const Levels& levels, const std::vector<int64_t>& tokens) {
+      return static_cast<double>(besides + in_passes(levels, tokens)) <= plan.recompute_memory;
+    };
+    const auto recomputed = [](const Levels& levels) {
+      int sum = 0;
+      for (const auto& stage : levels) {
+        for (const Recompute level : stage) sum += static_cast<int>(level);
+      }
+      return sum;
+    };
+    const Levels of_whole = chosen(whole), of_unequal = chosen(unequal), of_shorter = chosen(shorter);
+    CHECK(recomputed(of_whole) < 16 * static_cast<int>(Recompute::full));
+    CHECK(recomputed(of_unequal) < recomputed(of_whole));
+    CHECK(recomputed(of_shorter) < recomputed(of_unequal));
+    CHECK(fits(of_whole, whole));
+    CHECK(fits(of_unequal, unequal));
+    CHECK(fits(of_shorter, shorter));
+    CHECK_FALSE(fits(of_unequal, whole));
+  }
+}
+
+TEST_CASE("a plan's costs and bytes are those of its microbatches' levels") {
+  const Overrides layout = with(bench_sizes(), {"distributed.pp_schedule=1f1b"});
+  const auto predicted = [&](const std::string& words) {
+    const app::Plan plan = plan_with(with(layout, {"train.recompute=" + words}));
+    return app::predict(plan, app::make_cost_source(plan, ""));
+  };
+  const app::Prediction none = predicted("none"), full = predicted("full");
+  const app::Prediction mixed = predicted("none:1/full:3,none");
+  // Six of eight backward passes of the first stage compute again; the second does not.
+  const double again = full.pipeline.ranks[0].busy - none.pipeline.ranks[0].busy;
+  CHECK(mixed.pipeline.ranks[0].busy - none.pipeline.ranks[0].busy == Approx(again * 6 / 8));
+  CHECK(mixed.pipeline.ranks[1].busy == Approx(none.pipeline.ranks[1].busy));
+  CHECK(mixed.step_time > none.step_time);
+  CHECK(mixed.step_time < full.step_time);
+  CHECK(mixed.bytes[1].total() == none.bytes[1].total());
+  // Two microbatches at a time: at most one of them holds all.
+  CHECK(mixed.bytes[0].total() < none.bytes[0].total());
+  CHECK(mixed.bytes[0].total() > full.bytes[0].total());
+}
+
 TEST_CASE("recompute chosen by stage fits wherever one word does, and costs no more") {
   for (const std::string name : {"1f1b", "interleaved_1f1b", "zbv", "gpipe"}) {
     const app::Plan plan = plan_with(with(bench_sizes(), {"distributed.pp_schedule=" + name}));
@@ -259,6 +366,13 @@ TEST_CASE("auto recomputes by stage before it gives up a faster schedule") {
       Overrides{"distributed.pp_schedule=auto", fmt::format("distributed.pp_memory_gb={}", budget / 1e9)}));
   CHECK(chosen.job.train.recompute == found.front().layout.recompute);
   CHECK(app::predict(chosen, source).step_time == found.front().step_time);
+  // Each step chooses where its microbatches differ, and nowhere else.
+  CHECK(chosen.recompute_memory == 0);
+  const Overrides exact = {"data.lengths=exact", "data.document_end=10", "distributed.pp_schedule=auto",
+                           fmt::format("distributed.pp_memory_gb={}", budget / 1e9)};
+  CHECK(plan_with(with(bench_sizes(), layout, exact)).recompute_memory == Approx(budget));
+  CHECK(plan_with(with(bench_sizes(), layout, exact, Overrides{"distributed.pp_memory_gb=80"}))
+            .recompute_memory == 0);
   // A job that says how much to recompute is taken at its word.
   const app::Plan given = plan_with(with(bench_sizes(), layout, Overrides{"train.recompute=selective"}));
   for (const app::Candidate& c : app::search(given, source, {.budget = budget}))

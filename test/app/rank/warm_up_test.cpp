@@ -146,6 +146,7 @@ TEST_CASE("a warm-up changes no bit of what follows, nor do weight gradients bes
       Overrides{"distributed.pp=2", "distributed.pp_schedule=interleaved_1f1b", "distributed.dp_shard=2",
                 "distributed.reshard_after_forward=true"},
       Overrides{"distributed.pp=2", "distributed.pp_schedule=zbv"},
+      Overrides{"distributed.pp=2", "train.recompute=none:1/full:2"},
       Overrides{"distributed.pp=2", "distributed.dp_shard=2", "distributed.reduce_gradients=microbatch",
                 "train.recompute=full"},
       Overrides{"distributed.dp_replicate=2", "train.dtype=bf16"},

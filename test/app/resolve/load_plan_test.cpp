@@ -121,6 +121,14 @@ TEST_CASE("recompute is one word, or one for each stage") {
   CHECK(plan_with(with(R"(["full", "none"])")).job.train.recompute ==
         std::vector<std::string>{"full", "none"});
   CHECK_THAT(refusal(with(R"(["full", "none", "none"])")), contains_text("3 words for 2 stages"));
+  CHECK(plan_with(with("full:3/none:1,cheap")).job.train.recompute ==
+        std::vector<std::string>{"full:3/none:1", "cheap"});
+  for (const std::string wrong :
+       {"full:3/none", "full:0", "auto:1", "full:/none:1", "full:1/", "full:-1", "some:1", ":1"})
+    CHECK_THAT(refusal(with(wrong)), contains_text("is not a valid value"));
+  Overrides sliced = with("full:3/none:1");
+  sliced.emplace_back("distributed.pp_sequence_slices=2");
+  CHECK_THAT(refusal(sliced), contains_text("sequence slices recompute alike"));
   CHECK_THAT(refusal(with(R"(["full", "some"])")), contains_text("\"some\" is not a valid value"));
   CHECK(plan_with(with(R"(["auto"])")).job.train.recompute == std::vector<std::string>{"none"});
   // Refused at its key, whether the stages are known or left to the search.
@@ -133,6 +141,29 @@ TEST_CASE("recompute is one word, or one for each stage") {
   const std::filesystem::path job = folder.path() / "job.toml";
   std::ofstream(job) << pptrain::test::small_job_text();
   CHECK_THROWS_WITH(pptrain::app::load_plan_base(job.string(), several), contains_text(refused));
+}
+
+TEST_CASE("words of recompute say the levels of microbatches, and read back") {
+  using namespace pptrain::app;
+  using enum pptrain::models::Recompute;
+  using Levels = std::vector<pptrain::models::Recompute>;
+  const std::vector<Levels> stages{
+      {full, full, cheap, full, full, cheap, full, full}, {none}, {none, none}, {none, full, none, none}};
+  const std::vector<std::string> words = recompute_words(stages);
+  CHECK(words == std::vector<std::string>{"full:2/cheap:1", "none", "none", "none:1/full:1/none:1"});
+  for (size_t stage = 0; stage < stages.size(); ++stage) {
+    const Levels levels = microbatch_recompute(words, static_cast<int>(stage));
+    for (size_t mb = 0; mb < stages[stage].size(); ++mb)
+      CHECK(levels[mb % levels.size()] == stages[stage][mb]);
+  }
+  CHECK(stage_recompute(words, 0) == full);
+  CHECK(stage_recompute(words, 2) == none);
+  CHECK(describe_recompute(words, 8) ==
+        "full (2 of 8 microbatches cheap), 2 none, full (5 of 8 microbatches none)");
+  CHECK(describe_recompute(std::vector<std::string>{"full:1/cheap:2/none:1"}, 4) ==
+        "full (2 of 4 microbatches cheap, 1 none)");
+  CHECK(recompute_words(std::vector<Levels>{{full, none}, {full, none}}) ==
+        std::vector<std::string>{"full:1/none:1"});
 }
 
 TEST_CASE("the search asks nothing of the schedule that it replaces") {

@@ -4,6 +4,9 @@
 #include <cmath>
 #include <random>
 
+#include "app/forecast/costs.h"
+#include "app/forecast/prediction.h"
+#include "app/forecast/stage_choices.h"
 #include "core/base/error.h"
 #include "test/app/small_job.h"
 #include "test/support/catch.h"
@@ -12,8 +15,10 @@ using namespace pptrain;
 using pptrain::test::contains_text;
 using pptrain::test::JobResult;
 using pptrain::test::Overrides;
+using pptrain::test::run_plan;
 using pptrain::test::run_small_job;
 using pptrain::test::small_job_text;
+using pptrain::test::small_plan;
 using pptrain::test::TemporaryFolder;
 using pptrain::test::with;
 
@@ -80,7 +85,7 @@ TEST_CASE("documents of any packing and lengths give the bits of one rank on eve
   const std::vector<Overrides> layouts = {
       {"distributed.pp=2", "distributed.pp_schedule=1f1b"},
       {"distributed.pp=4", "distributed.pp_schedule=gpipe", "train.recompute=full"},
-      {"distributed.pp=2", "distributed.pp_schedule=zbv", "train.recompute=selective"},
+      {"distributed.pp=2", "distributed.pp_schedule=zbv", "train.recompute=selective:1/none:1"},
       {"distributed.pp=3", "distributed.pp_schedule=zb_h1", "train.recompute=cheap"},
       {"distributed.pp=2", "distributed.pp_schedule=interleaved_1f1b"},
       {"distributed.pp=2", "distributed.pp_schedule=dualpipe_v"},
@@ -91,6 +96,32 @@ TEST_CASE("documents of any packing and lengths give the bits of one rank on eve
     for (const Overrides& layout : layouts) {
       CAPTURE(mode.packing, mode.lengths, layout);
       check_equal(reference, run_small_job(text, folder.path() / "run", with(common, layout)));
+    }
+  }
+}
+
+TEST_CASE("steps that choose what their microbatches recompute give the same bits") {
+  const TemporaryFolder folder;
+  const std::string text = small_job_text(write_corpus(folder.path()));
+  for (const std::string lengths : {"exact", "padded"}) {
+    const Overrides job = with(base, {"data.packing=best_fit", "data.lengths=" + lengths});
+    const JobResult reference = run_small_job(text, folder.path() / "reference", job);
+    for (const std::string schedule : {"1f1b", "zbv"}) {
+      const auto plan_with = [&](const std::string& recompute) {
+        return small_plan(text, folder.path() / "run",
+                          with(job, {"distributed.pp=2", "distributed.pp_schedule=" + schedule,
+                                     "train.recompute=" + recompute}));
+      };
+      const auto bytes = [&](const app::Plan& plan) {
+        return app::predict(plan, app::make_cost_source(plan, "")).bytes[0].total();
+      };
+      app::Plan plan = plan_with("full");
+      const int64_t least = bytes(plan), most = bytes(plan_with("none"));
+      plan.recompute_memory = static_cast<double>(least + (most - least) / 4);
+      const app::StepRecompute chosen = app::step_recompute(plan, 0);
+      REQUIRE((chosen(std::vector<int64_t>(4, 32)) != chosen(std::vector<int64_t>{8, 32, 2, 32})));
+      CAPTURE(lengths, schedule);
+      check_equal(reference, run_plan(plan));
     }
   }
 }

@@ -288,6 +288,12 @@ TEST_CASE("recomputing activations gives the same bits on every layout", "[layou
     }
     check_equal(reference, run({"distributed.pp=2", "distributed.pp_schedule=zbv",
                                 R"(train.recompute=["full", "none", "cheap", "selective"])"}));
+    // Microbatches of a stage that recompute more than others.
+    const std::string levels = "full:1/none:2/selective:1", others = "none:1/cheap:1";
+    for (const Layout& layout : std::vector<Layout>{{"1f1b", 1}, {"1f1b", 2}, {"zbv", 2}, {"zb_h1", 3}})
+      check_equal(reference, run(with(layout.overrides(), {"train.recompute=" + levels})));
+    check_equal(reference, run({"distributed.pp=2", "distributed.pp_schedule=zbv",
+                                fmt::format("train.recompute={},{},full,{}", levels, others, levels)}));
   }
 }
 

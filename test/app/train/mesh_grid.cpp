@@ -90,7 +90,7 @@ constexpr std::array packings{"", "sequential", "best_fit", "none"};  // the fir
 constexpr std::array length_words{"fixed", "exact", "padded"};
 constexpr std::array dtypes{"fp32", "bf16"};
 constexpr std::array optimizers{"adamw", "muon", "lion"};
-constexpr std::array recomputes{"none", "cheap", "selective", "full"};
+constexpr std::array recomputes{"none", "cheap", "selective", "full:2/none:1"};
 constexpr std::array reshards{"", "true", "false"};
 constexpr std::array reduces{"step", "microbatch"};
 constexpr std::array kinds{"ring", "ulysses"};

@@ -37,6 +37,23 @@ TEST_CASE("gpipe and 1f1b idle (p - 1)(F + B) on every rank") {
   }
 }
 
+TEST_CASE("microbatches of one stage may take different times") {
+  const Schedule s = parse_csv("0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n");
+  const StageCost quick{.forward = 1, .backward = 1}, slow{.forward = 1, .backward = 5};
+  const auto step = [&](const std::vector<StageCost>& cells) {
+    return simulate(s, {.stages = {quick}, .latency = {}, .cells = cells}).step_time;
+  };
+  CHECK(step({quick, quick, quick, quick}) == simulate(s, {.stages = {quick}, .latency = {}}).step_time);
+  CHECK(step({quick, quick, quick, quick}) == 6);
+  CHECK(step({slow, quick, quick, quick}) == 9);  // rank 0 waited for rank 1 before B0 and before B1
+  CHECK(step({quick, slow, quick, quick}) == 10);
+  CHECK(step({quick, quick, slow, quick}) == 10);
+  CHECK(step({quick, quick, quick, slow}) == 10);
+  CHECK_THROWS_AS(step({quick, quick, slow}), Error);
+  CHECK(cost_of({.stages = {quick}, .latency = {}, .cells = {quick, quick, slow, quick}}, s, backward(1, 0))
+            .backward == 5);
+}
+
 TEST_CASE("the bubble fraction is the textbook's") {
   const auto bubble = [](int p, int m) {
     return simulate(make_schedule({.name = "1f1b", .ranks = p, .microbatches = m})).bubble();
