@@ -221,6 +221,7 @@ class Searcher {
     constexpr int short_percent = 10, move_percent = 5;
     std::optional<Candidate> best;
     for (const Candidate& layout : layouts_to_search()) {
+      if (best && !may_be_faster(layout, best->step_time)) continue;
       const auto found = searched(layout, std::max(1, options_.order_effort * short_percent / 100));
       if (found && (!best || found->step_time < best->step_time)) best = found;
     }
@@ -236,6 +237,12 @@ class Searcher {
     if (named.fits && best->step_time >= (1 - options_.order_gain) * named.step_time) return;
     found_.push_back(*best);
     sort();
+  }
+
+  // Does any order of the layout's passes end sooner? Of a spread head the bound is no bound.
+  bool may_be_faster(const Candidate& layout, double step_time) {
+    return base_.job.optimizer.post_validation || layout.layout.spread_head ||
+           schedule::least_step_time(search_problem(layout, cost_model(layout))) < step_time;
   }
 
   // Those of the first rows that differ in more than the order. Some that do not fit too: with another order

@@ -71,6 +71,9 @@ class PassClock {
     wake(table_.rank_of[pass.stage], time);
   }
 
+  // Lets run() return now.
+  void stop() { events_ = {}; }
+
   void wake(int rank, Time time) { events_.emplace(time, rank); }
 
  private:

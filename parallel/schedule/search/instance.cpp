@@ -118,7 +118,7 @@ void Instance::add_times(const SearchProblem& problem) {
   }
   constexpr double resolution = 1 << 30;
   const double most_work = std::ranges::max(work);
-  const double tick = most_work > 0 ? most_work / resolution : 1;
+  if (most_work > 0) tick = most_work / resolution;
   const auto ticks = [&](double time) { return static_cast<int64_t>(std::llround(time / tick)); };
   for (int s = 0; s < stages; ++s) {
     auto& own = time.emplace_back();

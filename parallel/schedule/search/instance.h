@@ -69,6 +69,7 @@ struct Instance {
   // [rank] What counts after a rank's last pass, ticks. Post-validated: by how much the rank begins before
   // the last one, as it then may begin the next step.
   std::vector<int64_t> tail;
+  double tick = 1;      // in units of the problem's costs
   int64_t least = 0;    // ticks: no step is shorter
   int64_t busiest = 0;  // ticks of the rank with the most work
 

@@ -3,6 +3,7 @@
 #include <spdlog/fmt/fmt.h>
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "core/base/error.h"
@@ -26,17 +27,20 @@ struct Priorities {
 // what the rank's later chunks need to end a microbatch.
 class ListScheduler {
  public:
-  ListScheduler(const Instance& instance, const Priorities& priorities)
+  ListScheduler(const Instance& instance, const Priorities& priorities, int64_t limit)
       : in_(instance),
         by_(priorities),
+        limit_(limit),
         ranks_(static_cast<size_t>(in_.ranks)),
         clock_(instance.shape, instance.latency) {
     result_.lists.resize(static_cast<size_t>(in_.ranks));
     for (int rank = 0; rank < in_.ranks; ++rank) prepare(rank);
   }
 
-  Timed run() {
+  // Nothing as soon as the step must end after the limit.
+  std::optional<Timed> run() {
     clock_.run([this](int rank, int64_t now) { begin_next(rank, now); });
+    if (result_.end > limit_) return std::nullopt;
     return std::move(result_);
   }
 
@@ -51,6 +55,7 @@ class ListScheduler {
   struct Rank {
     std::vector<Chunk> chunks;
     int64_t held = 0;
+    int64_t left = 0;  // ticks of work, and the rank's tail
   };
   struct Next {
     Pass pass = Pass::forward;
@@ -69,6 +74,7 @@ class ListScheduler {
   void prepare(int rank) {
     Rank& own = ranks_[rank];
     own.chunks.resize(static_cast<size_t>(in_.chunks));
+    own.left = in_.tail[rank];
     int64_t later = 0;  // most that the later chunks need beyond what is held after this one's F
     for (int chunk = in_.chunks - 1; chunk >= 0; --chunk) {
       own.chunks[chunk].reserve =
@@ -76,6 +82,8 @@ class ListScheduler {
                     left(rank, chunk, Pass::input) + most(rank, chunk, Pass::weight)});
       later = std::max(most(rank, chunk, Pass::forward),
                        left(rank, chunk, Pass::forward) + own.chunks[chunk].reserve);
+      for (const Pass pass : {Pass::forward, Pass::input, Pass::weight})
+        own.left += in_.microbatches * in_.duration(in_.stage_of(rank, chunk), pass);
     }
     if (later <= in_.room[rank]) return;
     throw UsageError(
@@ -148,8 +156,10 @@ class ListScheduler {
   void finish(int rank, Pass pass, int chunk, int64_t end) {
     Rank& own = ranks_[rank];
     own.held += left(rank, chunk, pass);
+    own.left -= in_.duration(in_.stage_of(rank, chunk), pass);
     result_.lists[rank].push_back(in_.letter(pass, chunk));
-    result_.end = std::max(result_.end, end + in_.tail[rank]);
+    result_.end = std::max(result_.end, end + own.left);
+    if (result_.end > limit_) return clock_.stop();
     Chunk& of = own.chunks[chunk];
     int& done = pass == Pass::forward ? of.forward : pass == Pass::input ? of.input : of.weight;
     clock_.begin(rank, in_.action(pass, in_.stage_of(rank, chunk), done++), end);
@@ -157,6 +167,7 @@ class ListScheduler {
 
   const Instance& in_;
   const Priorities& by_;
+  int64_t limit_;
   std::vector<Rank> ranks_;
   PassClock<int64_t> clock_;
   Timed result_;
@@ -249,9 +260,9 @@ Timed best_pattern(const Instance& instance, uint64_t seed, int tries) {
   for (int i = 0; i < tries; ++i) {
     const bool anew = i == 0 || i < tries / 3;
     Pattern next = anew ? random_pattern(instance, random) : changed(instance, pattern, random);
-    Timed ordered = ListScheduler(instance, priorities_of(instance, next)).run();
-    if (ordered.end > best.end) continue;
-    best = std::move(ordered);
+    std::optional<Timed> ordered = ListScheduler(instance, priorities_of(instance, next), best.end).run();
+    if (!ordered) continue;
+    best = *std::move(ordered);
     pattern = std::move(next);
   }
   return best;

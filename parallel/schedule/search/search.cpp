@@ -13,6 +13,8 @@ namespace pptrain::schedule {
 namespace {
 
 constexpr int chains = 8;  // whatever the number of threads
+// Stages x microbatches: of larger steps moves change too little, and patterns take most of the time.
+constexpr size_t large = 1 << 13;
 
 // A list as it would run, if it fits.
 struct Finalist {
@@ -25,7 +27,8 @@ class Search {
   Search(const SearchProblem& problem, int percent, int threads)
       : problem_(problem),
         threads_(static_cast<size_t>(std::max(0, threads))),
-        work_(usual_work(problem.shape) * percent / 100) {}
+        large_(problem.shape.cells() > large),
+        work_(usual_work() * percent / 100) {}
 
   SearchResult run() {
     try_named();
@@ -49,11 +52,10 @@ class Search {
   }
 
  private:
-  // Passes of F and I to simulate: some 10 s on two cores, 30 s for the largest steps.
-  static int64_t usual_work(const Schedule& shape) {
-    const auto cells = static_cast<int64_t>(shape.cells());
-    constexpr int64_t large = 1 << 14;
-    return cells > large ? 1'000'000'000 : std::min<int64_t>(300'000'000, 1'200'000 * cells);
+  // Passes of F and I to simulate: some 10 s on two cores.
+  int64_t usual_work() const {
+    return large_ ? 600'000'000
+                  : std::min<int64_t>(300'000'000, 1'200'000 * static_cast<int64_t>(problem_.shape.cells()));
   }
 
   void search() {
@@ -67,14 +69,15 @@ class Search {
     constexpr int64_t work_of_a_chain =
         25'000'000;  // fewer and longer chains find less, and more and shorter
     const auto number = static_cast<int>(std::clamp<int64_t>(work_ / work_of_a_chain, 2, chains));
-    std::vector<Timed> found = annealed(instance, seeds, number, work_ * 7 / 10, 40);
+    const int64_t work = large_ ? work_ / 10 : work_;
+    std::vector<Timed> found = annealed(instance, seeds, number, work * 7 / 10, 40);
     found.insert(found.end(), seeds.begin(), seeds.end());
     sort(found);
-    std::vector<Timed> better = annealed(instance, found, std::max(1, number / 4), work_ * 3 / 10, 30);
+    std::vector<Timed> better = annealed(instance, found, std::max(1, number / 4), work * 3 / 10, 30);
     found.insert(found.end(), better.begin(), better.end());
     sort(found);
     constexpr size_t most = 6;
-    for (size_t i = 0; i < std::min(most, found.size()); ++i) consider(instance.schedule_of(found[i].lists));
+    for (size_t i = 0; i < std::min(most, found.size()); ++i) consider(instance, std::move(found[i].lists));
   }
 
   static void sort(std::vector<Timed>& found) {
@@ -101,7 +104,7 @@ class Search {
       if (named.stages_per_rank > 1 && named.placement != problem_.shape.placement) continue;
       named.placement = problem_.shape.placement;
       const double before = best_ ? best_->step_time : 0;
-      if (consider(named) && (named_.empty() || best_->step_time < before)) {
+      if (consider(named).empty() && (named_.empty() || best_->step_time < before)) {
         named_ = name;
         named_time_ = best_->step_time;
       }
@@ -109,19 +112,39 @@ class Search {
     }
   }
 
-  // Does it fit? The fastest stays.
-  bool consider(const Schedule& compute) {
+  // Says by how much it does not fit; of those that fit the fastest stays.
+  std::vector<int64_t> consider(const Schedule& compute) {
     Finalist one{.lowered = lower(compute, problem_.shard)};
-    if (!problem_.room.empty()) {
-      const std::vector<MemorySplit> peaks = peak_bytes(one.lowered, problem_.bytes);
-      for (size_t rank = 0; rank < peaks.size(); ++rank) {
-        if (peaks[rank].total() > problem_.room[rank]) return false;
-      }
-    }
+    std::vector<int64_t> over = excess(one.lowered);
+    if (!over.empty()) return over;
     one.step_time = problem_.post_validated ? post_validated_step_time(one.lowered, problem_.costs)
                                             : simulate(one.lowered, problem_.costs).step_time;
     if (!best_ || one.step_time < best_->step_time) best_ = std::move(one);
-    return true;
+    return {};
+  }
+
+  // Where its messages take more than the reserve, W's go ahead of what then has no room.
+  void consider(Instance instance, Lists lists) {
+    constexpr int most_attempts = 4;
+    for (int attempt = 0; attempt < most_attempts; ++attempt) {
+      const std::vector<int64_t> over = consider(instance.schedule_of(lists));
+      if (over.empty()) return;
+      for (int rank = 0; rank < instance.ranks; ++rank) {
+        instance.room[rank] -= over[rank];
+        if (over[rank] > 0 && !instance.mend(rank, lists[rank])) return;
+      }
+    }
+  }
+
+  // [rank] bytes that it takes beyond the room; none where it fits.
+  std::vector<int64_t> excess(const Schedule& lowered) const {
+    if (problem_.room.empty()) return {};
+    std::vector<int64_t> over;
+    const std::vector<MemorySplit> peaks = peak_bytes(lowered, problem_.bytes);
+    for (size_t rank = 0; rank < peaks.size(); ++rank)
+      over.push_back(std::max<int64_t>(0, peaks[rank].total() - problem_.room[rank]));
+    if (std::ranges::max(over) == 0) over.clear();
+    return over;
   }
 
   // Room without what messages and whole stages take in a lowered list.
@@ -139,9 +162,10 @@ class Search {
   std::vector<Timed> by_patterns(const Instance& instance) const {
     std::vector<Timed> best(chains);
     const int64_t passes_of_one = 4 * static_cast<int64_t>(problem_.shape.cells());
-    const auto tries = static_cast<int>(std::clamp<int64_t>(work_ / 8 / passes_of_one / chains, 16, 4000));
-    for_each_in_parallel(
-        chains, [&](size_t chain) { best[chain] = best_pattern(instance, chain + 1, tries); }, threads_);
+    const int64_t work = large_ ? work_ / 4 : work_ / 8;
+    const auto tries = static_cast<int>(std::clamp<int64_t>(work / passes_of_one / chains, 16, 4000));
+    const auto one = [&](size_t chain) { best[chain] = best_pattern(instance, chain + 1, tries); };
+    for_each_in_parallel(chains, one, threads_);
     return best;
   }
 
@@ -160,6 +184,7 @@ class Search {
 
   const SearchProblem& problem_;
   size_t threads_;  // 0: those of the machine
+  bool large_;
   int64_t work_;
   std::vector<Schedule> known_;  // compute actions to begin with
   std::optional<Finalist> best_;
@@ -168,6 +193,12 @@ class Search {
 };
 
 }  // namespace
+
+double least_step_time(const SearchProblem& problem) {
+  constexpr double rounding = 1e-6;  // of times to ticks, at most
+  const Instance instance(problem);
+  return static_cast<double>(instance.least) * instance.tick * (1 - rounding);
+}
 
 SearchResult search_schedule(const SearchProblem& problem, int percent, int threads) {
   return Search(problem, percent, threads).run();

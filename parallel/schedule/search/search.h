@@ -36,4 +36,8 @@ struct SearchResult {
 // fit. Throws UsageError where a rank has no room for one microbatch.
 SearchResult search_schedule(const SearchProblem& problem, int percent = 100, int threads = 0);
 
+// No order of single passes takes less: every rank waits for its first input and does its work. Overlapped
+// pairs may take less, and so may post-validated steps, which begin before others have ended.
+double least_step_time(const SearchProblem& problem);
+
 }  // namespace pptrain::schedule
