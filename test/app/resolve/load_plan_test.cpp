@@ -391,10 +391,11 @@ TEST_CASE("pp_head = \"auto\" spreads the head where that is faster") {
 TEST_CASE("a searched order takes a spread head, and is no slower than the named ones with it") {
   for (const char* memory : {"0", "0.1"}) {
     CAPTURE(memory);
-    const pptrain::app::Plan plan = plan_with(
-        {"distributed.pp=4", "train.grad_accum_steps=16", "model.hidden_size=256", "model.num_hidden_layers=8",
-         "model.vocab_size=8192", "distributed.pp_head=spread", "distributed.pp_costs=h100",
-         "distributed.pp_schedule=search", std::string("distributed.pp_memory_gb=") + memory});
+    const pptrain::app::Plan plan =
+        plan_with({"distributed.pp=4", "train.grad_accum_steps=16", "model.hidden_size=256",
+                   "model.num_hidden_layers=8", "model.vocab_size=8192", "distributed.pp_head=spread",
+                   "distributed.pp_costs=h100", "distributed.pp_schedule=search",
+                   std::string("distributed.pp_memory_gb=") + memory});
     CHECK(plan.searched);
     CHECK(plan.schedule.spread_head);
     const auto predicted = pptrain::app::predict(plan, pptrain::app::make_cost_source(plan, "h100"));
