@@ -10,6 +10,14 @@
 namespace pptrain::app {
 namespace {
 
+// Of all its weights, or of those that learn.
+double elements_of(const GroupFootprint& group, bool learning) {
+  double elements = 0;
+  for (const BufferFootprint& buffer : group.buffers)
+    elements += learning && buffer.frozen ? 0 : static_cast<double>(buffer.elements);
+  return elements;
+}
+
 // Measured and modelled seconds, summed over stages.
 struct Sum {
   double measured = 0;
@@ -329,12 +337,31 @@ StageExchange CostModel::within_passes(const models::StageSlice& slice) const {
   return within;
 }
 
+// The embedding comes first and takes next to no time; the head comes last, and a forward takes its gradients
+// too. The embedding's gradient is there last.
 schedule::ExchangeCost CostModel::beside_passes(const models::StageSlice& slice) const {
   const StageExchange all = exchange(slice);
   const StageExchange within = within_passes(slice);
-  return {.gather = within.gather > 0 ? 0 : all.gather,
-          .reduce = within.reduce() > 0 ? 0 : all.reduce(),
-          .groups = static_cast<int>(footprint(slice).groups.size())};
+  const std::vector<GroupFootprint>& groups = footprint(slice).groups;
+  schedule::ExchangeCost cost{.gather = within.gather > 0 ? 0 : all.gather,
+                              .reduce = within.reduce() > 0 ? 0 : all.reduce(),
+                              .groups = static_cast<int>(groups.size())};
+  double elements = 0, learning = 0;
+  for (const GroupFootprint& group : groups) {
+    elements += elements_of(group, /*learning=*/false);
+    learning += elements_of(group, /*learning=*/true);
+  }
+  if (slice.embedding) {
+    cost.first_gather =
+        (elements_of(groups[0], /*learning=*/false) + elements_of(groups[1], /*learning=*/false)) / elements;
+    if (learning > 0) cost.last_reduce = elements_of(groups[0], /*learning=*/true) / learning;
+  }
+  if (slice.has_whole_head()) {
+    const Parts p = parts(slice, recompute_of(slice));
+    const double forward = passes(slice).forward.total();
+    if (forward > 0) cost.last_time = p.head.scaled(calibration_.head).total() / forward;
+  }
+  return cost;
 }
 
 OptimizerCost& OptimizerCost::operator+=(const OptimizerCost& other) {

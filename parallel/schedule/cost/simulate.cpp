@@ -15,11 +15,11 @@ namespace pptrain::schedule {
 namespace {
 
 // When a rank's gathers of weights and reductions of gradients begin and end, and how long its passes wait
-// for them. A stage's parameters are exchanged in groups of one size (blocks, embedding, head), in order of
-// use, and a pass takes as long in each group. It waits before each group for that group alone: so it ends no
-// sooner than all of it after the first group is there, and one group's part of it after the last one is. A
-// rank has one channel for gathers and one for reductions, each of which does what it is given one after the
-// other.
+// for them. A stage's parameters are exchanged in groups (blocks, embedding, head), in order of use. A pass
+// waits before each group for that group alone: so it ends no sooner than all of it after the first group is
+// there, and one group's part of it after the last one is. Groups are equal parts of the exchange and of a
+// pass, but where ExchangeCost says otherwise of the ends. A rank has one channel for gathers and one for
+// reductions, each of which does what it is given one after the other.
 class ExchangeClock {
  public:
   // `costs`: one per stage.
@@ -61,6 +61,9 @@ class ExchangeClock {
     Span last_pass;
   };
 
+  static double part_of(const ExchangeCost& cost, double given) {
+    return given >= 0 ? given : 1.0 / cost.groups;
+  }
   void stream(int rank, const Action& part, double start);
   // The channel's next `time`, from `at` on at the earliest.
   static Span use(double& channel, double at, double time);
@@ -79,7 +82,7 @@ Span ExchangeClock::use(double& channel, double at, double time) {
 
 Span ExchangeClock::unshard(int rank, int stage, double now) {
   const ExchangeCost& cost = costs_[stage];
-  const double group = cost.gather / cost.groups;
+  const double group = cost.gather * part_of(cost, cost.first_gather);
   const Span span = use(channels_[rank].gather, now, streamed_ ? group : cost.gather);
   stages_[stage].unsharded = stages_[stage].fresh = true;
   stages_[stage].weights = {span.start + group, span.end};
@@ -91,9 +94,9 @@ Span ExchangeClock::unshard(int rank, int stage, double now) {
 void ExchangeClock::stream(int rank, const Action& part, double start) {
   Stage& stage = stages_[part.stage];
   const ExchangeCost& cost = costs_[part.stage];
-  const double group = cost.gather / cost.groups;
-  double& channel = channels_[rank].gather;
   const bool forward = part.kind == ActionKind::forward;
+  const double group = cost.gather * part_of(cost, forward ? cost.first_gather : -1);
+  double& channel = channels_[rank].gather;
   if (!stage.fresh) stage.weights.first = stage.forward == forward ? use(channel, start, group).end : start;
   stage.fresh = false;
   stage.forward = forward;
@@ -105,16 +108,17 @@ void ExchangeClock::stream(int rank, const Action& part, double start) {
 double ExchangeClock::end_of_pass(int rank, const Action& part, double start, double time) {
   Stage& stage = stages_[part.stage];
   double end = start + time;
-  const auto wait = [&](const Arrival& groups) {
-    end = std::max({end, groups.first + time, groups.last + time / costs_[part.stage].groups});
+  const ExchangeCost& cost = costs_[part.stage];
+  const auto wait = [&](const Arrival& groups, double in_last) {
+    end = std::max({end, groups.first + time, groups.last + time * part_of(cost, in_last)});
   };
   if (stage.unsharded && needs_weights(part.kind)) {
     if (streamed_) stream(rank, part, start);
-    wait(stage.weights);
+    wait(stage.weights, part.kind == ActionKind::forward ? cost.last_time : -1);
   }
   channels_[rank].last_stage = -1;
   if (!is_weight_gradient(part.kind)) return end;
-  wait(stage.buffers);
+  wait(stage.buffers, -1);
   channels_[rank].last_stage = part.stage;
   channels_[rank].last_pass = {start, end};
   return end;
@@ -131,7 +135,7 @@ Span ExchangeClock::reduce(int rank, int stage, double now) {
   }
   Span span = use(channels.reduce, begin, cost.reduce);
   // The last group's gradients are there at `now`.
-  channels.reduce = span.end = std::max(span.end, now + group);
+  channels.reduce = span.end = std::max(span.end, now + cost.reduce * part_of(cost, cost.last_reduce));
   stages_[stage].buffers = {span.start + group, span.end};
   return span;
 }

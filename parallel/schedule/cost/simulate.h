@@ -34,6 +34,10 @@ struct ExchangeCost {
   double gather = 0;  // of all its weights
   double reduce = 0;  // of all its gradients
   int groups = 1;     // blocks, embedding, head: gathered and reduced one by one
+  // Groups that are no equal parts of all; negative: one of `groups` equal ones.
+  double first_gather = -1;  // of `gather`: the groups that are there when a forward begins to compute
+  double last_time = -1;     // of a forward's time: in the group that is gathered last
+  double last_reduce = -1;   // of `reduce`: the group whose gradient is there last
 };
 
 struct Costs {

@@ -37,6 +37,15 @@ TEST_CASE("kept weights are waited for once: for the first group, or for the las
   CHECK(ends(run(list, {.gather = 40, .groups = 4})) == Times{40, 41, 49, 53, 61, 61});
 }
 
+TEST_CASE("groups at the ends may be other parts of the exchange, and of a forward, than those between") {
+  const Simulation s =
+      run("0UNSHARD,0F0,0B0,0REDUCE_GRAD,0RESHARD\n",
+          {.gather = 10, .reduce = 8, .groups = 4, .first_gather = .6, .last_time = .5, .last_reduce = .75});
+  // The forward computes from 6 on, and for 2 after 10. The backward ends at 20, and then 6 are left to sum.
+  CHECK(ends(s) == Times{10, 12, 20, 26, 20});
+  CHECK(s.step_time == 26);
+}
+
 TEST_CASE("gathers of two stages follow each other, and the second runs behind the first one's pass") {
   const Simulation s = run("0UNSHARD,1UNSHARD,0F0,1F0,1B0,0B0\n", {.gather = 4, .groups = 4});
   // 0F0 begins at 1 and ends at 5; stage 1 is gathered from 4 to 8, its forward waits for the last group.
