@@ -69,9 +69,7 @@ class Searcher {
     find_schedules();
     try_all();
     sort();
-    const bool searches =
-        options_.order_effort > 0 && base_.mesh.pp > 1 && base_.job.distributed.pp_sequence_slices <= 1;
-    if (searches && !found_.empty()) search_orders();
+    if (options_.order_effort > 0 && base_.mesh.pp > 1 && !found_.empty()) search_orders();
     lower_microbatches();
     return std::move(found_);
   }
@@ -226,9 +224,8 @@ class Searcher {
       if (found && (!best || found->step_time < best->step_time)) best = found;
     }
     // Of the fastest named one the stages may still be better.
-    const auto fastest = std::ranges::find_if(
-        found_, [](const Candidate& c) { return c.fits && c.layout.sequence_slices == 1; });
-    if (fastest != found_.end() && (!best || fastest->step_time < best->step_time)) best = *fastest;
+    const Candidate& fastest = found_.front();
+    if (fastest.fits && (!best || fastest.step_time < best->step_time)) best = fastest;
     if (!best) return;
     improve_stages(*best, std::max(1, options_.order_effort * move_percent / 100));
     const auto longer = searched(*best, options_.order_effort);
@@ -251,7 +248,6 @@ class Searcher {
     constexpr size_t most_that_fit = 6, most = 10;
     std::vector<Candidate> chosen;
     for (const Candidate& c : found_) {
-      if (c.layout.sequence_slices > 1) continue;
       const bool known =
           std::ranges::any_of(chosen, [&](const Candidate& other) { return same_shape(c, other); });
       if (!known && chosen.size() < (c.fits ? most_that_fit : most)) chosen.push_back(c);

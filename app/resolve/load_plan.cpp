@@ -293,7 +293,8 @@ Plan Resolver::searched_plan(const PlanBase& base, const Candidate& best, std::s
   plan.searched = true;
   plan.keeps_schedule = true;
   const auto named = std::ranges::find_if(found, [&](const Candidate& c) {
-    return c.fits && !c.is_order() && c.layout.spread_head == layout.spread_head;
+    return c.fits && !c.is_order() && c.layout.spread_head == layout.spread_head &&
+           c.layout.sequence_slices == layout.sequence_slices;
   });
   if (named == found.end()) return plan;
   plan.named = named->layout.schedule;

@@ -99,14 +99,12 @@ void check_sequence_slices(const JobConfig& job, const ReportConflict& report) {
     report({"distributed.pp_sequence_slices", option},
            fmt::format("pp_sequence_slices = {} {}", d.pp_sequence_slices, why));
   };
-  if (d.pp_sequence_slices == 0 && schedule != "auto")
+  const bool is_open = schedule == "auto" || schedule == "search";
+  if (d.pp_sequence_slices == 0 && !is_open)
     refuse("distributed.pp_schedule",
-           "is chosen with the schedule: give a number, or pp_schedule = \"auto\"");
-  if (d.pp_sequence_slices <= 1 && !(d.pp_sequence_slices == 0 && schedule == "auto")) return;
+           "is chosen with the schedule: give a number, or pp_schedule = \"auto\" or \"search\"");
+  if (d.pp_sequence_slices == 1 || (d.pp_sequence_slices == 0 && !is_open)) return;
   if (d.cp > 1) refuse("distributed.cp", "cuts lists that cp ranks share out already: use cp = 1");
-  if (schedule == "search")
-    refuse("distributed.pp_schedule",
-           "goes with named schedules, files and auto: search finds no order for it");
   if (job.model.num_experts > 0 && (job.model.router_aux_loss_coef > 0 || job.model.router_z_loss_coef > 0))
     refuse("model.router_aux_loss_coef",
            "leaves routers no whole microbatch to balance: set router_aux_loss_coef and router_z_loss_coef "

@@ -463,7 +463,7 @@ void add_distributed(std::vector<Option>& options) {
               "do: forward first to last, backward last to first. Keys and values of a sequence stay until "
               "its backward passes end. For long sequences of which a step has few: it shortens the bubble, "
               "and activations take less memory; losses round as those of cp ranks. 0: chosen with the "
-              "schedule by pp_schedule = \"auto\".")
+              "schedule by pp_schedule = \"auto\" or \"search\".")
       .between(0, 256);
   even_split("pp_embedding_weight", &DistributedSection::pp_embedding_weight,
              "The embedding counts as this many blocks in an even split.")

@@ -35,11 +35,13 @@ struct Schedule {
   bool crosses_ranks(int boundary) const { return rank_of(boundary) != rank_of(boundary + 1); }
   bool has_communication() const;  // any send or receive among the actions
 
-  // The microbatch whose B, I and W a stage takes before those of this one; negative for the first. Lists
-  // come in order, and of a list the last slice first, since earlier keys get gradients from later queries.
+  // The microbatch whose B, I and W a stage takes as its n-th, from 0; and the n of a microbatch. Lists come
+  // in order, and of a list the last slice first, since earlier keys get gradients from later queries.
+  int nth_backward(int n) const { return n + sequence_slices - 1 - 2 * (n % sequence_slices); }
+  // The microbatch whose backward passes come before those of this one; -1 for the first.
   int backward_before(int microbatch) const {
-    const bool is_last_slice = (microbatch + 1) % sequence_slices == 0;
-    return is_last_slice ? microbatch + 1 - 2 * sequence_slices : microbatch + 1;
+    const int n = nth_backward(microbatch);
+    return n == 0 ? -1 : nth_backward(n - 1);
   }
 
   std::string microbatches_text() const;  // "8 microbatches", "2 microbatches in 4 slices each"

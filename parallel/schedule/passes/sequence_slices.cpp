@@ -37,7 +37,8 @@ struct RankStreams {
   }
 };
 
-RankStreams streams_of(const Schedule& whole, int rank, int slices) {
+// `shape`: of the lists in slices.
+RankStreams streams_of(const Schedule& whole, int rank, const Schedule& shape) {
   RankStreams result;
   std::vector<std::vector<size_t>> places(static_cast<size_t>(whole.stages()));  // [stage] of its forwards
   for (const Action& action : whole.actions[rank]) {
@@ -54,9 +55,9 @@ RankStreams streams_of(const Schedule& whole, int rank, int slices) {
       ++of_stage[stage];
       continue;
     }
-    const size_t count = of_stage[stage] + static_cast<size_t>(slices) - 1;
+    const size_t count = of_stage[stage] + static_cast<size_t>(shape.sequence_slices) - 1;
     result.wanted.push_back(std::max(before, places[stage][std::min(count, places[stage].size()) - 1]));
-    action.microbatch += slices - 1 - 2 * (action.microbatch % slices);
+    action.microbatch = shape.nth_backward(action.microbatch);
     result.others.push_back(action);
   }
   return result;
@@ -70,7 +71,7 @@ class SliceLists {
     result_.sequence_slices = slices;
     const std::vector<InFlight> held = in_flight(whole);
     for (int rank = 0; rank < whole.ranks; ++rank) {
-      RankStreams& own = ranks_.emplace_back(streams_of(whole, rank, slices));
+      RankStreams& own = ranks_.emplace_back(streams_of(whole, rank, result_));
       own.most_held = held[static_cast<size_t>(rank)].activations + more_held;
     }
   }

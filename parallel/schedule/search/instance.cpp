@@ -26,11 +26,11 @@ class Doing {
       case Pass::forward:
         return forward < in_.microbatches;
       case Pass::input:
-        return input < forward;
+        return input < in_.can_go_back(forward);
       case Pass::weight:
         return weight < input;
       case Pass::backward:
-        return weight == input && input < forward;
+        return weight == input && input < in_.can_go_back(forward);
     }
     return false;
   }
@@ -224,11 +224,11 @@ Schedule Instance::schedule_of(const Lists& lists) const {
     std::array<Done, most_chunks> all{};
     for (const Letter letter : lists[rank]) {
       const int c = chunk_of(letter);
-      const auto pass = static_cast<size_t>(pass_of(letter));
+      const Pass pass = pass_of(letter);
       Done& done = all[c];
-      const int microbatch = done[pass == 3 ? 1 : pass]++;
-      if (pass == 3) ++done[2];
-      schedule.actions[rank].push_back({kinds[pass], stage_of(rank, c), microbatch});
+      const int n = done[pass == Pass::backward ? 1 : static_cast<size_t>(pass)]++;
+      if (pass == Pass::backward) ++done[2];
+      schedule.actions[rank].push_back(action(pass, stage_of(rank, c), n));
     }
   }
   return schedule;

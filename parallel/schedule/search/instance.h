@@ -15,8 +15,8 @@
 
 namespace pptrain::schedule {
 
-// A pass of a chunk (the n-th stage of a rank). A stage takes its microbatches in ascending order, so the
-// letters of a rank's list say which microbatch each is of.
+// A pass of a chunk (the n-th stage of a rank). A stage takes its microbatches in one order
+// (Schedule::nth_backward), so the letters of a rank's list say which microbatch each is of.
 enum class Pass : uint8_t { forward, input, weight, backward };
 inline constexpr int passes = 4;
 using Letter = uint8_t;
@@ -36,9 +36,12 @@ struct Instance {
   Pass pass_of(Letter letter) const { return static_cast<Pass>(letter / chunks); }
   int chunk_of(Letter letter) const { return letter % chunks; }
   int stage_of(int rank, int chunk) const { return stage[static_cast<size_t>(rank * chunks + chunk)]; }
-  Action action(Pass pass, int stage, int microbatch) const {
-    return {kinds[static_cast<size_t>(pass)], stage, microbatch};
+  // The stage's n-th pass of this kind.
+  Action action(Pass pass, int stage, int n) const {
+    return {kinds[static_cast<size_t>(pass)], stage, pass == Pass::forward ? n : shape.nth_backward(n)};
   }
+  // How many backward passes a stage can run after so many F's: lists go back when all their slices are there.
+  int can_go_back(int forwards) const { return forwards - forwards % shape.sequence_slices; }
   int64_t duration(int stage, Pass pass) const { return time[stage][static_cast<size_t>(pass)]; }
 
   // Is the list complete and in an order that a stage can run, within the rank's room?

@@ -50,7 +50,6 @@ class ListScheduler {
     int forward = 0;
     int input = 0;
     int weight = 0;
-    int64_t reserve = 0;  // what later chunks may need to end a microbatch after this one's F
   };
   struct Rank {
     std::vector<Chunk> chunks;
@@ -70,25 +69,37 @@ class ListScheduler {
     return in_.left[in_.stage_of(rank, chunk)][static_cast<size_t>(pass)];
   }
 
-  // From the last chunk down: F of the chunk, then all of the later ones' F, then any backward.
   void prepare(int rank) {
     Rank& own = ranks_[rank];
     own.chunks.resize(static_cast<size_t>(in_.chunks));
     own.left = in_.tail[rank];
-    int64_t later = 0;  // most that the later chunks need beyond what is held after this one's F
-    for (int chunk = in_.chunks - 1; chunk >= 0; --chunk) {
-      own.chunks[chunk].reserve =
-          std::max({later, most(rank, chunk, Pass::input),
-                    left(rank, chunk, Pass::input) + most(rank, chunk, Pass::weight)});
-      later = std::max(most(rank, chunk, Pass::forward),
-                       left(rank, chunk, Pass::forward) + own.chunks[chunk].reserve);
+    for (int chunk = 0; chunk < in_.chunks; ++chunk) {
       for (const Pass pass : {Pass::forward, Pass::input, Pass::weight})
         own.left += in_.microbatches * in_.duration(in_.stage_of(rank, chunk), pass);
     }
-    if (later <= in_.room[rank]) return;
+    const int64_t needed = to_end_list(rank, /*chunk=*/0, /*list=*/0, /*forwards=*/0);
+    if (needed <= in_.room[rank]) return;
     throw UsageError(
         fmt::format("rank {} has no room for one microbatch: its passes need {} bytes, there are {}", rank,
-                    later, in_.room[rank]));
+                    needed, in_.room[rank]));
+  }
+
+  // What a rank needs beside what it holds to end the n-th list (a microbatch, or all its slices), once it
+  // has done so many F's of the chunk: those that are left of the list there, then those of each later chunk,
+  // then any backward.
+  int64_t to_end_list(int rank, int chunk, int list, int forwards) const {
+    const int slices = in_.shape.sequence_slices;
+    int64_t needed = 0;
+    for (int c = in_.chunks - 1; c >= chunk; --c) {
+      needed = std::max(
+          {needed, most(rank, c, Pass::input), left(rank, c, Pass::input) + most(rank, c, Pass::weight)});
+      const int done = c == chunk ? forwards : ranks_[rank].chunks[c].forward;
+      const int64_t to_do = std::min(slices, (list + 1) * slices - done);
+      if (to_do == 0) continue;
+      const int64_t own = left(rank, c, Pass::forward), own_most = most(rank, c, Pass::forward);
+      needed = std::max({own_most, (to_do - 1) * own + own_most, to_do * own + needed});
+    }
+    return needed;
   }
 
   int64_t key(Pass pass, int stage, int microbatch) const {
@@ -99,19 +110,21 @@ class ListScheduler {
   // Is there room for the chunk's F besides all F's of the rank that have an earlier turn?
   bool has_room(int rank, int chunk, int64_t turn) const {
     const Rank& own = ranks_[rank];
+    const int slices = in_.shape.sequence_slices, n = own.chunks[chunk].forward, list = n / slices;
     int64_t ahead = 0;
     for (int c = 0; c < in_.chunks; ++c) {
       const int stage = in_.stage_of(rank, c);
       const int64_t first = key(Pass::forward, stage, own.chunks[c].forward);
       if (c == chunk || first >= turn) continue;
-      // Only of microbatches that have passed this chunk: others would wait for it.
-      const int passed = std::max(0, own.chunks[chunk].forward - own.chunks[c].forward);
+      // Only of lists that have passed this chunk: others would wait for it.
+      const int passed = std::max(0, list * slices - own.chunks[c].forward);
       const int64_t number = std::min<int64_t>((turn - first - 1) / by_.period + 1, passed);
       ahead += number * std::max<int64_t>(0, left(rank, c, Pass::forward));
     }
     const int64_t held = own.held + ahead;
+    const int64_t later = to_end_list(rank, chunk, list, n + 1);
     return held + most(rank, chunk, Pass::forward) <= in_.room[rank] &&
-           held + left(rank, chunk, Pass::forward) + own.chunks[chunk].reserve <= in_.room[rank];
+           held + left(rank, chunk, Pass::forward) + later <= in_.room[rank];
   }
 
   // Of the F's and I's that are there and have room, the one whose turn is first; else a W.

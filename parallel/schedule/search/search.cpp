@@ -96,8 +96,9 @@ class Search {
       try {
         named = make_schedule({.name = name,
                                .ranks = problem_.shape.ranks,
-                               .microbatches = problem_.shape.microbatches,
-                               .stages_per_rank = problem_.shape.stages_per_rank});
+                               .microbatches = problem_.shape.microbatches / problem_.shape.sequence_slices,
+                               .stages_per_rank = problem_.shape.stages_per_rank,
+                               .sequence_slices = problem_.shape.sequence_slices});
       } catch (const UsageError&) {
         continue;
       }

@@ -85,6 +85,27 @@ TEST_CASE("sequence slices go with a spread head, under every schedule with the 
       run(with(job, no_parts)));
 }
 
+TEST_CASE("a searched order of sequence slices trains with the same bits, and goes on from its folder") {
+  const TemporaryFolder folder;
+  const Overrides job = with(base, {"train.dtype=fp32", "train.steps=4", "checkpoint.interval=2"});
+  const JobResult one = run(job);
+  for (const std::string head : {"last", "spread"}) {
+    CAPTURE(head);
+    const Overrides searched = with(job, {"distributed.pp=2", "distributed.pp_schedule=search",
+                                          "distributed.pp_stages_per_rank=2", "distributed.pp_head=" + head});
+    const JobResult all = run_small_job(small_job_text(), folder.path() / head, searched);
+    REQUIRE(all.exit_code == 0);
+    const JobResult named = run(with(searched, {"distributed.pp_schedule=zbv"}));
+    check_equal(all, named);
+    if (head == "last") check_equal(all, one);
+    const auto begun = folder.path() / head / "checkpoints/step_2";
+    const JobResult resumed = run_small_job(small_job_text(), folder.path() / (head + "_resumed"),
+                                            with(searched, {fmt::format("checkpoint.resume=\"{}\"", begun.string())}));
+    REQUIRE(resumed.exit_code == 0);
+    CHECK(resumed.checksums == all.checksums);
+  }
+}
+
 TEST_CASE("documents are balanced by the schedule's end in slices and with a spread head") {
   const Overrides job = with(base, {"train.dtype=fp32", "distributed.pp=2", "data.lengths=exact",
                                     "data.document_end=10", "distributed.dp_replicate=2"});
@@ -152,13 +173,20 @@ TEST_CASE("auto takes sequence slices where they pay, and what they do not go wi
   const pptrain::app::Plan few = plan(automatic);
   CHECK(few.job.distributed.pp_sequence_slices > 1);
   CHECK(few.compute.microbatches == 2 * few.job.distributed.pp_sequence_slices);
+  // A searched order of them is faster.
+  const pptrain::app::Plan searched = plan(with(automatic, {"distributed.pp_schedule=search"}));
+  CHECK(searched.searched);
+  CHECK(searched.job.distributed.pp_sequence_slices > 1);
+  const auto step_time = [](const pptrain::app::Plan& of) {
+    return pptrain::app::predict(of, pptrain::app::make_cost_source(of, "h100")).step_time;
+  };
+  CHECK(step_time(searched) < searched.named_time);
   // A short sequence is left whole.
   CHECK(plan(with(automatic, {"train.seq_len=64", "train.grad_accum_steps=64"}))
             .job.distributed.pp_sequence_slices == 1);
   for (const auto& [overrides, words] : std::vector<std::pair<Overrides, std::string>>{
            {{"distributed.pp_sequence_slices=0"}, "pp_sequence_slices = 0 is chosen with the schedule"},
            {{"distributed.cp=2"}, "cuts lists that cp ranks share out already"},
-           {{"distributed.pp=2", "distributed.pp_schedule=search"}, "search finds no order for it"},
            {{"distributed.pp_sequence_slices=200"}, "is too many for the 96 tokens of a microbatch"},
            {{"model.arch=qwen3_moe", "model.num_experts=4", "model.num_experts_per_tok=2",
              "model.moe_intermediate_size=16", "model.router_aux_loss_coef=0.1"},

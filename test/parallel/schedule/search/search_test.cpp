@@ -61,8 +61,11 @@ double best_named(const SearchProblem& problem) {
   for (const std::string& name : training_schedule_names()) {
     Schedule named;
     try {
-      named = lower(make_schedule({name, problem.shape.ranks, problem.shape.microbatches,
-                                   problem.shape.stages_per_rank}),
+      named = lower(make_schedule({.name = name,
+                                   .ranks = problem.shape.ranks,
+                                   .microbatches = problem.shape.microbatches / problem.shape.sequence_slices,
+                                   .stages_per_rank = problem.shape.stages_per_rank,
+                                   .sequence_slices = problem.shape.sequence_slices}),
                     problem.shard);
     } catch (const UsageError&) {
       continue;
@@ -143,6 +146,34 @@ TEST_CASE("a searched schedule is sound, fits, and is never slower than the name
         most = 700 * problem.shape.ranks;
       }
       problem.room.assign(static_cast<size_t>(problem.shape.ranks), most);
+    }
+    const SearchResult result = search_schedule(problem, 2);
+    check(problem, result);
+    const double named = best_named(problem);
+    CHECK(result.named_time == named);
+    if (named == 0) continue;
+    CHECK(result.step_time <= named);
+    faster += result.step_time < 0.999 * named;
+  }
+  CHECK(faster > problems / 2);
+}
+
+TEST_CASE("a searched schedule of sequence slices is sound, fits, and is never slower than the named ones") {
+  Draw draw(23);
+  int faster = 0;
+  constexpr int problems = 30;
+  for (int i = 0; i < problems; ++i) {
+    SearchProblem problem = random_problem(draw);
+    const int slices = 2 + draw.below(3);
+    problem.shape.sequence_slices = slices;
+    problem.shape.microbatches *= slices;
+    if (i % 3 != 0) {  // one list and a little more, to all lists
+      const int64_t lists = 1 + draw.below(problem.shape.microbatches / slices);
+      for (int rank = 0; rank < problem.shape.ranks; ++rank) {
+        int64_t of_slice = 0;
+        for (const int stage : problem.shape.stages_of(rank)) of_slice += problem.bytes[stage].activation;
+        problem.room.push_back(lists * slices * of_slice + of_slice + 300);
+      }
     }
     const SearchResult result = search_schedule(problem, 2);
     check(problem, result);
@@ -321,7 +352,8 @@ class AllOrders {
     if (number == s_.microbatches) return -1;
     if (kind == 2) return number < state.done[3 * stage + 1] ? state.free[rank] : -1;
     if (kind == 0 && held(state, rank) == held_) return -1;
-    if (kind == 1 && number == state.done[3 * stage]) return -1;
+    const int forwards = state.done[3 * stage];
+    if (kind == 1 && number >= forwards - forwards % s_.sequence_slices) return -1;
     const int source = kind == 0 ? stage - 1 : stage + 1;
     if (source < 0 || source == s_.stages()) return state.free[rank];
     const auto& made = state.made[2 * source + kind];
@@ -383,4 +415,20 @@ TEST_CASE("small problems: no order ends before the searched one") {
   check_optimal(shape_of(4, 1, 6, Placement::loop), 1, 1, 1, 0, 3);
   check_optimal(shape_of(4, 1, 8, Placement::loop), 1, 1, 1, 0, 4);
   check_optimal(shape_of(3, 2, 3, Placement::v), 1, 1, 1, 0, 4);
+}
+
+TEST_CASE("small problems of sequence slices: no order ends before the searched one") {
+  const auto in_slices = [](Schedule shape, int slices) {
+    shape.microbatches *= slices;
+    shape.sequence_slices = slices;
+    return shape;
+  };
+  for (const int held : {2, 3, 4}) {
+    check_optimal(in_slices(shape_of(3, 1, 2, Placement::loop), 2), 1, 1, 1, 0, held);
+    check_optimal(in_slices(shape_of(3, 1, 2, Placement::loop), 2), 2, 3, 1, 1, held);
+  }
+  check_optimal(in_slices(shape_of(3, 1, 2, Placement::loop), 3), 1, 1, 1, 0, 4);
+  check_optimal(in_slices(shape_of(3, 1, 1, Placement::loop), 4), 2, 2, 1, 0, 4);
+  check_optimal(in_slices(shape_of(2, 2, 2, Placement::v), 2), 1, 2, 2, 1, 5);
+  check_optimal(in_slices(shape_of(4, 1, 3, Placement::loop), 2), 1, 1, 1, 0, 3);
 }
