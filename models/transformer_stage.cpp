@@ -85,8 +85,8 @@ TransformerStage::TransformerStage(const ModelConfig& model, const StageSlice& s
     const BlockConfig block = block_config(model, layer);
     Seams own = seams;
     if (seams.sequence_slices)
-      own.attention = slice_attention_.emplace_back(attention::make_slice_attention(
-          seams.attention, seams.deterministic, /*copies=*/recompute == Recompute::full));
+      own.attention = slice_attention_.emplace_back(
+          attention::make_slice_attention(seams.attention, seams.deterministic));
     const std::string name = fmt::format("layers.{}", layer);
     block_groups_.push_back(declare([&] {
       nn::ParameterGroup& group = store_.add_group(name);
@@ -231,14 +231,16 @@ void TransformerStage::add_loss(const at::Tensor& loss) {
 at::Tensor TransformerStage::forward(int microbatch, const data::Microbatch& data, at::Tensor input) {
   require(!records_.contains(microbatch), slice_, "microbatch {} ran forward twice without a backward",
           microbatch);
+  const Recompute recompute = recompute_[static_cast<size_t>(microbatch) % recompute_.size()];
   nn::TokenInfo info = info_of(data);
+  info.computed_again = recompute == Recompute::full;
   Residual residual = enter(data, std::move(input));
   Record& record = records_[microbatch];
   record.info = std::move(info);
   if (embedding_) record.tokens = data.tokens;
   record.blocks.resize(blocks_.size());
   for (size_t i = 0; i < blocks_.size(); ++i) {
-    record.blocks[i].recompute = recompute_[static_cast<size_t>(microbatch) % recompute_.size()];
+    record.blocks[i].recompute = recompute;
     with(block_groups_[i], nn::Use::forward,
          [&] { residual = blocks_[i].forward(std::move(residual), record.info, record.blocks[i]); });
   }

@@ -51,7 +51,7 @@ std::string heading(const Plan& plan, const CostSource& source) {
                   compute.ranks == 1 ? "" : "s", compute.microbatches / slices, job.train.micro_batch_size,
                   job.train.seq_len, slices == 1 ? "" : fmt::format(", each in {} sequence slices", slices));
   out += fmt::format("layers per stage {}, recompute {}{}\n", describe_layers(plan.layers),
-                     describe_recompute(job.train.recompute, job.train.grad_accum_steps),
+                     describe_recompute(job.train.recompute, job.train.grad_accum_steps, slices),
                      compute.spread_head ? ", head spread over the ranks" : "");
   if (job.data.lengths != config::Lengths::fixed)
     out += fmt::format(

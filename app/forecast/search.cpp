@@ -202,8 +202,7 @@ class Searcher {
   // Of layouts that fit because stages recompute more than the job's word.
   void lower_microbatches() {
     for (Candidate& c : found_) {
-      if (!c.fits || c.layout.recompute == base_.job.train.recompute || c.layout.sequence_slices > 1)
-        continue;
+      if (!c.fits || c.layout.recompute == base_.job.train.recompute) continue;
       Plan plan = make_plan(base_, c.layout, *c.lowered);
       Prediction p = predict(plan, cost_model(c));
       const auto [finer, prediction] =

@@ -39,7 +39,7 @@ std::pair<Plan, Prediction> choose_recompute(Plan plan, Prediction predicted, co
 
 // Lowers what single microbatches recompute (schedule::recompute_levels), at most to what train.recompute =
 // "auto" is where memory suffices, as long as every rank stays within `budget` bytes. The plan as it was
-// where the step gets no shorter. `plan`: one level for each stage, and no sequence slices.
+// where the step gets no shorter. `plan`: one level for each stage.
 std::pair<Plan, Prediction> lower_microbatches(Plan plan, Prediction predicted, const CostSource& source,
                                                double budget, FootprintCache& dry_runs);
 

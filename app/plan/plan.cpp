@@ -78,13 +78,14 @@ std::string word_of(std::span<const models::Recompute> levels) {
 }
 
 // Of one stage: the most that it recomputes, and how many of its microbatches recompute less.
-std::string describe_stage(std::span<const models::Recompute> levels, int64_t microbatches) {
+std::string describe_stage(std::span<const models::Recompute> levels, int64_t microbatches, int64_t slices) {
+  const int64_t number = microbatches * slices;
   std::map<models::Recompute, int64_t, std::greater<>> counts;
-  for (int64_t i = 0; i < microbatches; ++i) ++counts[levels[static_cast<size_t>(i) % levels.size()]];
+  for (int64_t i = 0; i < number; ++i) ++counts[levels[static_cast<size_t>(i) % levels.size()]];
   std::string text(models::to_string(counts.begin()->first)), less;
   for (auto level = std::next(counts.begin()); level != counts.end(); ++level)
     less += fmt::format("{}{}{} {}", less.empty() ? "" : ", ", level->second,
-                        less.empty() ? fmt::format(" of {} microbatches", microbatches) : "",
+                        less.empty() ? fmt::format(" of {} {}", number, slices > 1 ? "slices" : "microbatches") : "",
                         models::to_string(level->first));
   return less.empty() ? text : fmt::format("{} ({})", text, less);
 }
@@ -411,14 +412,14 @@ std::vector<std::string> recompute_words(std::span<const std::vector<models::Rec
   return words;
 }
 
-std::string describe_recompute(std::span<const std::string> words, int64_t microbatches) {
+std::string describe_recompute(std::span<const std::string> words, int64_t microbatches, int64_t slices) {
   std::string text;
   for (size_t begin = 0; begin < words.size();) {
     size_t end = begin + 1;
     while (end < words.size() && words[end] == words[begin]) ++end;
     if (!text.empty()) text += ", ";
     if (end - begin > 1) text += fmt::format("{} ", end - begin);
-    text += describe_stage(microbatch_recompute(words, static_cast<int>(begin)), microbatches);
+    text += describe_stage(microbatch_recompute(words, static_cast<int>(begin)), microbatches, slices);
     begin = end;
   }
   return text;

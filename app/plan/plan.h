@@ -136,7 +136,8 @@ std::string fingerprint(const Plan& plan);
 std::string fingerprint(const Identity& identity);
 
 // --- train.recompute as stages see it: one word for all of them, or one for each. A word is a level, or
-// levels of the microbatches one after the other, which then repeat: "full:3/cheap:2".
+// levels of the microbatches one after the other, which then repeat: "full:3/cheap:2". Sequence slices count
+// as microbatches.
 
 // Throws UsageError if the words are several with an "auto", whatever the number of stages.
 void check_recompute_words(std::span<const std::string> words);
@@ -158,7 +159,7 @@ std::vector<std::string> recompute_words(std::span<const models::Recompute> stag
 std::vector<std::string> recompute_words(std::span<const std::vector<models::Recompute>> stages);
 
 // "full", or in runs of equal stages "2 full, cheap, 5 none"; of a stage with several levels, with so many
-// microbatches a step: "full (6 of 16 microbatches cheap)".
-std::string describe_recompute(std::span<const std::string> words, int64_t microbatches);
+// microbatches a step, each in so many sequence slices: "full (6 of 16 microbatches cheap)".
+std::string describe_recompute(std::span<const std::string> words, int64_t microbatches, int64_t slices);
 
 }  // namespace pptrain::app

@@ -56,9 +56,6 @@ void report_recompute(const config::JobConfig& job, std::optional<int> stages,
     report({"train.recompute"}, error.what());
     return;
   }
-  if (recomputes_by_microbatch(job.train.recompute) && job.distributed.pp_sequence_slices != 1)
-    report({"train.recompute", "distributed.pp_sequence_slices"},
-           "sequence slices recompute alike: give each stage one level");
   if (!stages) return;
   try {
     check_recompute(job.train.recompute, *stages);

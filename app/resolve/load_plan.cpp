@@ -270,7 +270,8 @@ std::optional<Plan> Resolver::best_plan(const PlanBase& base, const CostSource& 
           fmt::format("no schedule fits into {:.2f} GB a rank: the leanest, {} with recompute = \"{}\", "
                       "needs {:.2f} GB. Use more ranks, or smaller microbatches{}",
                       budget / 1e9, best.layout.schedule,
-                      describe_recompute(best.layout.recompute, best.layout.grad_accum_steps),
+                      describe_recompute(best.layout.recompute, best.layout.grad_accum_steps,
+                                         best.layout.sequence_slices),
                       static_cast<double>(best.bytes.total()) / 1e9,
                       could_recompute ? ", or train.recompute = \"auto\"" : ""));
   return std::nullopt;
@@ -330,7 +331,7 @@ Plan Resolver::plan_by_cost(PlanBase base, const CostSource& source, config::Hea
 }
 
 // Do stages recompute more than they would with enough memory, and steps differ in their microbatches? Not
-// where data ranks exchange experts' rows, for which they must recompute alike, and not in sequence slices.
+// where data ranks exchange experts' rows, for which they must recompute alike, and not in sequence slices, which have other lengths.
 bool Resolver::chooses_in_steps(const PlanBase& base, const Candidate& best) {
   return best.layout.recompute != base.job.train.recompute && best.layout.sequence_slices == 1 &&
          base.job.data.lengths != config::Lengths::fixed && seen_by_passes(base.mesh).dp_shard == 1;

@@ -31,6 +31,9 @@ struct AttentionCall {
   at::Tensor sinks{};
   // The same operands give the same bits of gradients on a GPU too. Every back end takes both.
   bool deterministic = true;
+  // The caller keeps nothing of this pass and computes it again before its backward pass: keys that the
+  // back end keeps are copied, so that they do not hold the caller's memory.
+  bool computed_again = false;
 };
 
 double scale_of(const AttentionCall& call);
@@ -140,9 +143,7 @@ std::shared_ptr<CoreAttention> make_local_attention(bool deterministic = true);
 // takes them (Seq1F1B, arXiv 2406.03488): forward slice after slice, backward in the other order. A slice's
 // queries see the keys of its own and of earlier slices of its list, which are kept until their backward
 // pass; the gradients that they get from later slices are summed in float32, the last slice's first. A list
-// without a split goes through `inner`. copies: the layer computes a slice's forward pass again before its
-// backward pass, so keys are copied, and the layer's own memory is not held.
-std::shared_ptr<CoreAttention> make_slice_attention(std::shared_ptr<CoreAttention> inner, bool deterministic,
-                                                    bool copies);
+// without a split goes through `inner`.
+std::shared_ptr<CoreAttention> make_slice_attention(std::shared_ptr<CoreAttention> inner, bool deterministic);
 
 }  // namespace pptrain::attention

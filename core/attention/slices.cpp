@@ -19,8 +19,8 @@ using at::Tensor;
 
 class SliceAttention final : public CoreAttention {
  public:
-  SliceAttention(std::shared_ptr<CoreAttention> inner, bool deterministic, bool copies)
-      : inner_(std::move(inner)), deterministic_(deterministic), copies_(copies) {}
+  SliceAttention(std::shared_ptr<CoreAttention> inner, bool deterministic)
+      : inner_(std::move(inner)), deterministic_(deterministic) {}
 
   Tensor forward(AttentionCall call, Saved& saved) override {
     if (!call.split) return inner_->forward(std::move(call), saved);
@@ -73,7 +73,7 @@ class SliceAttention final : public CoreAttention {
     if (part > list.size())
       throw Error(
           fmt::format("attention: slice {} of list {} before slice {}", part, call.split->list, list.size()));
-    const auto kept = [&](const Tensor& x) { return copies_ ? x.clone() : x; };
+    const auto kept = [&](const Tensor& x) { return call.computed_again ? x.clone() : x; };
     list.push_back({.k = kept(call.k), .v = kept(call.v), .gradients = {}});
   }
 
@@ -97,16 +97,16 @@ class SliceAttention final : public CoreAttention {
   }
 
   std::shared_ptr<CoreAttention> inner_;
-  bool deterministic_, copies_;
+  bool deterministic_;
   std::map<int, std::vector<Slice>>
       lists_;  // by number, from the forward pass of the first slice to its backward
 };
 
 }  // namespace
 
-std::shared_ptr<CoreAttention> make_slice_attention(std::shared_ptr<CoreAttention> inner, bool deterministic,
-                                                    bool copies) {
-  return std::make_shared<SliceAttention>(std::move(inner), deterministic, copies);
+std::shared_ptr<CoreAttention> make_slice_attention(std::shared_ptr<CoreAttention> inner,
+                                                    bool deterministic) {
+  return std::make_shared<SliceAttention>(std::move(inner), deterministic);
 }
 
 }  // namespace pptrain::attention

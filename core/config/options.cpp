@@ -564,7 +564,7 @@ void add_train(std::vector<Option>& options) {
       "that do not fit, and less under a searched order that has room. Of stages that recompute more, "
       "microbatches that have room recompute less; where data.lengths is exact or padded, each step chooses "
       "them. A list has a word for each stage, first to last. \"full:3/cheap:2\": full for three "
-      "microbatches, cheap for two, and so on in turns.")
+      "microbatches (or sequence slices), cheap for two, and so on in turns.")
       .one_of({"auto", "none", "cheap", "selective", "full"})
       .or_runs()
       .alone_in_list("auto")

@@ -228,7 +228,8 @@ Tensor Attention::forward(const Tensor& x, const TokenInfo& tokens, Saved& saved
                              .scale = local_.scale,
                              .softcap = local_.softcap,
                              .window = local_.window,
-                             .sinks = sinks_ == nullptr ? Tensor() : sinks_->compute},
+                             .sinks = sinks_ == nullptr ? Tensor() : sinks_->compute,
+                             .computed_again = tokens.computed_again},
                             saved.core)
                   .view({rows, o_.in_features()});
   return o_.forward(saved.out);

@@ -158,6 +158,7 @@ Tensor LatentAttention::forward(const Tensor& x, const TokenInfo& tokens, Saved&
   }
   call.documents = tokens.segments;
   call.split = tokens.context;
+  call.computed_again = tokens.computed_again;
   call.scale = config_.scale;
   const Tensor out = core_->forward(std::move(call), saved.core);
   saved.out = kernels::contiguous(out.narrow(2, 0, config_.v_dim)).view({rows, o_.in_features()});

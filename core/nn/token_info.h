@@ -25,6 +25,8 @@ struct TokenInfo {
   // Of the microbatches of this number of all data ranks: tokens of documents, and labels that count.
   int64_t global_tokens = 0;
   int64_t global_targets = 0;
+  // Layers compute this forward pass again before its backward pass, and keep nothing of it till then.
+  bool computed_again = false;
 };
 
 }  // namespace pptrain::nn

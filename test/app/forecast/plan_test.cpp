@@ -227,8 +227,10 @@ TEST_CASE("microbatches recompute less than their stage where the rank has room,
   const Overrides layout =
       with(bench_sizes(),
            Overrides{"distributed.pp=4", "distributed.pp_stages_per_rank=1", "distributed.pp_split=3,2,2,1"});
-  for (const std::string name : {"1f1b", "zb_h1", "gpipe"}) {
-    const app::Plan plan = plan_with(with(layout, {"distributed.pp_schedule=" + name}));
+  for (const std::string name : {"1f1b", "zb_h1", "gpipe", "slices"}) {
+    const Overrides schedule = {name == "slices" ? "distributed.pp_sequence_slices=4"
+                                                 : "distributed.pp_schedule=" + name};
+    const app::Plan plan = plan_with(with(layout, schedule));
     const CostSource source = app::make_cost_source(plan, "");
     const app::Prediction none = app::predict(plan, source);
     app::FootprintCache dry_runs(plan.model);
@@ -249,8 +251,8 @@ TEST_CASE("microbatches recompute less than their stage where the rank has room,
       CHECK(again.step_time == after.step_time);
       CHECK(again.peak_bytes() == after.peak_bytes());
       const std::string words = fmt::format("train.recompute={}", fmt::join(finer.job.train.recompute, ","));
-      CHECK(app::predict(plan_with(with(layout, {"distributed.pp_schedule=" + name, words})), source)
-                .step_time == after.step_time);
+      CHECK(app::predict(plan_with(with(with(layout, schedule), {words})), source).step_time ==
+            after.step_time);
       // No room beside what the stages need.
       const auto full = static_cast<double>(before.peak_bytes());
       CHECK(app::lower_microbatches(coarse, before, source, full - 1, dry_runs).first.job.train.recompute ==

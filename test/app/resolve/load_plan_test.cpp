@@ -126,9 +126,6 @@ TEST_CASE("recompute is one word, or one for each stage") {
   for (const std::string wrong :
        {"full:3/none", "full:0", "auto:1", "full:/none:1", "full:1/", "full:-1", "some:1", ":1"})
     CHECK_THAT(refusal(with(wrong)), contains_text("is not a valid value"));
-  Overrides sliced = with("full:3/none:1");
-  sliced.emplace_back("distributed.pp_sequence_slices=2");
-  CHECK_THAT(refusal(sliced), contains_text("sequence slices recompute alike"));
   CHECK_THAT(refusal(with(R"(["full", "some"])")), contains_text("\"some\" is not a valid value"));
   CHECK(plan_with(with(R"(["auto"])")).job.train.recompute == std::vector<std::string>{"none"});
   // Refused at its key, whether the stages are known or left to the search.
@@ -158,10 +155,12 @@ TEST_CASE("words of recompute say the levels of microbatches, and read back") {
   }
   CHECK(stage_recompute(words, 0) == full);
   CHECK(stage_recompute(words, 2) == none);
-  CHECK(describe_recompute(words, 8) ==
+  CHECK(describe_recompute(words, 8, 1) ==
         "full (2 of 8 microbatches cheap), 2 none, full (5 of 8 microbatches none)");
-  CHECK(describe_recompute(std::vector<std::string>{"full:1/cheap:2/none:1"}, 4) ==
+  CHECK(describe_recompute(std::vector<std::string>{"full:1/cheap:2/none:1"}, 4, 1) ==
         "full (2 of 4 microbatches cheap, 1 none)");
+  CHECK(describe_recompute(std::vector<std::string>{"full:1/cheap:3"}, 2, 8) ==
+        "full (12 of 16 slices cheap)");
   CHECK(recompute_words(std::vector<Levels>{{full, none}, {full, none}}) ==
         std::vector<std::string>{"full:1/none:1"});
 }

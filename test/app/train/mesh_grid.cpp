@@ -181,11 +181,10 @@ bool admits_documents(const Partial& row) {
   return !row.is(packing, 0) || !row.has(lengths) || row.is(lengths, 0);
 }
 
-// A head is spread over several ranks; cp ranks share out lists in their own way, and slices recompute alike.
+// A head is spread over several ranks; cp ranks share out lists in their own way.
 bool admits_parts(const Partial& row) {
   if (row.is(head, 1) && row.is(pp, 0)) return false;
-  const bool in_runs = std::string_view(row.at(recompute, recomputes)).find(':') != std::string_view::npos;
-  return !row.is(slices, 1) || ((!row.has(cp) || row.is(cp, 0)) && !in_runs);
+  return !row.is(slices, 1) || !row.has(cp) || row.is(cp, 0);
 }
 
 bool admits(const Combination& values, bool experts, int most) {
