@@ -13,7 +13,6 @@ int64_t tokens_of_step(const Plan& plan) {
   return train.micro_batch_size * train.seq_len * train.grad_accum_steps * plan.mesh.size(mesh::Group::batch);
 }
 
-// What the passes of a step exchange, [wire].
 // Of all that the halves of an overlapped pair wait for, the part that is not behind the other half.
 double left_to_wait(const schedule::StageCost& forward, const schedule::StageCost& backward,
                     schedule::ActionKind kind) {
@@ -24,6 +23,7 @@ double left_to_wait(const schedule::StageCost& forward, const schedule::StageCos
   return wires > 0 ? 1 - hidden / wires : 1;
 }
 
+// What the passes of a step exchange, [wire].
 std::vector<ExchangeTime> times_on_wires(const Plan& plan, const CostModel& costs, const Prediction& p) {
   std::vector<ExchangeTime> times;
   for (const char* wire : kernels::wire_names) times.push_back({wire});

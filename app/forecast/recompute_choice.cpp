@@ -13,6 +13,7 @@
 #include "app/plan/plan.h"
 #include "models/transformer_stage.h"
 #include "parallel/schedule/cost/memory.h"
+#include "parallel/schedule/cost/recompute_levels.h"
 
 namespace pptrain::app {
 namespace {
@@ -176,22 +177,25 @@ Recompute least_of_auto(config::JobConfig job) {
 
 }  // namespace
 
-std::pair<Plan, Prediction> lower_microbatches(Plan plan, Prediction predicted, const CostSource& source,
-                                               double budget, FootprintCache& dry_runs) {
-  const MicrobatchLevels levels(plan, CostModel(dry_runs, plan, source), least_of_auto(plan.job));
+std::optional<std::pair<Plan, Prediction>> lower_microbatches(Plan plan, double step_time,
+                                                              const CostSource& source, double budget,
+                                                              FootprintCache& dry_runs) {
+  const CostModel costs(dry_runs, plan, source);
+  const MicrobatchLevels levels(plan, costs, least_of_auto(plan.job));
+  const std::vector<RankBytes> bytes = rank_bytes(costs, plan.layers, plan.schedule);
   std::vector<std::vector<Recompute>> chosen(static_cast<size_t>(plan.schedule.stages()));
   for (int rank = 0; rank < plan.schedule.ranks; ++rank) {
-    const int64_t besides = predicted.bytes[static_cast<size_t>(rank)].total() - levels.most(rank);
+    const int64_t besides = bytes[static_cast<size_t>(rank)].total() - levels.most(rank);
     auto own = levels.choose(rank, levels.bytes(), static_cast<int64_t>(budget) - besides);
     for (size_t i = 0; const int stage : plan.schedule.stages_of(rank))
       chosen[static_cast<size_t>(stage)] = std::move(own[i++]);
   }
-  std::vector<std::string> before = std::exchange(plan.job.train.recompute, recompute_words(chosen));
+  std::vector<std::string> words = recompute_words(chosen);
+  if (words == plan.job.train.recompute) return std::nullopt;
+  plan.job.train.recompute = std::move(words);
   Prediction finer = predict(plan, CostModel(dry_runs, plan, source));
-  if (finer.step_time < predicted.step_time && static_cast<double>(finer.peak_bytes()) <= budget)
-    return {std::move(plan), std::move(finer)};
-  plan.job.train.recompute = std::move(before);
-  return {std::move(plan), std::move(predicted)};
+  if (finer.step_time >= step_time || static_cast<double>(finer.peak_bytes()) > budget) return std::nullopt;
+  return std::pair(std::move(plan), std::move(finer));
 }
 
 StepRecompute step_recompute(Plan plan, int rank) {

@@ -203,12 +203,11 @@ class Searcher {
   void lower_microbatches() {
     for (Candidate& c : found_) {
       if (!c.fits || c.layout.recompute == base_.job.train.recompute) continue;
-      Plan plan = make_plan(base_, c.layout, *c.lowered);
-      Prediction p = predict(plan, cost_model(c));
-      const auto [finer, prediction] =
-          app::lower_microbatches(std::move(plan), std::move(p), source_, options_.budget, dry_runs_);
-      c.layout.recompute = finer.job.train.recompute;
-      c = predicted(c, prediction);
+      const auto finer = app::lower_microbatches(make_plan(base_, c.layout, *c.lowered), c.step_time, source_,
+                                                 options_.budget, dry_runs_);
+      if (!finer) continue;
+      c.layout.recompute = finer->first.job.train.recompute;
+      c = predicted(c, finer->second);
     }
     sort();
   }

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
@@ -38,10 +39,12 @@ std::pair<Plan, Prediction> choose_recompute(Plan plan, Prediction predicted, co
                                              double budget, FootprintCache& dry_runs);
 
 // Lowers what single microbatches recompute (schedule::recompute_levels), at most to what train.recompute =
-// "auto" is where memory suffices, as long as every rank stays within `budget` bytes. The plan as it was
-// where the step gets no shorter. `plan`: one level for each stage.
-std::pair<Plan, Prediction> lower_microbatches(Plan plan, Prediction predicted, const CostSource& source,
-                                               double budget, FootprintCache& dry_runs);
+// "auto" is where memory suffices, as long as every rank stays within `budget` bytes. `plan`: one level for
+// each stage; `step_time`: its predicted seconds. Returns nothing where the step gets no shorter, else the
+// plan with lower levels and its prediction.
+std::optional<std::pair<Plan, Prediction>> lower_microbatches(Plan plan, double step_time,
+                                                              const CostSource& source, double budget,
+                                                              FootprintCache& dry_runs);
 
 // What the microbatches of a step, which have so many tokens, recompute on the stages of one pipeline rank:
 // [stage of the rank, ascending][microbatch].

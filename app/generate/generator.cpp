@@ -13,6 +13,7 @@
 #include "core/attention/cache.h"
 #include "core/base/error.h"
 #include "core/data/microbatch.h"
+#include "parallel/comm/links.h"
 #include "parallel/comm/liveness/activity.h"
 
 namespace pptrain::app {
@@ -67,6 +68,7 @@ Generator::~Generator() = default;
 
 Generator::Generator(RunContext& context, RankModel& model, GenerateOptions options)
     : context_(context),
+      model_(model),
       options_(std::move(options)),
       placement_(context.plan.schedule),
       pipeline_(context.mesh.along(mesh::Axis::pp)),
@@ -75,12 +77,7 @@ Generator::Generator(RunContext& context, RankModel& model, GenerateOptions opti
     if (!own.attention) throw Error("this model was not built to generate");
     stages_.push_back({*own.stage, *own.weights, *own.attention, nullptr});
   }
-  if (!placement_.spread_head) return;
-  std::vector<std::pair<int, int>> pairs;
-  for (int rank = 0; rank < pipeline_.size(); ++rank) {
-    if (rank != last_rank()) pairs.emplace_back(rank, last_rank());
-  }
-  pipeline_.connect(pairs);
+  if (placement_.spread_head) comm::connect_with_one(pipeline_, last_rank());
 }
 
 void Generator::check(const models::ModelConfig& model, std::span<const int64_t> prompt, int64_t number,
@@ -138,18 +135,15 @@ void Generator::lend_head() {
     sends_.emplace_back(std::move(part), std::move(work));
     return;
   }
-  const nn::TensorCut rows{.rank = context_.mesh.coordinate(mesh::Axis::tp),
-                           .size = context_.mesh.size(mesh::Axis::tp)};
   std::vector<Tensor> parts;
-  for (int rank = 0; rank < pipeline_.size(); ++rank) {
-    const nn::TensorCut cut = nn::LinearCrossEntropy::part_of(rows, rank, pipeline_.size());
-    parts.push_back(rank == last_rank()
-                        ? part
-                        : at::empty({cut.count(context_.model.vocab), part.size(1)}, part.options()));
-  }
-  for (int rank = 0; rank < pipeline_.size(); ++rank) {
-    if (rank == last_rank()) continue;
-    const auto work = pipeline_.irecv(parts[static_cast<size_t>(rank)], rank);
+  for (const auto& [first, rows] : model_.head_rows()) {
+    const auto rank = static_cast<int>(parts.size());
+    if (rank == last_rank()) {
+      parts.push_back(part);
+      continue;
+    }
+    parts.push_back(at::empty({rows, part.size(1)}, part.options()));
+    const auto work = pipeline_.irecv(parts.back(), rank);
     work->wait([&] { return fmt::format("the head's part of pipeline rank {}", rank); });
   }
   stages_.back().stage.lend_head(at::cat(parts));

@@ -73,6 +73,7 @@ class Generator {
   StageState& state_of(int stage);
 
   RunContext& context_;
+  const RankModel& model_;
   GenerateOptions options_;
   const schedule::Schedule& placement_;
   std::vector<StageState> stages_;

@@ -49,6 +49,16 @@ std::unique_ptr<nn::SideStream> side_stream_of(const RunContext& context, Purpos
   return nn::make_side_stream(context.device);
 }
 
+// As the functions of tied_gradient.h take them.
+std::vector<std::pair<int64_t, int64_t>> elements_of(std::vector<std::pair<int64_t, int64_t>> rows,
+                                                     int64_t columns) {
+  for (auto& [first, count] : rows) {
+    first *= columns;
+    count *= columns;
+  }
+  return rows;
+}
+
 }  // namespace
 
 RankModel::RankModel(RunContext& context, Purpose purpose)
@@ -62,7 +72,8 @@ RankModel::RankModel(RunContext& context, Purpose purpose)
   for (const int stage : schedule_.stages_of(context.mesh.coordinate(mesh::Axis::pp)))
     add_stage(stage, seams);
   if (purpose == Purpose::train && context.model.tied)
-    pipeline::connect_tied(context.mesh.along(mesh::Axis::pp), schedule_.rank_of(0), tied_parts());
+    pipeline::connect_tied(context.mesh.along(mesh::Axis::pp), schedule_.rank_of(0),
+                           elements_of(head_rows(), context.model.hidden));
   if (purpose == Purpose::train && context.job.train.check_weights) watch_weights();
 }
 
@@ -206,23 +217,22 @@ void RankModel::sum_tied_gradients() {
   }
   if (!embedding.defined() && !head.defined()) return;  // frozen, or on other ranks
   pipeline::sum_tied_gradients(context_.mesh.along(mesh::Axis::pp), context_.mesh.of(mesh::Group::fsdp),
-                               schedule_.rank_of(0), embedding, head, tied_parts());
+                               schedule_.rank_of(0), embedding, head,
+                               elements_of(head_rows(), context_.model.hidden));
 }
 
-// Rows of the embedding that the head has on each pipeline rank, as sum_tied_gradients() takes them.
-std::vector<std::pair<int64_t, int64_t>> RankModel::tied_parts() const {
-  const nn::TensorCut rows{.rank = context_.mesh.coordinate(mesh::Axis::tp),
-                           .size = context_.mesh.size(mesh::Axis::tp)};
-  const int64_t hidden = context_.model.hidden, vocab = context_.model.vocab;
-  std::vector<std::pair<int64_t, int64_t>> parts(static_cast<size_t>(schedule_.ranks));
-  const auto add = [&](int rank, const nn::TensorCut& part) {
-    const int64_t begin = part.begin(vocab, part.rank) - rows.begin(vocab, rows.rank);
-    parts[static_cast<size_t>(rank)] = {begin * hidden, part.count(vocab) * hidden};
-  };
-  if (!schedule_.spread_head) add(last_stage_rank(), rows);
-  for (int rank = 0; schedule_.spread_head && rank < schedule_.ranks; ++rank)
-    add(rank, nn::LinearCrossEntropy::part_of(rows, rank, schedule_.ranks));
-  return parts;
+std::vector<std::pair<int64_t, int64_t>> RankModel::head_rows() const {
+  const nn::TensorCut own{.rank = context_.mesh.coordinate(mesh::Axis::tp),
+                          .size = context_.mesh.size(mesh::Axis::tp)};
+  const int64_t vocab = context_.model.vocab, first = own.begin(vocab, own.rank);
+  std::vector<std::pair<int64_t, int64_t>> rows(static_cast<size_t>(schedule_.ranks));
+  for (int rank = 0; rank < schedule_.ranks; ++rank) {
+    if (!schedule_.spread_head && rank != last_stage_rank()) continue;
+    const nn::TensorCut part =
+        schedule_.spread_head ? nn::LinearCrossEntropy::part_of(own, rank, schedule_.ranks) : own;
+    rows[static_cast<size_t>(rank)] = {part.begin(vocab, part.rank) - first, part.count(vocab)};
+  }
+  return rows;
 }
 
 kernels::ExactSum RankModel::squared_norm() {

@@ -82,6 +82,9 @@ class RankModel {
   // The stage of this rank whose loss counts where the rank has the last stage: with a spread head, which
   // gives every rank the loss, the one with a part of it.
   models::TransformerStage& loss_stage() const;
+  // [pipeline rank] Which rows of the head the rank has, counted within the rows of this tensor-parallel
+  // rank: the first one, and how many. Only the last stage's rank has rows where the head is whole.
+  std::vector<std::pair<int64_t, int64_t>> head_rows() const;
   bool has_last_stage() const { return context_.mesh.coordinate(mesh::Axis::pp) == last_stage_rank(); }
 
   // Of the backward passes since the last call, from this rank.
@@ -97,7 +100,6 @@ class RankModel {
   void add_stage(int index, models::Seams seams);
   void add_optimizer(RankStage& stage);
   bool generates() const;
-  std::vector<std::pair<int64_t, int64_t>> tied_parts() const;
   nn::ShardPlace shard_place(mesh::Group group);
   shard::ShardRanks ranks_of(bool experts);
   void watch_weights();

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "core/base/error.h"
+#include "parallel/comm/links.h"
 
 namespace pptrain::pipeline {
 namespace {
@@ -23,13 +24,7 @@ auto take(Map& map, int microbatch, const char* what) {
 
 HeadExchange::HeadExchange(comm::Communicator& pipeline, int last)
     : terms_(pipeline.duplicate()), statistics_(pipeline.duplicate()), last_(last) {
-  std::vector<std::pair<int, int>> pairs;
-  for (int rank = 0; rank < pipeline.size(); ++rank) {
-    if (rank == last) continue;
-    pairs.emplace_back(last, rank);
-    pairs.emplace_back(rank, last);
-  }
-  terms_->connect(pairs);
+  comm::connect_with_one(*terms_, last);
 }
 
 void HeadExchange::send(at::Tensor tensor, int to) {

@@ -5,9 +5,9 @@
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
-#include <vector>
 
 #include "core/nn/parameter.h"
+#include "parallel/comm/links.h"
 
 namespace pptrain::pipeline {
 namespace {
@@ -88,13 +88,8 @@ void sum_tied_gradients(comm::Communicator& pipeline, comm::Communicator& pieces
 
 void connect_tied(comm::Communicator& pipeline, int first_rank,
                   std::span<const std::pair<int64_t, int64_t>> parts) {
-  std::vector<std::pair<int, int>> pairs;
-  for (int rank = 0; rank < pipeline.size(); ++rank) {
-    if (rank == first_rank || parts[static_cast<size_t>(rank)].second == 0) continue;
-    pairs.emplace_back(first_rank, rank);
-    pairs.emplace_back(rank, first_rank);
-  }
-  pipeline.connect(pairs);
+  comm::connect_with_one(pipeline, first_rank,
+                         [&](int rank) { return parts[static_cast<size_t>(rank)].second > 0; });
 }
 
 }  // namespace pptrain::pipeline

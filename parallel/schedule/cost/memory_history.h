@@ -1,0 +1,27 @@
+// What a rank holds at each moment of its list, and what it holds of each microbatch when.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "parallel/schedule/cost/memory.h"
+
+namespace pptrain::schedule {
+
+struct MemoryHistory {
+  // The rank holds `what` of one microbatch on one stage from moment `begin` to one before `end`.
+  struct Use {
+    int64_t StageBytes::*what;
+    size_t begin;
+    size_t end;
+  };
+  std::vector<int64_t> totals;         // [moment] bytes of the rank
+  std::vector<std::vector<Use>> uses;  // [cell] of what differs with recompute
+};
+
+// Of one rank, as peak_bytes() walks its list, whose peak is the largest total. Throws Error as peak_bytes().
+MemoryHistory memory_history(const Schedule& lowered, std::span<const StageBytes> bytes, int rank);
+
+}  // namespace pptrain::schedule
