@@ -84,9 +84,10 @@ std::string describe_stage(std::span<const models::Recompute> levels, int64_t mi
   for (int64_t i = 0; i < number; ++i) ++counts[levels[static_cast<size_t>(i) % levels.size()]];
   std::string text(models::to_string(counts.begin()->first)), less;
   for (auto level = std::next(counts.begin()); level != counts.end(); ++level)
-    less += fmt::format("{}{}{} {}", less.empty() ? "" : ", ", level->second,
-                        less.empty() ? fmt::format(" of {} {}", number, slices > 1 ? "slices" : "microbatches") : "",
-                        models::to_string(level->first));
+    less += fmt::format(
+        "{}{}{} {}", less.empty() ? "" : ", ", level->second,
+        less.empty() ? fmt::format(" of {} {}", number, slices > 1 ? "slices" : "microbatches") : "",
+        models::to_string(level->first));
   return less.empty() ? text : fmt::format("{} ({})", text, less);
 }
 

@@ -331,7 +331,8 @@ Plan Resolver::plan_by_cost(PlanBase base, const CostSource& source, config::Hea
 }
 
 // Do stages recompute more than they would with enough memory, and steps differ in their microbatches? Not
-// where data ranks exchange experts' rows, for which they must recompute alike, and not in sequence slices, which have other lengths.
+// where data ranks exchange experts' rows, for which they must recompute alike, and not in sequence slices,
+// which have other lengths.
 bool Resolver::chooses_in_steps(const PlanBase& base, const Candidate& best) {
   return best.layout.recompute != base.job.train.recompute && best.layout.sequence_slices == 1 &&
          base.job.data.lengths != config::Lengths::fixed && seen_by_passes(base.mesh).dp_shard == 1;

@@ -111,7 +111,8 @@ Takes what_takes(BackEnd back_end) {
 
 Takes what_asks(const AttentionCall& call) {
   // All members, so that a new one does not compile before this function knows it.
-  const auto& [q, k, v, documents, split, scale, softcap, window, sinks, deterministic, computed_again] = call;
+  const auto& [q, k, v, documents, split, scale, softcap, window, sinks, deterministic, computed_again] =
+      call;
   return {.split = split != nullptr,
           .scale = scale && *scale != default_scale(call),
           .softcap = softcap != 0,

@@ -40,7 +40,8 @@ struct Instance {
   Action action(Pass pass, int stage, int n) const {
     return {kinds[static_cast<size_t>(pass)], stage, pass == Pass::forward ? n : shape.nth_backward(n)};
   }
-  // How many backward passes a stage can run after so many F's: lists go back when all their slices are there.
+  // How many backward passes a stage can run after so many F's: lists go back when all their slices are
+  // there.
   int can_go_back(int forwards) const { return forwards - forwards % shape.sequence_slices; }
   int64_t duration(int stage, Pass pass) const { return time[stage][static_cast<size_t>(pass)]; }
 

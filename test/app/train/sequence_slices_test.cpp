@@ -99,8 +99,9 @@ TEST_CASE("a searched order of sequence slices trains with the same bits, and go
     check_equal(all, named);
     if (head == "last") check_equal(all, one);
     const auto begun = folder.path() / head / "checkpoints/step_2";
-    const JobResult resumed = run_small_job(small_job_text(), folder.path() / (head + "_resumed"),
-                                            with(searched, {fmt::format("checkpoint.resume=\"{}\"", begun.string())}));
+    const JobResult resumed =
+        run_small_job(small_job_text(), folder.path() / (head + "_resumed"),
+                      with(searched, {fmt::format("checkpoint.resume=\"{}\"", begun.string())}));
     REQUIRE(resumed.exit_code == 0);
     CHECK(resumed.checksums == all.checksums);
   }
