@@ -79,7 +79,7 @@ class TransformerStage final : public pipeline::Stage {
                    const nn::ShardPlace& place = {}, const nn::ShardPlace& experts = {});
 
   // From now on the backward pass of microbatch i computes again what levels[i % levels.size()] says, in the
-  // place of what the constructor was given. Changes no bit. `levels`: one with sequence slices.
+  // place of what the constructor was given. Changes no bit. Sequence slices count as microbatches.
   void recompute_by_microbatch(std::vector<Recompute> levels) { recompute_ = std::move(levels); }
 
   // Tells `access` from now on which groups a pass uses; it must outlive the stage's passes.

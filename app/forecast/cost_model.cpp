@@ -271,8 +271,7 @@ CostModel::Parts CostModel::mean_parts(const models::StageSlice& slice) const {
   const auto levels = microbatch_recompute(base_.job.train.recompute, slice.index);
   if (levels.size() == 1) return mean;
   PassTime sum;
-  const int64_t microbatches =
-      base_.job.train.grad_accum_steps * std::max<int64_t>(1, base_.job.distributed.pp_sequence_slices);
+  const int64_t microbatches = base_.job.train.grad_accum_steps * batch().sequence_slices;
   for (int64_t i = 0; i < microbatches; ++i)
     sum += parts(slice, levels[static_cast<size_t>(i) % levels.size()]).again;
   mean.again = sum / static_cast<double>(microbatches);

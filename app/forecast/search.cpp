@@ -222,13 +222,12 @@ class Searcher {
       if (found && (!best || found->step_time < best->step_time)) best = found;
     }
     // Of the fastest named one the stages may still be better.
-    const Candidate& fastest = found_.front();
-    if (fastest.fits && (!best || fastest.step_time < best->step_time)) best = fastest;
+    const Candidate& named = found_.front();
+    if (named.fits && (!best || named.step_time < best->step_time)) best = named;
     if (!best) return;
     improve_stages(*best, std::max(1, options_.order_effort * move_percent / 100));
     const auto longer = searched(*best, options_.order_effort);
     if (longer && longer->step_time < best->step_time) best = longer;
-    const Candidate& named = found_.front();
     if (named.fits && best->step_time >= (1 - options_.order_gain) * named.step_time) return;
     found_.push_back(*best);
     sort();

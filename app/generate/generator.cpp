@@ -77,7 +77,7 @@ Generator::Generator(RunContext& context, RankModel& model, GenerateOptions opti
     if (!own.attention) throw Error("this model was not built to generate");
     stages_.push_back({*own.stage, *own.weights, *own.attention, nullptr});
   }
-  if (placement_.spread_head) comm::connect_with_one(pipeline_, last_rank());
+  if (placement_.spread_head) comm::connect_to_one(pipeline_, last_rank());
 }
 
 void Generator::check(const models::ModelConfig& model, std::span<const int64_t> prompt, int64_t number,

@@ -7,8 +7,10 @@
 
 namespace pptrain::comm {
 
-// Sets up the links in both directions between rank `one` and each other rank for which `with` is true.
-// Collective over `group`: Communicator::connect().
+// Sets up the links from each other rank to rank `one`. Collective over `group`: Communicator::connect().
+void connect_to_one(Communicator& group, int one);
+
+// In both directions between rank `one` and each other rank for which `with` is true.
 void connect_with_one(
     Communicator& group, int one, const std::function<bool(int rank)>& with = [](int) { return true; });
 

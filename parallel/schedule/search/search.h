@@ -14,7 +14,7 @@
 namespace pptrain::schedule {
 
 struct SearchProblem {
-  Schedule shape;  // ranks, stages, microbatches, placement; its lists are not looked at
+  Schedule shape;  // ranks, stages, microbatches, slices, placement; its lists are not read
   Costs costs{};
   std::vector<StageBytes> bytes{};  // [stage]; none: nothing takes memory
   std::vector<int64_t> room{};      // [rank] peak_bytes().total() at most; none: no bound
