@@ -37,14 +37,16 @@ StageSlice whole_model(const ModelConfig& model) {
           .head = true};
 }
 
-StageSlice stage_slice(const pipeline::LayerAssignment& assignment, int index, int head_parts) {
+StageSlice stage_slice(const pipeline::LayerAssignment& assignment, int index, int head_parts,
+                       bool embedding_in_shards) {
   const auto& [start, end] = assignment.at(static_cast<size_t>(index));
   return {.index = index,
           .first_layer = start,
           .end_layer = end,
           .embedding = index == 0,
           .head = static_cast<size_t>(index) + 1 == assignment.size(),
-          .head_parts = head_parts};
+          .head_parts = head_parts,
+          .embedding_in_shards = embedding_in_shards};
 }
 
 template <typename Declare>
@@ -79,6 +81,8 @@ TransformerStage::TransformerStage(const ModelConfig& model, const StageSlice& s
   if (slice.embedding) {
     embedding_groups_ = declare(
         [&] { embedding_.emplace(store_.add_group("embed"), "embed", embedding_config(model), region_); });
+  } else if (slice.has_embedding_shard()) {
+    nn::Embedding(store_.add_group("embed"), "embed", embedding_config(model), region_);  // declares it
   }
   blocks_.reserve(static_cast<size_t>(slice.end_layer - slice.first_layer));
   for (int layer = slice.first_layer; layer < slice.end_layer; ++layer) {
@@ -140,8 +144,8 @@ void TransformerStage::lend_head(at::Tensor weight) {
 }
 
 void TransformerStage::materialise(at::Device device, at::ScalarType compute_dtype, bool with_gradients,
-                                   const nn::ShardPlace& place, const nn::ShardPlace& experts) {
-  store_.materialise(device, compute_dtype, with_gradients, place, experts);
+                                   const nn::ParameterStore::PlaceOf& place_of) {
+  store_.materialise(device, compute_dtype, with_gradients, place_of);
   size_chunks_for(device.type());
   ropes_.clear();
   for (const nn::RopeConfig& rope : rope_tables(model_))

@@ -44,15 +44,20 @@ struct StageSlice {
   // Pipeline ranks that share out the head's vocabulary. With more than one the stage with `head` has the
   // norm alone of it, and the first stage of each rank a part: the parts in the order of these stages.
   int head_parts = 1;
+  // These ranks also share out the embedding's state (parallel/pipeline/embedding_shards.h): the first stage
+  // of each declares the embedding's parameters, though stage 0 alone embeds tokens.
+  bool embedding_in_shards = false;
 
   bool has_head_part() const { return head_parts > 1 && index < head_parts; }
   bool has_whole_head() const { return head && head_parts == 1; }
+  bool has_embedding_shard() const { return embedding_in_shards && has_head_part(); }
 };
 
 // The model as one stage.
 StageSlice whole_model(const ModelConfig& model);
 // Stage `index` of the assignment; the embedding is on stage 0, the head on the last one or in parts.
-StageSlice stage_slice(const pipeline::LayerAssignment& assignment, int index, int head_parts = 1);
+StageSlice stage_slice(const pipeline::LayerAssignment& assignment, int index, int head_parts = 1,
+                       bool embedding_in_shards = false);
 
 // Parameters, by global name: `embed.weight`, `embed_positions.weight`;
 // `layers.N.{attn_norm,attn_post_norm,mlp_norm,mlp_post_norm}.{weight,bias}`,
@@ -73,10 +78,9 @@ class TransformerStage final : public pipeline::Stage {
                    const Seams& seams = {});
 
   // Allocates parameters and rotary tables. compute_dtype: float32 or bfloat16. Then fill the masters:
-  // parameters().initialise(seed), load_hf_weights, or a checkpoint and refresh_compute(). Places as
-  // ParameterStore::materialise takes them.
+  // parameters().initialise(seed), load_hf_weights, or a checkpoint and refresh_compute().
   void materialise(at::Device device, at::ScalarType compute_dtype, bool with_gradients = true,
-                   const nn::ShardPlace& place = {}, const nn::ShardPlace& experts = {});
+                   const nn::ParameterStore::PlaceOf& place_of = {});
 
   // From now on the backward pass of microbatch i computes again what levels[i % levels.size()] says, in the
   // place of what the constructor was given. Changes no bit. Sequence slices count as microbatches.
@@ -134,6 +138,10 @@ class TransformerStage final : public pipeline::Stage {
   at::Tensor copy_of_head_part();
   void lend_head(at::Tensor weight);
 
+  // Null where this stage does not hold it, nor a shard of it.
+  nn::ParameterGroup* embedding_group() {
+    return slice_.embedding || slice_.has_embedding_shard() ? &store_.groups().front() : nullptr;
+  }
   // Null where this stage does not hold it.
   nn::Weight* embedding_weight() { return embedding_ ? &embedding_->weight() : nullptr; }
   nn::Weight* head_weight() { return head_weight_; }

@@ -13,6 +13,7 @@ namespace {
 // Of all its weights, or of those that learn.
 double elements_of(const GroupFootprint& group, bool learning) {
   double elements = 0;
+  if (!group.in_passes) return elements;
   for (const BufferFootprint& buffer : group.buffers)
     elements += learning && buffer.frozen ? 0 : static_cast<double>(buffer.elements);
   return elements;
@@ -343,9 +344,10 @@ schedule::ExchangeCost CostModel::beside_passes(const models::StageSlice& slice)
   const StageExchange all = exchange(slice);
   const StageExchange within = within_passes(slice);
   const std::vector<GroupFootprint>& groups = footprint(slice).groups;
-  schedule::ExchangeCost cost{.gather = within.gather > 0 ? 0 : all.gather,
-                              .reduce = within.reduce() > 0 ? 0 : all.reduce(),
-                              .groups = static_cast<int>(groups.size())};
+  schedule::ExchangeCost cost{
+      .gather = within.gather > 0 ? 0 : all.gather,
+      .reduce = within.reduce() > 0 ? 0 : all.reduce(),
+      .groups = static_cast<int>(std::ranges::count_if(groups, &GroupFootprint::in_passes))};
   double elements = 0, learning = 0;
   for (const GroupFootprint& group : groups) {
     elements += elements_of(group, /*learning=*/false);
@@ -380,7 +382,7 @@ OptimizerCost CostModel::optimizer(const models::StageSlice& slice) const {
     const int shards = shards_of(group, base_.mesh);
     const optim::OptimizerShare share =
         optim::optimizer_share(base_.job.optimizer, group.parameters, compute, shards,
-                               /*replicas=*/std::max(1, link.ranks / shards));
+                               /*replicas=*/std::max(1, link.ranks * group.pipeline_shards / shards));
     moved += share.moved;
     products += share.flops / flops_;
     if (share.sent > 0) exchange += link.seconds(share.sent + share.received, 2.0 * (link.ranks - 1));
@@ -402,6 +404,19 @@ double CostModel::transfer(int from, int to) const {
 double CostModel::head_transfer(int last) const {
   double seconds = 0;
   for (int rank = 0; rank < head_parts(base_); ++rank) seconds += rank == last ? 0 : transfer(last, rank);
+  return seconds;
+}
+
+double CostModel::embedding_exchange() const {
+  if (!shares_out_embedding(base_)) return 0;
+  const models::StageSlice first{
+      .end_layer = 1, .embedding = true, .head_parts = head_parts(base_), .embedding_in_shards = true};
+  double bytes = 0;
+  for (const BufferFootprint& buffer : footprint(first, models::Recompute::none).groups.front().buffers)
+    bytes += static_cast<double>(buffer.elements) * (4 + buffer.compute_bytes);
+  double seconds = 0;
+  for (int rank = 1; rank < base_.mesh.pp; ++rank)
+    seconds += links_->transfer(0, rank, bytes / base_.mesh.pp);
   return seconds;
 }
 

@@ -120,7 +120,7 @@ class CostModel {
   // Do microbatches of a stage differ?
   bool by_microbatch() const { return recomputes_by_microbatch(base_.job.train.recompute); }
   models::StageSlice slice(const pipeline::LayerAssignment& layers, int stage) const {
-    return models::stage_slice(layers, stage, head_parts(base_));
+    return models::stage_slice(layers, stage, head_parts(base_), shares_out_embedding(base_));
   }
   // Seconds until the head's input is on all ranks, or all their terms of its gradient are on the last
   // stage's.
@@ -139,7 +139,10 @@ class CostModel {
   // Bytes that are read and written; of Muon also its products, or the exchange of matrices beside them where
   // that takes longer.
   OptimizerCost optimizer(const models::StageSlice& slice) const;
-  double transfer(int from, int to) const;                        // seconds of one boundary tensor
+  double transfer(int from, int to) const;  // seconds of one boundary tensor
+  // Seconds in which the first stage's rank sends others their shards of the embedding's gradient and gets
+  // their weights, once a step; 0 where the embedding is not in shards.
+  double embedding_exchange() const;
   StageExchange exchange(const models::StageSlice& slice) const;  // of weights and gradients
   // The part of it that a device which copies itself does within its passes, which stage() therefore counts:
   // gathers of streamed weights in each pass that reads them, and in `sum` all reductions after each

@@ -128,12 +128,16 @@ class DryStage {
 
  private:
   void measure_parameters(StageFootprint& footprint) {
-    footprint.parameters = stage_.parameters().parameter_count();
+    const models::StageSlice& slice = stage_.slice();
     for (nn::ParameterGroup& group : stage_.parameters().groups()) {
-      GroupFootprint& own = footprint.groups.emplace_back(GroupFootprint{.experts = group.of_experts(),
-                                                                         .adapters = group.is_of_adapters(),
-                                                                         .buffers = {},
-                                                                         .parameters = {}});
+      const bool in_shards = slice.embedding_in_shards && &group == stage_.embedding_group();
+      GroupFootprint& own =
+          footprint.groups.emplace_back(GroupFootprint{.experts = group.of_experts(),
+                                                       .adapters = group.is_of_adapters(),
+                                                       .pipeline_shards = in_shards ? slice.head_parts : 1,
+                                                       .in_passes = !in_shards || slice.embedding,
+                                                       .buffers = {},
+                                                       .parameters = {}});
       std::vector<const nn::ParameterSpec*> specs;
       for (const nn::Buffer* held : group.buffers()) {
         BufferFootprint& buffer = own.buffers.emplace_back();
@@ -146,12 +150,14 @@ class DryStage {
         }
       }
       own.parameters = optim::parameter_kinds(specs);
-    }
-    for (const nn::Slice* slice : stage_.parameters().slices()) {
-      if (slice->master.defined()) footprint.weight_bytes += static_cast<int64_t>(slice->master.nbytes());
-      if (slice->grad.defined()) footprint.gradient_bytes += static_cast<int64_t>(slice->grad.nbytes());
-      if (slice->spec.frozen || slice->compute.scalar_type() != at::kFloat)
-        footprint.weight_bytes += static_cast<int64_t>(slice->compute.nbytes());
+      if (!own.in_passes) continue;
+      footprint.parameters += group.parameter_count();
+      for (const nn::Slice* held : group.slices()) {
+        if (held->master.defined()) footprint.weight_bytes += static_cast<int64_t>(held->master.nbytes());
+        if (held->grad.defined()) footprint.gradient_bytes += static_cast<int64_t>(held->grad.nbytes());
+        if (held->spec.frozen || held->compute.scalar_type() != at::kFloat)
+          footprint.weight_bytes += static_cast<int64_t>(held->compute.nbytes());
+      }
     }
   }
 
@@ -325,8 +331,12 @@ Footprints::Footprints(const models::ModelConfig& model, const BatchShape& batch
 
 Footprints::Kind Footprints::kind_of(const models::StageSlice& slice) const {
   const auto layer = [&](int number) { return kind_of_layer_.begin() + number; };
-  return {std::vector<int>(layer(slice.first_layer), layer(slice.end_layer)), slice.embedding, slice.head,
-          slice.head_parts, slice.has_head_part()};
+  return {std::vector<int>(layer(slice.first_layer), layer(slice.end_layer)),
+          slice.embedding,
+          slice.head,
+          slice.head_parts,
+          slice.has_head_part(),
+          slice.embedding_in_shards};
 }
 
 const StageFootprint& Footprints::of(const models::StageSlice& slice) const {
@@ -356,7 +366,8 @@ StageFootprint Footprints::measure(const models::StageSlice& slice) const {
   const int layers = slice.end_layer - slice.first_layer;
   const int run = long_stage(batch_);
   if (layers <= run || !alike(slice)) return dry_run(model_, slice, batch_);
-  return extended(of_layers(slice, run - 1), of_layers(slice, run), layers - run, slice.embedding ? 1 : 0);
+  return extended(of_layers(slice, run - 1), of_layers(slice, run), layers - run,
+                  slice.embedding || slice.has_embedding_shard() ? 1 : 0);
 }
 
 }  // namespace pptrain::app

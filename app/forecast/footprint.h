@@ -61,6 +61,8 @@ struct BufferFootprint {
 // What is gathered, reduced and freed together, as a rank that is not divided holds it.
 struct GroupFootprint {
   bool experts = false, adapters = false;
+  int pipeline_shards = 1;  // pipeline ranks that share out the embedding's state
+  bool in_passes = true;    // of the stage; else the rank has such a shard alone
   std::vector<BufferFootprint> buffers;
   std::vector<optim::ParameterKind> parameters;  // in the buffers; those that learn
   bool operator==(const GroupFootprint&) const = default;
@@ -68,8 +70,8 @@ struct GroupFootprint {
 
 struct StageFootprint {
   std::vector<GroupFootprint> groups;  // in order of use
-  // Between steps, of a rank whose groups are not divided. A tied head counts on its stage: it has its own
-  // copy.
+  // Between steps, of a rank whose groups are not divided; of groups in passes. A tied head counts on its
+  // stage: it has its own copy.
   int64_t parameters = 0;
   int64_t weight_bytes = 0;    // float32 masters, and bfloat16 copies of all but norms; of frozen ones alone
   int64_t gradient_bytes = 0;  // float32
@@ -104,9 +106,9 @@ class Footprints {
   Footprints(const models::ModelConfig& model, const BatchShape& batch);
 
   // The kinds of the layers (those with experts, of other attention, and of which other weights learn,
-  // differ), embedding, head, into how many parts it is cut and whether one is here: where they begin changes
-  // nothing else.
-  using Kind = std::tuple<std::vector<int>, bool, bool, int, bool>;
+  // differ), embedding, head, into how many parts it is cut and whether one is here, and whether the
+  // embedding is in shards: where they begin changes nothing else.
+  using Kind = std::tuple<std::vector<int>, bool, bool, int, bool, bool>;
 
   const StageFootprint& of(const models::StageSlice& slice) const;
   Kind kind_of(const models::StageSlice& slice) const;  // stages of one kind have one footprint

@@ -120,7 +120,8 @@ ExchangeTime times_of_gradients(const Plan& plan, const Prediction& p, const Cos
   return time;
 }
 
-ExchangeTime times_between_stages(const Plan& plan, const Prediction& p) {
+// Of tensors between stages, and of the embedding's shards after the passes.
+ExchangeTime times_between_stages(const Plan& plan, const Prediction& p, const CostModel& costs) {
   ExchangeTime time{"pp"};
   for (const auto& list : plan.schedule.actions) {
     for (const schedule::Action& action : list) {
@@ -131,6 +132,8 @@ ExchangeTime times_between_stages(const Plan& plan, const Prediction& p) {
   }
   for (const schedule::RankTime& rank : p.pipeline.ranks)
     time.exposed += rank.wait_for_transfer / plan.schedule.ranks;
+  time.total += costs.embedding_exchange();
+  time.exposed += costs.embedding_exchange();
   return time;
 }
 
@@ -202,7 +205,8 @@ Prediction predict(const Plan& plan, const CostModel& costs) {
   if (plan.job.optimizer.post_validation) {
     p.step_time = schedule::post_validated_step_time(plan.schedule, p.costs) + costs.overhead() + slowest;
   } else {
-    p.step_time = p.pipeline.step_time + costs.norm_exchange() + costs.overhead() + slowest;
+    p.step_time = p.pipeline.step_time + costs.embedding_exchange() + costs.norm_exchange() +
+                  costs.overhead() + slowest;
   }
   // With post-validation a step begins while others end the one before: fill and drain then overlap.
   for (const double own : p.optimizer_time)
@@ -216,7 +220,7 @@ std::vector<ExchangeTime> exchange_times(const Plan& plan, const CostModel& cost
   std::vector<ExchangeTime> times = times_on_wires(plan, costs, prediction);
   times.push_back(times_of_weights(plan, prediction, costs));
   times.push_back(times_of_gradients(plan, prediction, costs));
-  times.push_back(times_between_stages(plan, prediction));
+  times.push_back(times_between_stages(plan, prediction, costs));
   std::erase_if(times, [](const ExchangeTime& time) { return time.total <= 0; });
   return times;
 }

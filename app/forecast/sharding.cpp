@@ -21,7 +21,8 @@ int64_t largest(std::vector<int64_t> bytes, size_t count) {
 }  // namespace
 
 // With one reduction a step each rank sums all microbatches in whole buffers, of which its part is a view.
-// With one a microbatch it holds its parts, and whole buffers of the groups on their way beside them.
+// With one a microbatch it holds its parts, and whole buffers of the groups on their way beside them. Of an
+// embedding in shards the first stage's rank keeps all compute weights and the whole gradient.
 HeldBytes held_bytes(const StageFootprint& stage, const mesh::MeshShape& mesh,
                      const schedule::ShardOptions& shard) {
   const bool every_microbatch = shard.reduce == schedule::Reduce::microbatch;
@@ -40,9 +41,13 @@ HeldBytes held_bytes(const StageFootprint& stage, const mesh::MeshShape& mesh,
       held.parameters += own;
       held.weights += own * (buffer.compute_bytes == 4 ? 4 : 4 + buffer.compute_bytes);
       if (every_microbatch) held.gradients += 4 * own;
-      gradient += 4 * buffer.elements;
+      gradient += 4 * (group.in_passes ? buffer.elements : own);
     }
-    if (parts > 1) gathered.push_back(compute);
+    if (group.pipeline_shards > 1) {
+      if (group.in_passes) held.weights += compute;
+    } else if (parts > 1) {
+      gathered.push_back(compute);
+    }
     whole.push_back(gradient);
   }
   held.gathered =
@@ -62,6 +67,7 @@ schedule::StageBytes pass_bytes(const StageFootprint& stage, const HeldBytes& he
 StageExchange stage_exchange(const StageFootprint& stage, const MeshLinks& links) {
   StageExchange seconds;
   for (const GroupFootprint& group : stage.groups) {
+    if (!group.in_passes) continue;
     const GroupLink& divided = links.of(group.experts ? mesh::Group::efsdp : mesh::Group::fsdp);
     const GroupLink& summed = links.of(group.experts ? mesh::Group::eloss : mesh::Group::loss);
     const GroupLink& replicas = links.along(mesh::Axis::dp_replicate);

@@ -13,9 +13,9 @@
 
 namespace pptrain::app {
 
-// Ranks over which the parameters of the group are sharded.
+// Ranks over which the masters of the group are sharded.
 inline int shards_of(const GroupFootprint& group, const mesh::MeshShape& mesh) {
-  return mesh.size(group.experts ? mesh::Group::efsdp : mesh::Group::fsdp);
+  return group.pipeline_shards * mesh.size(group.experts ? mesh::Group::efsdp : mesh::Group::fsdp);
 }
 
 // Groups that are whole at one time where weights are streamed: the one in use, and the next one, which is

@@ -18,6 +18,7 @@
 #include "core/config/nearest.h"
 #include "core/config/validate.h"
 #include "core/io/checksum.h"
+#include "models/learning.h"
 #include "parallel/schedule/passes/passes.h"
 #include "parallel/schedule/render/csv.h"
 
@@ -263,6 +264,12 @@ std::vector<std::string> Layout::overrides(const config::JobConfig* job) const {
 
 int head_parts(const PlanBase& base) {
   return base.job.distributed.pp_head == config::HeadPlace::spread ? base.mesh.pp : 1;
+}
+
+bool shares_out_embedding(const PlanBase& base) {
+  return head_parts(base) > 1 && !base.model.tied && !models::freezes(base.model) &&
+         base.mesh.size(mesh::Group::fsdp) == 1 && !base.job.optimizer.post_validation &&
+         lower_options(base).reduce == schedule::Reduce::step;
 }
 
 schedule::ShardOptions lower_options(const PlanBase& base) {

@@ -113,6 +113,11 @@ std::filesystem::path kept_schedule(const config::JobConfig& job);
 // Pipeline ranks that share out the head: 1 where the last stage has it, or where that is still open.
 int head_parts(const PlanBase& base);
 
+// In training: do pipeline ranks share out the embedding's state too (parallel/pipeline/embedding_shards.h)?
+// They do with a spread head, but where it is tied to it, a part of the model is frozen, ranks that share a
+// stage shard the embedding already, gradients are summed after each microbatch, or steps are validated late.
+bool shares_out_embedding(const PlanBase& base);
+
 // What lowering puts into the job's lists, for ranks that share the stages' parameters.
 schedule::ShardOptions lower_options(const PlanBase& base);
 

@@ -26,6 +26,7 @@ size_t learning_parameters(RunContext& context, Stages stages) {
   std::vector<double> counts(2, 0.0);  // dense, experts
   for (const RankModel::RankStage& own : stages) {
     for (nn::ParameterGroup& group : own.stage->parameters().groups()) {
+      if (&group == own.stage->embedding_group() && !own.stage->is_first()) continue;  // a shard
       for (const nn::ParameterSpec* spec : group.specs()) {
         if (spec->frozen) continue;
         const bool repeated = context.model.tied || (own.stage->has_head_part() && own.stage->index() > 0);

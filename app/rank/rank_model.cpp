@@ -10,6 +10,7 @@
 #include "core/base/error.h"
 #include "models/hf_loader.h"
 #include "models/learning.h"
+#include "parallel/pipeline/embedding_shards.h"
 #include "parallel/pipeline/tied_gradient.h"
 #include "parallel/shard/matrix_exchange.h"
 #include "parallel/tensor/tensor_region.h"
@@ -74,6 +75,7 @@ RankModel::RankModel(RunContext& context, Purpose purpose)
   if (purpose == Purpose::train && context.model.tied)
     pipeline::connect_tied(context.mesh.along(mesh::Axis::pp), schedule_.rank_of(0),
                            elements_of(head_rows(), context.model.hidden));
+  if (embedding_in_shards()) pipeline::connect_embedding(context.mesh.along(mesh::Axis::pp));
   if (purpose == Purpose::train && context.job.train.check_weights) watch_weights();
 }
 
@@ -90,12 +92,16 @@ void RankModel::add_stage(int index, models::Seams seams) {
   const bool grows = generates() || purpose_ != Purpose::train;
   own.stage = std::make_unique<models::TransformerStage>(
       grows ? with_all_positions(plan.model, plan.job) : plan.model,
-      models::stage_slice(plan.layers, index, head_parts(plan)),
+      models::stage_slice(plan.layers, index, head_parts(plan), embedding_in_shards()),
       stage_recompute(plan.job.train.recompute, index), seams);
   own.stage->recompute_by_microbatch(microbatch_recompute(plan.job.train.recompute, index));
   own.stage->materialise(context_.device, compute_dtype(plan.job),
-                         /*with_gradients=*/purpose_ == Purpose::train, shard_place(mesh::Group::fsdp),
-                         shard_place(mesh::Group::efsdp));
+                         /*with_gradients=*/purpose_ == Purpose::train, [&](const nn::ParameterGroup& group) {
+                           if (embedding_in_shards() && &group == own.stage->embedding_group())
+                             return pipeline::embedding_place(index, schedule_.ranks);
+                           return shard_place(group.of_experts() ? mesh::Group::efsdp : mesh::Group::fsdp);
+                         });
+  if (embedding_in_shards() && own.stage->is_first()) own.stage->embedding_group()->restore_whole_compute();
   own.weights = std::make_unique<shard::StageWeights>(own.stage->parameters(), ranks_of(/*experts=*/false),
                                                       ranks_of(/*experts=*/true), lower_options(plan), sums_,
                                                       fmt::format("stage {}", index));
@@ -146,6 +152,15 @@ nn::ShardPlace RankModel::shard_place(mesh::Group group) {
           .own_gradient = lower_options(context_.plan).reduce == schedule::Reduce::microbatch};
 }
 
+bool RankModel::embedding_in_shards() const {
+  return purpose_ == Purpose::train && shares_out_embedding(context_.plan);
+}
+
+void RankModel::gather_embedding() {
+  if (!embedding_in_shards()) return;
+  pipeline::gather_embedding(context_.mesh.along(mesh::Axis::pp), *stages_.front().stage->embedding_group());
+}
+
 // Experts have no copies: each is on one rank of its replica's ep group. A model without them never asks for
 // their ranks.
 shard::ShardRanks RankModel::ranks_of(bool experts) {
@@ -180,12 +195,14 @@ void RankModel::initialise() {
       if (!from_hf || group.is_of_adapters()) group.initialise(static_cast<uint64_t>(context_.job.run.seed));
     }
   }
+  gather_embedding();
   if (guard_) guard_->note();
 }
 
 void RankModel::load(const checkpoint::Reader& reader, comm::Communicator& comm) {
   if (models::freezes(context_.model)) initialise();
   read_all(context_, stages_, reader, comm);
+  gather_embedding();
   optimizer_step_ = reader.state().optimizer_step;
   if (guard_) guard_->note();
 }
@@ -202,18 +219,17 @@ void RankModel::zero_grad() {
   for (RankStage& own : stages_) own.stage->parameters().start_grad();
 }
 
-void RankModel::sum_tied_gradients() {
+void RankModel::exchange_embedding_gradients() {
+  if (embedding_in_shards()) {
+    pipeline::scatter_embedding_gradient(context_.mesh.along(mesh::Axis::pp),
+                                         *stages_.front().stage->embedding_group());
+  }
   if (!context_.model.tied) return;
   at::Tensor embedding, head;
-  const auto gradient = [](models::TransformerStage& stage, const char* group) {
-    for (nn::ParameterGroup& candidate : stage.parameters().groups()) {
-      if (candidate.name() == group) return candidate.buffers().front()->grad;
-    }
-    throw Error(fmt::format("a stage lacks the group {}", group));
-  };
   for (RankStage& own : stages_) {
-    if (own.stage->is_first()) embedding = gradient(*own.stage, "embed");
-    if (own.stage->head_weight() != nullptr) head = gradient(*own.stage, "head");
+    std::deque<nn::ParameterGroup>& groups = own.stage->parameters().groups();
+    if (own.stage->is_first()) embedding = groups.front().buffers().front()->grad;
+    if (own.stage->head_weight() != nullptr) head = groups.back().buffers().front()->grad;
   }
   if (!embedding.defined() && !head.defined()) return;  // frozen, or on other ranks
   pipeline::sum_tied_gradients(context_.mesh.along(mesh::Axis::pp), context_.mesh.of(mesh::Group::fsdp),
@@ -251,6 +267,7 @@ void RankModel::apply(double lr, double grad_scale) {
   check_weights();
   before_change_();
   for (RankStage& own : stages_) own.optimizer->step(lr, grad_scale);
+  gather_embedding();
   ++optimizer_step_;
   if (guard_) guard_->note();
 }
@@ -263,6 +280,7 @@ void RankModel::undo() {
   check_weights();
   before_change_();
   for (RankStage& own : stages_) own.optimizer->undo();
+  gather_embedding();
   --optimizer_step_;
   if (guard_) guard_->note();
 }

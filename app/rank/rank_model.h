@@ -56,7 +56,9 @@ class RankModel {
   void recompute_by_microbatch(std::span<const std::vector<models::Recompute>> levels);
 
   void zero_grad();  // before a run of the schedule, whose end completes the gradients
-  void sum_tied_gradients();
+  // Over the pipeline: the two gradients of a tied embedding become their sum; those of one in shards go to
+  // the ranks that own these.
+  void exchange_embedding_gradients();
   kernels::ExactSum squared_norm();  // of the summed, unscaled gradients: this rank's term of norm()
   const shard::GradNorm& norm() const { return norm_; }  // over the whole model
   // `call` comes before each apply() and undo(), which alone change what contents() holds.
@@ -101,6 +103,8 @@ class RankModel {
   void add_optimizer(RankStage& stage);
   bool generates() const;
   nn::ShardPlace shard_place(mesh::Group group);
+  bool embedding_in_shards() const;
+  void gather_embedding();  // whose masters have changed, if it is in shards
   shard::ShardRanks ranks_of(bool experts);
   void watch_weights();
 

@@ -17,7 +17,7 @@ struct PhaseInfo {
 
 constexpr auto phases = std::to_array<PhaseInfo>({{"data", comm::Doing::storage},
                                                   {"zero gradients", comm::Doing::work},
-                                                  {"tied gradients", comm::Doing::wait},
+                                                  {"embedding gradients", comm::Doing::wait},
                                                   {"loss", comm::Doing::wait},
                                                   {"gradient norm", comm::Doing::work},
                                                   {"norm exchange", comm::Doing::wait},

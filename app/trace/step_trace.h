@@ -16,7 +16,7 @@ namespace pptrain::app {
 enum class Phase : uint8_t {
   data,
   zero_gradients,
-  tied_gradients,
+  embedding_gradients,
   loss,
   gradient_norm,
   norm_exchange,

@@ -126,7 +126,7 @@ void StepRunner::run(const std::function<bool()>& is_asked) {
   state_.validation_loss.reset();  // that of the step before
   StepResult step = run_pipeline();
   if (expert_loads_) expert_loads_->start(model_.take_expert_loads());
-  profile_.timed(Phase::tied_gradients, [&] { model_.sum_tied_gradients(); });
+  profile_.timed(Phase::embedding_gradients, [&] { model_.exchange_embedding_gradients(); });
   step.step = ++state_.step;
   const config::JobConfig& job = context_.job;
   step.lr = optim::learning_rate(job.optimizer.lr, job.lr_schedule, job.train.steps, step.step - 1);

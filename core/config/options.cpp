@@ -454,7 +454,9 @@ void add_distributed(std::vector<Option>& options) {
       "pp_head", &DistributedSection::pp_head,
       "Where the head is computed. last: on the last stage. spread: each pipeline rank has an equal part of "
       "its vocabulary and computes it between its blocks, so that no rank computes more than others; a rank "
-      "then holds up to two microbatches more, and losses round like those of tp ranks. auto: spread where "
+      "then holds up to two microbatches more, and losses round like those of tp ranks. The ranks also share "
+      "out the embedding's float32 weights and optimizer state, but not with tied or frozen weights, "
+      "dp_shard or cp, reduce_gradients = \"microbatch\", or optimizer.post_validation. auto: spread where "
       "the predicted step is 1 % shorter, or where the job fits with it alone.")
       .only_if("distributed.pp > 1", {"distributed.pp"},
                [](const JobConfig& j) { return j.distributed.pp > 1; });

@@ -404,7 +404,7 @@ ParameterGroup& ParameterStore::add_group(std::string name, bool of_experts) {
 }
 
 void ParameterStore::materialise(at::Device device, at::ScalarType compute_dtype, bool with_gradients,
-                                 const ShardPlace& place, const ShardPlace& experts) {
+                                 const PlaceOf& place_of) {
   std::set<std::string_view> names;
   for (const ParameterSpec* spec : specs()) {
     if (!names.insert(spec->name).second)
@@ -412,7 +412,7 @@ void ParameterStore::materialise(at::Device device, at::ScalarType compute_dtype
   }
   compute_dtype_ = compute_dtype;
   for (ParameterGroup& group : groups_)
-    group.materialise(device, compute_dtype, with_gradients, group.of_experts() ? experts : place);
+    group.materialise(device, compute_dtype, with_gradients, place_of ? place_of(group) : ShardPlace());
 }
 
 void ParameterStore::initialise(uint64_t seed) {

@@ -139,6 +139,8 @@ struct ShardPlace {
   // Buffer::grad has memory of its own: whole gradients come and go (release_whole_grad), and the caller that
   // sums them over ranks adds the sum to it. Else it is this rank's shard of the whole gradient.
   bool own_gradient = false;
+  // Pipeline ranks own the shards (parallel/pipeline/embedding_shards.h), not the ranks that share the stage.
+  bool of_pipeline = false;
 };
 
 // Norms' gradients, and loads for balances, are taken with the gradient of their input (I), all others' by
@@ -238,10 +240,12 @@ class ParameterStore {
 
   ParameterGroup& add_group(std::string name, bool of_experts = false);  // the reference stays valid
 
-  // The same for every group; `experts`: for those of experts. materialise throws Error too where two groups
+  // The place of each group.
+  using PlaceOf = std::function<ShardPlace(const ParameterGroup& group)>;
+  // The same for every group, which is whole where `place_of` is empty. Throws Error too where two groups
   // declare one name.
   void materialise(at::Device device, at::ScalarType compute_dtype, bool with_gradients = true,
-                   const ShardPlace& place = {}, const ShardPlace& experts = {});
+                   const PlaceOf& place_of = {});
   void initialise(uint64_t seed);
   void refresh_compute();
   void zero_grad();

@@ -26,7 +26,7 @@ bool shared(const comm::Communicator* ranks) {
 
 GroupExchange::GroupExchange(nn::ParameterGroup& group, const ShardRanks& ranks)
     : group_(group), ranks_(ranks) {
-  const nn::ShardPlace& place = group.place();
+  const nn::ShardPlace place = group.place().of_pipeline ? nn::ShardPlace() : group.place();
   if (place.count != ranks.pieces.size() || place.index != ranks.pieces.rank()) {
     throw Error(fmt::format("parameter group {} is shard {} of {}, but this is rank {} of {}", group.name(),
                             place.index, place.count, ranks.pieces.rank(), ranks.pieces.size()));

@@ -30,7 +30,7 @@ struct ShardRanks {
 class GroupExchange {
  public:
   // The group is materialised, and outlives this. Throws Error where it is divided otherwise than `ranks`
-  // are.
+  // are; a group with shards on pipeline ranks counts as whole.
   GroupExchange(nn::ParameterGroup& group, const ShardRanks& ranks);
 
   // Gathers all parts' compute weights: once the work is done, layers may use them. Collective over pieces.

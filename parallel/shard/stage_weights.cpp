@@ -71,7 +71,8 @@ StageWeights::StageWeights(nn::ParameterStore& store, const ShardRanks& dense, c
 }
 
 bool StageWeights::divided(size_t group) const {
-  return groups_.at(group).exchange.group().is_sharded();
+  const nn::ShardPlace& place = groups_.at(group).exchange.group().place();
+  return place.count > 1 && !place.of_pipeline;
 }
 
 // --- weights ---

@@ -111,7 +111,8 @@ peak_tflops = 1
 struct JobResult {
   int exit_code = 0;
   std::vector<std::string> metrics;  // per line: what must not depend on the layout, floats with all digits
-  std::map<std::string, std::string> checksums;  // "file/tensor" -> checksum, of the newest checkpoint
+  // "file/tensor" -> checksums of its slices, one after the other, of the newest checkpoint.
+  std::map<std::string, std::string> checksums;
 };
 
 inline JobResult read_result(const fs::path& run_dir, int exit_code) {
@@ -135,7 +136,8 @@ inline JobResult read_result(const fs::path& run_dir, int exit_code) {
   // Which stage holds a tensor depends on the layout; what it is called and holds must not.
   for (const auto& stored : manifest.at("files")) {
     for (const auto& [name, tensor] : stored.at("tensors").items()) {
-      result.checksums[stored.at("file").get<std::string>() + "/" + name] = tensor.at("xxh3_128");
+      result.checksums[stored.at("file").get<std::string>() + "/" + name] +=
+          tensor.at("xxh3_128").get<std::string>();
     }
   }
   return result;

@@ -79,6 +79,27 @@ TEST_CASE("ranks that share parameters hold a part, and what they gather and red
   CHECK(streamed.reducing == 2 * 4 * (matrices + norms));
 }
 
+TEST_CASE("pipeline ranks that share out the embedding hold a shard of its state") {
+  constexpr int ranks = 4;
+  const auto held_by = [](const StageSlice& slice) {
+    return held_bytes(Footprints(model_of(8), {.documents = 2, .length = 32}).of(slice), {.pp = ranks}, {});
+  };
+  const int64_t blocks = 4 * (matrices + norms), shard = table / ranks;
+  const int64_t others = 6 * 4 * matrices + 4 * 4 * norms + 6 * shard;  // bytes of blocks' and the head's
+  const HeldBytes first =
+      held_by({.end_layer = 4, .embedding = true, .head_parts = ranks, .embedding_in_shards = true});
+  CHECK(first.parameters == blocks + 2 * shard);
+  CHECK(first.weights == others + 6 * shard + 2 * table);
+  CHECK(first.gradients == 4 * (blocks + shard + table));
+  CHECK(first.gathered == 0);
+  const HeldBytes second = held_by(
+      {.index = 1, .first_layer = 4, .end_layer = 8, .head_parts = ranks, .embedding_in_shards = true});
+  CHECK(second.parameters == blocks + 2 * shard);
+  CHECK(second.weights == others + 6 * shard);
+  CHECK(second.gradients == 4 * (blocks + 2 * shard));
+  CHECK(second.gathered == 0);
+}
+
 TEST_CASE("exchanges of a stage take what their bytes take on the links of their groups") {
   DeviceModel device = find_device("cpu");
   device.within_host = {.bandwidth = 1e6, .latency = 0};

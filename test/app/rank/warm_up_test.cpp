@@ -62,7 +62,7 @@ class Steps {
       const data::Step data = loader_.step(next);
       next += data.samples;
       executor_.run(data.microbatches);
-      model_.sum_tied_gradients();
+      model_.exchange_embedding_gradients();
       const double loss = model_.global_loss();
       const double norm = model_.norm()(model_.squared_norm());
       const auto loads = model_.take_expert_loads();

@@ -145,7 +145,7 @@ Outcome run(comm::Communicator& world, int replicas, const schedule::ShardOption
   whole.materialise(at::kCPU, at::kBFloat16);
   whole.initialise(3);
   const nn::ShardPlace division = groups.division(options.reduce == Reduce::microbatch);
-  store.materialise(at::kCPU, at::kBFloat16, true, division, division);
+  store.materialise(at::kCPU, at::kBFloat16, true, [&](const auto&) { return division; });
   store.initialise(3);
   shard::GradientSums sums;
   StageWeights weights(store, groups.ranks(), groups.ranks(), options, sums, "stage 0");
@@ -232,7 +232,7 @@ TEST_CASE("what no product has written is zero before gradients are summed or re
     nn::Weight& idle = group.add({{.name = "idle", .shape = {60, 40}}});
     used.grad_by_products = idle.grad_by_products = true;
     const nn::ShardPlace division = groups.division(reduce == Reduce::microbatch);
-    store.materialise(at::kCPU, at::kFloat, true, division, division);
+    store.materialise(at::kCPU, at::kFloat, true, [&](const auto&) { return division; });
     shard::GradientSums sums;
     StageWeights weights(store, groups.ranks(), groups.ranks(), {.gather = Gather::kept, .reduce = reduce},
                          sums, "stage 0");
@@ -268,7 +268,7 @@ TEST_CASE("weights that a pass throws away are gathered anew after masters have 
     declare(whole);
     declare(store);
     whole.materialise(at::kCPU, at::kFloat);
-    store.materialise(at::kCPU, at::kFloat, true, groups.division(), groups.division());
+    store.materialise(at::kCPU, at::kFloat, true, [&](const auto&) { return groups.division(); });
     shard::GradientSums sums;
     StageWeights weights(store, groups.ranks(), groups.ranks(), {.gather = gather, .reduce = Reduce::step},
                          sums, "stage 0");
@@ -294,7 +294,7 @@ TEST_CASE("lists that do not fit are refused by the group's name") {
       const ThreadGroups groups(world, 1);
       nn::ParameterStore store;
       declare(store);
-      store.materialise(at::kCPU, at::kFloat, true, groups.division(), groups.division());
+      store.materialise(at::kCPU, at::kFloat, true, [&](const auto&) { return groups.division(); });
       shard::GradientSums sums;
       StageWeights weights(store, groups.ranks(), groups.ranks(), {}, sums, "stage 0");
       body(weights);
