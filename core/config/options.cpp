@@ -456,8 +456,8 @@ void add_distributed(std::vector<Option>& options) {
       "its vocabulary and computes it between its blocks, so that no rank computes more than others; a rank "
       "then holds up to two microbatches more, and losses round like those of tp ranks. The ranks also share "
       "out the embedding's float32 weights and optimizer state, but not with tied or frozen weights, "
-      "dp_shard or cp, reduce_gradients = \"microbatch\", or optimizer.post_validation. auto: spread where "
-      "the predicted step is 1 % shorter, or where the job fits with it alone.")
+      "dp_shard, cp, optimizer.post_validation or gradients reduced by microbatch. auto: spread where the "
+      "predicted step is 1 % shorter, or where the job fits with it alone.")
       .only_if("distributed.pp > 1", {"distributed.pp"},
                [](const JobConfig& j) { return j.distributed.pp > 1; });
   distributed("pp_sequence_slices", &DistributedSection::pp_sequence_slices,

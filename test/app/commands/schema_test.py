@@ -36,6 +36,7 @@ def read_reference():
             section = ""  # what follows are keys of a list of tables
         elif (entry := re.match(r"(?:# )?(\w+) = ", line)) and section:
             types = [c for c in comment if re.match(r"(integer|float|true or false|string|list of|one of:)", c)]
+            assert types, f"a help text has a line that looks like a key: {line}"
             keys[f"{section}.{entry[1]}"] = types[-1].split(";")[0]
         comment = [*comment, line[2:]] if line.startswith("# ") else []
     return keys
