@@ -1,7 +1,9 @@
 // Improves lists by moves along the critical path, with simulated annealing. A move walks only what it may
 // change.
 #include <algorithm>
+#include <span>
 #include <utility>
+#include <vector>
 
 #include "parallel/schedule/search/instance.h"
 
@@ -17,14 +19,14 @@ class Walk {
   const Lists& lists() const { return lists_; }
   int64_t end() const { return now_.end; }
 
-  // A rank's list, which is sound and differs from `first` on.
+  // A rank's list, which is sound and differs from the rank's in [first, last], or in length too.
   struct Change {
-    int rank;
-    size_t first;
-    Letters letters;
+    int rank = 0;
+    size_t first = 0, last = 0;
+    Letters letters{};
   };
   // Takes the lists, of a rank each, unless the step then ends after `limit`; says whether it did.
-  bool replace(std::vector<Change>& changes, int64_t limit);
+  bool replace(std::span<Change> changes, int64_t limit);
 
   // Places (rank, position) on a longest path, of passes that begin when the one before them on their rank
   // ends.
@@ -35,8 +37,12 @@ class Walk {
   const std::vector<Place>& critical();
 
   // Of the F, I or B at the place; and where the F or I (or B) of the microbatch is in its rank's list.
-  int microbatch_at(const Place& place) const;
-  int position_of(int which, int stage, int microbatch) const;
+  int microbatch_at(const Place& place) const {
+    return nth_[static_cast<size_t>(place.rank) * width_ + static_cast<size_t>(place.position)];
+  }
+  int position_of(int which, int stage, int microbatch) const {
+    return position_[cell(which, stage, microbatch)];
+  }
 
   int64_t passes_walked() const { return walked_; }
 
@@ -73,7 +79,7 @@ class Walk {
   bool run_rank(int rank, int64_t limit);
   void begin_at(int64_t time);
   void keep_before(int64_t time);
-  void count(int rank, size_t first);
+  void count(int rank, size_t first, size_t last);
   Step step_of(int rank, Letter letter) const;
 
   size_t cell(int which, int stage, int microbatch) const {
@@ -85,10 +91,12 @@ class Walk {
   size_t width_;                  // of the arrays by position
   std::vector<uint16_t> counts_;  // [rank x position x chunk x 3] passes done before the position
   std::vector<int64_t> left_;     // [rank x position] work from there on, and the rank's tail
+  std::vector<uint16_t> nth_;     // [rank x position] the microbatch of an F, I or B
+  std::vector<int> position_;     // [2 (F, I) x stage x microbatch] in its rank's list
   Times now_, trial_;
   std::vector<Step> steps_;  // [rank x letter]
   std::vector<Rank> ranks_;
-  std::vector<int> done_;  // [rank x chunk x 3] while it runs
+  std::vector<uint16_t> done_;  // [rank x chunk x 3] while it runs
   std::vector<int> queue_;
   std::vector<Place> critical_;
   bool critical_known_ = false;
@@ -106,40 +114,39 @@ Walk::Walk(const Instance& instance, Lists lists) : in_(instance), lists_(std::m
   }
   counts_.resize(places * static_cast<size_t>(3 * in_.chunks));
   left_.resize(places);
+  nth_.resize(places);
+  position_.resize(cells);
   ranks_.resize(static_cast<size_t>(in_.ranks));
   done_.resize(static_cast<size_t>(in_.ranks * in_.chunks * 3));
   for (int rank = 0; rank < in_.ranks; ++rank) {
     for (int letter = 0; letter < passes * in_.chunks; ++letter)
       steps_.push_back(step_of(rank, static_cast<Letter>(letter)));
-    count(rank, 0);
+    left_[static_cast<size_t>(rank) * width_ + lists_[rank].size()] = in_.tail[rank];
+    count(rank, 0, lists_[rank].size() - 1);
   }
   begin_at(-1);
   run(Instance::no_bound);
   std::swap(now_, trial_);
 }
 
-// The counts before each position from `first` on.
-void Walk::count(int rank, size_t first) {
+// What follows from the letters in [first, last], before and behind which all is as it was.
+void Walk::count(int rank, size_t first, size_t last) {
   const Letters& letters = lists_[rank];
+  const Step* steps = steps_.data() + static_cast<size_t>(rank * passes * in_.chunks);
   const size_t kinds = static_cast<size_t>(3 * in_.chunks);
   const size_t row = static_cast<size_t>(rank) * width_;
+  const int of_rank = rank * 3 * in_.chunks;
   uint16_t* before = counts_.data() + (row + first) * kinds;
-  for (size_t i = first; i < letters.size(); ++i, before += kinds) {
+  for (size_t i = first; i <= last; ++i, before += kinds) {
     std::copy(before, before + kinds, before + kinds);
-    const int chunk = in_.chunk_of(letters[i]);
-    const Pass pass = in_.pass_of(letters[i]);
-    if (pass == Pass::backward) {
-      ++before[kinds + static_cast<size_t>(chunk * 3 + 1)];
-      ++before[kinds + static_cast<size_t>(chunk * 3 + 2)];
-    } else {
-      ++before[kinds + static_cast<size_t>(chunk * 3 + static_cast<int>(pass))];
-    }
+    const Step& step = steps[letters[i]];
+    const int n = before[kinds + static_cast<size_t>(step.count - of_rank)]++;
+    if (step.other_count >= 0) ++before[kinds + static_cast<size_t>(step.other_count - of_rank)];
+    if (step.output < 0) continue;
+    nth_[row + i] = static_cast<uint16_t>(n);
+    position_[static_cast<size_t>(step.output + n)] = static_cast<int>(i);
   }
-  left_[row + letters.size()] = in_.tail[rank];
-  for (size_t i = letters.size(); i-- > 0;) {
-    const int stage = in_.stage_of(rank, in_.chunk_of(letters[i]));
-    left_[row + i] = left_[row + i + 1] + in_.duration(stage, in_.pass_of(letters[i]));
-  }
+  for (size_t i = last + 1; i-- > first;) left_[row + i] = left_[row + i + 1] + steps[letters[i]].time;
 }
 
 // All that starts before `time` is as it was.
@@ -187,7 +194,7 @@ bool Walk::run_rank(int rank, int64_t limit) {
   int64_t* finishes = trial_.finish.data() + static_cast<size_t>(rank) * width_;
   for (; own.position < letters.size(); ++own.position) {
     const Step& step = steps[letters[own.position]];
-    int& done = done_[step.count];
+    uint16_t& done = done_[step.count];
     int64_t start = own.free;
     if (step.needed >= 0) {
       const auto input = static_cast<size_t>(step.input + done);
@@ -245,7 +252,7 @@ Walk::Step Walk::step_of(int rank, Letter letter) const {
   return step;
 }
 
-bool Walk::replace(std::vector<Change>& changes, int64_t limit) {
+bool Walk::replace(std::span<Change> changes, int64_t limit) {
   int64_t from = Instance::no_bound;
   for (const Change& change : changes)
     from = std::min(from, now_.start[static_cast<size_t>(change.rank) * width_ + change.first]);
@@ -262,7 +269,15 @@ bool Walk::replace(std::vector<Change>& changes, int64_t limit) {
     return false;
   }
   keep_before(from);
-  for (const Change& change : changes) count(change.rank, change.first);
+  for (const Change& change : changes) {
+    const size_t size = lists_[change.rank].size();
+    if (size == change.letters.size()) {
+      count(change.rank, change.first, change.last);
+    } else {
+      left_[static_cast<size_t>(change.rank) * width_ + size] = in_.tail[change.rank];
+      count(change.rank, 0, size - 1);
+    }
+  }
   std::swap(now_, trial_);
   critical_known_ = false;
   return true;
@@ -284,31 +299,6 @@ int64_t Walk::work(int rank, const Letters& letters) const {
   for (const Letter letter : letters)
     sum += in_.duration(in_.stage_of(rank, in_.chunk_of(letter)), in_.pass_of(letter));
   return sum;
-}
-
-int Walk::position_of(int which, int stage, int microbatch) const {
-  const int rank = in_.rank_of[stage];
-  const size_t kinds = static_cast<size_t>(3 * in_.chunks);
-  const uint16_t* counts = counts_.data() + static_cast<size_t>(rank) * width_ * kinds +
-                           static_cast<size_t>(in_.chunk[stage] * 3 + which);
-  size_t low = 0;
-  size_t high = lists_[rank].size();
-  while (low < high) {  // the first position after which more than `microbatch` are done
-    const size_t middle = (low + high) / 2;
-    if (counts[(middle + 1) * kinds] > microbatch) {
-      high = middle;
-    } else {
-      low = middle + 1;
-    }
-  }
-  return static_cast<int>(low);
-}
-
-int Walk::microbatch_at(const Place& place) const {
-  const Letter letter = lists_[place.rank][static_cast<size_t>(place.position)];
-  const size_t at = static_cast<size_t>(place.rank) * width_ + static_cast<size_t>(place.position);
-  const int kind = in_.chunk_of(letter) * 3 + (in_.pass_of(letter) == Pass::forward ? 0 : 1);
-  return counts_[at * static_cast<size_t>(3 * in_.chunks) + static_cast<size_t>(kind)];
 }
 
 Walk::Place Walk::last() const {
@@ -361,11 +351,12 @@ class Annealer {
  private:
   void try_one(int64_t warmth) {
     ++tried_;
-    changes_.clear();
+    used_ = 0;
     if (!propose()) return;
     const int64_t limit = walk_.end() + (warmth > 0 ? exponential(random_, warmth) : 0);
-    if (!walk_.replace(changes_, limit)) return;
-    if (walk_.end() < best_.end) best_ = {walk_.lists(), walk_.end()};
+    if (!walk_.replace({changes_.data(), used_}, limit) || walk_.end() >= best_.end) return;
+    best_.lists = walk_.lists();
+    best_.end = walk_.end();
   }
 
   bool propose() {
@@ -406,15 +397,21 @@ class Annealer {
       stage += step;
       if (stage < 0 || stage >= in_.stages) return;
       const int rank = in_.rank_of[stage];
-      if (std::ranges::any_of(changes_, [&](const auto& change) { return change.rank == rank; })) return;
+      const std::span<const Walk::Change> others(changes_.data(), used_);
+      if (std::ranges::any_of(others, [&](const auto& change) { return change.rank == rank; })) return;
       letters_ = walk_.lists()[rank];
       if (!shift(walk_.position_of(which, stage, microbatch), by) || !add_change(rank)) return;
     } while (random_.below(4) > 0);
   }
 
   bool add_change(int rank) {
-    if (!in_.mend(rank, letters_)) return false;
-    changes_.push_back({rank, first_, letters_});
+    if (!in_.mend(rank, letters_, first_, last_)) return false;
+    if (used_ == changes_.size()) changes_.emplace_back();
+    Walk::Change& change = changes_[used_++];
+    change.rank = rank;
+    change.first = first_;
+    change.last = last_;
+    std::swap(change.letters, letters_);
     return true;
   }
 
@@ -436,6 +433,7 @@ class Annealer {
       std::rotate(at, at + 1, letters_.begin() + to + 1);
     }
     first_ = static_cast<size_t>(std::min(position, to));
+    last_ = static_cast<size_t>(std::max(position, to));
     return true;
   }
 
@@ -450,12 +448,14 @@ class Annealer {
     if (in_.pass_of(letter) == Pass::backward) {
       *at = input;
       letters_.insert(at + 1, weight);
+      last_ = letters_.size() - 1;
       return true;
     }
     const auto next = std::find(at, letters_.end(), weight);
     if (letter != input || next == letters_.end()) return false;
     letters_.erase(next);
     *at = in_.letter(Pass::backward, chunk);
+    last_ = letters_.size() - 1;
     return true;
   }
 
@@ -471,6 +471,7 @@ class Annealer {
       if (letters_[i] != one || letters_[i + 1] != two) continue;
       std::swap(letters_[i], letters_[i + 1]);
       ++i;
+      last_ = static_cast<size_t>(i);
       --left;
     }
     first_ = static_cast<size_t>(position);
@@ -481,9 +482,10 @@ class Annealer {
   Walk walk_;
   Random random_;
   Timed best_;
-  std::vector<Walk::Change> changes_;
+  std::vector<Walk::Change> changes_;  // the first used_ of them
+  size_t used_ = 0;
   Letters letters_;
-  size_t first_ = 0;
+  size_t first_ = 0, last_ = 0;  // what is changed of them
   int64_t tried_ = 0;
 };
 

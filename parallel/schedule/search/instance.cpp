@@ -183,19 +183,22 @@ bool Instance::sound(int rank, const Letters& letters) const {
   return doing.complete();
 }
 
-bool Instance::mend(int rank, Letters& letters) const {
+bool Instance::mend(int rank, Letters& letters, size_t first, size_t& last) const {
   Doing doing(*this, rank);
-  for (auto at = letters.begin(); at != letters.end();) {
-    if (doing.can(*at)) {
-      doing.run(*at++);
+  for (size_t i = 0; i < first; ++i) doing.run(letters[i]);
+  for (size_t i = first; i <= last;) {
+    if (doing.can(letters[i])) {
+      doing.run(letters[i++]);
       continue;
     }
+    const auto at = letters.begin() + static_cast<std::ptrdiff_t>(i);
     const auto help =
         std::find_if(at + 1, letters.end(), [&](Letter other) { return doing.helps(*at, other); });
     if (help == letters.end()) return false;
     std::rotate(at, help, help + 1);
+    last = std::max(last, static_cast<size_t>(help - letters.begin()));
   }
-  return doing.complete();
+  return true;  // the rank has done what it had done there before
 }
 
 std::optional<Lists> Instance::lists_of(const Schedule& schedule) const {

@@ -48,8 +48,13 @@ struct Instance {
   // Is the list complete and in an order that a stage can run, within the rank's room?
   bool sound(int rank, const Letters& letters) const;
   // Takes ahead of each pass what must be done before it, and W's where it has no room; says whether the list
-  // is sound then.
-  bool mend(int rank, Letters& letters) const;
+  // is sound then. It was before [first, last] changed, or all from `first` on; `last` becomes the last place
+  // that differs.
+  bool mend(int rank, Letters& letters, size_t first, size_t& last) const;
+  bool mend(int rank, Letters& letters) const {
+    size_t last = letters.size() - 1;
+    return mend(rank, letters, 0, last);
+  }
 
   // Nothing where the schedule's lists are not in the room or have no microbatch.
   std::optional<Lists> lists_of(const Schedule& schedule) const;

@@ -3,11 +3,12 @@
 #include <spdlog/fmt/fmt.h>
 
 #include <algorithm>
-#include <optional>
+#include <array>
+#include <limits>
 #include <utility>
+#include <vector>
 
 #include "core/base/error.h"
-#include "parallel/schedule/passes/pass_clock.h"
 #include "parallel/schedule/search/instance.h"
 
 namespace pptrain::schedule {
@@ -27,32 +28,41 @@ struct Priorities {
 // what the rank's later chunks need to end a microbatch.
 class ListScheduler {
  public:
-  ListScheduler(const Instance& instance, const Priorities& priorities, int64_t limit)
-      : in_(instance),
-        by_(priorities),
-        limit_(limit),
-        ranks_(static_cast<size_t>(in_.ranks)),
-        clock_(instance.shape, instance.latency) {
-    result_.lists.resize(static_cast<size_t>(in_.ranks));
-    for (int rank = 0; rank < in_.ranks; ++rank) prepare(rank);
+  explicit ListScheduler(const Instance& instance)
+      : in_(instance), ranks_(static_cast<size_t>(in_.ranks)), there_(2 * in_.shape.cells()) {
+    result_.lists.resize(ranks_.size());
+    for (int rank = 0; rank < in_.ranks; ++rank) {
+      for (int c = 0; c < in_.chunks; ++c) {
+        const int stage = in_.stage_of(rank, c);
+        chunks_.push_back(
+            {.stage = stage, .time = in_.time[stage], .most = in_.most[stage], .left = in_.left[stage]});
+      }
+      check_room(rank);
+    }
   }
 
-  // Nothing as soon as the step must end after the limit.
-  std::optional<Timed> run() {
-    clock_.run([this](int rank, int64_t now) { begin_next(rank, now); });
-    if (result_.end > limit_) return std::nullopt;
-    return std::move(result_);
+  // Lists by these priorities, until the next call; null as soon as the step must end after the limit.
+  const Timed* run(const Priorities& priorities, int64_t limit) {
+    reset(priorities);
+    while (result_.end <= limit) {
+      const auto first = std::ranges::min_element(ranks_, {}, &Rank::wake);
+      if (first->wake == never) return &result_;
+      begin_next(static_cast<int>(first - ranks_.begin()));
+    }
+    return nullptr;
   }
 
  private:
-  static constexpr int64_t never = PassClock<int64_t>::never;
+  static constexpr int64_t never = std::numeric_limits<int64_t>::max();
   struct Chunk {
-    int forward = 0;
-    int input = 0;
-    int weight = 0;
+    int stage = 0;
+    std::array<int64_t, passes> time, most, left;
+    std::array<int64_t, 2> offset{};  // of the keys of F and I
+    std::array<int, 3> done{};        // F, I, W
   };
   struct Rank {
-    std::vector<Chunk> chunks;
+    int64_t wake = 0;  // when it may have something to run
+    int64_t free = 0;
     int64_t held = 0;
     int64_t left = 0;  // ticks of work, and the rank's tail
   };
@@ -62,21 +72,33 @@ class ListScheduler {
     int64_t turn = never;
   };
 
-  int64_t most(int rank, int chunk, Pass pass) const {
-    return in_.most[in_.stage_of(rank, chunk)][static_cast<size_t>(pass)];
-  }
-  int64_t left(int rank, int chunk, Pass pass) const {
-    return in_.left[in_.stage_of(rank, chunk)][static_cast<size_t>(pass)];
+  void reset(const Priorities& by) {
+    period_ = by.period;
+    patience_ = by.patience;
+    result_.end = 0;
+    std::ranges::fill(there_, never);
+    std::fill_n(there_.begin(), in_.microbatches, 0);
+    for (int rank = 0; rank < in_.ranks; ++rank) {
+      result_.lists[rank].clear();
+      ranks_[rank] = {.left = in_.tail[rank]};
+      for (int c = 0; c < in_.chunks; ++c) {
+        Chunk& own = chunk(rank, c);
+        own.done = {};
+        for (const size_t which : {0, 1})
+          own.offset[which] = by.offset[which * static_cast<size_t>(in_.stages) + own.stage];
+        ranks_[rank].left += in_.microbatches * (own.time[0] + own.time[1] + own.time[2]);
+      }
+    }
   }
 
-  void prepare(int rank) {
-    Rank& own = ranks_[rank];
-    own.chunks.resize(static_cast<size_t>(in_.chunks));
-    own.left = in_.tail[rank];
-    for (int chunk = 0; chunk < in_.chunks; ++chunk) {
-      for (const Pass pass : {Pass::forward, Pass::input, Pass::weight})
-        own.left += in_.microbatches * in_.duration(in_.stage_of(rank, chunk), pass);
-    }
+  Chunk& chunk(int rank, int c) { return chunks_[static_cast<size_t>(rank * in_.chunks + c)]; }
+  const Chunk& chunk(int rank, int c) const { return chunks_[static_cast<size_t>(rank * in_.chunks + c)]; }
+  // When the input of a stage's n-th F or I is there; `never` until the pass that makes it has begun.
+  int64_t& there(int which, int stage, int n) {
+    return there_[static_cast<size_t>((which * in_.stages + stage) * in_.microbatches + n)];
+  }
+
+  void check_room(int rank) const {
     const int64_t needed = to_end_list(rank, /*chunk=*/0, /*list=*/0, /*forwards=*/0);
     if (needed <= in_.room[rank]) return;
     throw UsageError(
@@ -87,102 +109,112 @@ class ListScheduler {
   // What a rank needs beside what it holds to end the n-th list (a microbatch, or all its slices), once it
   // has done so many F's of the chunk: those that are left of the list there, then those of each later chunk,
   // then any backward.
-  int64_t to_end_list(int rank, int chunk, int list, int forwards) const {
+  int64_t to_end_list(int rank, int first, int list, int forwards) const {
     const int slices = in_.shape.sequence_slices;
     int64_t needed = 0;
-    for (int c = in_.chunks - 1; c >= chunk; --c) {
-      needed = std::max(
-          {needed, most(rank, c, Pass::input), left(rank, c, Pass::input) + most(rank, c, Pass::weight)});
-      const int done = c == chunk ? forwards : ranks_[rank].chunks[c].forward;
+    for (int c = in_.chunks - 1; c >= first; --c) {
+      const Chunk& own = chunk(rank, c);
+      needed = std::max({needed, own.most[1], own.left[1] + own.most[2]});
+      const int done = c == first ? forwards : own.done[0];
       const int64_t to_do = std::min(slices, (list + 1) * slices - done);
       if (to_do == 0) continue;
-      const int64_t own = left(rank, c, Pass::forward), own_most = most(rank, c, Pass::forward);
-      needed = std::max({own_most, (to_do - 1) * own + own_most, to_do * own + needed});
+      needed = std::max({own.most[0], (to_do - 1) * own.left[0] + own.most[0], to_do * own.left[0] + needed});
     }
     return needed;
   }
 
-  int64_t key(Pass pass, int stage, int microbatch) const {
-    const int which = pass == Pass::forward ? 0 : 1;
-    return by_.offset[static_cast<size_t>(which * in_.stages + stage)] + microbatch * by_.period;
-  }
-
   // Is there room for the chunk's F besides all F's of the rank that have an earlier turn?
-  bool has_room(int rank, int chunk, int64_t turn) const {
-    const Rank& own = ranks_[rank];
-    const int slices = in_.shape.sequence_slices, n = own.chunks[chunk].forward, list = n / slices;
-    int64_t ahead = 0;
-    for (int c = 0; c < in_.chunks; ++c) {
-      const int stage = in_.stage_of(rank, c);
-      const int64_t first = key(Pass::forward, stage, own.chunks[c].forward);
-      if (c == chunk || first >= turn) continue;
+  bool has_room(int rank, int c, int64_t turn) const {
+    const Chunk& own = chunk(rank, c);
+    const int slices = in_.shape.sequence_slices, n = own.done[0], list = n / slices;
+    int64_t held = ranks_[rank].held;
+    for (int other = 0; other < in_.chunks; ++other) {
+      const Chunk& of = chunk(rank, other);
+      const int64_t first = of.offset[0] + of.done[0] * period_;
+      if (other == c || first >= turn) continue;
       // Only of lists that have passed this chunk: others would wait for it.
-      const int passed = std::max(0, list * slices - own.chunks[c].forward);
-      const int64_t number = std::min<int64_t>((turn - first - 1) / by_.period + 1, passed);
-      ahead += number * std::max<int64_t>(0, left(rank, c, Pass::forward));
+      const int passed = list * slices - of.done[0];
+      if (passed <= 0) continue;
+      held += std::min<int64_t>((turn - first - 1) / period_ + 1, passed) * std::max<int64_t>(0, of.left[0]);
     }
-    const int64_t held = own.held + ahead;
-    const int64_t later = to_end_list(rank, chunk, list, n + 1);
-    return held + most(rank, chunk, Pass::forward) <= in_.room[rank] &&
-           held + left(rank, chunk, Pass::forward) + later <= in_.room[rank];
+    return held + own.most[0] <= in_.room[rank] &&
+           held + own.left[0] + to_end_list(rank, c, list, n + 1) <= in_.room[rank];
   }
 
-  // Of the F's and I's that are there and have room, the one whose turn is first; else a W.
-  void begin_next(int rank, int64_t now) {
-    const Rank& own = ranks_[rank];
+  // Of the F's and I's that are there and have room, the one whose turn is first; else a W. What it then
+  // waits for wakes the rank.
+  void begin_next(int rank) {
+    Rank& own = ranks_[rank];
+    const int64_t now = own.wake;
+    own.wake = never;
     Next best;
     int64_t first_there = never;  // when an F or I that has room is there
-    const auto offer = [&](Pass pass, int c, int microbatch) {
-      const int stage = in_.stage_of(rank, c);
-      const int64_t turn = key(pass, stage, microbatch);
-      const int64_t there = clock_.input(in_.action(pass, stage, microbatch));
-      if (there == never || turn >= best.turn) return;
-      const bool room =
-          pass == Pass::forward ? has_room(rank, c, turn) : own.held + most(rank, c, pass) <= in_.room[rank];
-      if (!room) return;
-      first_there = std::min(first_there, there);
-      if (there <= now) best = {pass, c, turn};
-    };
     for (int c = 0; c < in_.chunks; ++c) {
-      const Chunk& chunk = own.chunks[c];
-      if (chunk.forward < in_.microbatches) offer(Pass::forward, c, chunk.forward);
-      if (chunk.input < chunk.forward) offer(Pass::input, c, chunk.input);
+      const Chunk& of = chunk(rank, c);
+      for (const int which : {0, 1}) {
+        const int n = of.done[which];
+        if (n == (which == 0 ? in_.microbatches : of.done[0])) continue;
+        const int64_t turn = of.offset[which] + n * period_;
+        const int64_t at = there(which, of.stage, n);
+        if (at == never || turn >= best.turn) continue;
+        const bool room = which == 0 ? has_room(rank, c, turn) : own.held + of.most[1] <= in_.room[rank];
+        if (!room) continue;
+        first_there = std::min(first_there, at);
+        if (at <= now) best = {static_cast<Pass>(which), c, turn};
+      }
     }
-    if (best.chunk < 0) best = oldest_weight(own);
-    if (best.chunk < 0) return;
-    const int64_t end = now + in_.duration(in_.stage_of(rank, best.chunk), best.pass);
-    if (best.pass == Pass::weight && first_there != never && end > first_there + by_.patience) return;
-    finish(rank, best.pass, best.chunk, end);
+    if (best.chunk < 0) best = oldest_weight(rank);
+    if (best.chunk >= 0) {
+      const int64_t end = now + chunk(rank, best.chunk).time[static_cast<size_t>(best.pass)];
+      if (best.pass != Pass::weight || first_there == never || end <= first_there + patience_)
+        return run(rank, best.pass, best.chunk, end);
+    }
+    own.wake = first_there;
   }
 
   // Of the chunk with the most W's to do; the later chunk of several.
-  Next oldest_weight(const Rank& own) const {
+  Next oldest_weight(int rank) const {
     Next found;
     int most = 0;
     for (int c = in_.chunks - 1; c >= 0; --c) {
-      const int waiting = own.chunks[c].input - own.chunks[c].weight;
+      const int waiting = chunk(rank, c).done[1] - chunk(rank, c).done[2];
       if (waiting > most) most = waiting, found = {Pass::weight, c};
     }
     return found;
   }
 
-  void finish(int rank, Pass pass, int chunk, int64_t end) {
+  void run(int rank, Pass pass, int c, int64_t end) {
+    const auto kind = static_cast<size_t>(pass);
     Rank& own = ranks_[rank];
-    own.held += left(rank, chunk, pass);
-    own.left -= in_.duration(in_.stage_of(rank, chunk), pass);
-    result_.lists[rank].push_back(in_.letter(pass, chunk));
+    Chunk& of = chunk(rank, c);
+    own.held += of.left[kind];
+    own.left -= of.time[kind];
+    own.wake = own.free = end;
+    result_.lists[rank].push_back(in_.letter(pass, c));
     result_.end = std::max(result_.end, end + own.left);
-    if (result_.end > limit_) return clock_.stop();
-    Chunk& of = own.chunks[chunk];
-    int& done = pass == Pass::forward ? of.forward : pass == Pass::input ? of.input : of.weight;
-    clock_.begin(rank, in_.action(pass, in_.stage_of(rank, chunk), done++), end);
+    const int n = of.done[kind]++;
+    if (pass == Pass::weight) return;
+    result_.end = std::max(result_.end, end + in_.after[of.stage][kind]);
+    if (pass == Pass::input) {
+      if (of.stage > 0) arrive(1, of.stage - 1, n, end + in_.latency[of.stage - 1]);
+    } else if (of.stage + 1 < in_.stages) {
+      arrive(0, of.stage + 1, n, end + in_.latency[of.stage]);
+    } else {
+      arrive(1, of.stage, in_.shape.nth_backward(n), end);  // which is its own inverse
+    }
+  }
+
+  void arrive(int which, int stage, int n, int64_t time) {
+    there(which, stage, n) = time;
+    Rank& rank = ranks_[in_.rank_of[stage]];
+    rank.wake = std::min(rank.wake, std::max(rank.free, time));
   }
 
   const Instance& in_;
-  const Priorities& by_;
-  int64_t limit_;
   std::vector<Rank> ranks_;
-  PassClock<int64_t> clock_;
+  std::vector<Chunk> chunks_;   // [rank x chunk]
+  std::vector<int64_t> there_;  // [2 (F, I) x stage x n]
+  int64_t period_ = 1, patience_ = 0;
   Timed result_;
 };
 
@@ -268,14 +300,15 @@ Priorities priorities_of(const Instance& in, const Pattern& pattern) {
 
 Timed best_pattern(const Instance& instance, uint64_t seed, int tries) {
   Random random(seed);
+  ListScheduler scheduler(instance);
   Pattern pattern;
   Timed best{.lists = {}, .end = Instance::no_bound};
   for (int i = 0; i < tries; ++i) {
     const bool anew = i == 0 || i < tries / 3;
     Pattern next = anew ? random_pattern(instance, random) : changed(instance, pattern, random);
-    std::optional<Timed> ordered = ListScheduler(instance, priorities_of(instance, next), best.end).run();
-    if (!ordered) continue;
-    best = *std::move(ordered);
+    const Timed* ordered = scheduler.run(priorities_of(instance, next), best.end);
+    if (ordered == nullptr) continue;
+    best = *ordered;
     pattern = std::move(next);
   }
   return best;
