@@ -7,9 +7,11 @@
 #include <algorithm>
 #include <array>
 #include <cstdlib>
+#include <iterator>
 #include <limits>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -60,7 +62,7 @@ struct PlanArguments : JobArguments {
   double memory_gb = 0;  // search: GB a rank, over distributed.pp_memory_gb
   double margin = 5;     // search: % of a rank's memory that stays free
   std::string write;     // search: file for the job of the row `pick`, from 1
-  size_t pick = 1;
+  size_t pick = 0;       // 0: the best
   JobRates rates;
 };
 
@@ -104,13 +106,15 @@ double budget_of(const PlanArguments& arguments, const PlanBase& base, const Cos
   return memory * (1 - arguments.margin / 100);
 }
 
-// Writes the job of the row that --pick names, with every key.
-void write_pick(const PlanArguments& arguments, const std::vector<Candidate>& rows) {
+// Writes the job of the row that --pick names, else of the best, with every key.
+void write_pick(const PlanArguments& arguments, const PlanBase& base, const std::vector<Candidate>& rows,
+                const std::optional<Candidate>& refined = std::nullopt) {
   if (arguments.write.empty()) return;
-  if (arguments.pick > rows.size())
-    throw UsageError(fmt::format("--pick {}: the search has {} rows", arguments.pick, rows.size()));
+  const size_t row = std::max<size_t>(1, arguments.pick);
+  if (row > rows.size()) throw UsageError(fmt::format("--pick {}: the search has {} rows", row, rows.size()));
+  const Layout& layout = refined && arguments.pick == 0 ? refined->layout : rows[row - 1].layout;
   std::vector<std::string> set = arguments.set;
-  for (std::string& text : rows[arguments.pick - 1].layout.overrides()) set.push_back(std::move(text));
+  std::ranges::move(layout.overrides(base.job, /*whole=*/true), std::back_inserter(set));
   const Plan plan = load_plan(arguments.config, set, {.world = arguments.world, .needs_files = false});
   io::write_output(arguments.write, config::to_toml(plan.job));
   fmt::print(stderr, "wrote {}\n", arguments.write);
@@ -133,9 +137,9 @@ std::string search_world(const PlanArguments& arguments, const PlanBase& base, c
   if (arguments.all) options.rows = std::numeric_limits<size_t>::max();
   const MeshSearchResult found = search_meshes(base, source, options);
   warn_of_cores(base, arguments.world);
-  write_pick(arguments, found.ranking);
+  write_pick(arguments, base, found.ranking, found.refined);
   if (arguments.format == PlanFormat::json) return meshes_json(found, base, source, options);
-  if (arguments.format == PlanFormat::csv) return meshes_csv(found);
+  if (arguments.format == PlanFormat::csv) return meshes_csv(found, base);
   return render_meshes(found, base, source, options, text_options(arguments).width);
 }
 
@@ -145,7 +149,7 @@ std::string search_plan(const PlanArguments& arguments, const PlanBase& base, co
   const std::vector<Candidate> found =
       search(base, source, {.microbatches = true, .budget = budget, .order_effort = order_effort});
   warn_of_cores(base, base.mesh.world_size());
-  write_pick(arguments, found);
+  write_pick(arguments, base, found);
   if (arguments.format == PlanFormat::json) return ranking_json(found, base.job, budget);
   if (arguments.format == PlanFormat::csv) return ranking_csv(found, base.job);
   return fmt::format("costs: {}\n", source.description) + render_ranking(found, base.job, budget,
@@ -244,8 +248,10 @@ CLI::App* declare_plan(CLI::App& cli, PlanArguments& arguments) {
              "With --search: % of a rank's memory that stays free; predictions are a few % off")
       ->check(CLI::Range(0.0, 90.0))
       ->capture_default_str();
-  CLI::Option* write = add_option(*plan, "--write FILE", arguments.write,
-                                  "With --search: write the job of the best row to FILE");
+  CLI::Option* write =
+      add_option(*plan, "--write FILE", arguments.write,
+                 "With --search: write the job of the best row to FILE; with --world of what was refined, if "
+                 "anything");
   add_option(*plan, "--pick N", arguments.pick, "With --write: the job of row N, from 1")
       ->check(CLI::PositiveNumber)
       ->needs(write);

@@ -17,6 +17,7 @@
 #include "app/plan/plan.h"
 #include "core/base/error.h"
 #include "core/base/for_each_in_parallel.h"
+#include "core/config/validate.h"
 #include "parallel/schedule/generators/generators.h"
 #include "parallel/schedule/passes/passes.h"
 
@@ -28,6 +29,10 @@ constexpr int64_t largest_microbatch = 64;    // samples
 constexpr int64_t most_actions = 40'000'000;  // simulated in the search for the best, a few seconds' work
 constexpr int64_t most_exact_actions = 2'000'000;  // of a step that is predicted whole
 constexpr size_t tries_of_family = 6;  // layouts of a combination of axes that none of the best has
+constexpr size_t meshes_refined = 3;
+constexpr double worth_refining = 1e-3;  // of the step
+// Pipeline ranks x microbatches x slices at most: where slices are chosen, orders searched, meshes refined.
+constexpr int64_t largest_to_slice = 1024, largest_to_order = 4096, largest_to_refine = 16'384;
 constexpr double never = std::numeric_limits<double>::infinity();
 
 // A layout with what it takes at least, and what is known of it.
@@ -80,6 +85,7 @@ class MeshSearcher {
                             .layouts = std::ssize(layouts_),
                             .ranking = {},
                             .time = {},
+                            .refined = {},
                             .losers = {}};
     if (!ranking.empty()) {
       for (const size_t found : ranking) result.ranking.push_back(with_layers(found_[found]));
@@ -87,7 +93,7 @@ class MeshSearcher {
       result.time = split(found_[ranking.front()]);
       add_losers(ranking.front(), result.losers);
       if (exact) put_first(*exact, result);
-      if (exact && options_.order_effort > 0) result.order = searched_order(result.ranking.front());
+      if (exact) result.refined = refined(result.ranking);
     } else {
       add_losers(std::nullopt, result.losers);
     }
@@ -129,7 +135,9 @@ class MeshSearcher {
   std::optional<Prediction> predict_whole(const Layout& layout) const;
   void refuse(Found& found, const RankBytes& bytes);
   static void put_first(const Prediction& exact, MeshSearchResult& result);
-  std::optional<Candidate> searched_order(const Candidate& first) const;
+  std::optional<Candidate> refined(std::span<const Candidate> ranking) const;
+  std::optional<PlanBase> left_open(const Layout& layout) const;
+  bool asks_for_more() const;
   void add_losers(std::optional<size_t> best, std::vector<Loser>& losers);
   std::optional<std::string> difference(const Found& other, const Found* best) const;
   static bool better(const Found& one, const Found& other);
@@ -406,15 +414,65 @@ void MeshSearcher::put_first(const Prediction& exact, MeshSearchResult& result) 
   first.bytes = exact.fullest();
 }
 
-// Nothing where no order is faster.
-std::optional<Candidate> MeshSearcher::searched_order(const Candidate& first) const {
-  PlanBase base = on_layout(base_, first.layout);
-  base.job.distributed.pp_split = {.text = "", .layers = pipeline::layers_per_stage(first.layout.layers)};
-  for (Candidate& found :
-       search(base, source_, {.budget = options_.budget, .order_effort = options_.order_effort})) {
-    if (found.is_order() && found.fits && found.step_time < first.step_time) return std::move(found);
+// Does the job ask for what the ranking has not?
+bool MeshSearcher::asks_for_more() const {
+  const config::DistributedSection& d = base_.job.distributed;
+  return d.pp_head == config::HeadPlace::spread || d.pp_sequence_slices > 1;
+}
+
+// The job on this mesh, with these microbatches, for search(): schedule, stages, split and recompute are
+// open; head and slices are the job's. Nothing where that is impossible or too large.
+std::optional<PlanBase> MeshSearcher::left_open(const Layout& layout) const {
+  const config::DistributedSection& given = base_.job.distributed;
+  config::JobConfig job = on_layout(base_, layout).job;
+  config::DistributedSection& d = job.distributed;
+  d.pp_schedule = "auto";
+  d.pp_stages_per_rank = 0;
+  d.pp_split = {.text = "cost", .layers = {}};
+  d.pp_head = given.pp_head;
+  d.pp_sequence_slices = given.pp_sequence_slices;
+  job.train.recompute = {"auto"};
+  const int64_t cells = d.pp * job.train.grad_accum_steps;
+  if (d.pp_sequence_slices == 0 && (d.cp > 1 || cells > largest_to_slice)) d.pp_sequence_slices = 1;
+  bool possible = d.pp > 1 && cells * std::max<int64_t>(1, d.pp_sequence_slices) <= largest_to_refine;
+  config::check_layout(job, [&](auto, const std::string&) { possible = false; });
+  if (!possible) return std::nullopt;
+  PlanBase base = plan_base(job);
+  // Stages that do not fit recompute more: none starts with more than the layout that was found.
+  std::vector<std::string>& recompute = base.job.train.recompute;
+  if (stage_recompute(layout.recompute, 0) < stage_recompute(recompute, 0)) recompute = layout.recompute;
+  return base;
+}
+
+// Of several meshes, since the ranking is by estimates and of plain layouts alone.
+std::optional<Candidate> MeshSearcher::refined(std::span<const Candidate> ranking) const {
+  std::optional<Candidate> best;
+  const auto take_first = [&](const PlanBase& base, int order_effort) {
+    try {
+      const std::vector<Candidate> found =
+          search(base, source_, {.budget = options_.budget, .order_effort = order_effort});
+      if (found.front().fits && (!best || found.front().step_time < best->step_time)) best = found.front();
+    } catch (const UsageError&) {  // no schedule exists with what the job asks for
+    }
+  };
+  for (size_t tried = 0; const Candidate& candidate : ranking) {
+    if (tried == meshes_refined) break;
+    const std::optional<PlanBase> base = left_open(candidate.layout);
+    if (!base) continue;
+    take_first(*base, 0);
+    ++tried;
   }
-  return std::nullopt;
+  if (!best) return std::nullopt;
+  const Layout named = best->layout;
+  const int64_t cells = named.mesh.pp * named.grad_accum_steps * named.sequence_slices;
+  if (options_.order_effort > 0 && cells <= largest_to_order) {
+    PlanBase base = *left_open(named);
+    base.job.distributed.pp_head = named.spread_head ? config::HeadPlace::spread : config::HeadPlace::last;
+    base.job.distributed.pp_sequence_slices = named.sequence_slices;
+    take_first(base, options_.order_effort);
+  }
+  const bool faster = best->step_time < (1 - worth_refining) * ranking.front().step_time;
+  return faster || asks_for_more() ? best : std::nullopt;
 }
 
 std::string MeshSearcher::why(const Found& loser, const Found* best) {
@@ -518,8 +576,6 @@ std::vector<std::pair<std::string, double>> TimeSplit::parts() const {
 }
 
 MeshSearchResult search_meshes(const PlanBase& base, const CostSource& source, const SearchOptions& options) {
-  if (base.job.distributed.pp_head == config::HeadPlace::spread)
-    throw UsageError("the search over meshes knows no spread heads: give --set distributed.pp_head=last");
   MeshSearchResult result = MeshSearcher(base, source, options).run();
   if (result.meshes == 0) {
     throw UsageError(

@@ -177,11 +177,11 @@ Recompute least_of_auto(config::JobConfig job) {
 
 }  // namespace
 
-std::optional<std::pair<Plan, Prediction>> lower_microbatches(Plan plan, double step_time,
+std::optional<std::pair<Plan, Prediction>> lower_microbatches(Plan plan, double step_time, Recompute least,
                                                               const CostSource& source, double budget,
                                                               FootprintCache& dry_runs) {
   const CostModel costs(dry_runs, plan, source);
-  const MicrobatchLevels levels(plan, costs, least_of_auto(plan.job));
+  const MicrobatchLevels levels(plan, costs, least);
   const std::vector<RankBytes> bytes = rank_bytes(costs, plan.layers, plan.schedule);
   std::vector<std::vector<Recompute>> chosen(static_cast<size_t>(plan.schedule.stages()));
   for (int rank = 0; rank < plan.schedule.ranks; ++rank) {

@@ -203,7 +203,8 @@ class Searcher {
   void lower_microbatches() {
     for (Candidate& c : found_) {
       if (!c.fits || c.layout.recompute == base_.job.train.recompute) continue;
-      const auto finer = app::lower_microbatches(make_plan(base_, c.layout, *c.lowered), c.step_time, source_,
+      const auto finer = app::lower_microbatches(make_plan(base_, c.layout, *c.lowered), c.step_time,
+                                                 stage_recompute(base_.job.train.recompute, 0), source_,
                                                  options_.budget, dry_runs_);
       if (!finer) continue;
       c.layout.recompute = finer->first.job.train.recompute;

@@ -87,16 +87,19 @@ struct MeshSearchResult {
   int64_t simulated = 0;             // layouts; the others are slower or larger by what they take at least
   std::vector<Candidate> ranking;    // the best layout of each mesh that fits, the fastest first
   TimeSplit time;                    // of the first
-  std::optional<Candidate> order{};  // the first with a searched order, where that is faster
+  std::optional<Candidate> refined;  // what search() makes of the first meshes
   std::vector<Loser> losers;         // fitting ones first, the fastest first
 };
 
 // Searches every mesh of the ranks x microbatch size x recompute x reshard_after_forward x reduce_gradients x
 // schedule x stages per rank. The samples of a step are kept, and what the job says of these keys is not.
 // Steps of many microbatches are stretched from short ones (see Stretch), within 2 % of what predict() says;
-// the first of the ranking has been lowered, proven and predicted whole, and fits by that. All stages of a
-// layout recompute alike; search() on the mesh that was found chooses by stage. Throws UsageError where no
-// mesh is legal; the ranking is empty where none fits.
+// the first of the ranking has been lowered, proven and predicted whole, and fits by that. In the ranking all
+// stages recompute alike, the last one has the head, and sequences are whole. search() then refines the first
+// three meshes with a pipeline, with the job's place of the head and slices; the fastest of them with orders
+// too. That is `refined` where it is faster than the first of the ranking, or the job asks for a spread head
+// or slices; steps of very many microbatches have none. Throws UsageError where no mesh is legal; the ranking
+// is empty where none fits.
 MeshSearchResult search_meshes(const PlanBase& base, const CostSource& source, const SearchOptions& options);
 
 }  // namespace pptrain::app

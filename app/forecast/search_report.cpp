@@ -4,6 +4,7 @@
 #include <spdlog/fmt/ranges.h>
 
 #include <algorithm>
+#include <cmath>
 #include <nlohmann/json.hpp>
 #include <span>
 
@@ -40,9 +41,9 @@ std::string set_line(std::span<const std::string> overrides, size_t indent, int 
 }
 
 // The rows as a table, whose first row is the header; each other row is followed by the --set line that makes
-// the job so. `job`: what it says already is left out.
+// the job so, with all keys if `whole`.
 std::string numbered(std::vector<std::vector<std::string>> rows, std::span<const Candidate> candidates,
-                     const config::JobConfig* job, int width) {
+                     const config::JobConfig& job, bool whole, int width) {
   rows.front().insert(rows.front().begin(), "#");
   for (size_t row = 1; row < rows.size(); ++row) rows[row].insert(rows[row].begin(), fmt::to_string(row));
   const std::string lines = schedule::table(rows, 2);
@@ -52,9 +53,15 @@ std::string numbered(std::vector<std::vector<std::string>> rows, std::span<const
     const size_t end = lines.find('\n', begin) + 1;
     out += lines.substr(begin, end - begin);
     begin = end;
-    if (row > 0) out += set_line(candidates[row - 1].layout.overrides(job), 5, width);
+    if (row > 0) out += set_line(candidates[row - 1].layout.overrides(job, whole), 5, width);
   }
   return out;
+}
+
+// "zbv, head spread, 4 slices"
+std::string schedule_text(const Layout& layout) {
+  return layout.schedule + (layout.spread_head ? ", head spread" : "") +
+         (layout.sequence_slices > 1 ? fmt::format(", {} slices", layout.sequence_slices) : "");
 }
 
 const char* head_word(const Layout& layout) {
@@ -104,17 +111,15 @@ std::string render_ranking(const std::vector<Candidate>& candidates, const confi
       {"schedule", "stages", "m", "mbs", "step", "tokens/s", "bubble", "peak"}};
   const size_t shown = std::min(most_rows, candidates.size());
   for (const Candidate& c : std::span(candidates).first(shown)) {
-    const int64_t slices = c.layout.sequence_slices;
-    rows.push_back({c.layout.schedule + (c.layout.spread_head ? ", head spread" : "") +
-                        (slices > 1 ? fmt::format(", {} slices", slices) : ""),
-                    fmt::to_string(c.layout.stages_per_rank), fmt::to_string(c.layout.grad_accum_steps),
-                    fmt::to_string(c.layout.micro_batch_size), schedule::format_seconds(c.step_time),
-                    schedule::with_commas(c.tokens_per_s), fmt::format("{:.1f} %", 100 * c.bubble), peak(c)});
+    rows.push_back({schedule_text(c.layout), fmt::to_string(c.layout.stages_per_rank),
+                    fmt::to_string(c.layout.grad_accum_steps), fmt::to_string(c.layout.micro_batch_size),
+                    schedule::format_seconds(c.step_time), schedule::with_commas(c.tokens_per_s),
+                    fmt::format("{:.1f} %", 100 * c.bubble), peak(c)});
     if (!c.fits) rows.back().emplace_back("too large");
   }
   if (std::ranges::any_of(rows, [&](const auto& row) { return row.size() > rows[0].size(); }))
     rows[0].emplace_back("");
-  std::string out = numbered(std::move(rows), candidates, &job, width);
+  std::string out = numbered(std::move(rows), candidates, job, false, width);
   out += schedule::wrapped(
       "stages: of a rank; m: microbatches of a step (grad_accum_steps), each of mbs samples "
       "(micro_batch_size); peak: of the fullest rank\n",
@@ -135,7 +140,7 @@ std::string ranking_json(const std::vector<Candidate>& candidates, const config:
                 {"bubble", c.bubble},
                 {"peak_bytes", c.bytes.total()},
                 {"fits", c.fits},
-                {"set", c.layout.overrides(&job)}});
+                {"set", c.layout.overrides(job)}});
     json["ranking"].push_back(std::move(one));
   }
   return json.dump(2) + '\n';
@@ -145,7 +150,7 @@ std::string ranking_csv(const std::vector<Candidate>& candidates, const config::
   std::string out = fmt::format("{},step_time,tokens_per_s,bubble,peak_bytes,fits,set\n", schedule_columns);
   for (const Candidate& c : candidates)
     out += fmt::format("{},{},{},{},{},{},\"{}\"\n", schedule_csv(c.layout), c.step_time, c.tokens_per_s,
-                       c.bubble, c.bytes.total(), c.fits, fmt::join(c.layout.overrides(&job), " "));
+                       c.bubble, c.bytes.total(), c.fits, fmt::join(c.layout.overrides(job), " "));
   return out;
 }
 
@@ -169,7 +174,7 @@ std::string header(const MeshSearchResult& result, const PlanBase& base, const C
                     result.meshes, result.layouts, result.simulated);
 }
 
-std::string rows_of(std::span<const Candidate> ranking, int width) {
+std::string rows_of(std::span<const Candidate> ranking, const config::JobConfig& job, int width) {
   std::vector<std::vector<std::string>> rows{{"schedule"}};
   for (const auto& [axis, size] : mesh::MeshShape().sizes())
     rows[0].push_back(axis == "dp_replicate" ? "rep" : axis == "dp_shard" ? "shard" : axis);
@@ -182,14 +187,14 @@ std::string rows_of(std::span<const Candidate> ranking, int width) {
     row.push_back(schedule::with_commas(c.tokens_per_s));
     row.push_back(peak(c));
   }
-  return numbered(std::move(rows), ranking, nullptr, width);
+  return numbered(std::move(rows), ranking, job, true, width);
 }
 
 const char* reduction(const Layout& layout) {
   return layout.every_microbatch ? "microbatch" : "step";
 }
 
-Json mesh_json(const Candidate& c) {
+Json mesh_json(const Candidate& c, const config::JobConfig& job) {
   Json json, bytes;
   for (const auto& [axis, size] : c.layout.mesh.sizes()) json[axis] = size;
   for (const auto& [kind, count] : c.bytes.kinds()) bytes[kind] = count;
@@ -201,8 +206,20 @@ Json mesh_json(const Candidate& c) {
                {"tokens_per_s", c.tokens_per_s},
                {"bytes", bytes},
                {"fits", c.fits},
-               {"set", c.layout.overrides()}});
+               {"set", c.layout.overrides(job, true)}});
   return json;
+}
+
+std::string refinement(const MeshSearchResult& result, const config::JobConfig& job, size_t width) {
+  if (!result.refined) return "";
+  const Candidate& refined = *result.refined;
+  const double gain = 1 - refined.step_time / result.ranking.front().step_time;
+  const std::string text = fmt::format("refined: {} on {}: {}, {:.1f} % {} than the first one; peak {}\n",
+                                       schedule_text(refined.layout), refined.layout.mesh.describe(),
+                                       schedule::format_seconds(refined.step_time), 100 * std::abs(gain),
+                                       gain >= 0 ? "faster" : "slower", peak(refined));
+  return schedule::wrapped(text, width, 4) +
+         set_line(refined.layout.overrides(job, true), 5, static_cast<int>(width));
 }
 
 }  // namespace
@@ -214,13 +231,8 @@ std::string render_meshes(const MeshSearchResult& result, const PlanBase& base, 
   if (result.ranking.empty()) {
     out += "nothing fits: use more ranks, or more memory\n";
   } else {
-    out += rows_of(result.ranking, width);
-    if (result.order) {
-      out += fmt::format("a searched order of the first one: {}, {:.1f} % faster\n",
-                         schedule::format_seconds(result.order->step_time),
-                         100 * (1 - result.order->step_time / result.ranking.front().step_time));
-      out += set_line(result.order->layout.overrides(), 5, width);
-    }
+    out += rows_of(result.ranking, base.job, width);
+    out += refinement(result, base.job, columns);
     if (result.ranking.size() == options.rows) out += "more of them: --all\n";
     std::string first = "\nthe first one's step:";
     for (const auto& [part, seconds] : result.time.parts())
@@ -262,27 +274,30 @@ std::string meshes_json(const MeshSearchResult& result, const PlanBase& base, co
             {"ranking", Json::array()},
             {"time", time},
             {"losers", Json::array()}};
-  for (const Candidate& candidate : result.ranking) json["ranking"].push_back(mesh_json(candidate));
-  if (result.order) json["order"] = mesh_json(*result.order);
+  for (const Candidate& candidate : result.ranking) json["ranking"].push_back(mesh_json(candidate, base.job));
+  if (result.refined) json["refined"] = mesh_json(*result.refined, base.job);
   for (const Loser& loser : result.losers) {
     Json one{{"what", loser.what}, {"why", loser.why}};
-    one.update(mesh_json(loser.candidate));
+    one.update(mesh_json(loser.candidate, base.job));
     json["losers"].push_back(std::move(one));
   }
   return json.dump(2) + '\n';
 }
 
-std::string meshes_csv(const MeshSearchResult& result) {
-  std::string out;
+std::string meshes_csv(const MeshSearchResult& result, const PlanBase& base) {
+  std::string out = "row,";
   for (const auto& [axis, size] : mesh::MeshShape().sizes()) out += axis + ",";
   out += fmt::format("{},reshard_after_forward,reduce_gradients,step_time,tokens_per_s,peak_bytes,set\n",
                      schedule_columns);
-  for (const Candidate& c : result.ranking) {
+  const auto add = [&](const std::string& row, const Candidate& c) {
+    out += row + ",";
     for (const auto& [axis, size] : c.layout.mesh.sizes()) out += fmt::format("{},", size);
     out += fmt::format("{},{},{},{},{},{},\"{}\"\n", schedule_csv(c.layout), c.layout.reshard,
                        reduction(c.layout), c.step_time, c.tokens_per_s, c.bytes.total(),
-                       fmt::join(c.layout.overrides(), " "));
-  }
+                       fmt::join(c.layout.overrides(base.job, true), " "));
+  };
+  for (size_t row = 0; row < result.ranking.size(); ++row) add(fmt::to_string(row + 1), result.ranking[row]);
+  if (result.refined) add("refined", *result.refined);
   return out;
 }
 

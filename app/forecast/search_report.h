@@ -20,8 +20,8 @@ std::string ranking_csv(const std::vector<Candidate>& candidates, const config::
 
 // --- Of all meshes.
 
-// The ranking, each row with the --set line that makes the job so; the time of its first, and the best of
-// what lost with the reason. No line exceeds `width` columns, unless a single word does.
+// The ranking and what was refined, each with the --set line that makes the job so; the time of its first,
+// and the best of what lost with the reason. No line exceeds `width` columns, unless a single word does.
 std::string render_meshes(const MeshSearchResult& result, const PlanBase& base, const CostSource& source,
                           const SearchOptions& options, int width = 100);
 
@@ -29,7 +29,7 @@ std::string render_meshes(const MeshSearchResult& result, const PlanBase& base, 
 std::string meshes_json(const MeshSearchResult& result, const PlanBase& base, const CostSource& source,
                         const SearchOptions& options);
 
-// The ranking alone; seconds and bytes.
-std::string meshes_csv(const MeshSearchResult& result);
+// The ranking, then what was refined; seconds and bytes.
+std::string meshes_csv(const MeshSearchResult& result, const PlanBase& base);
 
 }  // namespace pptrain::app

@@ -38,11 +38,12 @@ schedule::Schedule with_head(const CostModel& costs, schedule::Schedule compute,
 std::pair<Plan, Prediction> choose_recompute(Plan plan, Prediction predicted, const CostSource& source,
                                              double budget, FootprintCache& dry_runs);
 
-// Lowers what single microbatches recompute (schedule::recompute_levels), at most to what train.recompute =
-// "auto" is where memory suffices, as long as every rank stays within `budget` bytes. `plan`: one level for
-// each stage; `step_time`: its predicted seconds. Returns nothing where the step gets no shorter, else the
-// plan with lower levels and its prediction.
+// Lowers what single microbatches recompute (schedule::recompute_levels), to `least` or more, as long as
+// every rank stays within `budget` bytes. `plan`: one level for each stage; `step_time`: its predicted
+// seconds. Returns nothing where the step gets no shorter, else the plan with lower levels and its
+// prediction.
 std::optional<std::pair<Plan, Prediction>> lower_microbatches(Plan plan, double step_time,
+                                                              models::Recompute least,
                                                               const CostSource& source, double budget,
                                                               FootprintCache& dry_runs);
 

@@ -229,12 +229,12 @@ Plan with_choices(const Plan& stand_in, const std::string& choices) {
   return plan;
 }
 
-std::vector<std::string> Layout::overrides(const config::JobConfig* job) const {
+std::vector<std::string> Layout::overrides(const config::JobConfig& job, bool whole) const {
   std::vector<std::string> keys;
   const auto add = [&](const char* key, const auto& value) {
     keys.push_back(fmt::format("{}={}", key, value));
   };
-  if (job == nullptr) {
+  if (whole) {
     for (const auto& [axis, size] : mesh.sizes())
       keys.push_back(fmt::format("distributed.{}={}", axis, size));
     if (mesh.size(mesh::Group::fsdp) > 1 || mesh.size(mesh::Group::efsdp) > 1)
@@ -245,19 +245,17 @@ std::vector<std::string> Layout::overrides(const config::JobConfig* job) const {
   add("distributed.pp_schedule", schedule);
   add("distributed.pp_stages_per_rank", stages_per_rank);
   const config::HeadPlace head = spread_head ? config::HeadPlace::spread : config::HeadPlace::last;
-  const config::HeadPlace given =
-      job == nullptr ? config::HeadPlace::last : config::HeadPlace(job->distributed.pp_head);
-  if (head != given) add("distributed.pp_head", config::Word(head).text);
-  if (sequence_slices != (job == nullptr ? 1 : job->distributed.pp_sequence_slices))
+  if (head != job.distributed.pp_head) add("distributed.pp_head", config::Word(head).text);
+  if (sequence_slices != job.distributed.pp_sequence_slices)
     add("distributed.pp_sequence_slices", sequence_slices);
   add("distributed.pp_split", layers.size() == 1
                                   ? std::string("even")
                                   : fmt::format("{}", fmt::join(pipeline::layers_per_stage(layers), ",")));
-  if (job == nullptr || micro_batch_size != job->train.micro_batch_size)
+  if (whole || micro_batch_size != job.train.micro_batch_size)
     add("train.micro_batch_size", micro_batch_size);
-  if (job == nullptr || grad_accum_steps != job->train.grad_accum_steps)
+  if (whole || grad_accum_steps != job.train.grad_accum_steps)
     add("train.grad_accum_steps", grad_accum_steps);
-  if (job == nullptr || recompute != job->train.recompute)
+  if (whole || recompute != job.train.recompute)
     add("train.recompute", fmt::format("{}", fmt::join(recompute, ",")));
   return keys;
 }

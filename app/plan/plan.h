@@ -52,9 +52,10 @@ struct Layout {
   int64_t stages_per_rank = 1;
   pipeline::LayerAssignment layers{};
 
-  // As a job says it: "distributed.pp_split=6,2". With a job, what it says already is left out, but for the
-  // schedule and the split.
-  std::vector<std::string> overrides(const config::JobConfig* job = nullptr) const;
+  // As --set says it: "distributed.pp_split=6,2". With them the job has this layout. `whole`: all keys, but
+  // for the place of the head and slices where the job has them already; otherwise the schedule, the split,
+  // and what differs from a job on this mesh.
+  std::vector<std::string> overrides(const config::JobConfig& job, bool whole = false) const;
   bool operator==(const Layout&) const = default;
 };
 

@@ -351,6 +351,17 @@ class CommandLine(Case):
         self.pptrain("check", "--config", best)
         self.assertIn("--pick 999", self.plan("--search", "--write", best, "--pick", "999", code=2).stderr)
         self.assertIn("--write needs --search", self.plan("--write", best, code=2).stderr)
+        # Of meshes: what was refined, unless a row is picked. The job's own head and slices do not get into a row.
+        search = ["--search", "--world", "4", "--set", "distributed.pp=2", "--set", "distributed.pp_head=spread"]
+        found = json.loads(self.plan(*search, "--format", "json", "--write", best).stdout)
+        self.assertEqual(found["refined"]["pp_head"], "spread")
+        self.assertIn('pp_head = "spread"', best.read_text())
+        self.assertIn("refined: ", self.plan(*search, "--write", best, "--pick", "1").stdout)
+        self.assertNotIn('pp_head = "spread"', best.read_text())
+        self.pptrain("check", "--config", best)
+        rows = list(csv.DictReader(self.plan(*search, "--format", "csv").stdout.splitlines()))
+        self.assertEqual([row["row"] for row in rows[:2] + rows[-1:]], ["1", "2", "refined"])
+        self.assertEqual(rows[-1]["set"].split(), found["refined"]["set"])
 
     def test_the_plan_says_what_the_whole_job_takes(self):
         out = self.plan("--price", "3").stdout

@@ -287,7 +287,7 @@ TEST_CASE("the first of the ranking fits by what it takes exactly") {
   int searches = 0;
   for (auto candidate = first(budget); candidate; candidate = first(budget)) {
     const app::Prediction p = exact(*candidate);
-    CAPTURE(budget, candidate->layout.overrides());
+    CAPTURE(budget, candidate->layout.overrides(base.job, true));
     CHECK(candidate->fits);
     CHECK(candidate->bytes.total() == p.peak_bytes());
     CHECK(candidate->step_time == p.step_time);
@@ -342,11 +342,10 @@ TEST_CASE("slow links between hosts carry a pipeline, not sums of gradients") {
   CHECK_FALSE(links.of(Group::stage).between_hosts);
   CHECK(mentions(found.losers, "dp_shard", "gradients"));
   // And with an order of its own it is faster.
-  REQUIRE(found.order);
-  CHECK(found.order->step_time < found.ranking.front().step_time);
-  CHECK((found.order->layout.mesh == best && found.order->layout.schedule == "search"));
-  CHECK_THAT(app::render_meshes(found, base, slow, {.world = 8}),
-             contains_text("a searched order of the first one: "));
+  REQUIRE(found.refined);
+  CHECK(found.refined->is_order());
+  CHECK(found.refined->step_time < found.ranking.front().step_time);
+  CHECK_THAT(app::render_meshes(found, base, slow, {.world = 8}), contains_text("refined: search on "));
 }
 
 TEST_CASE("slow links between hosts keep tensor parallelism within a host") {
@@ -384,11 +383,11 @@ TEST_CASE("the report says what was kept, what won, and why the others lost") {
   for (const auto& [part, seconds] : json["time"].items()) sum += seconds.get<double>();
   CHECK(sum == Approx(json["ranking"][0]["step_time"].get<double>()));
   // The keys it prints are those of a job.
-  for (const std::string& key : found.ranking.front().layout.overrides())
+  for (const std::string& key : found.ranking.front().layout.overrides(base.job, true))
     CHECK(config::find_option(key.substr(0, key.find('='))) != nullptr);
   CHECK_THROWS_WITH(app::search_meshes(base, source, {.world = 7}), contains_text("no mesh of 7 ranks"));
-  const std::string csv = meshes_csv(found);
-  CHECK(std::ranges::count(csv, '\n') == std::ssize(found.ranking) + 1);
+  const std::string csv = meshes_csv(found, base);
+  CHECK(std::ranges::count(csv, '\n') == std::ssize(found.ranking) + 1 + (found.refined ? 1 : 0));
 }
 
 TEST_CASE("each mesh of the ranking is a job, with the step that the search says") {
@@ -403,17 +402,65 @@ TEST_CASE("each mesh of the ranking is a job, with the step that the search says
   // Of any job: also of one that says dp, or what acts on its own layout alone.
   const std::string texts[] = {
       small_job_text(), small_job_text() + "[distributed]\ndp = 2\nreduce_gradients = \"microbatch\"\n",
-      small_job_text() + "[distributed]\npp = 2\npp_head_weight = 1\n"};
+      small_job_text() + "[distributed]\npp = 2\npp_head_weight = 1\n",
+      small_job_text() + "[distributed]\npp = 2\npp_head = \"spread\"\npp_sequence_slices = 2\n"};
   size_t turn = 0;
   for (const app::Candidate& candidate : all.ranking) {
-    const Overrides keys = candidate.layout.overrides();
-    CAPTURE(keys);
     const std::string& text = texts[turn++ % std::size(texts)];
+    const Overrides keys = candidate.layout.overrides(small_plan(text, "run").job, true);
+    CAPTURE(keys);
     const app::Plan plan = small_plan(text, "run", keys);
     CHECK(plan.mesh == candidate.layout.mesh);
+    CHECK((plan.job.distributed.pp_head == config::HeadPlace::last && !plan.compute.spread_head));
+    CHECK(plan.job.distributed.pp_sequence_slices == 1);
     CHECK(pipeline::layers_per_stage(plan.layers) == pipeline::layers_per_stage(candidate.layout.layers));
     CHECK(app::predict(plan, source).step_time == Approx(candidate.step_time).epsilon(0.02));
   }
+}
+
+TEST_CASE("slices that a job leaves open leave the meshes of context parallelism") {
+  app::PlanBase base = small_base();
+  base.job.distributed.pp_schedule = "auto";
+  base.job.distributed.pp_sequence_slices = 0;
+  CHECK(app::legal_meshes(base, 8, 8).size() == app::legal_meshes(small_base(), 8, 8).size());
+  base.job.distributed.pp_sequence_slices = 2;  // asks for slices
+  for (const MeshShape& mesh : app::legal_meshes(base, 8, 8)) CHECK(mesh.cp == 1);
+}
+
+TEST_CASE("the first meshes are refined with the job's place of the head and slices") {
+  // Layers do not divide, and the head is as much work as several of them.
+  app::PlanBase base =
+      small_base({"train.grad_accum_steps=16", "train.seq_len=256", "model.num_hidden_layers=6"});
+  const CostSource source = source_with(1e11, 2e6, 4);
+  const auto refined = [&](config::HeadPlace head, int64_t slices) {
+    base.job.distributed.pp_head = head;
+    base.job.distributed.pp_sequence_slices = slices;
+    const app::MeshSearchResult found = app::search_meshes(base, source, {.world = 8});
+    REQUIRE(!found.ranking.empty());
+    for (const app::Candidate& candidate : found.ranking) {
+      CHECK_FALSE(candidate.layout.spread_head);
+      CHECK(candidate.layout.sequence_slices == 1);
+    }
+    if (found.refined) {
+      CHECK(found.refined->layout.mesh.world_size() == 8);
+      CHECK(app::predict(plan_on(base, found.ranking.front().layout), source).step_time ==
+            found.ranking.front().step_time);
+    }
+    return std::pair(found.refined, found.ranking.front().step_time);
+  };
+  const auto [open, plain] = refined(config::HeadPlace::automatic, 0);
+  REQUIRE(open);
+  CHECK(open->step_time < 0.999 * plain);
+  CHECK((open->layout.spread_head || open->layout.sequence_slices > 1));
+  // What a job asks for it gets, also where that is slower.
+  const auto [spread, as_plain] = refined(config::HeadPlace::spread, 1);
+  REQUIRE(spread);
+  CHECK((spread->layout.spread_head && spread->layout.sequence_slices == 1));
+  const auto [sliced, still_plain] = refined(config::HeadPlace::last, 8);
+  REQUIRE(sliced);
+  CHECK((!sliced->layout.spread_head && sliced->layout.sequence_slices == 8));
+  CHECK(sliced->layout.mesh.cp == 1);
+  CHECK(open->step_time <= std::min(spread->step_time, sliced->step_time) * 1.001);
 }
 
 TEST_CASE("no schedule is simulated under two names") {

@@ -239,7 +239,9 @@ TEST_CASE("microbatches recompute less than their stage where the rank has room,
     for (const double part : {.3, .6, .9}) {
       const double budget = least + part * (static_cast<double>(none.peak_bytes()) - least);
       const auto [coarse, before] = app::choose_recompute(plan, none, source, budget, dry_runs);
-      const auto lowered = app::lower_microbatches(coarse, before.step_time, source, budget, dry_runs);
+      const auto finest = models::Recompute::none;
+      const auto lowered =
+          app::lower_microbatches(coarse, before.step_time, finest, source, budget, dry_runs);
       REQUIRE(lowered);
       const auto& [finer, after] = *lowered;
       CAPTURE(name, part, coarse.job.train.recompute, finer.job.train.recompute);
@@ -257,7 +259,7 @@ TEST_CASE("microbatches recompute less than their stage where the rank has room,
             after.step_time);
       // No room beside what the stages need.
       const auto full = static_cast<double>(before.peak_bytes());
-      CHECK(!app::lower_microbatches(coarse, before.step_time, source, full - 1, dry_runs));
+      CHECK(!app::lower_microbatches(coarse, before.step_time, finest, source, full - 1, dry_runs));
     }
   }
 }
