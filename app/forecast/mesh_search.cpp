@@ -31,6 +31,7 @@ constexpr int64_t most_exact_actions = 2'000'000;  // of a step that is predicte
 constexpr size_t tries_of_family = 6;  // layouts of a combination of axes that none of the best has
 constexpr size_t meshes_refined = 3;
 constexpr double worth_refining = 1e-3;  // of the step
+constexpr double worth_an_order = 1.01;  // of the first one's step at most: orders gain little more
 // Pipeline ranks x microbatches x slices at most: where slices are chosen, orders searched, meshes refined.
 constexpr int64_t largest_to_slice = 1024, largest_to_order = 4096, largest_to_refine = 16'384;
 constexpr double never = std::numeric_limits<double>::infinity();
@@ -447,29 +448,32 @@ std::optional<PlanBase> MeshSearcher::left_open(const Layout& layout) const {
 // Of several meshes, since the ranking is by estimates and of plain layouts alone.
 std::optional<Candidate> MeshSearcher::refined(std::span<const Candidate> ranking) const {
   std::optional<Candidate> best;
-  const auto take_first = [&](const PlanBase& base, int order_effort) {
+  std::optional<PlanBase> base_of_best;
+  const auto try_out = [&](const PlanBase& base, int order_effort) {
     try {
       const std::vector<Candidate> found =
           search(base, source_, {.budget = options_.budget, .order_effort = order_effort});
-      if (found.front().fits && (!best || found.front().step_time < best->step_time)) best = found.front();
+      if (!found.front().fits || (best && found.front().step_time >= best->step_time)) return;
+      best = found.front();
+      base_of_best = base;
     } catch (const UsageError&) {  // no schedule exists with what the job asks for
     }
   };
   for (size_t tried = 0; const Candidate& candidate : ranking) {
     if (tried == meshes_refined) break;
     const std::optional<PlanBase> base = left_open(candidate.layout);
-    if (!base) continue;
-    take_first(*base, 0);
-    ++tried;
+    if (base) try_out(*base, 0);
+    if (base || !asks_for_more()) ++tried;
   }
   if (!best) return std::nullopt;
   const Layout named = best->layout;
   const int64_t cells = named.mesh.pp * named.grad_accum_steps * named.sequence_slices;
-  if (options_.order_effort > 0 && cells <= largest_to_order) {
-    PlanBase base = *left_open(named);
+  const bool is_near = best->step_time < worth_an_order * ranking.front().step_time;
+  if (options_.order_effort > 0 && cells <= largest_to_order && (is_near || asks_for_more())) {
+    PlanBase base = *base_of_best;
     base.job.distributed.pp_head = named.spread_head ? config::HeadPlace::spread : config::HeadPlace::last;
     base.job.distributed.pp_sequence_slices = named.sequence_slices;
-    take_first(base, options_.order_effort);
+    try_out(base, options_.order_effort);
   }
   const bool faster = best->step_time < (1 - worth_refining) * ranking.front().step_time;
   return faster || asks_for_more() ? best : std::nullopt;

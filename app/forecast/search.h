@@ -96,10 +96,10 @@ struct MeshSearchResult {
 // Steps of many microbatches are stretched from short ones (see Stretch), within 2 % of what predict() says;
 // the first of the ranking has been lowered, proven and predicted whole, and fits by that. In the ranking all
 // stages recompute alike, the last one has the head, and sequences are whole. search() then refines the first
-// three meshes with a pipeline, with the job's place of the head and slices; the fastest of them with orders
-// too. That is `refined` where it is faster than the first of the ranking, or the job asks for a spread head
-// or slices; steps of very many microbatches have none. Throws UsageError where no mesh is legal; the ranking
-// is empty where none fits.
+// three meshes, where they have a pipeline, with the job's place of the head and slices; the fastest of them
+// with orders too. That is `refined` where it is faster than the first of the ranking. A job that asks for a
+// spread head or slices has it in any case, of the first meshes that allow them; steps of very many
+// microbatches have none. Throws UsageError where no mesh is legal; the ranking is empty where none fits.
 MeshSearchResult search_meshes(const PlanBase& base, const CostSource& source, const SearchOptions& options);
 
 }  // namespace pptrain::app

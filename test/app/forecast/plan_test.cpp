@@ -506,7 +506,7 @@ TEST_CASE("each row of the ranking is a job with its step, and no two are one sc
   const auto found = app::search(plan, source, {.microbatches = true, .budget = 0.8e9});
   std::set<std::pair<int64_t, std::string>> lists;  // microbatches, actions and split
   for (const app::Candidate& c : found) {
-    const Overrides keys = c.layout.overrides(&plan.job);
+    const Overrides keys = c.layout.overrides(plan.job);
     CAPTURE(keys);
     const app::Plan again = plan_with(with(bench_sizes(), keys));
     CHECK(app::predict(again, source).step_time == c.step_time);
@@ -525,11 +525,11 @@ TEST_CASE("each row of the ranking is a job with its step, and no two are one sc
   REQUIRE(json["ranking"].size() == found.size());
   CHECK(std::ranges::count(csv, '\n') == std::ssize(found) + 1);
   for (size_t i = 0; i < found.size(); ++i) {
-    for (const std::string& key : found[i].layout.overrides(&plan.job)) {
+    for (const std::string& key : found[i].layout.overrides(plan.job)) {
       CHECK_THAT(text, contains_text("--set " + key));
       CHECK_THAT(csv, contains_text(key));
     }
-    CHECK(json["ranking"][i]["set"].get<Overrides>() == found[i].layout.overrides(&plan.job));
+    CHECK(json["ranking"][i]["set"].get<Overrides>() == found[i].layout.overrides(plan.job));
   }
 }
 
