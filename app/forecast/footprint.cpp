@@ -45,7 +45,7 @@ data::Microbatch meta_microbatch(const BatchShape& batch) {
 std::vector<data::Microbatch> meta_microbatches(const models::ModelConfig& model, const BatchShape& batch) {
   const data::Microbatch whole = meta_microbatch(batch);
   if (batch.sequence_slices == 1) return {whole};
-  return data::cut_in_slices(whole, batch.sequence_slices, models::attention_length(model), 0);
+  return data::cut_in_slices(whole, batch.sequence_slices, models::attention_length(model), batch.mesh.tp, 0);
 }
 
 // The groups of a rank that is alone with its tensors.

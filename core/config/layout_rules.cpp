@@ -105,10 +105,6 @@ void check_sequence_slices(const JobConfig& job, const ReportConflict& report) {
            "is chosen with the schedule: give a number, or pp_schedule = \"auto\" or \"search\"");
   if (d.pp_sequence_slices == 1 || (d.pp_sequence_slices == 0 && !is_open)) return;
   if (d.cp > 1) refuse("distributed.cp", "cuts lists that cp ranks share out already: use cp = 1");
-  if (job.model.num_experts > 0 && (job.model.router_aux_loss_coef > 0 || job.model.router_z_loss_coef > 0))
-    refuse("model.router_aux_loss_coef",
-           "leaves routers no whole microbatch to balance: set router_aux_loss_coef and router_z_loss_coef "
-           "to 0");
   const int64_t tokens = job.train.micro_batch_size * job.train.seq_len;
   if (tokens < d.pp_sequence_slices * std::max<int64_t>(1, d.tp))
     refuse("train.seq_len", fmt::format("is too many for the {} tokens of a microbatch", tokens));

@@ -59,7 +59,7 @@ Step DataLoader::step(int64_t next_sample) const {
   for (const Microbatch& whole : step.microbatches) {
     const int number = static_cast<int>(slices.size()) / options_.sequence_slices;
     for (Microbatch& slice :
-         cut_in_slices(whole, options_.sequence_slices, options_.attention_length, number))
+         cut_in_slices(whole, options_.sequence_slices, options_.attention_length, options_.tp_size, number))
       slices.push_back(std::move(slice));
   }
   step.microbatches = std::move(slices);

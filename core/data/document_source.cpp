@@ -22,12 +22,12 @@
 
 namespace pptrain::data {
 
-// A list is cut into 2 * cp pieces (zigzag), of which a rank has two, or into cp; shares of tensor-parallel
-// ranks differ by one at most.
+// A list is cut into 2 * cp pieces (zigzag), of which a rank has two, or into cp, or into slices; shares of
+// tensor-parallel ranks differ by one at most.
 int64_t least_tokens(const LoaderOptions& options) {
   const int64_t cp = options.cp_size, tp = options.tp_size;
   const bool zigzag = cp > 1 && options.cp_order == tokens::ContextOrder::zigzag;
-  return zigzag ? 2 * cp * ((tp + 1) / 2) : cp * tp;
+  return zigzag ? 2 * cp * ((tp + 1) / 2) : cp * tp * options.sequence_slices;
 }
 
 namespace {

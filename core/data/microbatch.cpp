@@ -37,12 +37,12 @@ Microbatch part_of(const Microbatch& whole, std::shared_ptr<const tokens::Contex
 }
 
 std::vector<Microbatch> cut_in_slices(const Microbatch& whole, int slices, int64_t attention_length,
-                                      int number) {
-  tokens::ContextSplit split = tokens::split_by_cost(whole.segments, slices, attention_length, number);
+                                      int64_t least, int number) {
+  tokens::ContextSplit split = tokens::split_by_cost(whole.segments, slices, attention_length, least, number);
   std::vector<Microbatch> cut;
   for (; split.part < split.parts(); ++split.part) {
     Microbatch& slice = cut.emplace_back(part_of(whole, std::make_shared<tokens::ContextSplit>(split)));
-    if (split.part > 0) slice.targets = slice.global_tokens = slice.global_targets = 0;
+    if (split.part > 0) slice.targets = 0;
   }
   return cut;
 }

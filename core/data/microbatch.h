@@ -47,9 +47,10 @@ struct Microbatch {
 // of this list.
 Microbatch part_of(const Microbatch& whole, std::shared_ptr<const tokens::ContextSplit> split);
 
-// The sequence slices (tokens::split_by_cost) of `whole`, the microbatch of this number of its step; each
-// knows all of them. Targets and global counts are those of the whole list in the first slice, 0 in others.
+// The sequence slices (tokens::split_by_cost) of `whole`, the microbatch of this number of its step, of
+// `least` tokens or more; each knows all of them. Targets are those of the whole list in the first slice, 0
+// in others; global counts are those of the whole list in every slice.
 std::vector<Microbatch> cut_in_slices(const Microbatch& whole, int slices, int64_t attention_length,
-                                      int number);
+                                      int64_t least, int number);
 
 }  // namespace pptrain::data

@@ -67,7 +67,7 @@ std::shared_ptr<const StepSource> make_step_source(std::vector<TokenDataset> str
 std::shared_ptr<const StepSource> make_document_source(std::vector<TokenDataset> streams,
                                                        const LoaderOptions& options);
 
-// The fewest tokens of a list of which every context- and tensor-parallel rank gets one.
+// The fewest tokens of a list of which every context- and tensor-parallel rank gets one, in every slice.
 int64_t least_tokens(const LoaderOptions& options);
 
 }  // namespace pptrain::data

@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <map>
 #include <utility>
 
 #include "core/base/error.h"
@@ -57,7 +58,7 @@ class Router final : public HasWeightGradient {
   // sigmoids, which have none.
   Router(ParameterGroup& group, const std::string& name, const ExpertsConfig& config);
 
-  Routing forward(const at::Tensor& x) const;  // T [rows, hidden]
+  Routing forward(const at::Tensor& x, const TokenInfo& tokens);  // T [rows, hidden]
 
   // dweights: float32 [rows, chosen], gradient of the weights -> float32 [rows, hidden], what x gets of it
   // and of the router's losses. Counts the microbatch's loads.
@@ -72,15 +73,20 @@ class Router final : public HasWeightGradient {
   // Replaces what kernels::route has chosen, where the scores are sigmoids or the experts lie in groups.
   void choose(const at::Tensor& logits, Routing& routing) const;
   at::Tensor logits_gradient(const at::Tensor& dweights, const Routing& routing, const TokenInfo& tokens,
-                             const at::Tensor& loads, const ExpertExchange& exchange) const;
+                             const at::Tensor& loads, const ExpertExchange& exchange);
   std::optional<at::Tensor> slopes(const at::Tensor& loads, const TokenInfo& tokens,
-                                   const ExpertExchange& exchange) const;
+                                   const ExpertExchange& exchange);
+  // Of `loads`, this rank's, those of all ranks, and of all slices of the list where it comes in slices.
+  at::Tensor global_loads(const at::Tensor& loads, const TokenInfo& tokens, const ExpertExchange& exchange);
 
   ExpertsConfig config_;
   Weight* weight_;
   Weight* bias_ = nullptr;  // for the choice alone
   Weight* logits_bias_ = nullptr;
   at::Tensor loads_;
+  // With a balance loss, of each list in slices, by its number: this rank's loads of the slices that went
+  // forward; all ranks' from the first backward pass, which is of the last slice, to the last one.
+  std::map<int, at::Tensor> list_loads_;
 };
 
 // The weights [out, in] of this rank's experts, side by side, so that one grouped GEMM serves them all.
@@ -328,7 +334,7 @@ Router::Router(ParameterGroup& group, const std::string& name, const ExpertsConf
   if (config.limit != 0) logits_bias_ = add(".logits.bias", Role::bias);
 }
 
-Router::Routing Router::forward(const at::Tensor& x) const {
+Router::Routing Router::forward(const at::Tensor& x, const TokenInfo& tokens) {
   const int64_t rows = x.size(0);
   const auto real = x.options().dtype(at::kFloat), whole = x.options().dtype(at::kInt);
   const at::Tensor logits = logits_of(x, *weight_, logits_bias_);
@@ -344,6 +350,11 @@ Router::Routing Router::forward(const at::Tensor& x) const {
   if (config_.sigmoid || config_.groups > 1) choose(logits, r);
   if (config_.scale != 1) r.weights.mul_(config_.scale);
   kernels::group_rows(r.chosen, r.ends, r.order, r.place);
+  if (config_.balance_loss != 0 && tokens.context && tokens.context->of_slices()) {
+    const at::Tensor loads = loads_of(r, tokens.filling);
+    at::Tensor& list = list_loads_[tokens.context->list];
+    list = tokens.context->part == 0 ? loads : list.add(loads);
+  }
   return r;
 }
 
@@ -359,12 +370,24 @@ void Router::choose(const at::Tensor& logits, Routing& routing) const {
   kernels::record(kernels::moving(logits, scores, routing.probabilities, routing.weights));
 }
 
+at::Tensor Router::global_loads(const at::Tensor& loads, const TokenInfo& tokens,
+                                const ExpertExchange& exchange) {
+  if (!tokens.context || !tokens.context->of_slices()) {
+    at::Tensor global = loads.clone();
+    exchange.sum_loads(global);
+    return global;
+  }
+  const tokens::ContextSplit& slices = *tokens.context;
+  at::Tensor& list = list_loads_.at(slices.list);
+  if (slices.part == slices.parts() - 1) exchange.sum_loads(list);
+  return slices.part > 0 ? list : list_loads_.extract(slices.list).mapped();
+}
+
 // Of the balance loss, by each token's probability of each expert: coefficient * experts * f_e / tokens.
 std::optional<at::Tensor> Router::slopes(const at::Tensor& loads, const TokenInfo& tokens,
-                                         const ExpertExchange& exchange) const {
+                                         const ExpertExchange& exchange) {
   if (config_.balance_loss == 0) return std::nullopt;
-  at::Tensor global = loads.clone();
-  exchange.sum_loads(global);
+  const at::Tensor global = global_loads(loads, tokens, exchange);
   const auto all = static_cast<double>(tokens.global_tokens);
   const double factor = config_.balance_loss * static_cast<double>(config_.experts) *
                         static_cast<double>(tokens.global_targets) / (all * all);
@@ -391,7 +414,7 @@ at::Tensor Router::backward_input(const at::Tensor& x, const Routing& routing, c
 
 at::Tensor Router::logits_gradient(const at::Tensor& dweights, const Routing& routing,
                                    const TokenInfo& tokens, const at::Tensor& loads,
-                                   const ExpertExchange& exchange) const {
+                                   const ExpertExchange& exchange) {
   if (config_.sigmoid) return sigmoid_gradient(dweights, routing, config_.normalise);
   const auto filling = tokens.filling.defined() ? std::optional(tokens.filling) : std::nullopt;
   const double z_slope = config_.z_loss == 0 ? 0
@@ -521,11 +544,11 @@ std::unique_ptr<FeedForward::Saved> Experts::activate(const at::Tensor& x, const
   return saved;
 }
 
-void Experts::restore(const at::Tensor& x, const TokenInfo& /*tokens*/, FeedForward::Saved& saved) const {
+void Experts::restore(const at::Tensor& x, const TokenInfo& tokens, FeedForward::Saved& saved) const {
   auto& s = static_cast<Saved&>(saved);
   s.x = x;
   if (!s.plan) {
-    s.routing = router_->forward(x);
+    s.routing = router_->forward(x, tokens);
     const at::Tensor& order = s.routing.order;
     s.plan = exchange_->plan(s.routing.ends, order.size(0));
     const at::Tensor weights = gather(s.routing.weights.view({-1, 1}), order, 1);

@@ -63,9 +63,9 @@ class ExpertExchange {
 };
 
 // The experts of one layer, and their router. Its losses are means over the tokens of a global microbatch: of
-// all ranks that see a part of it, and of documents alone: filling counts neither there nor in loads
-// (TokenInfo::filling). They are weighted by its labels that count, as gradients of the token loss are, so
-// that the division by the step's labels leaves the mean over microbatches.
+// all ranks that see a part of it, of all its sequence slices, and of documents alone: filling counts neither
+// there nor in loads (TokenInfo::filling). They are weighted by its labels that count, as gradients of the
+// token loss are, so that the division by the step's labels leaves the mean over microbatches.
 struct ExpertsConfig {
   int64_t hidden = 0;
   int64_t experts = 0;

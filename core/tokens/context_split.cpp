@@ -140,11 +140,13 @@ int64_t tokens_of_cost(const Segments& segments, double attention_length, double
 
 }  // namespace
 
-ContextSplit split_by_cost(const Segments& segments, int slices, int64_t attention_length, int list) {
+ContextSplit split_by_cost(const Segments& segments, int slices, int64_t attention_length, int64_t least,
+                           int list) {
   constexpr int64_t multiple = 32;
   const int64_t tokens = segments.tokens();
-  if (slices < 1 || tokens < slices)
-    throw Error(fmt::format("a list of {} tokens does not make {} sequence slices", tokens, slices));
+  if (slices < 1 || least < 1 || tokens < slices * least)
+    throw Error(fmt::format("a list of {} tokens does not make {} sequence slices of {} or more", tokens,
+                            slices, least));
   const auto squares = static_cast<double>(attention_length);
   double all = 0;
   for (int64_t document = 0; document < segments.documents(); ++document)
@@ -154,7 +156,7 @@ ContextSplit split_by_cost(const Segments& segments, int slices, int64_t attenti
   int64_t begin = 0;
   for (int slice = 1; slice <= slices; ++slice) {
     int64_t end = tokens_of_cost(segments, squares, all * slice / slices) / step * step;
-    end = slice == slices ? tokens : std::clamp(end, begin + 1, tokens - (slices - slice));
+    end = slice == slices ? tokens : std::clamp(end, begin + least, tokens - (slices - slice) * least);
     split.ranges.push_back({{.begin = begin, .end = end}});
     begin = end;
   }

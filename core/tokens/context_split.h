@@ -17,8 +17,9 @@ namespace pptrain::tokens {
 struct ContextSplit {
   int part = 0;                                 // this rank, or slice
   std::vector<std::vector<TokenRange>> ranges;  // [rank], ascending
-  int list = 0;                                 // of slices: which list of the step they are of
+  int list = -1;                                // of slices: which list of the step they are of
 
+  bool of_slices() const { return list >= 0; }
   int parts() const { return static_cast<int>(ranges.size()); }
   const std::vector<TokenRange>& own() const { return ranges[static_cast<size_t>(part)]; }
   int64_t tokens(int rank) const {
@@ -44,9 +45,10 @@ ContextSplit split_list(ContextOrder order, int64_t tokens, int parts, int part)
 
 // Sequence slices of a list, one range each, in order, that cost alike (SlimPipe, arXiv 2504.14519): the
 // token at place i of its document costs 1 + 2 i / attention_length, so that attention costs a document of
-// `attention_length` tokens as much as all else. Cut at multiples of 32 tokens where slices are long. Throws
-// Error where there are fewer tokens than slices.
-ContextSplit split_by_cost(const Segments& segments, int slices, int64_t attention_length, int list);
+// `attention_length` tokens as much as all else. Cut at multiples of 32 tokens where slices are long. Each
+// has `least` tokens or more; throws Error where the list is too short for that.
+ContextSplit split_by_cost(const Segments& segments, int slices, int64_t attention_length, int64_t least,
+                           int list);
 
 // Throws Error unless the ranges of all ranks together hold each of `tokens` tokens once, and each rank's
 // ascend.

@@ -39,7 +39,8 @@ Step run(Stages& stages, const std::vector<data::Microbatch>& lists, int slices,
   for (size_t list = 0; list < lists.size(); ++list) {
     if (slices == 1) all.push_back(lists[list]);
     if (slices == 1) continue;
-    for (const data::Microbatch& slice : data::cut_in_slices(lists[list], slices, 8, static_cast<int>(list)))
+    for (const data::Microbatch& slice :
+         data::cut_in_slices(lists[list], slices, 8, 1, static_cast<int>(list)))
       all.push_back(slice);
   }
   for (size_t i = 0; i < all.size(); ++i) {
@@ -81,11 +82,10 @@ void check_equal(const Step& actual, const Step& expected) {
 TEST_CASE("a stage has the losses and gradients of whole lists when they come in sequence slices") {
   at::set_num_threads(1);
   const c10::InferenceMode inference;
-  const std::string arch = GENERATE("qwen3", "gemma2", "gpt_oss", "phi3", "deepseek_v3");
+  const std::string arch = GENERATE("qwen3", "gemma2", "gpt_oss", "phi3", "deepseek_v3", "qwen3_moe");
   const Recompute recompute = GENERATE(Recompute::none, Recompute::selective, Recompute::full);
   const bool split_backward = GENERATE(false, true);
-  models::ModelConfig model = small_model(arch, /*tied=*/false);
-  model.sparse.balance_loss = model.sparse.z_loss = 0;  // of a whole list
+  const models::ModelConfig model = small_model(arch, /*tied=*/false);
   const std::vector<data::Microbatch> lists = lists_of(model);
   Stages whole = build_stages(model, {4}, at::kFloat);
   const Step expected = run(whole, lists, 1, split_backward);
@@ -125,7 +125,7 @@ TEST_CASE(
   }
   // A step that ends after some passes leaves nothing to the next one.
   Stages failed = stages_of({4}, Recompute::full);
-  const std::vector<data::Microbatch> parts = data::cut_in_slices(lists[0], slices, 8, 0);
+  const std::vector<data::Microbatch> parts = data::cut_in_slices(lists[0], slices, 8, 1, 0);
   for (int i = 0; i < slices; ++i) failed[0]->forward(i, parts[static_cast<size_t>(i)], {});
   failed[0]->backward_input(slices - 1, {});
   failed[0]->discard();

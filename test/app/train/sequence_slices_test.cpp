@@ -19,6 +19,9 @@ const Overrides base = {"model.num_hidden_layers=8", "train.steps=3",
                         "eval.interval=3",           "eval.batches=2",
                         "data.val_fraction=0.1",     "distributed.pp_sequence_slices=3"};
 const Overrides whole = {"distributed.pp_sequence_slices=1"};
+const Overrides balanced = {"model.arch=qwen3_moe",           "model.num_experts=4",
+                            "model.num_experts_per_tok=2",    "model.moe_intermediate_size=16",
+                            "model.router_aux_loss_coef=0.1", "model.router_z_loss_coef=0.01"};
 
 void check_equal(const JobResult& a, const JobResult& b) {
   CHECK(a.metrics == b.metrics);
@@ -45,15 +48,14 @@ TEST_CASE("sequence slices give the same bits under every schedule, and whole mi
 
 TEST_CASE("sequence slices keep their bits with every axis that does so") {
   const Overrides job = with(base, {"train.dtype=fp32", "distributed.pp=2", "distributed.pp_schedule=zbv"});
-  for (const Overrides& kind :
-       std::vector<Overrides>{{},
-                              {"data.lengths=exact", "data.document_end=10"},
-                              {"data.document_end=10"},
-                              {"model.tie_word_embeddings=true"},
-                              {"lora.rank=2"},
-                              {"model.arch=gemma2", "model.head_dim=8", "model.tie_word_embeddings=true"},
-                              {"model.arch=qwen3_moe", "model.num_experts=4", "model.num_experts_per_tok=2",
-                               "model.moe_intermediate_size=16"}}) {
+  for (const Overrides& kind : std::vector<Overrides>{
+           {},
+           {"data.lengths=exact", "data.document_end=10"},
+           {"data.document_end=10"},
+           {"model.tie_word_embeddings=true"},
+           {"lora.rank=2"},
+           {"model.arch=gemma2", "model.head_dim=8", "model.tie_word_embeddings=true"},
+           with(balanced, {"model.router_aux_loss_coef=0", "model.router_z_loss_coef=0"})}) {
     CAPTURE(kind);
     const JobResult alone = run(with(
         with(job, kind), {"distributed.pp=1", "distributed.pp_schedule=gpipe", "train.grad_accum_steps=4"}));
@@ -68,6 +70,27 @@ TEST_CASE("sequence slices keep their bits with every axis that does so") {
     }
     check_near(run(with(with(job, kind), {"distributed.tp=2", "train.grad_accum_steps=4"})), alone, 1e-4);
   }
+}
+
+TEST_CASE("routers' losses are of whole microbatches, to the bit under every schedule of slices") {
+  const Overrides job = with(with(base, balanced), {"train.dtype=fp32"});
+  const JobResult one = run(job), uncut = run(with(job, whole));
+  check_near(one, uncut, 1e-5);
+  // They act: without them the losses are others.
+  const JobResult without = run(with(job, {"model.router_aux_loss_coef=0", "model.router_z_loss_coef=0"}));
+  CHECK_FALSE(without.checksums == one.checksums);
+  for (const std::string& name : pptrain::schedule::training_schedule_names()) {
+    for (const std::string recompute : {"full", "none", "full:2/none:1"}) {
+      CAPTURE(name, recompute);
+      check_equal(run(with(job, {"distributed.pp_schedule=" + name, "distributed.pp=2",
+                                 "train.recompute=" + recompute})),
+                  one);
+    }
+  }
+  check_near(run(with(job, {"distributed.dp_shard=2", "distributed.ep=2", "train.grad_accum_steps=2"})),
+             run(with(job, {"distributed.dp_shard=2", "distributed.ep=2", "train.grad_accum_steps=2",
+                            "distributed.pp_sequence_slices=1"})),
+             1e-5);
 }
 
 TEST_CASE("sequence slices go with a spread head, under every schedule with the same bits") {
@@ -194,10 +217,7 @@ TEST_CASE("auto takes sequence slices where they pay, and what they do not go wi
   for (const auto& [overrides, words] : std::vector<std::pair<Overrides, std::string>>{
            {{"distributed.pp_sequence_slices=0"}, "pp_sequence_slices = 0 is chosen with the schedule"},
            {{"distributed.cp=2"}, "cuts lists that cp ranks share out already"},
-           {{"distributed.pp_sequence_slices=200"}, "is too many for the 96 tokens of a microbatch"},
-           {{"model.arch=qwen3_moe", "model.num_experts=4", "model.num_experts_per_tok=2",
-             "model.moe_intermediate_size=16", "model.router_aux_loss_coef=0.1"},
-            "leaves routers no whole microbatch to balance"}}) {
+           {{"distributed.pp_sequence_slices=200"}, "is too many for the 96 tokens of a microbatch"}}) {
     CAPTURE(overrides);
     CHECK_THROWS_WITH(plan(overrides), contains_text(words));
   }

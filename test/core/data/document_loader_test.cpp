@@ -411,6 +411,14 @@ TEST_CASE("a list is long enough for every rank that shares it") {
       }
     }
   }
+  for (const int slices : {2, 3, 7}) {
+    for (int64_t tp = 1; tp <= 5; ++tp) {
+      const LoaderOptions options{.seq_len = 1, .tp_size = tp, .sequence_slices = slices};
+      const tokens::ContextSplit split =
+          tokens::split_by_cost(tokens::equal_segments(1, least_tokens(options), at::kCPU), slices, 1, tp, 0);
+      for (int slice = 0; slice < slices; ++slice) CHECK(split.tokens(slice) == tp);
+    }
+  }
   // Documents of one token: as few as there may be, whatever the lengths.
   const ScratchFolder folder;
   const TokenDataset dataset(
@@ -422,6 +430,11 @@ TEST_CASE("a list is long enough for every rank that shares it") {
   CHECK(step.microbatches[0].segments.tokens() == 8);
   CHECK(step.padding == 14);
   CHECK(step.targets == 0);
+  options.cp_size = 1;
+  options.sequence_slices = 5;
+  const Step in_slices = DataLoader(dataset, options, true, 1).step(0);
+  REQUIRE(in_slices.microbatches.size() == 10);
+  for (const Microbatch& slice : in_slices.microbatches) CHECK(slice.token_count() == 3);
 }
 
 TEST_CASE("rows of a file with an index are cut at its documents") {

@@ -4,12 +4,15 @@
 #include <ATen/Parallel.h>
 #include <c10/core/InferenceMode.h>
 
+#include <memory>
 #include <optional>
 #include <utility>
 #include <vector>
 
 #include "core/base/error.h"
 #include "core/nn/feed_forward.h"
+#include "core/tokens/context_split.h"
+#include "core/tokens/segments.h"
 #include "test/core/nn/expert_layer.h"
 #include "test/core/nn/gradients.h"
 #include "test/support/catch.h"
@@ -216,6 +219,68 @@ TEST_CASE("filling counts in no loss of the router, and in no load", "[nn][exper
   CHECK(at::equal(model.find("router.bias")->grad, exact.find("router.bias")->grad));
   CHECK(relative_error(all_gradients(model.group), all_gradients(exact.group)) < 2e-6);
   CHECK(relative_error(all_gradients(model.experts), all_gradients(exact.experts)) < 2e-6);
+}
+
+TEST_CASE("the router's losses of lists in sequence slices are those of whole lists", "[nn][experts]") {
+  const Setup setup;
+  const auto recompute =
+      GENERATE(std::optional<Keep>{}, std::optional(Keep::nothing), std::optional(Keep::products));
+  const bool filled = GENERATE(false, true);
+  ExpertLayer model(small_experts());
+  ExpertOracle oracle(model, small_experts());
+  struct List {
+    Tensor x, dy, filling, ox;
+    std::vector<nn::TokenInfo> slices;
+    std::vector<std::unique_ptr<nn::FeedForward::Saved>> saved;
+  };
+  std::vector<List> lists(2);
+  Tensor loss = at::zeros({}, at::kDouble);
+  for (int number = 0; number < 2; ++number) {
+    List& list = lists[static_cast<size_t>(number)];
+    const int64_t length = number == 0 ? 41 : 27;
+    list.x = random({length, 24}, at::kFloat);
+    list.dy = random({length, 24}, at::kFloat);
+    list.ox = leaf(list.x);
+    list.filling = filled ? at::rand({length}) < 0.4 : at::zeros({length}, at::kBool);
+    const Tensor own = list.filling.logical_not().nonzero().view({-1});
+    const Tensor oy = oracle.forward(list.ox);
+    loss = loss + (oy * list.dy.to(at::kDouble)).sum() + oracle.losses(30, own);
+    const nn::TokenInfo whole = tokens_of(own.size(0), 30);
+    tokens::ContextSplit split = tokens::split_by_cost(tokens::equal_segments(1, length, at::kCPU), 3,
+                                                       /*attention_length=*/8, /*least=*/1, number);
+    for (; split.part < split.parts(); ++split.part) {
+      nn::TokenInfo& slice = list.slices.emplace_back(whole);
+      slice.context = std::make_shared<tokens::ContextSplit>(split);
+      if (filled) slice.filling = list.filling.slice(0, split.own()[0].begin, split.own()[0].end);
+    }
+  }
+  loss.backward();
+
+  const c10::InferenceMode inference;
+  const auto rows_of = [](const Tensor& rows, const nn::TokenInfo& slice) {
+    return rows.slice(0, slice.context->own()[0].begin, slice.context->own()[0].end).clone();
+  };
+  for (List& list : lists) {
+    for (const nn::TokenInfo& slice : list.slices) {
+      list.saved.push_back(model.layer.activate(rows_of(list.x, slice), slice));
+      if (recompute) model.layer.drop(*list.saved.back(), *recompute);
+    }
+  }
+  for (List& list : lists) {
+    Tensor dx = at::empty_like(list.x);
+    for (size_t i = list.slices.size(); i-- > 0;) {
+      const nn::TokenInfo& slice = list.slices[i];
+      if (recompute) model.layer.restore(rows_of(list.x, slice), slice, *list.saved[i]);
+      nn::WeightGradQueue queue(Mode::immediate);
+      const Tensor part = model.layer.backward_input(*list.saved[i], rows_of(list.dy, slice), slice, queue);
+      dx.slice(0, slice.context->own()[0].begin, slice.context->own()[0].end).copy_(part);
+    }
+    CHECK(relative_error(dx, list.ox.grad()) < 5e-6);
+  }
+  for (const auto& [name, weight] : oracle.weights) {
+    CAPTURE(name);
+    CHECK(relative_error(model.find(name.substr(4))->grad, weight.grad()) < 1e-5);
+  }
 }
 
 TEST_CASE("deferred weight gradients and recomputation give the same bits", "[nn][experts]") {

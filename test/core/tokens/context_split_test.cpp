@@ -156,7 +156,7 @@ TEST_CASE("sequence slices cost alike and hold every token once, in order") {
     const int slices = static_cast<int>(random() % 7) + 1;
     const Segments documents = random_documents(random, 600 * slices);
     const int64_t length = 1 + static_cast<int64_t>(random() % 400);
-    const ContextSplit split = split_by_cost(documents, slices, length, 5);
+    const ContextSplit split = split_by_cost(documents, slices, length, 1, 5);
     CHECK(split.list == 5);
     REQUIRE(split.parts() == slices);
     REQUIRE_NOTHROW(check_split(split, documents.tokens()));
@@ -178,8 +178,13 @@ TEST_CASE("sequence slices cost alike and hold every token once, in order") {
     dearest = 1 + 2.0 * static_cast<double>(documents.longest) / static_cast<double>(length);
     for (const double one : cost) CHECK(std::abs(one - all / slices) <= 66 * dearest);
   }
-  CHECK_THROWS_WITH(split_by_cost(equal_segments(1, 3, at::kCPU), 4, 10, 0),
+  CHECK_THROWS_WITH(split_by_cost(equal_segments(1, 3, at::kCPU), 4, 10, 1, 0),
                     contains_text("4 sequence slices"));
-  const ContextSplit short_ones = split_by_cost(equal_segments(1, 4, at::kCPU), 4, 1, 0);
+  CHECK_THROWS_WITH(split_by_cost(equal_segments(1, 11, at::kCPU), 4, 10, 3, 0),
+                    contains_text("4 sequence slices of 3 or more"));
+  const ContextSplit short_ones = split_by_cost(equal_segments(1, 4, at::kCPU), 4, 1, 1, 0);
   CHECK(short_ones.ranges == std::vector<std::vector<TokenRange>>{{{0, 1}}, {{1, 2}}, {{2, 3}}, {{3, 4}}});
+  // The last tokens cost most, so that by cost alone the last slice would have one.
+  const ContextSplit at_least = split_by_cost(equal_segments(1, 9, at::kCPU), 3, 1, 3, 0);
+  CHECK(at_least.ranges == std::vector<std::vector<TokenRange>>{{{0, 3}}, {{3, 6}}, {{6, 9}}});
 }
