@@ -433,7 +433,7 @@ void add_distributed(std::vector<Option>& options) {
               "Order of the passes on each rank: gpipe, 1f1b, interleaved_1f1b, looped_bfs, zb_h1, zb_h2, "
               "interleaved_zb, zbv, v_half, v_min or dualpipe_v (in any case, or PyTorch's class name); a "
               ".csv file with a schedule in PyTorch's text form; auto, the fastest that fits, by the costs "
-              "that pptrain plan shows, or an order found in a second where that is at least 1 % faster; or "
+              "of distributed.pp_costs, or an order found in seconds where that is at least 1 % faster; or "
               "search, an order found for these costs and this memory, which takes up to a minute at the "
               "start. Orders found are kept as schedule.csv beside the run.")
       .such_as({"gpipe", "1f1b", "interleaved_1f1b", "looped_bfs", "zb_h1", "zb_h2", "interleaved_zb", "zbv",
@@ -445,7 +445,7 @@ void add_distributed(std::vector<Option>& options) {
   distributed(
       "pp_split", &DistributedSection::pp_split,
       "Transformer blocks of each stage, first to last. \"even\": as equal as possible, more on the earlier "
-      "stages. \"cost\": the slowest rank takes the least time, embedding and head included. Or a list, or a "
+      "stages. \"cost\": the predicted step is shortest, embedding and head included. Or a list, or a "
       "layout: stages separated by |, each a number, or * for an even share of the rest, such as "
       "\"1|*|*|1\", or Megatron's letters, such as \"Ett|ttt|ttL\" or \"Et|(tt|)*6tL\".")
       .between(1, 1 << 16)
@@ -474,8 +474,8 @@ void add_distributed(std::vector<Option>& options) {
              "The final norm and head count as this many blocks in an even split.")
       .between(0, 1 << 16);
   distributed("pp_costs", &DistributedSection::pp_costs,
-              "Source of the times that pp_schedule = \"auto\" or \"search\", pp_split = \"cost\" and "
-              "pptrain plan use: a trace.json that an earlier run of this model wrote (profile.trace), or a "
+              "Source of the times by which pp_schedule, pp_split, pp_head, data.balance and pptrain plan "
+              "choose: a trace.json that an earlier run of this model wrote (profile.trace), or a "
               "modelled device: cpu, a100, h100, h200 or b200. Empty: the device of run.device, h100 for "
               "cuda; pptrain plan measures the CPU that it runs on.")
       .such_as({"cpu", "a100", "h100", "h200", "b200"});
