@@ -72,12 +72,12 @@ class Router final : public HasWeightGradient {
  private:
   // Replaces what kernels::route has chosen, where the scores are sigmoids or the experts lie in groups.
   void choose(const at::Tensor& logits, Routing& routing) const;
-  at::Tensor logits_gradient(const at::Tensor& dweights, const Routing& routing, const TokenInfo& tokens,
-                             const at::Tensor& loads, const ExpertExchange& exchange);
-  std::optional<at::Tensor> slopes(const at::Tensor& loads, const TokenInfo& tokens,
-                                   const ExpertExchange& exchange);
   // Of `loads`, this rank's, those of all ranks, and of all slices of the list where it comes in slices.
   at::Tensor global_loads(const at::Tensor& loads, const TokenInfo& tokens, const ExpertExchange& exchange);
+  // `slopes`: of the balance loss, where there is one.
+  at::Tensor logits_gradient(const at::Tensor& dweights, const Routing& routing, const TokenInfo& tokens,
+                             const std::optional<at::Tensor>& slopes) const;
+  at::Tensor slopes_of(const at::Tensor& global_loads, const TokenInfo& tokens) const;
 
   ExpertsConfig config_;
   Weight* weight_;
@@ -384,14 +384,11 @@ at::Tensor Router::global_loads(const at::Tensor& loads, const TokenInfo& tokens
 }
 
 // Of the balance loss, by each token's probability of each expert: coefficient * experts * f_e / tokens.
-std::optional<at::Tensor> Router::slopes(const at::Tensor& loads, const TokenInfo& tokens,
-                                         const ExpertExchange& exchange) {
-  if (config_.balance_loss == 0) return std::nullopt;
-  const at::Tensor global = global_loads(loads, tokens, exchange);
+at::Tensor Router::slopes_of(const at::Tensor& global_loads, const TokenInfo& tokens) const {
   const auto all = static_cast<double>(tokens.global_tokens);
   const double factor = config_.balance_loss * static_cast<double>(config_.experts) *
                         static_cast<double>(tokens.global_targets) / (all * all);
-  return global.to(at::kDouble).mul_(factor).to(at::kFloat);
+  return global_loads.to(at::kDouble).mul_(factor).to(at::kFloat);
 }
 
 at::Tensor Router::backward_input(const at::Tensor& x, const Routing& routing, const at::Tensor& dweights,
@@ -404,8 +401,10 @@ at::Tensor Router::backward_input(const at::Tensor& x, const Routing& routing, c
   // Its sign alone acts (optim/optimizers.cpp): of integers, whose sum over ranks does not depend on the
   // order.
   if (is_learning(bias_)) bias_->grad.add_(loads.mul(config_.experts).sub_(loads.sum()).to(at::kFloat));
-  at::Tensor dlogits = logits_gradient(config_.scale == 1 ? dweights : dweights.mul(config_.scale), routing,
-                                       tokens, loads, exchange);
+  std::optional<at::Tensor> slopes;
+  if (config_.balance_loss != 0) slopes = slopes_of(global_loads(loads, tokens, exchange), tokens);
+  at::Tensor dlogits =
+      logits_gradient(config_.scale == 1 ? dweights : dweights.mul(config_.scale), routing, tokens, slopes);
   at::Tensor dx = at::empty({x.size(0), config_.hidden}, dlogits.options());
   kernels::matmul(dlogits, weight_->compute, dx);
   queue.push(*this, {x, std::move(dlogits)});
@@ -413,16 +412,15 @@ at::Tensor Router::backward_input(const at::Tensor& x, const Routing& routing, c
 }
 
 at::Tensor Router::logits_gradient(const at::Tensor& dweights, const Routing& routing,
-                                   const TokenInfo& tokens, const at::Tensor& loads,
-                                   const ExpertExchange& exchange) {
+                                   const TokenInfo& tokens, const std::optional<at::Tensor>& slopes) const {
   if (config_.sigmoid) return sigmoid_gradient(dweights, routing, config_.normalise);
   const auto filling = tokens.filling.defined() ? std::optional(tokens.filling) : std::nullopt;
   const double z_slope = config_.z_loss == 0 ? 0
                                              : config_.z_loss * static_cast<double>(tokens.global_targets) /
                                                    static_cast<double>(tokens.global_tokens);
   at::Tensor dlogits = at::empty_like(routing.probabilities);
-  kernels::route_backward(dweights, routing.probabilities, routing.logsumexp, routing.chosen,
-                          slopes(loads, tokens, exchange), z_slope, filling, config_.normalise, dlogits);
+  kernels::route_backward(dweights, routing.probabilities, routing.logsumexp, routing.chosen, slopes, z_slope,
+                          filling, config_.normalise, dlogits);
   return dlogits;
 }
 

@@ -76,7 +76,7 @@ TEST_CASE("routers' losses are of whole microbatches, to the bit under every sch
   const Overrides job = with(with(base, balanced), {"train.dtype=fp32"});
   const JobResult one = run(job), uncut = run(with(job, whole));
   check_near(one, uncut, 1e-5);
-  // They act: without them the losses are others.
+  // They act: without them the weights are others.
   const JobResult without = run(with(job, {"model.router_aux_loss_coef=0", "model.router_z_loss_coef=0"}));
   CHECK_FALSE(without.checksums == one.checksums);
   for (const std::string& name : pptrain::schedule::training_schedule_names()) {
