@@ -31,6 +31,7 @@
 #include "core/base/one_line.h"
 #include "core/base/printable.h"
 #include "core/base/seconds_since.h"
+#include "core/config/document.h"
 #include "core/io/atomic_file.h"
 #include "core/io/paths.h"
 #include "parallel/checkpoint/checkpoint.h"
@@ -229,9 +230,11 @@ int eval(const EvalArguments& given) {
     take_run(arguments, arguments.checkpoint);
     std::vector<std::string> overrides = arguments.set;
     // One validates, the other wants all logits on one rank.
-    overrides.emplace_back(arguments.logits.empty() ? "eval.interval=1" : "distributed.pp_head=last");
+    overrides.push_back(
+        config::by_command(arguments.logits.empty() ? "eval.interval=1" : "distributed.pp_head=last"));
     if (!arguments.documents.empty() && arguments.batches < 0) arguments.batches = 0;
-    if (arguments.batches >= 0) overrides.push_back(fmt::format("eval.batches={}", arguments.batches));
+    if (arguments.batches >= 0)
+      overrides.push_back(config::by_command(fmt::format("eval.batches={}", arguments.batches)));
     for (std::string& text : hf_overrides(arguments.checkpoint)) overrides.push_back(std::move(text));
     if (arguments.logits.empty())
       return load_plan(arguments.config, overrides, options_of_rank(arguments, inspect_data));

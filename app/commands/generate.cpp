@@ -36,6 +36,7 @@
 #include "core/base/one_line.h"
 #include "core/base/seconds_since.h"
 #include "core/config/data_sources.h"
+#include "core/config/document.h"
 #include "parallel/comm/agreement.h"
 
 namespace pptrain::app {
@@ -427,7 +428,7 @@ int generate(const GenerateArguments& given) {
     log_to_stderr();
     take_run(arguments, arguments.checkpoint);
     std::vector<std::string> overrides = arguments.set;
-    overrides.emplace_back("distributed.pp_head=last");  // logits are of one rank
+    overrides.push_back(config::by_command("distributed.pp_head=last"));  // logits are of one rank
     for (std::string& text : hf_overrides(arguments.checkpoint)) overrides.push_back(std::move(text));
     Plan plan = load_plan(arguments.config, overrides,
                           {.world = world_of(arguments), .needs_files = false, .reads_data = false});

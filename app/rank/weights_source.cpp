@@ -9,6 +9,7 @@
 #include "app/rank/checkpoint_contents.h"
 #include "app/run/start_choice.h"
 #include "core/base/error.h"
+#include "core/config/document.h"
 #include "core/config/field.h"
 #include "core/io/paths.h"
 #include "models/learning.h"
@@ -71,7 +72,8 @@ fs::path named_checkpoint(std::string_view option, const std::string& path) {
 
 std::vector<std::string> hf_overrides(const std::string& checkpoint) {
   if (!is_hf_directory(checkpoint)) return {};
-  return {"model.hf_dir=" + config::toml_string(checkpoint), "model.init=\"hf\""};
+  return {config::by_command("model.hf_dir=" + config::toml_string(checkpoint)),
+          config::by_command("model.init=\"hf\"")};
 }
 
 std::string load_weights(RunContext& context, RankModel& model, const std::string& checkpoint) {

@@ -17,7 +17,7 @@ struct Alias {
 // and the like. A word with a section
 // stands for that section's key alone.
 constexpr Alias keys[] = {
-    {"run.dir", "output_dir out_dir save_dir run_dir dump_folder checkpoints_path"},
+    {"run.dir", "output_dir out_dir save save_dir run_dir dump_folder checkpoints_path"},
     {"run.seed", "random_seed"},
     {"run.device", "device_type accelerator"},
     {"run.threads", "num_threads cpu_threads omp_num_threads"},
@@ -48,7 +48,8 @@ constexpr Alias keys[] = {
     {"distributed.dp_replicate",
      "data_parallel_replicate_degree ddp data_parallel_replicate_size dp_replicate_size"},
     {"distributed.dp_shard",
-     "data_parallel_shard_degree fsdp zero_stage data_parallel_shard_size dp_shard_size"},
+     "data_parallel_shard_degree fsdp zero_stage data_parallel_shard_size dp_shard_size "
+     "use_distributed_optimizer"},
     {"distributed.cp",
      "cp_size context_parallel_size context_parallel_degree ringattn_parallel_size ulysses_parallel_size"},
     {"distributed.cp_kind", "cp_comm_type context_parallel_rotate_method"},
@@ -59,7 +60,7 @@ constexpr Alias keys[] = {
      "pipeline_parallel_schedule_csv pp_stage_type"},
     {"distributed.pp_stages_per_rank",
      "virtual_pipeline_model_parallel_size num_virtual_stages_per_pipeline_rank virtual_stages "
-     "stages_per_rank num_stages_per_rank"},
+     "stages_per_rank num_stages_per_rank num_layers_per_virtual_pipeline_stage"},
     {"distributed.pp_split",
      "layers_per_stage pipeline_model_parallel_layout pipeline_parallel_split_points "
      "module_fqns_per_model_part pipeline_module_split split_spec split_points pp_split_points "
@@ -72,10 +73,10 @@ constexpr Alias keys[] = {
      "sequence_length seq_length seqlen max_seq_len max_seq_length context_length block_size "
      "sample_packing_sequence_len"},
     {"train.micro_batch_size",
-     "batch_size local_batch_size pipeline_parallel_microbatch_size per_device_train_batch_size mbs"},
+     "batch_size pipeline_parallel_microbatch_size per_device_train_batch_size mbs"},
     {"train.grad_accum_steps",
-     "gradient_accumulation_steps batch_accumulation_per_replica accumulation_steps grad_accum "
-     "global_batch_size gbs microbatches num_microbatches n_microbatches pp_microbatches"},
+     "local_batch_size gradient_accumulation_steps batch_accumulation_per_replica accumulation_steps "
+     "grad_accum global_batch_size gbs microbatches num_microbatches n_microbatches pp_microbatches"},
     {"train.dtype", "precision mixed_precision mixed_precision_param param_dtype torch_dtype bf16"},
     {"train.grad_clip",
      "max_norm max_grad_norm clip_grad clip_grad_norm gradient_clipping gradient_clip_val"},
@@ -105,12 +106,15 @@ constexpr Alias keys[] = {
      "warmup warmup_iters lr_warmup_iters lr_warmup_steps num_warmup_steps warmup_ratio"},
     {"lr_schedule.min_lr_ratio", "min_lr min_lr_factor lr_min min_decay_lr"},
     {"checkpoint.interval", "checkpoint.steps checkpoint_interval save_steps save_interval save_every"},
+    {"checkpoint.async", "async_mode async_save"},
     {"checkpoint.keep_last_n", "save_total_limit keep_latest_k"},
-    {"checkpoint.resume", "checkpoint.load initial_load_path resume_from_checkpoint resume_checkpoint_path"},
+    {"checkpoint.resume",
+     "load init_from initial_load_path resume_from_checkpoint resume_checkpoint_path"},
     {"eval.batches", "eval.steps eval_iters eval_batches limit_val_batches"},
     {"eval.interval", "eval.freq eval_steps eval_interval val_interval val_check_interval"},
     {"metrics.log_interval", "logging_steps log_freq log_every iteration_step_info_interval"},
     {"metrics.peak_tflops", "peak_flops"},
+    {"metrics.tensorboard", "enable_tensorboard"},
     {"profile.trace", "enable_profiling"},
     {"profile.first_step", "profile_step_start"},
 };

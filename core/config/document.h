@@ -35,7 +35,7 @@ struct Document {
   std::map<std::string, Origin, std::less<>> options;   // the ones given, by full name
   std::map<std::string, Origin, std::less<>> sections;  // the headers in the file
   std::set<std::string, std::less<>> broken;            // options whose value could not be taken
-  std::set<std::string, std::less<>> filled;            // options that the number of ranks has filled
+  std::set<std::string, std::less<>> filled;  // options that the number of ranks or a command has filled
   std::vector<Problem> problems;
 
   bool given(std::string_view option) const { return options.contains(option); }
@@ -53,6 +53,10 @@ struct Document {
 
 // The text of a job file. Throws UsageError that names it.
 std::string read_job_file(const std::string& path);
+
+// "section.key=value" as an override that a command adds to the user's: it does not count as given, so that
+// messages name the job and no --set that nobody wrote.
+std::string by_command(const std::string& setting);
 
 // Reads `text` as TOML, after the file that its root names as `include` (relative to its own folder; the keys
 // of `text` win), and applies `overrides`, each option on its own: names, types, literals, ranges, required

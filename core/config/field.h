@@ -64,7 +64,8 @@ struct Option {
   std::string meaning;  // sentences
   Target target;
   Range range;
-  std::vector<std::string> literals;     // of a string or a list of them: the only ones allowed, if not empty
+  // Of a string or a list of them: the only ones allowed, if not empty. In any case of letters.
+  std::vector<std::string> literals;
   std::string unset_word;                // of an optional: the word that leaves it unset, "auto"
   std::string alone;                     // of a list: a literal that stands for all of it, or is not there
   bool in_runs = false;                  // literals but `alone` may also stand in runs: "cheap:2/full:3"
@@ -73,7 +74,6 @@ struct Option {
   std::optional<size_t> length;                               // of a list
   std::optional<Condition> acts_when;
   Effect effect = Effect::course;
-  bool ignores_case = false;  // a literal in other case is taken as the one declared
   bool is_required = false;
   std::string instead;  // a list of tables with which an option that is required may be missing
   // A key of the same section and the word of it with which an option that is required may be missing.
@@ -97,7 +97,6 @@ struct Option {
   Option& or_runs() { return set(&Option::in_runs, true); }
   Option& such_as(std::vector<std::string> values) { return set(&Option::known_words, std::move(values)); }
   Option& refuse(std::string literal, std::string reason);
-  Option& any_case() { return set(&Option::ignores_case, true); }
   Option& of_length(size_t count) { return set(&Option::length, count); }
   Option& or_empty() { return set(&Option::may_be_empty, true); }
   Option& required() { return set(&Option::is_required, true); }

@@ -888,9 +888,8 @@ void add_lr_schedule(std::vector<Option>& options) {
   const std::string name = "lr_schedule.name";
   schedule("name", &LrScheduleSection::name,
            "Course of the learning rate after the warm-up. wsd: constant, then a fall over the last part of "
-           "the run. In any case of letters.")
-      .one_of({"cosine", "linear", "wsd", "constant"})
-      .any_case();
+           "the run.")
+      .one_of({"cosine", "linear", "wsd", "constant"});
   schedule("warmup_steps", &LrScheduleSection::warmup_steps,
            "Steps of the linear rise to optimizer.lr. auto: a twentieth of train.steps, 2000 at most. A run "
            "with fewer steps never reaches it, and warns.")
@@ -968,8 +967,8 @@ void add_eval_and_metrics(std::vector<Option>& options) {
       .between(1, max_steps);
   metrics("peak_tflops", &MetricsSection::peak_tflops,
           "Peak TFLOP/s of one rank's device, for mfu. 0: the data sheet's dense bf16 rate of a known GPU, "
-          "or the rate of a CPU's fastest GEMM, timed at the start in at most 0.3 s. A faster step raises "
-          "the peak, so mfu never exceeds 100 %.")
+          "or the rate of a CPU's fastest GEMM, timed at the start in at most 0.3 s. A step faster than "
+          "this peak raises the peak, so mfu never exceeds 100 %.")
       .between(0.0, 1e6);
   metrics(
       "microbatch_losses", &MetricsSection::microbatch_losses,

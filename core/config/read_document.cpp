@@ -128,6 +128,17 @@ bool is_numbers_with_commas(std::string_view text) {
 
 constexpr const char* include_key = "include";  // of the root
 
+bool is_bool(const Option& option) {
+  return std::holds_alternative<Access<bool>>(option.target) ||
+         std::holds_alternative<Access<std::optional<bool>>>(option.target);
+}
+
+// "true" or "false" where a word in lower case means one; "" for others.
+std::string boolean_of(std::string_view word) {
+  if (has_word("true yes on", word)) return "true";
+  return has_word("false no off", word) ? "false" : "";
+}
+
 // What is wrong with one value; empty if nothing.
 using Fault = std::string;
 
@@ -337,6 +348,8 @@ class Reader {
 
   // Each take() fills `out`, which holds nothing yet.
   Fault take(const Option& option, const toml::node& node, bool& out) const {
+    if (const auto* word = node.as_string())
+      return wrong_type(option, node) + did_you_mean(boolean_of(to_lower(word->get())));
     if (!node.is_boolean()) return wrong_type(option, node);
     out = node.as_boolean()->get();
     return "";
@@ -357,7 +370,7 @@ class Reader {
   template <class T>
   Fault take(const Option& option, const toml::node& node, std::optional<T>& out) const {
     const auto* word = node.as_string();
-    if (word && !option.unset_word.empty() && word->get() == option.unset_word) return "";
+    if (word && !option.unset_word.empty() && to_lower(word->get()) == option.unset_word) return "";
     return take(option, node, out.emplace());
   }
 
@@ -387,9 +400,16 @@ class Reader {
 
   static Fault take_literal(const Option& option, std::string& text) {
     const std::string given = text;
-    if (option.ignores_case) text = to_lower(given);
-    if (std::ranges::find(option.literals, text) != option.literals.end()) return "";
-    if (option.in_runs && is_in_runs(option, text)) return "";
+    const auto literal = std::ranges::find(option.literals, to_lower(given),
+                                           [](const std::string& word) { return to_lower(word); });
+    if (literal != option.literals.end()) {
+      text = *literal;
+      return "";
+    }
+    if (option.in_runs && is_in_runs(option, to_lower(given))) {
+      text = to_lower(given);
+      return "";
+    }
     const auto refusal =
         std::ranges::find(option.refusals, to_lower(given), &std::pair<std::string, std::string>::first);
     if (refusal != option.refusals.end())
@@ -493,8 +513,9 @@ std::optional<ElementKey> element_key(const std::string& name) {
   return ElementKey{list, std::stoul(found.str(2) + found.str(3)), found.str(4)};
 }
 
-void read_override(Document& document, const std::string& text) {
-  const Origin origin{.where = "--set " + text, .from_override = true};
+constexpr char command_mark = '\x1e';  // before an override that a command adds
+
+void read_override(Document& document, const std::string& text, const Origin& origin) {
   const auto refuse = [&](const std::string& reason) { document.problems.push_back({origin, "", reason}); };
   const size_t equals = text.find('=');
   const std::string name = trim(text.substr(0, equals));
@@ -544,6 +565,18 @@ void read_override(Document& document, const std::string& text) {
   }
 }
 
+void read_override(Document& document, const std::string& text) {
+  if (!text.starts_with(command_mark))
+    return read_override(document, text, {.where = "--set " + text, .from_override = true});
+  const std::string setting = text.substr(1), option = trim(setting.substr(0, setting.find('=')));
+  const auto given = document.options.find(option);
+  const auto by_user = given == document.options.end() ? std::nullopt : std::optional(given->second);
+  read_override(document, setting, {.where = document.file});
+  document.options.erase(option);
+  if (by_user) document.options.emplace(option, *by_user);
+  document.filled.insert(option);
+}
+
 // Of a line `key = word` whose word begins like a name or a path: the commonest slip, which the parser takes
 // for a value of another type. Nothing for any other line.
 std::optional<std::smatch> word_without_quotes(const std::string& line) {
@@ -553,20 +586,68 @@ std::optional<std::smatch> word_without_quotes(const std::string& line) {
   return line.size() <= longest && std::regex_match(line, found, form) ? std::optional(found) : std::nullopt;
 }
 
+// What a word without quotes stands for, by the options that have this key: true or false, a word of theirs,
+// nothing at all, else a text.
+std::string advice_on_word(const std::string& key, const std::string& word) {
+  const std::string lower = to_lower(word);
+  const auto of_key = [&](const auto& fits) {
+    return std::ranges::any_of(options(), [&](const Option& o) { return o.key == key && fits(o); });
+  };
+  const auto has_lower = [&](const Option& option) {
+    return std::ranges::find(option.literals, lower) != option.literals.end() ||
+           std::ranges::find(option.known_words, lower) != option.known_words.end() ||
+           option.unset_word == lower;
+  };
+  if (of_key(has_lower)) return fmt::format("a string needs quotes: {} = {}", key, toml_string(lower));
+  const std::string boolean = boolean_of(lower);
+  const bool is_python = word == "True" || word == "False";
+  if (!boolean.empty() && (is_python || of_key(is_bool)))
+    return fmt::format("TOML writes {0} in lower case: {1} = {0}", boolean, key);
+  if (lower == "none" || lower == "null" || lower == "nil")
+    return fmt::format("TOML has no {0}: leave {1} out, and its default counts", word, key);
+  return fmt::format("a string needs quotes: {} = {}", key, toml_string(word));
+}
+
+// Where a string of one line begins that does not end in it, from 0; nothing where all of them end.
+std::optional<size_t> unclosed_string(const std::string& line) {
+  for (size_t i = 0; i < line.size() && line[i] != '#'; ++i) {
+    const char quote = line[i];
+    if (quote != '"' && quote != '\'') continue;
+    if (line.compare(i, 3, std::string(3, quote)) == 0) return std::nullopt;  // of several lines, or empty
+    const size_t begin = i;
+    for (++i; i < line.size() && line[i] != quote; ++i) {
+      if (line[i] == '\\' && quote == '"') ++i;
+    }
+    if (i >= line.size()) return begin;
+  }
+  return std::nullopt;
+}
+
+// What is wrong with a text that is no TOML, with its place.
+std::string describe_fault(const std::string& text, const std::string& file, const toml::parse_error& error) {
+  const toml::source_position begin = error.source().begin;
+  std::istringstream lines(text);
+  std::string line, before;
+  for (uint32_t i = 0; i < begin.line && std::getline(lines, line); ++i) {
+    if (i + 1 < begin.line) before = line;
+  }
+  // The parser may go on into the next line. A text of several lines may hold any quotes.
+  const bool in_long_text = text.find("\"\"\"") != text.npos || text.find("'''") != text.npos;
+  for (const auto& [number, of] : {std::pair(begin.line, line), std::pair(begin.line - 1, before)}) {
+    if (const auto open = in_long_text ? std::nullopt : unclosed_string(of))
+      return fmt::format("{}:{}:{}: this string has no closing {}", file, number, *open + 1, of[*open]);
+  }
+  if (const auto slip = word_without_quotes(line))
+    return fmt::format("{}:{}:{}: {}", file, begin.line, slip->position(2) + 1,
+                       advice_on_word(slip->str(1), slip->str(2)));
+  return fmt::format("{}:{}:{}: not valid TOML: {}", file, begin.line, begin.column, error.description());
+}
+
 toml::table parse_toml(const std::string& text, const std::string& file) {
   try {
     return toml::parse(text);
   } catch (const toml::parse_error& error) {
-    const toml::source_position begin = error.source().begin;
-    std::istringstream lines(text);
-    std::string line;
-    for (uint32_t i = 0; i < begin.line; ++i) std::getline(lines, line);
-    const auto slip = word_without_quotes(line);
-    if (!slip)
-      throw UsageError(
-          fmt::format("{}:{}:{}: not valid TOML: {}", file, begin.line, begin.column, error.description()));
-    throw UsageError(fmt::format("{}:{}:{}: a string needs quotes: {} = {}", file, begin.line,
-                                 slip->position(2) + 1, slip->str(1), toml_string(slip->str(2))));
+    throw UsageError(describe_fault(text, file, error));
   }
 }
 
@@ -600,6 +681,10 @@ void read_file(Document& document, const std::string& text, const std::string& f
 }
 
 }  // namespace
+
+std::string by_command(const std::string& setting) {
+  return command_mark + setting;
+}
 
 Document read_document(const std::string& text, const std::string& file,
                        std::span<const std::string> overrides) {

@@ -1,6 +1,7 @@
 // What is printed from the table of options as TOML: a job in full, the commented reference.
 #include <spdlog/fmt/fmt.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <optional>
 #include <ranges>
@@ -9,8 +10,10 @@
 #include <variant>
 #include <vector>
 
+#include "core/base/error.h"
 #include "core/config/field.h"
 #include "core/config/loader.h"
+#include "core/config/nearest.h"
 #include "core/config/options.h"
 
 namespace pptrain::config {
@@ -100,6 +103,49 @@ std::string to_toml(const JobConfig& job) {
   return out;
 }
 
+namespace {
+
+std::string section_reference(const std::string& section) {
+  std::string out = fmt::format("\n[{}]\n", section);
+  for (const Option& option : options()) {
+    if (option.section == section) out += option_reference(option, JobConfig(), /*commented=*/false);
+  }
+  for (const TableList& list : lists_of(section)) out += list_reference(list);
+  return out;
+}
+
+// "train.steps", or what an unknown name most likely means; "" where nothing is near.
+std::string meant_by(std::string_view name) {
+  const size_t dot = name.rfind('.');
+  const std::string_view key = dot == std::string_view::npos ? name : name.substr(dot + 1);
+  if (const std::string alias = alias_of_key(name.substr(0, dot == name.npos ? 0 : dot), key); !alias.empty())
+    return alias;
+  std::vector<std::string> names = sections();
+  for (const Option& option : options()) {
+    if (option.key == key) return option.name();
+    names.push_back(option.name());
+  }
+  return nearest(name, names);
+}
+
+}  // namespace
+
+std::string reference_of(std::string_view name) {
+  if (const TableList* list = find_table_list(name)) return list_reference(*list).substr(1);
+  if (std::ranges::find(sections(), name) != sections().end())
+    return section_reference(std::string(name)).substr(1);
+  if (const Option* option = find_option(name))
+    return fmt::format("[{}]{}", option->section,
+                       option_reference(*option, JobConfig(), /*commented=*/false));
+  const size_t dot = name.rfind('.');
+  if (const TableList* list = dot == name.npos ? nullptr : find_table_list(name.substr(0, dot))) {
+    if (const Option* field = list->find(name.substr(dot + 1)))
+      return fmt::format("# [[{}]]{}", list->section,
+                         option_reference(*field, list->fresh(), /*commented=*/true));
+  }
+  throw UsageError(fmt::format("{}: no key or section of a job{}", name, did_you_mean(meant_by(name))));
+}
+
 std::string reference_toml() {
   std::string out =
       "# Every key of a pptrain job: what it means, its type and range, and its default, which is the value "
@@ -109,13 +155,7 @@ std::string reference_toml() {
       "# A job file that is read first, relative to this one's folder. The keys of this file win.\n"
       "# string; not set by default\n"
       "# include = \"...\"\n";
-  for (const std::string& section : sections()) {
-    out += fmt::format("\n[{}]\n", section);
-    for (const Option& option : options()) {
-      if (option.section == section) out += option_reference(option, JobConfig(), /*commented=*/false);
-    }
-    for (const TableList& list : lists_of(section)) out += list_reference(list);
-  }
+  for (const std::string& section : sections()) out += section_reference(section);
   return out;
 }
 

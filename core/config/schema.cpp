@@ -42,11 +42,11 @@ Json list_of(const Option& option, const Json& element) {
   return list;
 }
 
-// "^([Cc][Oo][Ss][Ii][Nn][Ee])$": the words in any case, for the regular expressions of all validators.
-std::string any_case_pattern(const std::vector<std::string>& words) {
+// "[Cc][Oo][Ss]|[Ww][Ss][Dd]": the words in any case, for the regular expressions of all validators.
+std::string in_any_case(const std::vector<std::string>& words) {
   std::string pattern;
   for (const std::string& word : words) {
-    pattern += pattern.empty() ? "^(" : "|";
+    if (!pattern.empty()) pattern += '|';
     for (const char c : word) {
       const auto letter = static_cast<unsigned char>(c);
       pattern += std::isalpha(letter) ? fmt::format("[{}{}]", static_cast<char>(std::toupper(letter)),
@@ -54,14 +54,14 @@ std::string any_case_pattern(const std::vector<std::string>& words) {
                                       : std::string(1, c);
     }
   }
-  return pattern + ")$";
+  return pattern;
 }
 
-// "^(none|full):[1-9][0-9]{0,4}(/(none|full):[1-9][0-9]{0,4})*$".
+// "^(none|full):[1-9][0-9]{0,4}(/(none|full):[1-9][0-9]{0,4})*$", in any case.
 std::string pattern_of_runs(const Option& option) {
   std::vector<std::string> words = option.literals;
   std::erase(words, option.alone);
-  const std::string run = fmt::format("({}):[1-9][0-9]{{0,4}}", fmt::join(words, "|"));
+  const std::string run = fmt::format("({}):[1-9][0-9]{{0,4}}", in_any_case(words));
   return fmt::format("^{0}(/{0})*$", run);
 }
 
@@ -70,10 +70,9 @@ Json string_schema(const Option& option) {
   Json schema = {{"type", "string"}};
   if (!option.literals.empty()) {
     schema["enum"] = option.literals;
-    if (option.in_runs)
-      return {{"anyOf", {schema, Json{{"type", "string"}, {"pattern", pattern_of_runs(option)}}}}};
-    if (!option.ignores_case) return schema;
-    return {{"anyOf", {schema, Json{{"type", "string"}, {"pattern", any_case_pattern(option.literals)}}}}};
+    std::string pattern = fmt::format("^({})$", in_any_case(option.literals));
+    if (option.in_runs) pattern += "|" + pattern_of_runs(option);
+    return {{"anyOf", {schema, Json{{"type", "string"}, {"pattern", std::move(pattern)}}}}};
   }
   if (option.is_required) schema["minLength"] = 1;
   if (option.known_words.empty()) return schema;

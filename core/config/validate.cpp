@@ -241,10 +241,14 @@ void check_data(Document& document) {
                              "parquet, or text with data.tokenizer");
   }
   if (document.job.eval.interval > 0 && !has_validation(document.job)) {
-    document.report_conflict({"eval.interval", "data.val_fraction", "data.val_path"},
-                             fmt::format("interval = {} validates, but there is no validation data: give "
-                                         "data.val_fraction or data.val_path",
-                                         document.job.eval.interval));
+    constexpr const char* missing = "there is no validation data: give data.val_fraction or data.val_path";
+    if (document.given("eval.interval")) {
+      document.report_conflict(
+          {"eval.interval", "data.val_fraction", "data.val_path"},
+          fmt::format("interval = {} validates, but {}", document.job.eval.interval, missing));
+    } else {
+      document.report_conflict({"data.val_fraction", "data.val_path"}, missing);
+    }
   }
 }
 

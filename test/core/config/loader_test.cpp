@@ -5,12 +5,14 @@
 #include <sstream>
 #include <string>
 
+#include "core/config/document.h"
 #include "test/core/config/config_test_support.h"
 #include "test/support/catch.h"
 
 using namespace pptrain;
 using namespace pptrain::config;
 using namespace pptrain::config::test;
+using Catch::Matchers::EndsWith;
 using Catch::Matchers::StartsWith;
 
 namespace {
@@ -214,6 +216,48 @@ TEST_CASE("text that is not TOML is refused with its place") {
   CHECK_THAT(refusal("[train]\nsteps = 5x\n"), StartsWith("job.toml:2:10: not valid TOML: "));
   CHECK_THAT(refusal("[run]\nseed = 1\nseed = 2\n"), StartsWith("job.toml:3:8: not valid TOML: "));
   CHECK_THAT(refusal("[run\n"), StartsWith("job.toml:1:5: not valid TOML: "));
+}
+
+TEST_CASE("what other languages write without quotes is answered in TOML") {
+  const auto answer = [](const std::string& text) { return refusal("[data]\n" + text + "\n"); };
+  CHECK(answer("shuffle = True") == "job.toml:2:11: TOML writes true in lower case: shuffle = true");
+  CHECK(answer("shuffle = False # why") == "job.toml:2:11: TOML writes false in lower case: shuffle = false");
+  CHECK(answer("shuffle = yes") == "job.toml:2:11: TOML writes true in lower case: shuffle = true");
+  CHECK(answer("shuffle = on") == "job.toml:2:11: TOML writes true in lower case: shuffle = true");
+  CHECK(answer("tokenizer = None") ==
+        "job.toml:2:13: TOML has no None: leave tokenizer out, and its default counts");
+  CHECK(answer("seed = null") == "job.toml:2:8: TOML has no null: leave seed out, and its default counts");
+  CHECK(answer("recompute = None") == "job.toml:2:13: a string needs quotes: recompute = \"none\"");
+  CHECK(answer("path = on/true") == "job.toml:2:8: a string needs quotes: path = \"on/true\"");
+  // What is proposed is taken.
+  const Folder folder;
+  CHECK_FALSE(parse("[data]\nshuffle = false\n", essentials(folder)).data.shuffle);
+  CHECK(refusal("[data]\nshuffle = 'True'\n", essentials(folder)) ==
+        "job.toml:2:11: data.shuffle: wrong type: expected true or false; found the string \"True\"; did you "
+        "mean true?");
+  CHECK_THAT(with(folder, "data.shuffle=True"), EndsWith("; did you mean true?"));
+}
+
+TEST_CASE("a string without its closing quote is named") {
+  CHECK(refusal("[run]\ndir = \"runs/a\nseed = 1\n") == "job.toml:2:7: this string has no closing \"");
+  CHECK(refusal("[run]\ndir = 'runs/a\nseed = 1\n") == "job.toml:2:7: this string has no closing '");
+  CHECK(refusal("[run]\ndir = \"runs/a  # it's here") == "job.toml:2:7: this string has no closing \"");
+  CHECK(refusal("[model]\nlayer_types = [\"a\", \"b]\n") == "job.toml:2:21: this string has no closing \"");
+  // Closed ones are not: nor are quotes in comments and in each other.
+  CHECK_THAT(refusal("[run]\ndir = \"it's \\\"a\\\"\" x  # don't\n"), contains_text("not valid TOML"));
+}
+
+TEST_CASE("a command's own overrides are not the user's") {
+  const Folder folder;
+  Overrides overrides = essentials(folder);
+  overrides.push_back(by_command("eval.interval=1"));
+  CHECK(refusal("", overrides) ==
+        "job.toml: data.val_fraction: there is no validation data: give data.val_fraction or data.val_path");
+  overrides.emplace_back("data.val_fraction=0.1");
+  CHECK(parse("", overrides).eval.interval == 1);
+  // A key that acts with the one that the command has changed is forgiven.
+  overrides.push_back(by_command("eval.interval=0"));
+  CHECK(parse("[eval]\ninterval = 3\nbatches = 2\n", overrides).eval.interval == 0);
 }
 
 TEST_CASE("a job is read from a file; one that cannot be read is an error") {

@@ -263,7 +263,7 @@ TEST_CASE("the schema has every option, and the defaults satisfy it") {
   }
   const auto& train = schema.at("properties").at("train");
   CHECK(train.at("required") == nlohmann::json{"seq_len"});
-  CHECK(train.at("properties").at("dtype").at("enum") == nlohmann::json{"bf16", "fp32"});
+  CHECK(train.at("properties").at("dtype").at("anyOf").at(0).at("enum") == nlohmann::json{"bf16", "fp32"});
   const auto& betas = schema.at("properties").at("optimizer").at("properties").at("betas");
   CHECK(betas.at("minItems") == 2);
   CHECK(betas.at("maxItems") == 2);

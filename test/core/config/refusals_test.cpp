@@ -1,5 +1,9 @@
 // Every refusal: its place in the file, its words, the names it proposes.
+#include <spdlog/fmt/fmt.h>
+
 #include <algorithm>
+#include <fstream>
+#include <regex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -105,6 +109,63 @@ TEST_CASE("what other trainers call a key is known") {
          {"[training]\nsteps = 9\n", "job.toml:1:2: training: unknown section; did you mean [train]?", {}},
          {"lr = 3\n", "job.toml:1:1: lr: unknown section; did you mean optimizer.lr?", {}}});
   for (const Option& option : options()) CHECK(alias_of_key("", option.key).empty());
+}
+
+// docs/coming_from.md beside the proposals for keys of other trainers: one table says it for both.
+TEST_CASE("a key of another trainer is answered as docs/coming_from.md says") {
+  const Folder folder;
+  std::ifstream page(std::string(PPTRAIN_SOURCE_DIR) + "/docs/coming_from.md");
+  const std::regex quoted("`([^`]+)`");
+  const auto words = [&](const std::string& cell) {
+    std::vector<std::string> found;
+    for (std::sregex_iterator i(cell.begin(), cell.end(), quoted), end; i != end; ++i)
+      found.push_back(i->str(1));
+    return found;
+  };
+  int compared = 0;
+  for (std::string line; std::getline(page, line);) {
+    if (!line.starts_with("| `") && !line.starts_with("| --")) continue;
+    const size_t second = line.find(" | "), third = line.find(" | ", second + 3);
+    const std::vector<std::string> theirs = words(line.substr(0, second)),
+                                   ours = words(line.substr(second, third - second));
+    for (size_t i = 0; i < theirs.size(); ++i) {
+      std::string name = theirs[i];
+      if (name.starts_with("--")) name.erase(0, 2);
+      const size_t dot = name.find('.');
+      const std::string section = dot == name.npos ? "" : name.substr(0, dot);
+      const std::string key = dot == name.npos ? name : name.substr(dot + 1);
+      const bool one_for_one = theirs.size() == ours.size();
+      const std::string expected = one_for_one ? ours[i] : ours.front();
+      INFO(theirs[i] << " is " << expected);
+      if (find_option(name)) {
+        CHECK(name == expected);
+      } else {
+        const std::string text =
+            section.empty() ? fmt::format("{} = 1\n", key) : fmt::format("[{}]\n{} = 1\n", section, key);
+        const std::string message = refusal(text, essentials(folder));
+        // Where the key is the same, the section alone is named.
+        const bool same_key = !section.empty() && expected.substr(expected.find('.') + 1) == key;
+        CHECK_THAT(message, contains_text(same_key ? "did you mean [" + expected.substr(0, expected.find('.'))
+                                                   : "did you mean " + expected + "?"));
+      }
+      ++compared;
+    }
+  }
+  CHECK(compared > 60);
+}
+
+TEST_CASE("words are taken in any case of letters") {
+  const Folder folder;
+  const JobConfig job = parse(
+      "[optimizer]\nname = 'AdamW'\n[train]\ndtype = 'BF16'\nrecompute = 'Cheap:2/FULL:2'\n[data]\nformat = "
+      "'Text'\n[lr_schedule]\nname = 'WSD'\nwarmup_steps = 'Auto'\n[model]\narch = 'LLaMA'\n",
+      essentials(folder));
+  CHECK(job.optimizer.name == "adamw");
+  CHECK(job.train.dtype == Dtype::bf16);
+  CHECK(job.train.recompute == std::vector<std::string>{"cheap:2/full:2"});
+  CHECK(job.data.format == DataFormat::text);
+  CHECK(job.lr_schedule.name == "wsd");
+  CHECK(job.model.arch == "llama");
 }
 
 TEST_CASE("every alias stands for something that is there") {
