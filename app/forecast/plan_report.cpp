@@ -91,8 +91,8 @@ std::string times(const Prediction& p) {
                     percent(t.wait_for_transfer)});
     if (exchanges) rows.back().push_back(percent(t.wait_for_exchange + t.reducing));
   }
-  return fmt::format("% of the step (transfer is a part of fill, imbalance and drain{})\n{}",
-                     exchanges ? "; exchange of busy and barrier" : "", schedule::table(rows));
+  return fmt::format("% of the step (transfer is contained in fill, imbalance, drain{})\n{}",
+                     exchanges ? "; exchange in busy, barrier" : "", schedule::table(rows));
 }
 
 std::string bytes(const Prediction& p) {

@@ -22,7 +22,7 @@ void add_bubble(std::vector<Figure>& figures, const Bubble& bubble) {
                                                   {"wait", bubble.wait}};
   for (const auto& [part, value] : parts) {
     figures.push_back({std::string("bubble/") + part, "bubble_part_ratio",
-                       "Where the idle part of the step lies; wait is a part of fill, steady and drain.",
+                       "Where the idle part of the step lies; wait is contained in fill, steady, drain.",
                        value, 1, "part", part});
   }
 }

@@ -402,7 +402,9 @@ void Heartbeat::accuse(const Link& link, const std::string& what) {
 std::string Heartbeat::last_words(const Link& link) const {
   if (link.state.text.empty()) return "It had not told what it was doing.";
   const double ago = seconds_since(link.heard);
-  return fmt::format("When last heard of, {:.1f} s ago, it {}.", ago, describe(link.state));
+  return fmt::format("When last heard of, {:.1f} s ago, it was {} {} for {:.1f} s.", ago,
+                     link.state.doing == Doing::wait ? "waiting for" : "in", link.state.text,
+                     link.state.seconds);
 }
 
 std::string Heartbeat::own_words() const {
