@@ -105,7 +105,6 @@ int train(const TrainArguments& arguments) {
     Plan plan = load_plan(arguments.config, arguments.set, options_of_rank(arguments, inspect_data));
     // From here on a signal asks for an orderly stop.
     shutdown.emplace(launch.kind != comm::LaunchKind::threads, patience_of(launch).notice);
-    if (metrics::terminal_columns()) shutdown->set_last_words("\r\x1b[K");  // over the progress bar
     return plan;
   };
   const auto stopped = [&] { return shutdown && shutdown->requested(); };

@@ -24,6 +24,7 @@ constexpr size_t block_steps = 10;        // at least,
 constexpr double block_seconds = 2;       // and so long
 constexpr double slow_from = 1.10;        // of the reference's step time
 constexpr double slow_until = 1.05;       // smaller, so that a run at the limit does not come and go
+constexpr int64_t longer_pause = 4;       // times, from one change to the next
 constexpr size_t most_slow = 50;          // kept of a run
 constexpr size_t longest_pace = 1 << 20;  // bytes of pace.json
 
@@ -180,16 +181,27 @@ std::string Pace::judge(int64_t last) {
     record_.reference = time;
   }
   const double factor = time / record_.reference;
-  if (!is_slow(record_) && factor > slow_from) {
+  ++blocks_;
+  if (!is_slow(record_) && factor > slow_from && may_change()) {
     record_.slow.push_back({.first = first, .last = {}, .factor = factor, .why = why(mean, reference_)});
     if (record_.slow.size() > most_slow) record_.slow.erase(record_.slow.begin());
     return fmt::format("steps {} to {}: {} slower than {}: {}", first, last, how_much(factor),
                        record_.compared_with(), record_.slow.back().why);
   }
   if (first_block) return first_line(mean, time, first, last);
-  if (!is_slow(record_) || factor > slow_until) return "";
+  if (!is_slow(record_) || factor > slow_until || !may_change()) return "";
   record_.slow.back().last = first - 1;
   return fmt::format("steps {} to {}: no longer slower than {}", first, last, record_.compared_with());
+}
+
+// The first change counts at once. Others follow ever more rarely where they follow each other, as beside
+// other programs: they are news no more. After a calm time all is as at first.
+bool Pace::may_change() {
+  const int64_t since = blocks_ - changed_;
+  if (since < pause_) return false;
+  pause_ = since > longer_pause * pause_ ? 1 : longer_pause * pause_;
+  changed_ = blocks_;
+  return true;
 }
 
 std::string Pace::first_line(const StepPace& mean, double time, int64_t first, int64_t last) const {

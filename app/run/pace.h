@@ -74,14 +74,17 @@ class Pace {
 
  private:
   std::string judge(int64_t last);  // the block that ends with this step
+  bool may_change();                // between slow and not, with this block
   std::string first_line(const StepPace& mean, double time, int64_t first, int64_t last) const;
   std::string why(const StepPace& measured, const StepPace& expected) const;
 
   int world_per_rank_;  // ranks of the world for one of the pipeline
   StepPace plan_, reference_;
   PaceRecord record_;
-  int64_t seen_ = 0;           // steps
-  bool judged_ = false;        // a block
+  int64_t seen_ = 0;     // steps
+  bool judged_ = false;  // a block
+  // Blocks: all, those until the last change, and how many have to pass before the next one.
+  int64_t blocks_ = 0, changed_ = 0, pause_ = 0;
   std::vector<double> times_;  // of the block's steps, s
   StepPace sum_;               // of them
 };

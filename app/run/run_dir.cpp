@@ -183,8 +183,23 @@ void RunDir::begin(int64_t step) {
   keep_job(folder_ / "job.toml", config::to_toml(job_to_save(context_.plan)));
 }
 
+void RunDir::make_anew(int64_t step) {
+  const std::string gone =
+      fmt::format("run.dir: {} was deleted or moved while the run went on", folder_.string());
+  const auto another = [&] {
+    return Error(gone + ", and another run has used the folder since: nothing is saved there");
+  };
+  if (io::is_there(folder_ / "lock") || io::is_there(folder_ / "metrics.jsonl")) throw another();
+  create(folder_);
+  if (!lock_.try_take(folder_, warn)) throw another();
+  remark_.clear();
+  terms_.remarks.clear();
+  from_ = StartFrom::own_checkpoint;  // of a save that was under way: it stays
+  begin(step);
+}
+
 void RunDir::end(RunEnd end) const noexcept {
-  if (!begun_) return;
+  if (!begun_ || !is_there()) return;
   try {
     if (holder()) end.process = *holder();
     write_run_end(folder_, end);

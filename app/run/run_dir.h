@@ -41,6 +41,13 @@ class RunDir {
   // move aside, and job.toml becomes this job's. Nothing is deleted. Prints what moved and what differs.
   void begin(int64_t step);
 
+  // Rank 0: whether the folder still is the one that this run took, and nobody has deleted or moved it.
+  bool is_there() const { return lock_.is_in(folder_); }
+
+  // Rank 0, where it is not: makes the folder anew and takes it, so that the run can save what it has. Throws
+  // Error if there is another run's folder in its place.
+  void make_anew(int64_t step);
+
   // Rank 0: writes how the run ends, unless it has not begun. What cannot be written is a warning.
   void end(RunEnd end) const noexcept;
 

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <spdlog/fmt/fmt.h>
 #include <spdlog/spdlog.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <array>
@@ -111,6 +112,11 @@ bool RunLock::try_take(const fs::path& folder, const std::function<void(const st
     holder_ = read_holder(file.get());
     return false;
   }
+  struct stat taken {};
+  if (::fstat(file.get(), &taken) == 0) {
+    device_ = taken.st_dev;
+    inode_ = taken.st_ino;
+  }
   if (error != 0) {
     warn(
         fmt::format("{}: this file system cannot lock ({}): nothing keeps a second run out of {}. Start one "
@@ -123,6 +129,20 @@ bool RunLock::try_take(const fs::path& folder, const std::function<void(const st
   write_holder(file.get(), *own_);
   file_ = std::move(file);
   return true;
+}
+
+// Some file systems of user space give a file other numbers now and then: then its text counts.
+bool RunLock::is_in(const fs::path& folder) const {
+  if (inode_ == 0) return true;
+  const fs::path path = folder / "lock";
+  struct stat now {};
+  if (::stat(path.c_str(), &now) != 0) return errno != ENOENT && errno != ENOTDIR;
+  if (now.st_dev == device_ && now.st_ino == inode_) return true;
+  if (!own_) return true;
+  const FileDescriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!file.open()) return errno != ENOENT && errno != ENOTDIR;
+  const std::optional<LockHolder> holder = read_holder(file.get());
+  return holder && holder->same_process(*own_);
 }
 
 std::chrono::seconds patience(const std::optional<LockHolder>& holder) {

@@ -1,6 +1,8 @@
 // Who has a run.dir: one run at a time, and how the last one ended.
 #pragma once
 
+#include <sys/types.h>
+
 #include <chrono>
 #include <cstdint>
 #include <filesystem>
@@ -56,6 +58,10 @@ class RunLock {
   bool try_take(const std::filesystem::path& folder, const std::function<void(const std::string&)>& warn,
                 const std::function<int(int)>& lock_file = lock_whole_file);
 
+  // Whether FOLDER/lock still is the file that this took: false once the folder was deleted, moved or
+  // replaced. True where that cannot be told, and before anything was taken.
+  bool is_in(const std::filesystem::path& folder) const;
+
   // This process, as its lock's file says; nothing if it holds none.
   const std::optional<LockHolder>& own() const { return own_; }
 
@@ -64,6 +70,8 @@ class RunLock {
 
  private:
   FileDescriptor file_;
+  dev_t device_ = 0;  // of the file, with
+  ino_t inode_ = 0;   // 0: nothing was taken
   std::optional<LockHolder> holder_, own_;
 };
 

@@ -311,6 +311,9 @@ RunStop::RunStop(const RunContext& context, const fault::Shutdown& shutdown, con
                  RunSaver& saver, const checkpoint::RunState& state)
     : run_dir_(context.job.run.dir),
       shutdown_(shutdown),
+      saver_(saver),
+      begun_at_(state.step),
+      is_root_(context.root()),
       stops_quickly_(patience_.time && !context.job.optimizer.post_validation && context.device.is_cpu()),
       under_way_(state.step + 1) {
   if (context.root())
@@ -321,6 +324,23 @@ RunStop::RunStop(const RunContext& context, const fault::Shutdown& shutdown, con
 }
 
 RunStop::~RunStop() = default;
+
+void RunStop::begin_step(int64_t step) {
+  under_way_ = step;
+  if (!is_root_) return;
+  const char* const over_the_progress_bar = metrics::terminal_columns() ? "\r\x1b[K" : "";
+  shutdown_.set_last_words(
+      fmt::format("{}ended at once in step {}: {}\n", over_the_progress_bar, step, lost_by_ending_at_once()));
+}
+
+// What only memory holds in a step under way.
+std::string RunStop::lost_by_ending_at_once() const {
+  const int64_t saved = std::max(saver_.saved_step(), begun_at_), lost = under_way_ - 1 - saved;
+  const std::string steps = fmt::format("{} finished step{}", lost, lost == 1 ? "" : "s");
+  if (saved == 0) return fmt::format("no checkpoint was saved, so {} are lost", steps);
+  const std::string newest = fmt::format("the newest checkpoint is {}", checkpoint_name(saved));
+  return lost == 0 ? newest : fmt::format("{}, so {} {} lost", newest, steps, lost == 1 ? "is" : "are");
+}
 
 void RunStop::begin_update(int64_t step) {
   if (quick_) quick_->begin_update(step);
@@ -354,8 +374,8 @@ void RunStop::announce(const fault::StopRequest& request) const {
   if (request.from_launcher && stops_quickly_) {
     spdlog::info("{} from the launcher: saving the last finished step", signal);
   } else {
-    spdlog::info("{}: finishing step {}, then saving; {} to stop at once", signal, under_way_.load(),
-                 request.signal == SIGINT ? "press again" : "send SIGINT twice");
+    spdlog::info("{}: finishing step {}, then saving; {} to stop at once ({})", signal, under_way_.load(),
+                 request.signal == SIGINT ? "press again" : "send SIGINT twice", lost_by_ending_at_once());
   }
 }
 

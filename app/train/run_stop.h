@@ -30,7 +30,7 @@ class RunStop final : public StepListener {
   RunStop(const RunStop&) = delete;
   RunStop& operator=(const RunStop&) = delete;
 
-  void begin_step(int64_t step) { under_way_ = step; }
+  void begin_step(int64_t step);
   // Does not return if a quick stop gives the step up.
   void begin_update(int64_t step) override;
   // The weights are those of state.step. `saves`: the main thread will save that step itself, whatever comes.
@@ -46,8 +46,13 @@ class RunStop final : public StepListener {
  private:
   void announce(const fault::StopRequest& request) const;
 
+  std::string lost_by_ending_at_once() const;
+
   const std::filesystem::path run_dir_;
   const fault::Shutdown& shutdown_;
+  const RunSaver& saver_;
+  const int64_t begun_at_;  // the step of the checkpoint that this start goes on from; 0: none
+  const bool is_root_;
   Patience patience_ = patience_of(comm::detect_launch());
   bool stops_quickly_;
   std::atomic<int64_t> under_way_;  // the step

@@ -65,6 +65,7 @@ Trainer::Trainer(RunContext& context, const fault::Shutdown& shutdown)
 struct Trainer::StopOrSave {
   bool stop = false;
   bool save = false;
+  bool folder_is_gone = false;
 };
 
 // Requests that have not been answered are taken back, and threads write what is left.
@@ -113,7 +114,8 @@ int Trainer::train() {
     const StopOrSave agreed = agree();
     const bool last = state_.step == steps, diverged = divergence_.diverged();
     stopped = agreed.stop && !last && !diverged;
-    if (last || stopped || diverged) stop_->stopping();
+    if (last || stopped || diverged || agreed.folder_is_gone) stop_->stopping();
+    if (agreed.folder_is_gone) return rescue();
     if (diverged) return give_up();
     if (last || stopped || agreed.save || saver_->is_due(state_.step)) save(last || stopped);
     stop_->saved();  // or no save is due after all
@@ -230,13 +232,31 @@ Trainer::StopOrSave Trainer::wants() {
 
 Trainer::StopOrSave Trainer::agree() {
   const comm::ActivityScope waiting(context_.activity, comm::Doing::wait, "all ranks at the end of the step");
-  const StopOrSave own = wants();
-  const std::vector<double> mine{own.stop ? 1.0 : 0.0, own.save ? 1.0 : 0.0};
+  StopOrSave own = wants();
+  own.folder_is_gone = context_.root() && !run_dir_.is_there();
+  const std::vector<double> mine{own.stop ? 1.0 : 0.0, own.save ? 1.0 : 0.0, own.folder_is_gone ? 1.0 : 0.0};
   const std::vector<double> ranks = comm::all_reduce_sum(context_.mesh.world(), mine);
   if (requests_ && may_save()) requests_->agreed(state_.step);
   stopped_on_request_ = own.stop && !shutdown_.requested();
   steps_.answered();
-  return {.stop = ranks[0] > 0, .save = ranks[1] > 0};
+  return {.stop = ranks[0] > 0, .save = ranks[1] > 0, .folder_is_gone = ranks[2] > 0};
+}
+
+// Log and metrics went with the folder. What the ranks hold is saved, so that the same command goes on.
+int Trainer::rescue() {
+  if (context_.root()) run_dir_.make_anew(state_.step);
+  save(/*is_last=*/true);
+  metrics_.close();
+  steps_.profile().finish();
+  if (!context_.root()) return exit_failed;
+  const std::string name = checkpoint_name(state_.step);
+  const std::string report = fmt::format(
+      "run.dir: {} was deleted or moved while the run went on, and its log, metrics and checkpoints with it. "
+      "The state of step {} is saved in {}, from which the same command goes on.",
+      context_.job.run.dir, state_.step, (saver_->root() / name).string());
+  spdlog::error("{}", report);
+  end_run_dir({.how = RunPhase::failed, .step = state_.step, .checkpoint = name, .message = report});
+  return exit_failed;
 }
 
 // In the main thread, which may wait for the disk then.
@@ -252,6 +272,11 @@ int Trainer::finish(bool stopped) {
   if (!context_.root()) return stopped ? exit_stopped : exit_done;
   const std::string name = checkpoint_name(state_.step);
   const std::string folder = (saver_->root() / name).string();
+  if (!run_dir_.is_there()) {
+    spdlog::error("run.dir: {} was deleted or moved while the run ended, and {} with it",
+                  context_.job.run.dir, folder);
+    return exit_failed;
+  }
   end_run_dir(
       {.how = stopped ? RunPhase::stopped : RunPhase::finished, .step = state_.step, .checkpoint = name});
   if (stopped) {

@@ -43,6 +43,7 @@ class Trainer {
   StopOrSave wants();                   // of this rank
   StopOrSave agree();                   // of all
   void end_run_dir(const RunEnd& end);  // on rank 0
+  int rescue();                         // the run's folder is gone
   int finish(bool stopped);
   int give_up();  // the run has diverged
 

@@ -32,7 +32,10 @@ Record any_request, launcher_request, last_notice;
 std::atomic<int> interrupts = 0;
 std::atomic<int> notice_signal = 0;
 std::atomic<bool> parent_is_launcher = false;
-std::array<std::atomic<char>, 16> last_words{};
+// The text that counts, and the one that is written next: the handler never meets a half of one.
+constexpr size_t longest_last_words = 256;
+std::array<std::array<std::atomic<char>, longest_last_words>, 2> last_words{};
+std::atomic<size_t> last_words_that_count = 0;
 
 // Eventfds that wake listeners. One that was made stays open, so that the handler never writes to a stranger.
 struct Bell {
@@ -63,8 +66,8 @@ void note_first(Record& record, int signal) {
 }
 
 [[noreturn]] void end_at_once() {
-  std::array<char, last_words.size()> text{};
-  std::ranges::copy(last_words, text.begin());
+  std::array<char, longest_last_words> text{};
+  std::ranges::copy(last_words.at(last_words_that_count), text.begin());
   [[maybe_unused]] const auto written = write(STDOUT_FILENO, text.data(), strnlen(text.data(), text.size()));
   _exit(130);
 }
@@ -157,9 +160,12 @@ bool Shutdown::requested() const {
   return any_request.there;
 }
 
-void Shutdown::set_last_words(const char* text) {
-  const size_t length = strnlen(text, last_words.size() - 1);
-  for (size_t i = 0; i < last_words.size(); ++i) last_words[i] = i < length ? text[i] : '\0';
+void Shutdown::set_last_words(std::string_view text) const {
+  const size_t next = 1 - last_words_that_count;
+  const size_t length = std::min(text.size(), longest_last_words - 1);
+  for (size_t i = 0; i < length; ++i) last_words[next][i] = text[i];
+  last_words[next][length] = '\0';
+  last_words_that_count = next;
 }
 
 std::optional<StopRequest> Shutdown::launchers_request() const {

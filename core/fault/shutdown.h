@@ -10,6 +10,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <thread>
 
 namespace pptrain::fault {
@@ -49,9 +50,9 @@ class Shutdown {
   // does not kill it and change its exit code.
   void keep_until_exit();
 
-  // What is written to standard output before a second SIGINT ends the process: at most 15 characters that
-  // bring a terminal's line in order.
-  void set_last_words(const char* text);
+  // What is written to standard output before a second SIGINT ends the process, at most 255 bytes. Of one
+  // thread at a time.
+  void set_last_words(std::string_view text) const;
 
  private:
   void take(int signal, const struct sigaction& action);

@@ -197,7 +197,7 @@ class Terminal(Case):
         text += self.read(terminal)
         self.assertEqual(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), 3)
         rows, _ = self.lines(text.replace("^C", ""))
-        self.assertTrue(any(re.search(r"SIGINT: finishing step \d+, then saving; press again to stop at once", row)
+        self.assertTrue(any(re.search(r"SIGINT: finishing step \d+, then saving; press again to stop at once \(", row)
                             for row in rows), rows)
         self.assertIn("stopped by a signal", rows[-1])
 
@@ -210,7 +210,8 @@ class Terminal(Case):
         os.write(terminal, b"\x03")
         text += self.read(terminal, timeout=10)
         self.assertEqual(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), 130)
-        self.lines(text.replace("^C", ""))
+        rows, _ = self.lines(text.replace("^C", ""))
+        self.assertIn("ended at once in step 1: no checkpoint was saved, so 0 finished steps are lost", rows)
 
     def test_a_terminal_that_goes_away_stops_the_run_and_nohup_does_not_let_it(self):
         for hang_up, code in ((signal.SIG_DFL, 3), (signal.SIG_IGN, 0)):

@@ -225,6 +225,56 @@ class LiveRun(Case):
         checkpoints.unlink()
         self.saved(json.loads(self.command("save", "run", "--json").stdout))
 
+    def take_away(self):
+        """The run's folder, in one step while the run may be writing there."""
+        self.run_dir.rename(self.folder / "gone")
+
+    def test_a_folder_that_is_deleted_costs_no_weights(self):
+        for launcher in ((), mpi_command(MPIEXEC, 2) if MPIEXEC else None):
+            if launcher is None:
+                continue
+            process = self.start("checkpoint.interval=4", launcher=launcher)
+            self.wait_for_step(10)
+            self.take_away()
+            shutil.rmtree(self.folder / "gone")
+            said = process.communicate(timeout=PATIENCE)[0]
+            self.assertEqual(process.returncode, 1, said)
+            self.assertIn("run.dir: run was deleted or moved while the run went on", said)
+            saved = re.search(r"The state of step (\d+) is saved in run/checkpoints/step_(\d+), from which the same command goes on", said)
+            self.assertEqual(saved[1], saved[2])
+            status = self.status(code=4)
+            self.assertEqual((status["state"], status["checkpoint"]), ("failed", f"step_{saved[1]}"))
+            self.command("verify", f"run/checkpoints/step_{saved[1]}")
+            steps_in_all = int(saved[1]) + 3
+            again = self.command("--config", "job.toml", *sets("run.dir=run", f"train.steps={steps_in_all}"))
+            self.assertIn(f"resumed from run/checkpoints/step_{saved[1]} at step {saved[1]}", again.stdout)
+            self.assertIn(f"done: {steps_in_all} steps", again.stdout)
+            shutil.rmtree(self.run_dir)
+
+    def test_a_folder_that_another_run_has_taken_is_left_alone(self):
+        process = self.start()
+        self.wait_for_step(3)
+        other = self.folder / "other"
+        other.mkdir()
+        (other / "metrics.jsonl").touch()
+        self.take_away()
+        other.rename(self.run_dir)
+        said = process.communicate(timeout=PATIENCE)[0]
+        self.assertEqual(process.returncode, 1, said)
+        self.assertIn("another run has used the folder since: nothing is saved there", said)
+        self.assertEqual(sorted(path.name for path in self.run_dir.iterdir() if path.name != "pace.json"), ["metrics.jsonl"])
+
+    def test_a_second_interrupt_says_what_is_lost(self):
+        process = self.start("checkpoint.interval=4", "train.grad_accum_steps=64")
+        self.wait_for_step(6)
+        process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGINT)
+        said = process.communicate(timeout=PATIENCE)[0]
+        if process.returncode == 130:  # else both came between two steps
+            lost = re.search(r"ended at once in step (\d+): the newest checkpoint is step_(\d+), so (\d+) finished steps? (?:is|are) lost\n", said)
+            self.assertEqual(int(lost[1]) - 1 - int(lost[2]), int(lost[3]), said)
+            self.assertTrue((self.run_dir / "checkpoints" / f"step_{lost[2]}").is_dir())
+
     def test_a_run_that_diverges(self):
         letters = random.Random(1)
         text = "".join(letters.choice("abcd") for _ in range(1600)) + "".join(chr(33 + 37 * i % 90) for i in range(3200))

@@ -71,6 +71,26 @@ TEST_CASE("a start's first steps judge a modelled plan, and are what later steps
   CHECK_FALSE(app::is_slow(pace.record()));
 }
 
+TEST_CASE("a run that is slow now and then says so ever more rarely") {
+  Pace pace(plan_of({}));
+  int64_t step = 0;
+  take(pace, step, 13, steady);
+  const StepPace slow = step_of(1.5, {0.2, 0.42, 0, 0.1, 0.3}, {0.3, 0.8, 0, 0.1, 0.01});
+  size_t lines = 0;
+  CHECK(take(pace, step, 10, slow).size() == 1);  // the first time at once
+  for (int i = 0; i < 50; ++i) {
+    lines += take(pace, step, 10, steady).size();
+    lines += take(pace, step, 10, slow).size();
+  }
+  CHECK(lines >= 2);
+  CHECK(lines <= 5);  // of a hundred blocks that each differ from the one before
+  // After a calm time news is told at once again.
+  take(pace, step, 10 * 2000, steady);
+  CHECK_FALSE(app::is_slow(pace.record()));
+  CHECK(take(pace, step, 10, slow).size() == 1);
+  CHECK(take(pace, step, 10, steady).size() == 1);
+}
+
 TEST_CASE("a slow step is explained by work, else by transfers, else by exchanges") {
   const auto why = [&](const StepPace& slow, const Overrides& more = {}) {
     Pace pace(plan_of(more));
