@@ -139,8 +139,8 @@ std::optional<fs::path> find_resumable(const fs::path& root,
   }
   if (folders.empty()) return std::nullopt;
   throw Error(fmt::format(
-      "none of the checkpoints in '{}' can be used, and nothing is begun anew over them:{}\nWhere "
-      "the disk or the rights are at fault, set them right and start again.",
+      "none of the checkpoints in '{}' can be used:{}\nWhere the disk or the rights are at fault, set them "
+      "right and try again.",
       root.string(), all));
 }
 

@@ -156,6 +156,14 @@ void refuse_half_a_launch(const Environment& env) {
                   launch.rank, launch.world_size, env.has("MASTER_ADDR") ? "MASTER_PORT" : "MASTER_ADDR"));
 }
 
+// One pod of a training operator: it runs all ranks of its job, as a Slurm step of one task does. mpirun and
+// torchrun's agent of one process stay launchers: mpirun binds that process to one core, and the agent has
+// its own way of stopping it.
+Launch alone(const Environment& env) {
+  if (const auto port = env.number("MASTER_PORT")) port_number(*port, "MASTER_PORT");
+  return {};
+}
+
 // The launch without its rendezvous.
 Launch find_launch(const Environment& env) {
   const bool as_torchrun =
@@ -170,7 +178,10 @@ Launch find_launch(const Environment& env) {
     const char* size = env.has("SLURM_STEP_NUM_TASKS") ? "SLURM_STEP_NUM_TASKS" : slurm.size;
     return read(env, {LaunchKind::slurm, slurm.rank, size, slurm.local_rank, slurm.one_host});
   }
-  if (as_torchrun) return read(env, torchrun);
+  if (as_torchrun) {
+    const Launch launch = read(env, torchrun);
+    return launch.world_size > 1 ? launch : alone(env);
+  }
   refuse_half_a_launch(env);
   return {};
 }

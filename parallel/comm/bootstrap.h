@@ -33,7 +33,8 @@ struct Launch {
 using GetEnv = std::function<const char*(const char*)>;
 
 // The innermost launcher that the environment shows: torchrun (its agent's variables), mpirun of Open MPI,
-// mpiexec of MPICH (PMI), srun (a job step of more than one task), variables in torchrun's manner, none.
+// mpiexec of MPICH (PMI), srun (a job step of more than one task), variables in torchrun's manner (of more
+// than one process), none.
 // Throws UsageError for values that make no sense.
 Launch detect_launch(const GetEnv& environment = ::getenv);
 

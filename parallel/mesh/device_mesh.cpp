@@ -209,11 +209,13 @@ void check_shape(const MeshShape& shape) {
 void check_world_size(const MeshShape& shape, int ranks) {
   check_shape(shape);
   if (ranks == shape.world_size()) return;
-  throw UsageError(fmt::format(
-      "the job needs {0} rank{1} ({2}), but {3} {4} launched: start {0} process{5}, or change the sizes in "
-      "[distributed]",
-      shape.world_size(), shape.world_size() == 1 ? "" : "s", shape.describe(), ranks,
-      ranks == 1 ? "was" : "were", shape.world_size() == 1 ? "" : "es"));
+  throw UsageError(
+      fmt::format("the job needs {0} rank{1} ({2}), but {3} {4} launched: start {0} process{5}{6}, or change "
+                  "the sizes in "
+                  "[distributed]",
+                  shape.world_size(), shape.world_size() == 1 ? "" : "s", shape.describe(), ranks,
+                  ranks == 1 ? "was" : "were", shape.world_size() == 1 ? "" : "es",
+                  ranks == 1 ? ", or start without a launcher to run all ranks in one process" : ""));
 }
 
 DeviceMesh::DeviceMesh(comm::Communicator& world, const MeshShape& shape) : world_(world), shape_(shape) {

@@ -184,6 +184,7 @@ class Liveness(Case):
             return
         self.assertEqual(len(said), 1, f"seed {SEED}, victim {victim}: {said}\n{job.output()}")
         self.assertRegex(said[0], rf"pptrain: rank {victim} \(host .*{cause}", job.output())
+        self.assertRegex(said[0], r"When last heard of, [\d.]+ s ago, it was (waiting for|in) .* for [\d.]+ s\.|It had not told")
         status = subprocess.run([PPTRAIN, "status", job.folder / "run"], capture_output=True, text=True, env=environment())
         if victim > 0 or sign == signal.SIGKILL:  # else the stopped process still has the folder
             self.assertIn(f"rank {victim} (host", status.stdout)

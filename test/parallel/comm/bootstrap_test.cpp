@@ -204,6 +204,9 @@ TEST_CASE("a process that is one of several never trains alone") {
   CHECK_THROWS_WITH(detect({{"PMI_SIZE", "2"}}), contains_text("PMI_RANK is not"));
   // Of one process, or as pods have them: nothing was launched.
   require(detect({{"RANK", "0"}, {"WORLD_SIZE", "1"}}), LaunchKind::threads, 0, 1, 0);
+  const Variables pod{{"RANK", "0"}, {"WORLD_SIZE", "1"}, {"MASTER_ADDR", "node1"}, {"MASTER_PORT", "29500"}};
+  require(detect(pod), LaunchKind::threads, 0, 1, 0);
+  require(detect(plus(pod, {{"TORCHELASTIC_RUN_ID", "abc"}})), LaunchKind::torchrun, 0, 1, 0);
   require(detect({{"WORLD_SIZE", "8"}}), LaunchKind::threads, 0, 1, 0);
   require(detect({{"RANK", "x"}}), LaunchKind::threads, 0, 1, 0);
 }
