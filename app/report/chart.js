@@ -35,10 +35,11 @@ class Chart {
     head.append(log);
     this.svg = shape("svg", {tabindex: "0", role: "img"});
     this.tip = element("div", {class: "tip", hidden: ""});
+    this.equal = element("p", {class: "quiet equal"});
     this.table = element("div", {class: "scroll"});
     this.details = element("details", {}, element("summary", {}, "as a table"), this.table);
     this.details.addEventListener("toggle", () => this.fillTable());
-    this.node = element("div", {class: "chart"}, head, this.svg, this.tip, this.details);
+    this.node = element("div", {class: "chart"}, head, this.svg, this.tip, this.equal, this.details);
     this.listen();
   }
 
@@ -99,14 +100,24 @@ class Chart {
     }).filter(curve => curve && curve.x.length > 0);
   }
 
+  // Of each curve the first one before it that it lies on: where both have a point, it has the same value.
+  findEqual() {
+    for (const [i, curve] of this.curves.entries()) {
+      curve.equalTo = this.curves.slice(0, i).find(other => other.equalTo === undefined && liesOn(curve, other));
+    }
+  }
+
   draw() {
     this.svg.replaceChildren();
     this.width = this.svg.clientWidth || 430;
     this.height = this.svg.clientHeight || 230;
     this.svg.setAttribute("viewBox", `0 0 ${this.width} ${this.height}`);
     this.curves = this.shown();
+    this.findEqual();
     this.domain = this.page.domain();
     this.range = this.valueRange();
+    const equal = this.curves.filter(curve => curve.equalTo).map(curve => `${curve.run.name} is equal to ${curve.equalTo.run.name}`);
+    this.equal.textContent = equal.length ? `Dashed: ${equal.join("; ")}.` : "";
     const title = `${this.spec.title}, ${this.curves.length} curve${this.curves.length === 1 ? "" : "s"}; the values are in the table below`;
     this.svg.setAttribute("aria-label", title);
     const {left, right, top, bottom} = this.margin;
@@ -164,8 +175,8 @@ class Chart {
     this.svg.append(shape("text", {x: (left + this.width - right) / 2, y: this.height - 4, "text-anchor": "middle"}, label));
   }
 
-  drawCurve({run, x, y, line}) {
-    const late = run.index >= 8 ? " late" : "";
+  drawCurve({run, x, y, line, equalTo}) {
+    const late = equalTo ? " equal" : run.index >= 8 ? " late" : "";
     const group = shape("g", {class: `run-${run.index % 8}`, "clip-path": this.clip()});
     if (line !== y) group.append(shape("path", {class: "curve raw", d: this.path(x, y)}));
     group.append(shape("path", {class: `curve${late}`, d: this.path(x, line)}));

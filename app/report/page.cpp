@@ -19,6 +19,7 @@
 #include "core/base/error.h"
 #include "core/base/one_line.h"
 #include "core/base/process.h"
+#include "core/config/differences.h"
 #include "parallel/schedule/render/render.h"
 
 namespace pptrain::app {
@@ -55,7 +56,8 @@ struct SchedulePicture {
 
 constexpr size_t most_actions = 4000;  // about a megabyte of picture
 
-SchedulePicture draw_plan(const config::JobConfig& job) {
+// `file`: that the job is read from.
+SchedulePicture draw_plan(const config::JobConfig& job, const std::string& file) {
   const Plan plan = make_plan(job);
   size_t actions = 0;
   for (const auto& list : plan.compute.actions) actions += list.size();
@@ -65,9 +67,9 @@ SchedulePicture draw_plan(const config::JobConfig& job) {
   const CostSource costs = make_cost_source(plan, "");
   const Prediction prediction = predict(plan, costs);
   return {schedule::render_svg(plan.schedule, prediction.pipeline, /*seconds=*/true),
-          fmt::format("A step as planned from job.toml, with costs {}. With profile.trace = true a run "
-                      "leaves the trace of steps as they ran.",
-                      costs.description)};
+          fmt::format("A step as planned from {}, with costs {}. With profile.trace = true a run leaves the "
+                      "trace of steps as they ran.",
+                      file, costs.description)};
 }
 
 // The start that made a step, from 1: the last that began before it. 0 where none is known.
@@ -97,12 +99,34 @@ SchedulePicture draw_schedule(const RunData& run) {
   }
   if (!run.job) return {"", fmt::format("{}No picture of the schedule: {}.", problem, run.job_problem)};
   try {
-    SchedulePicture picture = draw_plan(*run.job);
+    SchedulePicture picture = draw_plan(*run.job, "job.toml");
     picture.caption = problem + picture.caption;
     return picture;
   } catch (const std::exception& fault) {
     return {"", fmt::format("{}No picture of the plan: {}.", problem, fault.what())};
   }
+}
+
+// The schedules that a run had before a start changed its layout, as planned: the oldest first.
+std::vector<SchedulePicture> draw_earlier_schedules(const RunData& run) {
+  std::vector<SchedulePicture> pictures;
+  for (size_t i = 0; i < run.earlier.size(); ++i) {
+    const auto& [file, job] = run.earlier[i];
+    const config::JobConfig* const next = i + 1 < run.earlier.size() ? &run.earlier[i + 1].job
+                                          : run.job                  ? &*run.job
+                                                                     : nullptr;
+    const bool changed =
+        next == nullptr || std::ranges::any_of(config::differences(job, *next), [](const auto& difference) {
+          return difference.effect == config::Effect::layout;
+        });
+    if (!changed) continue;
+    try {
+      pictures.push_back(draw_plan(job, fmt::format("{}, the job of an earlier start", file)));
+    } catch (const std::exception& fault) {
+      pictures.push_back({"", fmt::format("No picture of the plan of {}: {}.", file, fault.what())});
+    }
+  }
+  return pictures;
 }
 
 // Fresh for each page, so that no text in a file can have guessed it.
@@ -120,8 +144,7 @@ std::string title_of(std::span<const RunData> runs) {
 // The schedules, each once: runs that share one are named together.
 std::string schedule_figures(std::span<const RunData> runs) {
   std::vector<std::pair<SchedulePicture, std::string>> pictures;
-  for (const RunData& run : runs) {
-    SchedulePicture picture = draw_schedule(run);
+  const auto add = [&](const RunData& run, SchedulePicture picture) {
     const auto same = std::ranges::find_if(pictures, [&](const auto& other) {
       return other.first.svg == picture.svg && other.first.caption == picture.caption;
     });
@@ -130,6 +153,10 @@ std::string schedule_figures(std::span<const RunData> runs) {
     } else {
       pictures.emplace_back(std::move(picture), run.name);
     }
+  };
+  for (const RunData& run : runs) {
+    for (SchedulePicture& picture : draw_earlier_schedules(run)) add(run, std::move(picture));
+    add(run, draw_schedule(run));
   }
   std::string html;
   for (const auto& [picture, names] : pictures) {

@@ -165,21 +165,27 @@ function table(head, rows, numbers = new Set()) {
 const known = (value, format) => typeof value === "number" ? format(value) : missing;
 const clock = text => typeof text === "string" ? text.replace("T", " ").replace(/\.\d+Z$/, " UTC") : missing;
 
+// A long name may break behind a slash, a short one nowhere.
+function breakable(name) {
+  if (name.length <= 36) return [name];
+  return name.split("/").flatMap((part, i, all) => i + 1 < all.length ? [part + "/", element("wbr")] : [part]);
+}
+
 function showRuns() {
   const head = ["run", "step", "tokens", "loss", "validation loss", "gradient norm", "tokens/s", "MFU", "bubble", "memory", "duration", "begun", "host", "ranks", "restarts", "skipped steps"];
   const decimals = (value, count) => known(value, value => value.toFixed(count));
   const rows = runs.map(run => {
-    const {last, evaluations, curves} = run, first = run.starts[0] ?? {}, newest = run.starts[run.starts.length - 1] ?? {};
+    const {last, medians, evaluations, curves} = run, first = run.starts[0] ?? {}, newest = run.starts[run.starts.length - 1] ?? {};
     const layout = newest.layout ?? {};
     const ranks = newest.world_size === undefined ? missing : `${newest.world_size}` + (layout.pp ? ` (pp ${layout.pp}, ${layout.pp_schedule ?? "?"})` : "");
-    const name = element("span", {class: "run-name"}, element("span", {class: `swatch run-${run.index % 8}`}), run.name);
+    const name = element("span", {class: "run-name"}, element("span", {class: `swatch run-${run.index % 8}`}), element("span", {}, ...breakable(run.name)));
     return [name, known(last.step, grouped), known(last.total_tokens, value => compact(value, 4)), decimals(last.loss, 4),
-            decimals(evaluations.value[evaluations.value.length - 1], 4), known(last.grad_norm, digits), known(last.tokens_per_s, plain),
-            known(last.mfu, percent), known(last.bubble, percent), known(last.memory_gb, value => `${compact(value)} GB`),
+            decimals(evaluations.value[evaluations.value.length - 1], 4), known(last.grad_norm, digits), known(medians.tokens_per_s, plain),
+            known(medians.mfu, percent), known(medians.bubble, percent), known(last.memory_gb, value => `${compact(value)} GB`),
             curves.time.length ? duration(curves.time[curves.time.length - 1]) : missing, clock(first.time),
             String(newest.host ?? missing), ranks, String(Math.max(0, run.starts.length - 1)), grouped(run.skipped_count)];
   });
-  byId("runs").append(element("caption", {}, "The last step's figures."), ...table(head, rows, new Set([1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 14, 15])));
+  byId("runs").append(element("caption", {}, "Tokens/s, MFU and bubble: the median of all steps. The other figures are the last step's."), ...table(head, rows, new Set([1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 14, 15])));
 }
 
 function showNotices() {
@@ -228,15 +234,15 @@ function showDifferences() {
   const host = byId("differences");
   const problems = data.job_problems.map((problem, i) => problem && `${runs[i].name}: ${problem}.`).filter(Boolean);
   for (const problem of problems) host.append(element("p", {class: "quiet"}, problem));
-  if (runs.length < 2) {
+  if (data.jobs.length < 2) {
     host.append(element("p", {class: "quiet"}, "One run: nothing to compare. pptrain report RUN RUN... puts several over each other."));
   } else if (data.differences.length) {
     const rows = data.differences.map(row => row.map((text, i) => i === 0 ? text : text || missing));
-    host.append(element("table", {}, ...table(["key", ...runs.map(run => run.name)], rows)));
+    host.append(element("table", {}, ...table(["key", ...data.jobs], rows)));
     if (data.other_tokens)
       host.append(element("p", {id: "vocabularies"}, "The vocabularies differ, so a token of one run is not a token of another: nats per token cannot be " +
         "compared. Compare bits per byte: the curve of the validation loss, and what pptrain eval prints for each run."));
-  } else if (problems.length < runs.length - 1) {
+  } else if (problems.length < data.jobs.length - 1) {
     host.append(element("p", {class: "quiet"}, "Every key is the same."));
   }
 }

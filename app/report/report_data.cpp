@@ -10,9 +10,11 @@
 #include <optional>
 #include <set>
 #include <system_error>
+#include <utility>
 
 #include "app/report/page.h"
 #include "app/run/fork.h"
+#include "core/base/median.h"
 #include "core/config/differences.h"
 
 namespace pptrain::app {
@@ -145,6 +147,17 @@ Json pace(const RunData& run) {
   return lines;
 }
 
+// Of the figures that differ from step to step by chance: null where no step tells.
+Json medians(const RunData& run) {
+  Json result = Json::object();
+  for (const char* key : {"tokens_per_s", "mfu", "bubble"}) {
+    std::vector<double> values = run.steps.series.at(key);
+    std::erase_if(values, [](double value) { return !std::isfinite(value); });
+    result[key] = values.empty() ? Json() : Json(shortened(median(std::move(values))));
+  }
+  return result;
+}
+
 Json describe(const RunData& run) {
   Json last = Json::object();
   if (run.last.is_object()) {
@@ -163,6 +176,7 @@ Json describe(const RunData& run) {
           {"first_damaged", run.first_damaged},
           {"starts", starts(run)},
           {"last", std::move(last)},
+          {"medians", medians(run)},
           {"skipped", newest(run.skipped)},
           {"skipped_count", run.skipped.size()},
           {"checkpoints", newest(run.checkpoints)},
@@ -198,17 +212,35 @@ Json descent(std::span<const RunData> runs) {
   return any ? nodes : Json::array();
 }
 
-// The keys that differ between jobs, each with its value in every run ("" where a run has no job): the first
-// item of a row is the key.
-std::vector<std::vector<std::string>> job_differences(std::span<const RunData> runs) {
-  const auto first = std::ranges::find_if(runs, [](const RunData& run) { return run.job.has_value(); });
-  if (first == runs.end()) return {};
+// A column of the table of differences.
+struct JobColumn {
+  std::string name;
+  const config::JobConfig* job = nullptr;  // null: there is none
+};
+
+// Each run's jobs, those of earlier starts first.
+std::vector<JobColumn> job_columns(std::span<const RunData> runs) {
+  std::vector<JobColumn> columns;
+  for (const RunData& run : runs) {
+    for (const EarlierJob& earlier : run.earlier)
+      columns.push_back({fmt::format("{}, {}", run.name, earlier.file), &earlier.job});
+    columns.push_back({run.name, run.job ? &*run.job : nullptr});
+  }
+  return columns;
+}
+
+// The keys that differ between jobs, each with its value in every column ("" where there is no job): the
+// first item of a row is the key.
+std::vector<std::vector<std::string>> job_differences(std::span<const JobColumn> columns) {
+  const auto first =
+      std::ranges::find_if(columns, [](const JobColumn& column) { return column.job != nullptr; });
+  if (first == columns.end()) return {};
   std::vector<std::string> order;  // of the keys
   std::map<std::string, std::map<size_t, std::string>> others;
   std::map<std::string, std::string> of_first;
-  for (size_t i = 0; i < runs.size(); ++i) {
-    if (!runs[i].job) continue;
-    for (const config::Difference& d : config::differences(*first->job, *runs[i].job)) {
+  for (size_t i = 0; i < columns.size(); ++i) {
+    if (columns[i].job == nullptr) continue;
+    for (const config::Difference& d : config::differences(*first->job, *columns[i].job)) {
       if (!of_first.contains(d.option)) order.push_back(d.option);
       of_first[d.option] = d.saved;
       others[d.option][i] = d.now;
@@ -218,9 +250,9 @@ std::vector<std::vector<std::string>> job_differences(std::span<const RunData> r
   std::vector<std::vector<std::string>> rows;
   for (const std::string& key : order) {
     std::vector<std::string> row = {key};
-    for (size_t i = 0; i < runs.size(); ++i) {
+    for (size_t i = 0; i < columns.size(); ++i) {
       const bool same = !others[key].contains(i);
-      row.push_back(!runs[i].job ? "" : same ? of_first[key] : others[key][i]);
+      row.push_back(columns[i].job == nullptr ? "" : same ? of_first[key] : others[key][i]);
     }
     rows.push_back(std::move(row));
   }
@@ -234,13 +266,16 @@ nlohmann::ordered_json report_data(std::span<const RunData> runs) {
   for (const RunData& run : runs) all.push_back(describe(run));
   Json problems = Json::array();
   for (const RunData& run : runs) problems.push_back(run.job_problem);
-  const auto differences = job_differences(runs);
+  const std::vector<JobColumn> columns = job_columns(runs);
+  Json names = Json::array();
+  for (const JobColumn& column : columns) names.push_back(column.name);
+  const auto differences = job_differences(columns);
   const bool other_tokens = std::ranges::any_of(differences, [](const std::vector<std::string>& row) {
     return row.front() == "model.vocab_size" || row.front() == "data.tokenizer";
   });
-  return {{"format", "pptrain report 1"},       {"most_points", most_points}, {"runs", std::move(all)},
-          {"descent", descent(runs)},           {"differences", differences}, {"other_tokens", other_tokens},
-          {"job_problems", std::move(problems)}};
+  return {{"format", "pptrain report 1"}, {"most_points", most_points},         {"runs", std::move(all)},
+          {"descent", descent(runs)},     {"jobs", std::move(names)},           {"differences", differences},
+          {"other_tokens", other_tokens}, {"job_problems", std::move(problems)}};
 }
 
 }  // namespace pptrain::app

@@ -14,6 +14,7 @@
 #include "core/base/error.h"
 #include "core/base/special_file.h"
 #include "core/config/differences.h"
+#include "core/io/paths.h"
 #include "core/metrics/step_record.h"
 #include "parallel/checkpoint/step_folders.h"
 
@@ -126,7 +127,7 @@ void read_metrics(const fs::path& file, RunData& run) {
   std::ifstream in;
   if (kind.empty()) in.open(file, std::ios::binary);
   if (!in.is_open()) {
-    throw UsageError(fmt::format("report: {} {}; expected a run's folder, or a file like its metrics.jsonl",
+    throw UsageError(fmt::format("{} {}; expected a run's folder, or a file like its metrics.jsonl",
                                  file.string(), kind.empty() ? "cannot be read" : "is " + kind));
   }
   Reader reader(run);
@@ -136,22 +137,32 @@ void read_metrics(const fs::path& file, RunData& run) {
     if (reader.take(text) || in.eof()) continue;
     if (run.damaged++ == 0) run.first_damaged = number;
   }
-  if (in.bad()) throw Error(fmt::format("report: {} cannot be read to its end", file.string()));
+  if (in.bad()) throw Error(fmt::format("{} cannot be read to its end", file.string()));
   reader.finish();
 }
 
-void read_job(RunData& run) {
-  const fs::path file = run.folder / "job.toml";
+// Throws UsageError where it cannot be read.
+config::JobConfig job_in(const fs::path& file) {
   std::ifstream in;
   if (special_file(file).empty()) in.open(file, std::ios::binary);
-  if (!in.is_open()) {
-    run.job_problem = "there is no job.toml beside its metrics";
-    return;
-  }
+  if (!in.is_open())
+    throw UsageError(fmt::format("there is no {} beside its metrics", file.filename().string()));
+  return config::read_saved_job({std::istreambuf_iterator<char>(in), {}}, file.string());
+}
+
+void read_jobs(RunData& run) {
   try {
-    run.job = config::read_saved_job({std::istreambuf_iterator<char>(in), {}}, file.string());
+    run.job = job_in(run.folder / "job.toml");
   } catch (const UsageError& error) {
     run.job_problem = error.what();
+  }
+  for (int i = 1;; ++i) {
+    const fs::path file = run.folder / fmt::format("job.{}.toml", i);
+    if (!io::is_there(file)) return;
+    try {
+      run.earlier.push_back({.file = file.filename().string(), .job = job_in(file)});
+    } catch (const UsageError&) {  // of another version
+    }
   }
 }
 
@@ -187,7 +198,7 @@ RunData read_run(const std::string& run) {
   const fs::path file = is_folder ? fs::path(run) / "metrics.jsonl" : fs::path(run);
   result.folder = file.has_parent_path() ? file.parent_path() : fs::path(".");
   read_metrics(file, result);
-  read_job(result);
+  read_jobs(result);
   result.pace = read_pace(result.folder);
   read_checkpoints(result);
   return result;

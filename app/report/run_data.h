@@ -32,6 +32,12 @@ struct EvaluationPoint {
   double bits_per_byte = 0;  // NaN: not known
 };
 
+// The job of earlier starts, which a later start has replaced: job.1.toml, ...
+struct EarlierJob {
+  std::string file;  // its name
+  config::JobConfig job;
+};
+
 struct RunData {
   std::string name;              // as the user gave it
   std::filesystem::path folder;  // empty: only a file was given
@@ -45,7 +51,8 @@ struct RunData {
   int64_t damaged = 0;                 // lines that are no record
   int64_t first_damaged = 0;           // number of the first of them, from 1
   std::optional<config::JobConfig> job;
-  std::string job_problem;  // why there is none
+  std::string job_problem;          // why there is none
+  std::vector<EarlierJob> earlier;  // the oldest first; unreadable ones are left out
   std::optional<PaceRecord> pace;
 };
 

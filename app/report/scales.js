@@ -92,3 +92,15 @@ function smooth(values, weight) {
     return sum / norm;
   });
 }
+
+// Has the curve `a` the value of `b` wherever both have a point, which they have at two places at least?
+function liesOn(a, b) {
+  const values = new Map(b.x.map((x, i) => [x, b.y[i]]));
+  let shared = 0;
+  for (let i = 0; i < a.x.length; i++) {
+    if (!values.has(a.x[i])) continue;
+    if (values.get(a.x[i]) !== a.y[i]) return false;
+    shared++;
+  }
+  return shared >= Math.min(2, a.x.length);
+}

@@ -12,6 +12,7 @@ import re
 import shutil
 import signal
 import socket
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -283,6 +284,9 @@ class Report(unittest.TestCase):
                 self.assertTrue(math.isclose(value, record["eval_loss"] / math.log(2), rel_tol=1e-6))
             self.assertEqual(run["pace"], [])  # steps too few and too short to be judged
             self.assertEqual(run["last"]["loss"], steps[-1]["loss"])
+            for key, value in run["medians"].items():
+                self.assertTrue(math.isclose(value, statistics.median_high(x[key] for x in steps), rel_tol=1e-6), key)
+            self.assertEqual(list(run["medians"]), ["tokens_per_s", "mfu", "bubble"])
             self.assertEqual(run["kept_checkpoints"], [4, 6])
         different = {row[0]: row[1:] for row in data["differences"]}
         self.assertEqual(different.pop("optimizer.lr")[1], "0.01")
@@ -342,7 +346,19 @@ class Report(unittest.TestCase):
         run([PPTRAIN, "--config", "job.toml", *sets('run.dir="again"', "train.steps=6", 'metrics.prometheus=""', "distributed.pp=1",
                                                     "checkpoint.interval=2")], self.folder)
         self.assertEqual(self.pptrain("report", "again", "-o", "again.html").returncode, 0)
-        self.assertRegex((self.folder / "again.html").read_text(), r"Step \d+ as it ran in start 2 \(pp 1\), of trace.json")
+        text = (self.folder / "again.html").read_text()
+        self.assertRegex(text, r"Step \d+ as it ran in start 2 \(pp 1\), of trace.json")
+        # The schedule and the job of the first start stay.
+        self.assertIn("A step as planned from job.1.toml, the job of an earlier start", text)
+        self.assertEqual(text.count('<figure class="schedule">'), 2)
+        data = Page(text).data()
+        self.assertEqual(data["jobs"], ["again, job.1.toml", "again"])
+        different = {row[0]: row[1:] for row in data["differences"]}
+        self.assertEqual((different["distributed.pp"], different["train.steps"]), (["2", "1"], ["2", "6"]))
+        if BROWSER:
+            page, complaints = self.browse(self.folder / "again.html")
+            self.assertEqual(complaints, [])
+            self.assertIn("again, job.1.toml</th>", page)
 
     def test_schedules_as_they_ran_and_as_planned(self):
         self.assertIn("Step 4 as it ran in start 1 (pp 2), of trace.json", self.text)
@@ -399,6 +415,24 @@ class Report(unittest.TestCase):
         self.assertNotIn("<title>owned", text)
         self.assertNotRegex(text, r"<img\b")
         self.assertIn("&lt;img src=x", text)
+
+    @unittest.skipUnless(BROWSER, "there is no Chromium")
+    def test_equal_curves_are_both_seen(self):
+        for name in ("twin", "some/very/long/name/of/a/run/that/takes/a/line"):
+            shutil.copytree(self.folder / "a", self.folder / name)
+        self.assertEqual(self.pptrain("report", "a", "twin", "b", "-o", "twins.html").returncode, 0)
+        page, complaints = self.browse(self.folder / "twins.html")
+        self.assertEqual(complaints, [])
+        charts = re.findall(r'<div class="chart">.*?</details></div>', page, re.S)
+        for chart in charts:
+            self.assertEqual(len(re.findall(r'<path class="curve equal"', chart)), 1)
+            self.assertEqual(len(re.findall(r'<path class="curve"', chart)), 2)
+            self.assertIn("Dashed: twin is equal to a.", chart)
+        # A name breaks behind a slash or nowhere.
+        self.assertNotIn("<wbr>", page)
+        self.assertEqual(self.pptrain("report", "some/very/long/name/of/a/run/that/takes/a/line", "-o", "long_name.html").returncode, 0)
+        page, complaints = self.browse(self.folder / "long_name.html")
+        self.assertIn("very/<wbr>long/<wbr>", page)
 
     def test_long_runs_keep_their_spikes(self):
         folder = self.folder / "long"
