@@ -1,6 +1,7 @@
 // The whole program: the one place that catches.
 #include <spdlog/fmt/fmt.h>
 #include <spdlog/spdlog.h>
+#include <sys/prctl.h>
 
 #include <cstdio>
 #include <cstdlib>
@@ -22,6 +23,7 @@
 #include "core/kernels/out_of_memory.h"
 
 int main(int argc, char** argv) {
+  prctl(PR_SET_NAME, "pptrain");  // in top and ps; the file is pptrain_whole
   // A kernel that is loaded at its first run waits for the whole GPU, and for ever where a receive waits
   // there. Before CUDA starts; what the user has set stands.
   setenv("CUDA_MODULE_LOADING", "EAGER", /*overwrite=*/0);

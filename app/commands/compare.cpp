@@ -18,6 +18,7 @@
 #include "core/base/error.h"
 #include "core/base/one_line.h"
 #include "core/base/printable.h"
+#include "parallel/checkpoint/manifest.h"
 
 namespace pptrain::app {
 
@@ -94,14 +95,22 @@ Json to_json(const TensorDifference& tensor) {
   return json;
 }
 
-// Every tensor as JSON; as text those that differ, and how many there are. Returns whether all are equal.
+int64_t step_of(const fs::path& step_folder) {
+  return checkpoint::read_manifest(step_folder).state.step;
+}
+
+// Every tensor as JSON; as text those that differ, and how many there are: of two steps the number alone,
+// since there a difference is no news. Returns whether all are equal.
 bool print_difference(const DiffArguments& arguments) {
   const fs::path a = find_checkpoint(arguments.a), b = find_checkpoint(arguments.b);
   const auto tensors = compare_checkpoints(a, b, arguments.state);
   const auto equal = static_cast<size_t>(std::ranges::count_if(tensors, &TensorDifference::is_equal));
+  const int64_t step_a = step_of(a), step_b = step_of(b);
   if (arguments.json) {
     print_json({{"a", a.string()},
                 {"b", b.string()},
+                {"step_a", step_a},
+                {"step_b", step_b},
                 {"equal", equal == tensors.size()},
                 {"tensors", [&] {
                    Json all = Json::array();
@@ -111,8 +120,16 @@ bool print_difference(const DiffArguments& arguments) {
     return equal == tensors.size();
   }
   std::string text = fmt::format("A {}\nB {}\n", a.string(), b.string());
+  if (step_a != step_b)
+    text += fmt::format(
+        "different steps: A is of step {}, B of step {}, so their weights differ. Give two checkpoints of "
+        "one "
+        "step to see which tensors differ, or ask pptrain bisect for the first step that differs; --json "
+        "lists "
+        "all tensors\n",
+        step_a, step_b);
   for (const TensorDifference& tensor : tensors)
-    if (!tensor.is_equal()) text += describe(tensor);
+    if (!tensor.is_equal() && step_a == step_b) text += describe(tensor);
   text += fmt::format("{} tensors{}: {} equal, {} different", tensors.size(),
                       arguments.state ? "" : " (weights)", equal, tensors.size() - equal);
   fmt::print("{}\n", printable(text));

@@ -8,6 +8,7 @@
 
 #include "app/commands/command_line.h"
 #include "app/commands/commands.h"
+#include "app/run/run_status.h"
 #include "core/base/error.h"
 #include "core/base/printable.h"
 #include "parallel/checkpoint/checkpoint.h"
@@ -19,33 +20,44 @@ namespace fs = std::filesystem;
 
 namespace {
 
-CLI::App* declare_verify(CLI::App& cli, std::string& checkpoint_dir) {
-  CLI::App* app = cli.add_subcommand("verify", "Check every byte of a checkpoint");
-  app->add_option("DIR", checkpoint_dir, "A checkpoint, a folder of checkpoints or a run's folder")
+CLI::App* declare_verify(CLI::App& cli, std::string& dir) {
+  CLI::App* app = cli.add_subcommand("verify", "Check every byte of checkpoints");
+  app->add_option("DIR", dir, "A checkpoint, a folder of checkpoints, a run's folder or a folder of runs")
       ->required();
   return app;
 }
 
-int verify(const std::string& checkpoint_dir) {
-  if (!fs::is_directory(checkpoint_dir))
-    throw UsageError(fmt::format("verify: {} is not a folder", checkpoint_dir));
-  const fs::path of_run = fs::path(checkpoint_dir) / "checkpoints";
-  std::vector<fs::path> folders;
-  for (const auto& [step, folder] :
-       checkpoint::list_step_folders(fs::is_directory(of_run) ? of_run : fs::path(checkpoint_dir))) {
-    folders.insert(folders.begin(), folder);  // ascending steps
-  }
-  if (folders.empty()) folders.emplace_back(checkpoint_dir);
+// In ascending steps; the folder itself where it holds none.
+std::vector<fs::path> checkpoints_in(const fs::path& folder) {
+  const fs::path of_run = folder / "checkpoints";
+  std::vector<fs::path> found;
+  for (const auto& [step, checkpoint] :
+       checkpoint::list_step_folders(fs::is_directory(of_run) ? of_run : folder))
+    found.insert(found.begin(), checkpoint);
+  if (found.empty()) found.push_back(folder);
+  return found;
+}
+
+bool print_problems(const fs::path& checkpoint) {
+  const std::vector<std::string> problems = checkpoint::verify(checkpoint);
+  if (problems.empty()) fmt::print("{}: sound\n", printable(checkpoint.string()));
+  for (const std::string& problem : problems)
+    fmt::print("{}\n", printable(fmt::format("{}: {}", checkpoint.string(), problem)));
+  return problems.empty();
+}
+
+int verify(const std::string& dir) {
+  if (!fs::is_directory(dir)) throw UsageError(fmt::format("verify: {} is not a folder", dir));
+  const std::vector<fs::path> runs = runs_in(dir);
   bool sound = true;
-  for (const fs::path& folder : folders) {
-    const std::vector<std::string> problems = checkpoint::verify(folder);
-    if (problems.empty()) {
-      fmt::print("{}: sound\n", printable(folder.string()));
-      continue;
+  for (const fs::path& run : runs_of(dir)) {
+    for (const fs::path& checkpoint : checkpoints_in(run)) {
+      if (!runs.empty() && checkpoint == run) {
+        fmt::print("{}: no checkpoint\n", printable(run.string()));  // which is no fault of a young run
+      } else {
+        sound = print_problems(checkpoint) && sound;
+      }
     }
-    sound = false;
-    for (const std::string& problem : problems)
-      fmt::print("{}\n", printable(fmt::format("{}: {}", folder.string(), problem)));
   }
   return sound ? 0 : 1;
 }

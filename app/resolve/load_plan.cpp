@@ -38,6 +38,15 @@ bool is_open(ScheduleChoice choice) {
   return choice == ScheduleChoice::automatic || choice == ScheduleChoice::search;
 }
 
+// Two numbers of bytes in GB, with as many decimals as tell one from the other.
+std::pair<std::string, std::string> in_unlike_gb(double a, double b) {
+  constexpr int most_decimals = 9;  // single bytes
+  std::pair<std::string, std::string> texts;
+  for (int decimals = 2; decimals <= most_decimals && texts.first == texts.second; ++decimals)
+    texts = {fmt::format("{:.{}f}", a / 1e9, decimals), fmt::format("{:.{}f}", b / 1e9, decimals)};
+  return texts;
+}
+
 // The plain name of a schedule that trains; nothing, and a report, where there is none.
 std::optional<std::string> schedule_name(const std::string& given, const ReportConflict& report) {
   const std::vector<std::string> names = schedule::training_schedule_names();
@@ -266,14 +275,14 @@ std::optional<Plan> Resolver::best_plan(const PlanBase& base, const CostSource& 
   }
   const bool could_recompute =
       !base.chooses_recompute && base.job.train.recompute != std::vector<std::string>{"full"};
+  const auto [given, needed] = in_unlike_gb(budget, static_cast<double>(best.bytes.total()));
   report_({"distributed.pp_memory_gb", schedule_key, "distributed.pp"},
-          fmt::format("no schedule fits into {:.2f} GB a rank: the leanest, {} with recompute = \"{}\", "
-                      "needs {:.2f} GB. Use more ranks, or smaller microbatches{}",
-                      budget / 1e9, best.layout.schedule,
+          fmt::format("no schedule fits into {} GB a rank: the leanest, {} with recompute = \"{}\", "
+                      "needs {} GB. Use more ranks, or smaller microbatches{}",
+                      given, best.layout.schedule,
                       describe_recompute(best.layout.recompute, best.layout.grad_accum_steps,
                                          best.layout.sequence_slices),
-                      static_cast<double>(best.bytes.total()) / 1e9,
-                      could_recompute ? ", or train.recompute = \"auto\"" : ""));
+                      needed, could_recompute ? ", or train.recompute = \"auto\"" : ""));
   return std::nullopt;
 }
 

@@ -229,6 +229,12 @@ std::vector<fs::path> runs_in(const fs::path& folder) {
   return runs;
 }
 
+std::vector<fs::path> runs_of(const fs::path& path) {
+  std::vector<fs::path> runs = runs_in(path);
+  if (runs.empty()) runs.push_back(path);
+  return runs;
+}
+
 std::string status_line(const fs::path& run_dir, const RunStatus& status) {
   std::string line = fmt::format("{:<28} {:<9}", run_dir.string(), word_of(status.phase));
   if (status.step) {

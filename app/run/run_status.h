@@ -46,6 +46,9 @@ RunStatus read_status(const std::filesystem::path& run_dir);
 // The runs among the folders in `folder`, by name; none where it is a run's folder itself, or is not there.
 std::vector<std::filesystem::path> runs_in(const std::filesystem::path& folder);
 
+// What a command on runs means by a path: the runs of a folder of runs, else the path itself.
+std::vector<std::filesystem::path> runs_of(const std::filesystem::path& path);
+
 // For people, one fact a line; for programs, a JSON object.
 std::string status_text(const std::filesystem::path& run_dir, const RunStatus& status);
 // One line, for a list of runs.

@@ -143,8 +143,10 @@ StartFrom choose_start(const config::JobConfig& job, const Progress& progress, s
     return StartFrom::own_checkpoint;
   }
   if (progress.checkpoints > 0) {
-    throw Error(fmt::format("{} Or start over with checkpoint.resume = \"restart\", which sets them aside.",
-                            progress.problem));
+    throw Error(
+        fmt::format("{} Nothing is begun anew over them, unless checkpoint.resume = \"restart\" sets "
+                    "them aside.",
+                    progress.problem));
   }
   return resume == config::Resume::named ? StartFrom::named : StartFrom::nothing;
 }

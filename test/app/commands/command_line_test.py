@@ -417,6 +417,36 @@ class CommandLine(Case):
             self.assertRegex(text, rf"rank {rank} memory debug: before step 4: \d+ MB resident in this process, at most \d+ MB so far")
             self.assertNotRegex(text, "schedule|checkpoint|data (info|debug)")
 
+    def test_one_key_is_described(self):
+        reference = self.pptrain("config").stdout
+        for name in ("train.steps", "lr_schedule.name", "model.rope_scaling.factor"):
+            text = self.pptrain("config", name).stdout
+            section, described = text.split("\n", 1)
+            self.assertEqual(section, f"[{name.rpartition('.')[0]}]")
+            self.assertIn(described, reference)
+            self.assertIn(f"\n{name.rpartition('.')[2]} = " if f"\n# {name.rpartition('.')[2]}" not in text else "", text)
+        section = self.pptrain("config", "checkpoint").stdout
+        self.assertTrue(section.startswith("[checkpoint]\n"))
+        self.assertIn(section, reference)
+        self.assertNotIn("[eval]", section)
+        self.assertIn("[[optimizer.groups]]", self.pptrain("config", "optimizer.groups").stdout)
+        for name, meant in (("train.step", "train.steps"), ("learning_rate", "optimizer.lr"), ("trian", "train")):
+            self.assertEqual(self.pptrain("config", name, code=2).stderr, f"{name}: no key or section of a job; did you mean {meant}?\n")
+
+    def test_the_process_is_called_pptrain(self):
+        process = start([PPTRAIN, *self.arguments("named", "train.steps=100000")], self.folder)
+        self.addCleanup(process.communicate)
+        self.addCleanup(process.kill)
+        wait_for_steps([process], self.folder / "named", 1)
+        self.assertEqual(pathlib.Path(f"/proc/{process.pid}/comm").read_text(), "pptrain\n")
+
+    def test_eval_speaks_for_itself(self):
+        self.copy_whole("run")
+        done = self.pptrain("eval", "run", "--set", "data.val_fraction=0", code=2)
+        self.assertIn("data.val_fraction", done.stderr)
+        self.assertIn("there is no validation data: give data.val_fraction or data.val_path", done.stderr)
+        self.assertNotIn("--set eval", done.stderr)
+
     def test_words_of_other_programs(self):
         self.assertEqual(self.pptrain("help").stdout, self.pptrain("--help").stdout)
         self.assertEqual(self.pptrain("help", "plan").stdout, self.pptrain("plan", "--help").stdout)
@@ -543,6 +573,12 @@ class CommandLine(Case):
         self.assertEqual(self.numbers("threads"), self.numbers("tcp"))
 
     @with_mpi
+    def test_one_pod_of_a_training_operator_runs_all_ranks_as_threads(self):
+        pod = {"RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+        self.pptrain(*self.arguments("pod"), **pod)
+        self.copy_whole("threads")
+        self.assertEqual(self.numbers("pod"), self.numbers("threads"))
+
     def test_wrong_number_of_processes(self):
         error = self.mpirun(3, "run", code=2).stderr
         self.assertIn("pp 2", error)
@@ -658,6 +694,25 @@ class CommandLine(Case):
         damaged = self.pptrain("verify", checkpoints, code=1).stdout.splitlines()
         self.assertEqual(damaged[:10] + damaged[11:], lines[:10] + lines[11:])
         self.assertIn("step_11: ", damaged[10])
+
+    def test_verify_and_report_take_a_folder_of_runs(self):
+        for name in ("runs/a", "runs/b"):
+            self.copy_whole(name)
+        (self.folder / "runs/young").mkdir()
+        (self.folder / "runs/young/lock").touch()
+        (self.folder / "runs/notes").mkdir()
+        lines = self.pptrain("verify", "runs").stdout.splitlines()
+        self.assertIn("runs/young: no checkpoint", lines)
+        for name in ("runs/a", "runs/b"):
+            step = latest(self.folder / name).relative_to(self.folder)
+            self.assertIn(f"{step}: sound", lines)
+        damaged = next((self.folder / "runs/b/checkpoints").glob("step_*/stage_0/model.safetensors"))
+        damaged.write_bytes(damaged.read_bytes()[:-1])
+        self.assertRegex(self.pptrain("verify", "runs", code=1).stdout, "runs/b/checkpoints/step_.*truncated|runs/b/checkpoints/step_.*bytes")
+        self.pptrain("report", "runs", "-o", "runs.html")
+        page = (self.folder / "runs.html").read_text()
+        names = [run["name"] for run in json.loads(re.search(r'id="data">(.*?)</script>', page, re.S)[1])["runs"]]
+        self.assertEqual(names, ["runs/a", "runs/b"])
 
     def test_eval_of_a_checkpoint_on_any_layout(self):
         self.copy_whole("run")

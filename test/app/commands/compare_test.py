@@ -56,7 +56,7 @@ class Compare(pptrain.Case):
         self.assertTrue(all(tensor["norm_a"] == tensor["norm_b"] > 0 for tensor in found["tensors"]))
 
     def test_diff_tells_what_differs(self):
-        text = self.pptrain("diff", "two/checkpoints/step_2", "two/checkpoints/step_4", code=1).stdout
+        text = self.pptrain("diff", "two/checkpoints/step_2", "other/checkpoints/step_2", code=1).stdout
         self.assertRegex(text, r"model: layers\.3\.\S+ \[\d+, \d+\]: \d+ of \d+ elements differ\n"
                                r"  the first is \[0, 0\]: A \S+ \(stage_1/model\.safetensors, rank 1\), B ")
         found = self.found("diff", "one/checkpoints/step_2", "two/checkpoints/step_4", code=1)
@@ -64,6 +64,28 @@ class Compare(pptrain.Case):
         last = found["tensors"][-1]
         self.assertEqual([last[run]["rank"] for run in "ab"], [0, 1])
         self.assertGreater(last["differing"], 0)
+
+    def test_diff_of_two_steps_says_so_first_and_is_short(self):
+        first, last = "two/checkpoints/step_2", "two/checkpoints/step_6"
+        lines = self.pptrain("diff", first, "two", code=1).stdout.splitlines()
+        self.assertEqual(len(lines), 4)
+        self.assertEqual(lines[:2], [f"A {first}", f"B {last}"])
+        self.assertTrue(lines[2].startswith("different steps: A is of step 2, B of step 6, so their weights differ"), lines)
+        self.assertRegex(lines[3], r"(\d+) tensors \(weights\): 0 equal, \1 different")
+        found = self.found("diff", first, last, code=1)
+        self.assertEqual([found["step_a"], found["step_b"]], [2, 6])
+        self.assertTrue(all(tensor["differing"] > 0 for tensor in found["tensors"]))
+
+    def test_words_of_other_commands_are_not_printed(self):
+        (self.folder / "two/metrics.jsonl").unlink()
+        self.assertEqual(self.pptrain("bisect", "one", "two", code=2).stderr,
+                         "two/metrics.jsonl cannot be read; expected a run's folder, or a file like its metrics.jsonl\n")
+        for step in (self.folder / "one/checkpoints").glob("step_*"):
+            (step / "manifest.json").unlink()
+        for command in (["diff", "one", "two"], ["fork", "one", "--to", "new"]):
+            error = self.pptrain(*command, code=None).stderr
+            self.assertIn("none of the checkpoints in 'one/checkpoints' can be used", error)
+            self.assertNotRegex(error, "begun|start again|resume|restart")
 
     def test_diff_that_cannot_be_told_is_a_2(self):
         self.assertIn("there is no", self.pptrain("diff", "one", "absent", code=2).stderr)

@@ -100,6 +100,8 @@ class Shell:
         self.assertProposed("pptrain --set distributed.pp=2 --set profile.trace=", "profile.trace=true", "profile.trace=false")
         self.assertProposed("pptrain --set distributed.pp_split=", "distributed.pp_split=even", "distributed.pp_split=cost")
         self.assertProposed("pptrain --set distributed.pp_schedule=1", "distributed.pp_schedule=1f1b")
+        self.assertProposed("pptrain config train.st", "train.steps")
+        self.assertProposed("pptrain config lora", "lora", *(key for key in keys_of_reference() if key.startswith("lora.")))
         self.assertNotIn("distributed.pp_schedule=folder/", self.complete("pptrain --set distributed.pp_schedule="))
         self.assertProposed("pptrain --set distributed.pp_schedule=./fol", "distributed.pp_schedule=./folder")
         self.assertProposed("pptrain --set train.steps=")

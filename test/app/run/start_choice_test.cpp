@@ -68,8 +68,9 @@ TEST_CASE("a folder whose checkpoints are all damaged is not taken for a new one
   std::string remark;
   const Progress damaged{.checkpoints = 3, .newest = {}, .problem = "none of the checkpoints can be used."};
   for (const char* resume : {"auto", "none", "old/step_7"}) {
-    CHECK_THROWS_WITH(choose_start(job_of(resume), damaged, remark),
-                      contains_text("none of the checkpoints can be used. Or start over"));
+    CHECK_THROWS_WITH(
+        choose_start(job_of(resume), damaged, remark),
+        contains_text("none of the checkpoints can be used. Nothing is begun anew over them, unless"));
   }
   CHECK(choose_start(job_of("restart"), damaged, remark) == StartFrom::nothing);
 }
