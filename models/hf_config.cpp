@@ -435,19 +435,34 @@ HfJson HfJson::object(const char* key) const {
   return HfJson(object_.at(key), fmt::format("{}: {}", where_, key));
 }
 
-config::ModelSection read_hf_config(const std::string& dir) {
-  const std::string path = (std::filesystem::path(dir) / "config.json").string();
+namespace {
+
+std::string config_path(const std::string& dir) {
+  return (std::filesystem::path(dir) / "config.json").string();
+}
+
+std::string read_config_text(const std::string& path) {
   std::error_code error;
   if (!std::filesystem::exists(path, error))
     throw UsageError(fmt::format("{} cannot be read: a Hugging Face directory has a config.json", path));
   try {
-    const io::MappedFile file(path);
-    return parse_hf_config({reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size()}, path);
-  } catch (const UsageError&) {
-    throw;
+    return std::string(io::MappedFile(path).text());
   } catch (const Error& unreadable) {
     throw UsageError(unreadable.what());
   }
+}
+
+}  // namespace
+
+config::ModelSection read_hf_config(const std::string& dir) {
+  const std::string path = config_path(dir);
+  return parse_hf_config(read_config_text(path), path);
+}
+
+int64_t hf_prediction_layers(const std::string& dir) {
+  const std::string path = config_path(dir);
+  const Json object = parse_json(read_config_text(path), path);
+  return static_cast<int64_t>(HfJson(object, path).number("num_nextn_predict_layers", 0));
 }
 
 config::ModelSection parse_hf_config(std::string_view text, const std::string& path) {
@@ -467,6 +482,11 @@ config::ModelSection parse_hf_config(std::string_view text, const std::string& p
   return model;
 }
 
+OrderedJson TextEnds::eos_token_id() const {
+  if (eos.empty()) return nullptr;
+  return eos.size() == 1 ? OrderedJson(eos.front()) : OrderedJson(eos);
+}
+
 OrderedJson hf_config(const config::ModelSection& model, at::ScalarType dtype, const TextEnds& ends) {
   const Architecture& architecture = find_architecture(model.arch);
   OrderedJson json = {
@@ -474,7 +494,7 @@ OrderedJson hf_config(const config::ModelSection& model, at::ScalarType dtype, c
       {"attention_dropout", 0.0},
       {"bos_token_id", token(ends.bos)},
       {"dtype", dtype_text(dtype)},
-      {"eos_token_id", token(ends.eos)},
+      {"eos_token_id", ends.eos_token_id()},
       {"head_dim", model.head_dim},
       {std::string(architecture.hf_activation_key), written_activation(architecture)},
       {"hidden_size", model.hidden_size},

@@ -67,9 +67,17 @@ config::ModelSection read_hf_config(const std::string& dir);
 // The same of the file's text; `path` stands for the file in messages.
 config::ModelSection parse_hf_config(std::string_view text, const std::string& path);
 
-// Tokens that a text begins and ends with, where that is known.
+// num_nextn_predict_layers of dir/config.json: how many layers for multi-token prediction lie behind the
+// model's own. 0 where it says nothing.
+int64_t hf_prediction_layers(const std::string& dir);
+
+// Tokens that a text begins with, and at each of which one ends, where that is known.
 struct TextEnds {
-  std::optional<int32_t> bos, eos;
+  std::optional<int32_t> bos;
+  std::vector<int32_t> eos;
+
+  // As Hugging Face's files have it: null, an id, or a list of several.
+  nlohmann::ordered_json eos_token_id() const;
 };
 
 // config.json of a finished [model] whose weights are stored as `dtype` (float32, bfloat16 or float16):

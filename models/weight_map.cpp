@@ -109,6 +109,12 @@ std::string hf_name(std::span<const WeightName> names, std::string_view global) 
   return to_hf(names, global).front().name;
 }
 
+std::vector<std::string> hf_names(std::span<const WeightName> names, std::string_view global) {
+  std::vector<std::string> all;
+  for (Translation& one : to_hf(names, global)) all.push_back(std::move(one.name));
+  return all;
+}
+
 std::optional<std::string> global_name(std::span<const WeightName> names, std::string_view hf) {
   auto result = translate(names, hf, &WeightName::hf, &WeightName::global);
   return result.empty() ? std::nullopt : std::optional(std::move(result.front().name));

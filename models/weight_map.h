@@ -75,6 +75,8 @@ constexpr std::array<T, A + B> joined(const T (&first)[A], const T (&second)[B])
 // "layers.17.attn.q.weight" -> "model.layers.17.self_attn.q_proj.weight", the usual one of its names: among
 // `names`, then among decoder_weights. Throws Error for a name that is not in either list.
 std::string hf_name(std::span<const WeightName> names, std::string_view global);
+// All of its names.
+std::vector<std::string> hf_names(std::span<const WeightName> names, std::string_view global);
 
 // The inverse, of a tensor that several parameters share one of them: nothing for a tensor that no
 // parameter takes ("model.layers.0.self_attn.rotary_emb.inv_freq").

@@ -23,14 +23,6 @@ at::Tensor view(at::ScalarType type, std::span<const std::byte> bytes) {
 
 }  // namespace
 
-void check_exact_in_float(at::ScalarType type, const std::string& what) {
-  if (type == at::kFloat || type == at::kBFloat16 || type == at::kHalf) return;
-  throw Error(
-      fmt::format("{} is stored as {}; checkpoints hold float32, which keeps F32, BF16 and F16 exactly, and "
-                  "no other type",
-                  what, io::dtype_name(type)));
-}
-
 void to_float(at::ScalarType type, std::span<const std::byte> from, std::span<std::byte> to,
               const std::string& what) {
   if (type == at::kFloat) {

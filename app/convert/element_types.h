@@ -9,13 +9,9 @@
 
 namespace pptrain::app {
 
-// Throws Error, which begins with `what` (file and tensor), unless float32 holds every value of the type and
-// gives it back: float32, bfloat16, float16.
-void check_exact_in_float(at::ScalarType type, const std::string& what);
-
 // `from`: elements of `type`, aligned to it; `to`: as many of float32. Throws Error, which begins with
-// `what`, where `from` has a value that to_type would not give back bit for bit: a NaN that carries
-// something.
+// `what` (file and tensor), where `from` has a value that to_type would not give back bit for bit: a NaN that
+// carries something.
 void to_float(at::ScalarType type, std::span<const std::byte> from, std::span<std::byte> to,
               const std::string& what);
 

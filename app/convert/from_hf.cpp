@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <filesystem>
 #include <iterator>
-#include <map>
 #include <memory>
 #include <optional>
 #include <set>
@@ -17,16 +16,14 @@
 #include "app/convert/convert.h"
 #include "app/convert/element_types.h"
 #include "app/convert/hf_companions.h"
-#include "core/base/error.h"
 #include "core/config/job_config.h"
 #include "core/config/loader.h"
 #include "core/config/validate.h"
 #include "core/io/files.h"
-#include "core/io/hf_checkpoint.h"
+#include "core/io/safetensors.h"
 #include "models/flops.h"
-#include "models/hf_config.h"
-#include "models/hf_loader.h"
-#include "models/registry.h"
+#include "models/hf_directory.h"
+#include "models/model_config.h"
 #include "parallel/checkpoint/folder_writer.h"
 
 namespace pptrain::app {
@@ -36,76 +33,9 @@ namespace fs = std::filesystem;
 
 config::JobConfig job_of(const fs::path& hf_dir) {
   config::JobConfig job;
-  job.model = models::read_hf_config(hf_dir.string());
+  job.model = models::read_hf_model(hf_dir.string());
   config::resolve(job);
   return job;
-}
-
-// A tensor of one of its files.
-struct HfStored {
-  const io::SafetensorsReader* file = nullptr;
-  io::TensorSpec spec;
-
-  std::string describe() const {
-    return fmt::format("'{}': the tensor '{}'", file->path().string(), spec.name);
-  }
-};
-
-// The weights of a Hugging Face directory, read at chosen places: what is read is not mapped, so that memory
-// does not fill with it.
-class HfSource {
- public:
-  // Throws Error as HfCheckpoint does.
-  explicit HfSource(const fs::path& hf_dir) : hf_(hf_dir) {}
-
-  const io::HfCheckpoint& hf() const { return hf_; }
-  HfStored find(const std::string& tensor) const { return {&hf_.shard(tensor), hf_.spec(tensor)}; }
-
-  // Fills `out` with the tensor's bytes from byte `begin` on.
-  void read(const HfStored& tensor, uint64_t begin, std::span<std::byte> out);
-  // Whether two tensors are the same type, shape and bytes.
-  bool same(const HfStored& a, const HfStored& b);
-  // Those that are not in `taken`, file by file. Throws Error where two files have one of the same name.
-  std::vector<HfStored> others(const std::set<std::string>& taken) const;
-
- private:
-  io::HfCheckpoint hf_;
-  std::optional<io::RegularFile> open_;  // that was read last
-};
-
-void HfSource::read(const HfStored& tensor, uint64_t begin, std::span<std::byte> out) {
-  if (!open_ || open_->path() != tensor.file->path()) open_.emplace(tensor.file->path());
-  open_->read(tensor.file->offset(tensor.spec.name) + begin, out);
-}
-
-bool HfSource::same(const HfStored& a, const HfStored& b) {
-  if (a.spec.dtype != b.spec.dtype || a.spec.shape != b.spec.shape) return false;
-  constexpr uint64_t piece_bytes = uint64_t{1} << 20;
-  std::vector<std::byte> first(piece_bytes), second(piece_bytes);
-  const uint64_t size = a.file->bytes(a.spec.name).size();
-  for (uint64_t at = 0; at < size; at += piece_bytes) {
-    const uint64_t count = std::min(piece_bytes, size - at);
-    const std::span<std::byte> ours = std::span(first).first(count), theirs = std::span(second).first(count);
-    read(a, at, ours);
-    read(b, at, theirs);
-    if (!std::ranges::equal(ours, theirs)) return false;
-  }
-  return true;
-}
-
-std::vector<HfStored> HfSource::others(const std::set<std::string>& taken) const {
-  std::vector<HfStored> found;
-  std::map<std::string, const io::SafetensorsReader*> seen;
-  for (const auto& [name, file] : hf_.shards()) {
-    for (const io::TensorSpec& spec : file.tensors()) {
-      const HfStored tensor{&file, spec};
-      const auto [other, is_new] = seen.emplace(spec.name, &file);
-      if (!is_new)
-        throw Error(fmt::format("{} is in {} too", tensor.describe(), other->second->path().string()));
-      if (!taken.contains(spec.name)) found.push_back(tensor);
-    }
-  }
-  return found;
 }
 
 class Import {
@@ -116,7 +46,10 @@ class Import {
  private:
   std::vector<io::TensorSpec> parameters() const;
   bool is_tied_head(const models::HfWeight& weight) const;
-  std::set<std::string> taken();
+  // Fills `out` with the tensor's bytes from byte `begin` on. They are read at their place, not mapped, so
+  // that memory does not fill with them.
+  void read(const std::string& tensor, uint64_t begin, std::span<std::byte> out);
+  std::string describe(const std::string& tensor) const;
   void fill(const models::HfWeight& weight, uint64_t begin, std::span<std::byte> piece);
   at::Tensor gather(const models::HfWeight& weight, int64_t first, int64_t count) const;
   void write_extra(checkpoint::FolderWriter& writer);
@@ -126,9 +59,9 @@ class Import {
   fs::path hf_dir_, folder_;
   config::JobConfig job_;
   models::ModelConfig model_;
-  HfSource source_;
+  models::HfDirectory source_;
   std::vector<models::HfWeight> weights_;
-  std::vector<HfStored> extra_;  // tensors that no parameter takes
+  std::optional<io::RegularFile> open_;  // that was read last
 };
 
 Import::Import(const fs::path& hf_dir, const fs::path& folder)
@@ -136,14 +69,8 @@ Import::Import(const fs::path& hf_dir, const fs::path& folder)
       folder_(folder),
       job_(job_of(hf_dir)),
       model_(models::make_model_config(job_.model, 1)),
-      source_(hf_dir),
-      weights_(models::find_hf_weights(model_, source_.hf())),
-      extra_(source_.others(taken())) {
-  for (const models::HfWeight& weight : weights_) {
-    const HfStored stored = source_.find(weight.tensor);
-    check_exact_in_float(stored.spec.dtype, stored.describe());
-  }
-}
+      source_(model_, hf_dir),
+      weights_(source_.find_all()) {}
 
 bool Import::is_tied_head(const models::HfWeight& weight) const {
   return model_.tied && weight.parameter == "head.weight";
@@ -157,61 +84,51 @@ std::vector<io::TensorSpec> Import::parameters() const {
   return specs;
 }
 
-// The tensors that are the model's. A directory of a tied model may have the head all the same: then it must
-// be the embedding.
-std::set<std::string> Import::taken() {
-  std::set<std::string> names;
-  for (const models::HfWeight& weight : weights_) names.insert(weight.tensor);
-  const auto map = models::find_architecture(model_.arch).weights;
-  const std::string head_name = models::hf_name(map, "head.weight");
-  if (!model_.tied || !source_.hf().contains(head_name)) return names;
-  const HfStored head = source_.find(head_name);
-  const HfStored embedding = source_.find(models::hf_name(map, "embed.weight"));
-  if (!source_.same(head, embedding)) {
-    throw Error(fmt::format(
-        "{} is not {}, though config.json says tie_word_embeddings: which of the two is the model's head?",
-        head.describe(), embedding.spec.name));
-  }
-  names.insert(head_name);
-  return names;
+void Import::read(const std::string& tensor, uint64_t begin, std::span<std::byte> out) {
+  const io::SafetensorsReader& file = source_.files().shard(tensor);
+  if (!open_ || open_->path() != file.path()) open_.emplace(file.path());
+  open_->read(file.offset(tensor) + begin, out);
+}
+
+std::string Import::describe(const std::string& tensor) const {
+  return fmt::format("'{}': the tensor '{}'", source_.files().shard(tensor).path().string(), tensor);
 }
 
 // Bytes of a parameter, float32, from byte `begin` on. Where its elements do not follow each other they are
 // gathered from the mapped file.
 void Import::fill(const models::HfWeight& weight, uint64_t begin, std::span<std::byte> piece) {
-  const HfStored stored = source_.find(weight.tensor);
-  const uint64_t element = c10::elementSize(stored.spec.dtype);
+  const at::ScalarType type = source_.files().spec(weight.tensor).dtype;
+  const uint64_t element = c10::elementSize(type);
   const uint64_t first = begin / sizeof(float), count = piece.size() / sizeof(float);
   if (!weight.is_contiguous()) {
     const at::Tensor values = gather(weight, static_cast<int64_t>(first), static_cast<int64_t>(count));
-    to_float(stored.spec.dtype, {static_cast<const std::byte*>(values.const_data_ptr()), count * element},
-             piece, stored.describe());
+    to_float(type, {static_cast<const std::byte*>(values.const_data_ptr()), count * element}, piece,
+             describe(weight.tensor));
     return;
   }
   const auto buffer = std::make_unique_for_overwrite<std::byte[]>(count * element);
   const std::span values(buffer.get(), count * element);
-  source_.read(stored, (static_cast<uint64_t>(weight.first) + first) * element, values);
-  to_float(stored.spec.dtype, values, piece, stored.describe());
+  read(weight.tensor, (static_cast<uint64_t>(weight.first) + first) * element, values);
+  to_float(type, values, piece, describe(weight.tensor));
 }
 
 // Elements [first, first + count) of the parameter.
 at::Tensor Import::gather(const models::HfWeight& weight, int64_t first, int64_t count) const {
   const int64_t columns = weight.columns(), row = first / columns;
-  return weight.rows_of(source_.hf().tensor(weight.tensor), row, (first + count + columns - 1) / columns)
+  return weight.rows_of(source_.files().tensor(weight.tensor), row, (first + count + columns - 1) / columns)
       .reshape({-1})
       .narrow(0, first - row * columns, count)
       .contiguous();
 }
 
 void Import::write_extra(checkpoint::FolderWriter& writer) {
-  if (extra_.empty()) return;
+  if (source_.others().empty()) return;
   std::vector<io::TensorSpec> specs;
-  for (const HfStored& extra : extra_) specs.push_back(extra.spec);
+  for (const std::string& other : source_.others()) specs.push_back(source_.files().spec(other));
   fs::create_directories((folder_ / carried_tensors).parent_path());
   io::SafetensorsWriter file(folder_ / carried_tensors, specs);
-  for (const HfStored& extra : extra_) {
-    file.write_pieces(extra.spec.name,
-                      [&](uint64_t begin, std::span<std::byte> piece) { source_.read(extra, begin, piece); });
+  for (const std::string& other : source_.others()) {
+    file.write_pieces(other, [&](uint64_t begin, std::span<std::byte> piece) { read(other, begin, piece); });
   }
   file.finish();
   writer.attach(carried_tensors);
@@ -226,7 +143,7 @@ void Import::carry(checkpoint::FolderWriter& writer, const fs::path& from, const
 // Returns what is left out.
 std::vector<std::string> Import::carry_files(checkpoint::FolderWriter& writer) {
   std::set<std::string> names;
-  for (const auto& [name, shard] : source_.hf().shards()) {
+  for (const auto& [name, shard] : source_.files().shards()) {
     carry(writer, shard.path(), fs::path(carried_headers) / name, shard.header_bytes());
     names.insert(name);
   }
@@ -247,8 +164,13 @@ std::vector<std::string> Import::run() {
     writer.write(weight.parameter,
                  [&](uint64_t begin, std::span<std::byte> piece) { fill(weight, begin, piece); });
   }
-  for (const HfStored& extra : extra_)
-    lines.push_back(fmt::format("{} is no parameter of the model; it is carried along", extra.describe()));
+  if (const auto& others = source_.others(); !others.empty()) {
+    lines.push_back(fmt::format("{} tensor{} that the model does not have {} carried along: {}{}",
+                                others.size(), others.size() == 1 ? "" : "s",
+                                others.size() == 1 ? "is" : "are", others.front(),
+                                others.size() == 1 ? "" : ", ..."));
+  }
+  std::ranges::copy(source_.warnings(), std::back_inserter(lines));
   write_extra(writer);
   std::ranges::move(carry_files(writer), std::back_inserter(lines));
   writer.finish({}, {{"converted_from", "Hugging Face"}}, config::to_toml(job_));

@@ -5,12 +5,15 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <set>
 #include <system_error>
 
 #include "app/convert/target_folder.h"
+#include "app/data/text_codec.h"
 #include "core/base/error.h"
 #include "core/io/atomic_file.h"
 #include "core/io/files.h"
+#include "core/io/mapped_file.h"
 #include "core/io/paths.h"
 #include "core/tokenizer/tokenizer.h"
 
@@ -22,15 +25,50 @@ namespace {
 const std::string& definition = tokenizer_files().front();  // tokenizer.json
 }
 
+namespace {
+
+void copy_neighbours(const fs::path& from, const fs::path& folder) {
+  for (const std::string& name : tokenizer_files()) {
+    if (name != definition && io::is_there(from / name)) io::copy_file(from / name, folder / name);
+  }
+}
+
+// Why a file that a checkpoint's job names is not published as its tokenizer; empty where it is.
+std::string why_no_tokenizer(const fs::path& file) {
+  if (!io::is_there(file)) return fmt::format("{} is not there", file.string());
+  if (file.filename() == definition) return "";
+  try {
+    tokenizer::Tokenizer::load(file);
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+}  // namespace
+
 void copy_tokenizer(const fs::path& tokenizer, const fs::path& folder, const std::string& option) {
-  const bool is_folder = fs::is_directory(tokenizer);
-  const fs::path file = is_folder ? tokenizer / definition : tokenizer;
+  const fs::path file = fs::is_directory(tokenizer) ? tokenizer / definition : tokenizer;
   if (!io::is_there(file)) throw UsageError(fmt::format("{}: there is no {}", option, file.string()));
   io::copy_file(file, folder / definition);
-  for (const std::string& name : tokenizer_files()) {
-    const fs::path neighbour = file.parent_path() / name;
-    if (name != definition && io::is_there(neighbour)) io::copy_file(neighbour, folder / name);
+  copy_neighbours(file.parent_path(), folder);
+}
+
+void copy_tokenizer_of(const config::JobConfig& job, const fs::path& folder,
+                       std::vector<std::string>& notes) {
+  const fs::path named = tokenizer_of(job);
+  if (named.empty()) {
+    if (job.model.init == config::Init::hf) copy_neighbours(job.model.hf_dir, folder);  // tokenizer.model
+    if (!io::is_there(folder / "tokenizer.model"))
+      notes.push_back("no tokenizer written: the job names none; --tokenizer PATH adds one");
+    return;
   }
+  const fs::path file = fs::is_directory(named) ? named / definition : named;
+  if (const std::string why = why_no_tokenizer(file); !why.empty()) {
+    notes.push_back(fmt::format("no tokenizer written: {}; --tokenizer PATH adds one", why));
+    return;
+  }
+  copy_tokenizer(file, folder, "data.tokenizer");
 }
 
 models::TextEnds read_text_ends(const fs::path& folder, const config::ModelSection& model,
@@ -50,21 +88,38 @@ models::TextEnds read_text_ends(const fs::path& folder, const config::ModelSecti
                     "--tokenizer names the right one",
                     tokenizer->vocab_size() - 1, model.vocab_size));
   }
-  return {.bos = tokenizer->bos_id(), .eos = tokenizer->eos_id()};
-}
-
-void write_generation_config(const models::TextEnds& ends, const fs::path& folder) {
-  const fs::path path = folder / "generation_config.json";
-  if (io::is_there(path)) return;
-  nlohmann::ordered_json json = {{"_from_model_config", true}};
-  if (ends.bos) json["bos_token_id"] = *ends.bos;
-  if (ends.eos) json["eos_token_id"] = *ends.eos;
-  io::write_file_atomically(path, json.dump(2) + "\n");
+  return {.bos = tokenizer->bos_id(), .eos = tokenizer->stop_ids()};
 }
 
 namespace {
 
-namespace fs = std::filesystem;
+// json: null, an id, or a list of them.
+bool same_ids(const nlohmann::ordered_json& json, const std::vector<int32_t>& ids) {
+  std::set<int32_t> theirs;
+  if (json.is_array()) theirs = json.get<std::set<int32_t>>();
+  if (json.is_number()) theirs.insert(json.get<int32_t>());
+  return theirs == std::set<int32_t>(ids.begin(), ids.end());
+}
+
+}  // namespace
+
+void write_generation_config(const models::TextEnds& ends, const fs::path& folder) {
+  const fs::path path = folder / "generation_config.json";
+  nlohmann::ordered_json json = {{"_from_model_config", true}};
+  if (!io::is_there(path)) {
+    if (ends.bos) json["bos_token_id"] = *ends.bos;
+  } else if (ends.eos.empty()) {
+    return;
+  } else {
+    const io::MappedFile file(path);
+    json = nlohmann::ordered_json::parse(file.text());  // read_text_ends has read it
+    if (same_ids(json.value("eos_token_id", nlohmann::ordered_json()), ends.eos)) return;
+  }
+  if (!ends.eos.empty()) json["eos_token_id"] = ends.eos_token_id();
+  io::write_file_atomically(path, json.dump(2) + "\n");
+}
+
+namespace {
 
 // Whether a link leads to where a Hugging Face directory's own files may lie: the directory itself, or the
 // blobs beside the snapshots of the Hub's cache (.../snapshots/REVISION/file -> ../../blobs/HASH).

@@ -18,12 +18,19 @@ namespace pptrain::app {
 void copy_tokenizer(const std::filesystem::path& tokenizer, const std::filesystem::path& folder,
                     const std::string& option);
 
-// The ids by which the tokenizer in `folder` begins and ends texts; none where there is no tokenizer, or one
-// that cannot be read here, of which `notes` hears. Throws UsageError where it has more ids than the model.
+// The same of the tokenizer that the job names (data.tokenizer, else what model.hf_dir has). What is not
+// there or no tokenizer is left out, of which `notes` hears: a checkpoint's job could name any file.
+void copy_tokenizer_of(const config::JobConfig& job, const std::filesystem::path& folder,
+                       std::vector<std::string>& notes);
+
+// The ids by which the tokenizer in `folder` begins and ends texts, as generation here takes them; none where
+// there is no tokenizer, or one that cannot be read here, of which `notes` hears. Throws UsageError where it
+// has more ids than the model.
 models::TextEnds read_text_ends(const std::filesystem::path& folder, const config::ModelSection& model,
                                 std::vector<std::string>& notes);
 
-// Writes generation_config.json of these, unless `folder` has one.
+// Makes transformers end texts there too: writes generation_config.json, or these ids into the one in
+// `folder`.
 void write_generation_config(const models::TextEnds& ends, const std::filesystem::path& folder);
 
 // What a checkpoint made of a Hugging Face directory carries along, so that the directory can be written

@@ -46,11 +46,7 @@ MergedParameters::MergedParameters(const checkpoint::Reader& reader, const confi
   models::TransformerStage whole(model, models::whole_model(model));
   for (const nn::ParameterSpec* spec : whole.parameters().specs()) specs_.emplace(spec->name, *spec);
   if (job.model.init != config::Init::hf) return;
-  hf_.emplace(job.model.hf_dir);
-  for (models::HfWeight& weight : models::find_hf_weights(model, *hf_)) {
-    const std::string name = weight.parameter;
-    places_.emplace(name, std::move(weight));
-  }
+  hf_.emplace(model, job.model.hf_dir);
 }
 
 const std::vector<int64_t>& MergedParameters::shape(const std::string& parameter) const {
@@ -69,8 +65,8 @@ at::Tensor MergedParameters::of_base(const std::string& parameter) const {
   if (!hf_) {
     nn::fill_initial_values(spec, nn::whole_slice(spec.shape), seed_, values);
   } else {
-    const models::HfWeight& place = places_.at(parameter);
-    models::copy_slice(place, hf_->tensor(place.tensor), nn::whole_slice(spec.shape), values);
+    const models::HfWeight place = hf_->find(parameter);
+    models::copy_slice(place, hf_->files().tensor(place.tensor), nn::whole_slice(spec.shape), values);
   }
   return values;
 }

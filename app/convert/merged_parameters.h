@@ -11,9 +11,8 @@
 #include <vector>
 
 #include "core/config/job_config.h"
-#include "core/io/hf_checkpoint.h"
 #include "core/nn/parameter.h"
-#include "models/hf_loader.h"
+#include "models/hf_directory.h"
 #include "parallel/checkpoint/checkpoint.h"
 
 namespace pptrain::app {
@@ -41,8 +40,7 @@ class MergedParameters {
   double scale_ = 0;  // of adapters
   uint64_t seed_;
   std::map<std::string, nn::ParameterSpec> specs_;
-  std::optional<io::HfCheckpoint> hf_;
-  std::map<std::string, models::HfWeight> places_;  // in hf_
+  std::optional<models::HfDirectory> hf_;
 };
 
 }  // namespace pptrain::app

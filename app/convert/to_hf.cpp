@@ -23,7 +23,6 @@
 #include "app/convert/hf_companions.h"
 #include "app/convert/merged_parameters.h"
 #include "app/convert/target_folder.h"
-#include "app/data/text_codec.h"
 #include "app/run/base_weights.h"
 #include "app/run/start_choice.h"
 #include "core/base/error.h"
@@ -34,7 +33,7 @@
 #include "core/io/safetensors.h"
 #include "models/flops.h"
 #include "models/hf_config.h"
-#include "models/hf_loader.h"
+#include "models/hf_directory.h"
 #include "models/model_config.h"
 #include "models/registry.h"
 #include "models/weight_map.h"
@@ -233,9 +232,8 @@ void Export::check_parameters() {
   }
 }
 
-// The tokenizer named on the command line, or that of the directory that the checkpoint was made of. A path
-// in the checkpoint is not followed: whoever wrote it could name any file here, and the output is made to be
-// published.
+// The tokenizer named on the command line, or that of the directory that the checkpoint was made of, or the
+// job's.
 void Export::write_companions(std::vector<std::string>& notes) {
   const fs::path carried = step_folder_ / carried_files;
   if (!arguments_.tokenizer.empty()) {
@@ -247,11 +245,7 @@ void Export::write_companions(std::vector<std::string>& notes) {
                        fmt::format("{}/{}", carried_files, name));  // no link out of the checkpoint
     copy_tokenizer(carried, folder_, step_folder_.string());
   } else {
-    const fs::path named = tokenizer_of(job_);
-    notes.push_back("no tokenizer written: " +
-                    (named.empty()
-                         ? std::string("the job names none; --tokenizer PATH adds one")
-                         : fmt::format("--tokenizer {} adds the one that the job names", named.string())));
+    copy_tokenizer_of(job_, folder_, notes);
   }
   const models::TextEnds ends = read_text_ends(folder_, job_.model, notes);
   write_generation_config(ends, folder_);
@@ -298,10 +292,18 @@ std::optional<std::string> below(std::string_view folder, std::string_view path)
   return rest;
 }
 
-models::WeightMap weights_of(const fs::path& step_folder) {
-  const auto model =
-      models::make_model_config(models::read_hf_config((step_folder / carried_files).string()), 1);
-  return models::weight_map(model, models::whole_model(model));
+// All tensors of the carried headers.
+std::vector<std::string> carried_tensor_names(const fs::path& step_folder) {
+  std::vector<std::string> names;
+  for (const checkpoint::Attachment& attachment : checkpoint::read_manifest(step_folder).attachments) {
+    const auto name = below(carried_headers, attachment.path);
+    if (!name) continue;
+    const io::MappedFile header(io::inner_path(step_folder / carried_headers, *name));
+    const std::string file = fmt::format("'{}'", header.path().string());
+    for (io::TensorSpec& tensor : io::parse_header(header.bytes(), file).tensors)
+      names.push_back(std::move(tensor.name));
+  }
+  return names;
 }
 
 // The Hugging Face directory that a checkpoint was made of, written again byte for byte: the carried files as
@@ -309,7 +311,12 @@ models::WeightMap weights_of(const fs::path& step_folder) {
 class Rewrite {
  public:
   Rewrite(const fs::path& step_folder, const fs::path& folder)
-      : step_folder_(step_folder), folder_(folder), weights_(weights_of(step_folder)), source_(step_folder) {
+      : step_folder_(step_folder),
+        folder_(folder),
+        model_(models::make_model_config(saved_job(step_folder).model, 1)),
+        weights_(models::weight_map(model_, models::whole_model(model_))),
+        names_(models::find_architecture(model_.arch).weights, carried_tensor_names(step_folder)),
+        source_(step_folder) {
     if (io::is_there(step_folder / carried_tensors)) extra_.emplace(step_folder / carried_tensors);
     if (extra_) extra_bytes_.emplace(step_folder / carried_tensors);
   }
@@ -321,7 +328,9 @@ class Rewrite {
   io::SafetensorsWriter::Fill fill(const io::TensorSpec& spec, const std::string& what);
 
   fs::path step_folder_, folder_;
+  models::ModelConfig model_;
   models::WeightMap weights_;
+  models::HfNames names_;
   ParameterSource source_;
   std::optional<io::SafetensorsReader> extra_;
   std::optional<io::RegularFile> extra_bytes_;  // of the same file
@@ -333,7 +342,7 @@ io::SafetensorsWriter::Fill Rewrite::fill(const io::TensorSpec& spec, const std:
       extra_bytes_->read(extra_->offset(name) + begin, piece);
     };
   }
-  const models::HfTensor* const tensor = weights_.find(spec.name);
+  const models::HfTensor* const tensor = weights_.find(names_.usual(spec.name));
   if (tensor == nullptr) throw Error(fmt::format("{} is no parameter of the model", what));
   return source_.fill(spec, tensor->parts, what);
 }

@@ -25,7 +25,7 @@
 #include "core/io/safetensors.h"
 #include "core/nn/adapter.h"
 #include "models/flops.h"
-#include "models/hf_loader.h"
+#include "models/hf_directory.h"
 #include "models/model_config.h"
 #include "models/registry.h"
 #include "models/weight_map.h"
@@ -55,22 +55,35 @@ std::string last_word(const std::string& module) {
   return module.substr(module.rfind('.') + 1);
 }
 
-// peft's target_modules: "q_proj" where all modules of that name have an adapter, whole names elsewhere.
-std::vector<std::string> target_modules(const models::ModelConfig& model,
-                                        const std::set<std::string>& adapted) {
+// What peft is to adapt.
+struct Targets {
+  std::set<std::string> modules;
+  std::set<std::string> parameters;
+};
+
+// "q_proj" where all modules of that name have an adapter, whole names elsewhere. In families with experts
+// peft (from 0.19 on) takes a module "gate_proj" for that of the experts: projections of dense and shared
+// MLPs are targeted by their weights.
+Targets find_targets(const models::ModelConfig& model, const std::set<std::string>& adapted) {
   std::set<std::string> partly;
   for (const models::HfTensor& tensor : models::hf_tensors(model)) {
     const std::string module = tensor.name.substr(0, tensor.name.rfind('.'));
     if (!adapted.contains(module)) partly.insert(last_word(module));
   }
-  std::set<std::string> targets;
-  for (const std::string& module : adapted)
-    targets.insert(partly.contains(last_word(module)) ? module : last_word(module));
-  return {targets.begin(), targets.end()};
+  const bool has_experts = models::find_architecture(model.arch).sparse;
+  Targets targets;
+  for (const std::string& module : adapted) {
+    if (has_experts && module.find(".mlp.") != std::string::npos) {
+      targets.parameters.insert(module + ".weight");
+    } else {
+      targets.modules.insert(partly.contains(last_word(module)) ? module : last_word(module));
+    }
+  }
+  return targets;
 }
 
 nlohmann::ordered_json adapter_config(const config::LoraSection& lora, const std::string& base,
-                                      const std::vector<std::string>& targets, bool transposed) {
+                                      const Targets& targets, bool transposed) {
   nlohmann::ordered_json config = {{"peft_type", "LORA"},
                                    {"task_type", "CAUSAL_LM"},
                                    {"base_model_name_or_path", nullptr},
@@ -82,7 +95,9 @@ nlohmann::ordered_json adapter_config(const config::LoraSection& lora, const std
                                    {"fan_in_fan_out", transposed},
                                    {"use_rslora", false},
                                    {"modules_to_save", nullptr},
-                                   {"target_modules", targets}};
+                                   {"target_modules", nullptr}};
+  if (!targets.modules.empty()) config["target_modules"] = targets.modules;
+  if (!targets.parameters.empty()) config["target_parameters"] = targets.parameters;
   if (!base.empty()) config["base_model_name_or_path"] = base;
   if (lora.alpha == std::round(lora.alpha)) config["lora_alpha"] = static_cast<int64_t>(lora.alpha);
   return config;
@@ -151,11 +166,17 @@ std::vector<std::string> to_peft(const fs::path& step_folder, const ConvertArgum
   const bool of_hf = job.model.init == config::Init::hf;
   const bool transposed = std::ranges::any_of(tensors, &PeftTensor::transposed);
   const auto config =
-      adapter_config(job.lora, of_hf ? base.source : "", target_modules(model, adapted), transposed);
+      adapter_config(job.lora, of_hf ? base.source : "", find_targets(model, adapted), transposed);
   io::write_file_atomically(folder / "adapter_config.json", config.dump(2) + "\n");
-  if (!arguments.tokenizer.empty()) copy_tokenizer(arguments.tokenizer, folder, "--tokenizer");
-  return {fmt::format("adapters of {} ({}, rank {}) at step {}, for {}", job.model.arch,
-                      models::parameters_text(elements), job.lora.rank, reader.state().step, base.source)};
+  std::vector<std::string> lines = {fmt::format("adapters of {} ({}, rank {}) at step {}, for {}",
+                                                job.model.arch, models::parameters_text(elements),
+                                                job.lora.rank, reader.state().step, base.source)};
+  if (arguments.tokenizer.empty()) {
+    copy_tokenizer_of(job, folder, lines);
+  } else {
+    copy_tokenizer(arguments.tokenizer, folder, "--tokenizer");
+  }
+  return lines;
 }
 
 }  // namespace pptrain::app

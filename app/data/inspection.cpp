@@ -21,7 +21,7 @@
 #include "core/data/inspect.h"
 #include "core/io/paths.h"
 #include "core/tokenizer/tokenizer.h"
-#include "models/hf_loader.h"
+#include "models/hf_directory.h"
 #include "parallel/checkpoint/checkpoint.h"
 #include "parallel/checkpoint/manifest.h"
 #include "parallel/checkpoint/step_folders.h"
@@ -188,11 +188,20 @@ std::vector<std::string> data_warnings(const config::JobConfig& job) {
   return warnings;
 }
 
+std::vector<std::string> model_warnings(const Plan& plan) {
+  std::vector<std::string> warnings = models::export_warnings(plan.model);
+  if (plan.job.model.init == config::Init::hf) {
+    const models::HfDirectory directory(plan.model, plan.job.model.hf_dir);
+    std::ranges::copy(directory.warnings(), std::back_inserter(warnings));
+  }
+  return warnings;
+}
+
 void inspect_all(const Plan& plan, const config::ReportConflict& report) {
   inspect_data(plan, report);
   if (plan.job.model.init == config::Init::hf) {
     sound(report, {"model.hf_dir", "model.init"},
-          [&] { models::find_hf_weights(plan.model, io::HfCheckpoint(plan.job.model.hf_dir)); });
+          [&] { models::HfDirectory(plan.model, plan.job.model.hf_dir).find_all(); });
   }
   inspect_resume(plan.job, report);
   sound(report, {"run.dir"}, [&] { checkpoint::probe(fs::path(plan.job.run.dir) / "checkpoints"); });

@@ -17,8 +17,12 @@ void inspect_data(const Plan& plan, const config::ReportConflict& report);
 // read as ids of 2. Of data that inspect_data() found sound.
 std::vector<std::string> data_warnings(const config::JobConfig& job);
 
-// The same, and what keeps the run from starting or from saving: weights that model.hf_dir lacks, a path to
-// resume from without a checkpoint, a run.dir that cannot be written.
+// What the model's directory has otherwise than config.json says, or than can be exported. Of a plan that
+// inspect_all() found sound.
+std::vector<std::string> model_warnings(const Plan& plan);
+
+// What inspect_data() reports, and what keeps the run from starting or from saving: weights that model.hf_dir
+// lacks, a path to resume from without a checkpoint, a run.dir that cannot be written.
 void inspect_all(const Plan& plan, const config::ReportConflict& report);
 
 }  // namespace pptrain::app

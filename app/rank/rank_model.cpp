@@ -1,14 +1,17 @@
 #include "app/rank/rank_model.h"
 
 #include <spdlog/fmt/fmt.h>
+#include <spdlog/spdlog.h>
 
 #include <memory>
+#include <optional>
+#include <string>
 #include <utility>
 
 #include "app/plan/plan.h"
 #include "app/rank/checkpoint_contents.h"
 #include "core/base/error.h"
-#include "models/hf_loader.h"
+#include "models/hf_directory.h"
 #include "models/learning.h"
 #include "parallel/pipeline/embedding_shards.h"
 #include "parallel/pipeline/tied_gradient.h"
@@ -37,6 +40,12 @@ optim::MakeMatrixExchange matrix_exchange(RunContext& context) {
   return [&mesh = context.mesh](std::vector<optim::MatrixPart> parts) {
     return shard::make_matrix_exchange(mesh.of(mesh::Group::stage), std::move(parts));
   };
+}
+
+// What the directory has beside this model's weights, or otherwise than its config.json says.
+void announce(const models::HfDirectory& directory) {
+  for (const std::string& note : directory.notes()) spdlog::info("{}", note);
+  for (const std::string& warning : directory.warnings()) spdlog::warn("warning: {}", warning);
 }
 
 at::ScalarType compute_dtype(const config::JobConfig& job) {
@@ -187,9 +196,12 @@ void RankModel::overlap_weight_gradients(nn::SideStream& side) {
 }
 
 void RankModel::initialise() {
+  const bool from_hf = context_.job.model.init == config::Init::hf;
+  std::optional<models::HfDirectory> hf;
+  if (from_hf) hf.emplace(context_.model, context_.job.model.hf_dir);
+  if (hf && context_.root()) announce(*hf);
   for (RankStage& own : stages_) {
-    const bool from_hf = context_.job.model.init == config::Init::hf;
-    if (from_hf) models::load_hf_weights(*own.stage, context_.job.model.hf_dir);
+    if (hf) hf->load(*own.stage);
     for (nn::ParameterGroup& group : own.stage->parameters().groups()) {
       // Adapters are in no Hugging Face directory.
       if (!from_hf || group.is_of_adapters()) group.initialise(static_cast<uint64_t>(context_.job.run.seed));

@@ -16,7 +16,7 @@
 #include "core/base/error.h"
 #include "core/config/loader.h"
 #include "core/config/nearest.h"
-#include "models/hf_config.h"
+#include "models/hf_directory.h"
 #include "parallel/schedule/passes/passes.h"
 
 namespace pptrain::app {
@@ -350,7 +350,7 @@ bool Resolver::chooses_in_steps(const PlanBase& base, const Candidate& best) {
 using FinishJob = decltype(config::Hooks::finish);
 
 config::Hooks hooks(FinishJob finish, const LoadOptions& options) {
-  return {.read_hf_config = models::read_hf_config,
+  return {.read_hf_config = models::read_hf_model,
           .finish_model = models::finish_model,
           .finish = std::move(finish),
           .world = options.world,

@@ -11,6 +11,7 @@
 #include "core/metrics/log_sinks.h"
 #include "core/metrics/progress_text.h"
 #include "models/flops.h"
+#include "models/hf_directory.h"
 
 namespace pptrain::app {
 
@@ -92,7 +93,9 @@ void announce(const RunContext& context, const std::vector<OpenSource>& sources)
                data_ranks > 1 ? fmt::format(" on each of {} data ranks", data_ranks) : "");
   announce_data(context, sources);
   spdlog::info("output in {}", job.run.dir);
-  for (const std::string& warning : config::warnings(job)) spdlog::warn("warning: {}", warning);
+  for (const auto& warnings : {config::warnings(job), models::export_warnings(context.model)}) {
+    for (const std::string& warning : warnings) spdlog::warn("warning: {}", warning);
+  }
 }
 
 }  // namespace pptrain::app

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <span>
 #include <string_view>
 
@@ -32,32 +33,59 @@ HfCheckpoint::HfCheckpoint(const fs::path& folder) : folder_(folder) {
   }
 }
 
-void HfCheckpoint::open_index(const fs::path& index) {
-  const std::string what = fmt::format("'{}'", index.string());
+namespace {
+
+using FileOfTensor = std::map<std::string, std::string>;
+
+FileOfTensor read_index(const fs::path& index, const std::string& what) {
   const MappedFile file(index);
   const nlohmann::json document = parse_strict_json(file.text(), what);
-  if (!document.is_object() || !document.contains("weight_map") || !document["weight_map"].is_object()) {
+  if (!document.is_object() || !document.contains("weight_map") || !document["weight_map"].is_object())
     throw Error(what + ": no object 'weight_map' of tensor names and files");
-  }
+  FileOfTensor files;
   for (const auto& [name, value] : document["weight_map"].items()) {
     if (!value.is_string())
       throw Error(fmt::format("{}: the file of tensor '{}' is not a string", what, name));
-    const auto& shard_name = value.get_ref<const std::string&>();
-    auto found = shards_.find(shard_name);
-    if (found == shards_.end()) {
-      if (!is_inner_path(shard_name)) {
-        throw Error(
-            fmt::format("{}: the file '{}' of tensor '{}' leads out of the folder", what, shard_name, name));
-      }
-      if (!fs::exists(folder_ / shard_name)) {
-        throw Error(fmt::format("{}: the shard '{}' (of tensor '{}') is missing", what, shard_name, name));
-      }
-      found = shards_.emplace(shard_name, SafetensorsReader(folder_ / shard_name)).first;
+    const auto& shard = files.emplace(name, value.get<std::string>()).first->second;
+    if (!is_inner_path(shard))
+      throw Error(fmt::format("{}: the file '{}' of tensor '{}' leads out of the folder", what, shard, name));
+  }
+  return files;
+}
+
+}  // namespace
+
+void HfCheckpoint::open_index(const fs::path& index) {
+  const std::string what = fmt::format("'{}'", index.string());
+  const FileOfTensor file_of = read_index(index, what);
+  std::set<std::string> files, missing;
+  for (const auto& [name, shard] : file_of) {
+    files.insert(shard);
+    if (!fs::exists(folder_ / shard)) missing.insert(shard);
+  }
+  if (!missing.empty()) {
+    throw Error(fmt::format("{}: {} of {} shards are missing: {}; is the download complete?", what,
+                            missing.size(), files.size(), fmt::join(missing, ", ")));
+  }
+  for (const std::string& shard : files) shards_.emplace(shard, SafetensorsReader(folder_ / shard));
+  for (const auto& [name, shard] : file_of) {
+    const SafetensorsReader& reader = shards_.at(shard);
+    if (!reader.contains(name))
+      throw Error(fmt::format("{}: the tensor '{}' is not in its shard '{}'", what, name, shard));
+    shard_of_.emplace(name, &reader);
+  }
+  add_unlisted();
+}
+
+// As in transformers, a tensor counts that the index does not name.
+void HfCheckpoint::add_unlisted() {
+  for (const auto& [shard, reader] : shards_) {
+    for (const TensorSpec& spec : reader.tensors()) {
+      const SafetensorsReader* const other = shard_of_.emplace(spec.name, &reader).first->second;
+      if (other != &reader)
+        throw Error(fmt::format("the tensor '{}' is in '{}' and in '{}'", spec.name, reader.path().string(),
+                                other->path().string()));
     }
-    if (!found->second.contains(name)) {
-      throw Error(fmt::format("{}: the tensor '{}' is not in its shard '{}'", what, name, shard_name));
-    }
-    shard_of_.emplace(name, &found->second);
   }
 }
 

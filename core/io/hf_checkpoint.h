@@ -17,8 +17,8 @@ namespace pptrain::io {
 class HfCheckpoint {
  public:
   // Maps every file and checks the headers; reads no tensor. Throws Error: no weights in the folder, a
-  // damaged index, an index that leads out of the folder, a missing or damaged shard, a tensor that its shard
-  // lacks.
+  // damaged index, an index that leads out of the folder, missing or damaged shards, a tensor that its shard
+  // lacks, or that two shards have.
   explicit HfCheckpoint(const std::filesystem::path& folder);
   HfCheckpoint(HfCheckpoint&&) noexcept = default;
   HfCheckpoint& operator=(HfCheckpoint&&) noexcept = default;
@@ -38,6 +38,7 @@ class HfCheckpoint {
 
  private:
   void open_index(const std::filesystem::path& index);
+  void add_unlisted();
 
   std::filesystem::path folder_;
   std::map<std::string, SafetensorsReader> shards_;  // by file name

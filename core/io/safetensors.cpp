@@ -14,6 +14,7 @@
 
 #include "core/base/error.h"
 #include "core/io/checksum.h"
+#include "core/io/git_lfs.h"
 #include "core/io/strict_json.h"
 
 namespace pptrain::io {
@@ -120,6 +121,7 @@ Metadata read_metadata(const json& value, const std::string& file) {
 
 // The JSON document, of `length` bytes behind its length.
 json read_document(std::span<const std::byte> bytes, uint64_t& length, const std::string& file) {
+  refuse_git_lfs_pointer({reinterpret_cast<const char*>(bytes.data()), bytes.size()}, file);
   if (bytes.size() < sizeof(length)) throw Error(fmt::format("{}: too short for a safetensors file", file));
   std::memcpy(&length, bytes.data(), sizeof(length));
   if (length > max_header_bytes) {

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "core/base/error.h"
+#include "core/io/git_lfs.h"
 
 namespace pptrain::io {
 namespace {
@@ -25,6 +26,7 @@ std::string place_in(std::string_view text, size_t byte) {
 }  // namespace
 
 nlohmann::json parse_strict_json(std::string_view text, const std::string& what, int max_depth) {
+  refuse_git_lfs_pointer(text, what);
   // The library takes a NUL byte for the end of the text, and skips a byte order mark.
   if (const size_t nul = text.find('\0'); nul != std::string_view::npos) {
     throw Error(what + ": not valid JSON: byte " + std::to_string(nul) + " is NUL");

@@ -93,6 +93,12 @@ void write_v2(const M& model, nlohmann::ordered_json& json) {
   json["topk_group"] = model.topk_group;
 }
 
+// Layers for multi-token prediction are not written.
+void write_v3(const M& model, nlohmann::ordered_json& json) {
+  write_deepseek(model, json);
+  json["num_nextn_predict_layers"] = 0;
+}
+
 }  // namespace
 
 constinit const Architecture deepseek_v2 = {.name = "deepseek_v2",
@@ -113,6 +119,6 @@ constinit const Architecture deepseek_v3 = {.name = "deepseek_v3",
                                             .hf_keys = v3_keys,
                                             .hf_max_positions = 4096,
                                             .read_hf = read_v3,
-                                            .write_hf = write_deepseek};
+                                            .write_hf = write_v3};
 
 }  // namespace pptrain::models

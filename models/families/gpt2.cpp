@@ -1,6 +1,5 @@
 // GPT-2 (Radford et al., 2019): LayerNorms, learned positions, biases and an MLP without a gate. Its matrices
-// are stored [in, out], q, k and v in one; directories of the first releases have names without
-// "transformer.".
+// are stored [in, out], q, k and v in one.
 #include <nlohmann/json.hpp>
 
 #include "models/hf_config.h"
@@ -14,28 +13,17 @@ constexpr Rows of_parameter = Rows::of_parameter;
 
 constexpr WeightName gpt2_weights[] = {
     {"embed", "transformer.wte"},
-    {"embed", "wte"},
     {"embed_positions", "transformer.wpe"},
-    {"embed_positions", "wpe"},
     {"norm", "transformer.ln_f"},
-    {"norm", "ln_f"},
     {"head", "lm_head"},
     {"layers.*.attn_norm", "transformer.h.*.ln_1"},
-    {"layers.*.attn_norm", "h.*.ln_1"},
     {"layers.*.attn.q", "transformer.h.*.attn.c_attn", of_parameter, /*transposed=*/true},
-    {"layers.*.attn.q", "h.*.attn.c_attn", of_parameter, /*transposed=*/true},
     {"layers.*.attn.k", "transformer.h.*.attn.c_attn", of_parameter, /*transposed=*/true},
-    {"layers.*.attn.k", "h.*.attn.c_attn", of_parameter, /*transposed=*/true},
     {"layers.*.attn.v", "transformer.h.*.attn.c_attn", of_parameter, /*transposed=*/true},
-    {"layers.*.attn.v", "h.*.attn.c_attn", of_parameter, /*transposed=*/true},
     {"layers.*.attn.o", "transformer.h.*.attn.c_proj", of_parameter, /*transposed=*/true},
-    {"layers.*.attn.o", "h.*.attn.c_proj", of_parameter, /*transposed=*/true},
     {"layers.*.mlp_norm", "transformer.h.*.ln_2"},
-    {"layers.*.mlp_norm", "h.*.ln_2"},
     {"layers.*.mlp.up", "transformer.h.*.mlp.c_fc", of_parameter, /*transposed=*/true},
-    {"layers.*.mlp.up", "h.*.mlp.c_fc", of_parameter, /*transposed=*/true},
     {"layers.*.mlp.down", "transformer.h.*.mlp.c_proj", of_parameter, /*transposed=*/true},
-    {"layers.*.mlp.down", "h.*.mlp.c_proj", of_parameter, /*transposed=*/true},
 };
 constexpr HfKey gpt2_keys[] = {
     {"n_embd", &M::hidden_size, -1},

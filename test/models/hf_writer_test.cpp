@@ -1,5 +1,5 @@
 // What is written for transformers, read again.
-#include "models/hf_loader.h"
+#include "models/hf_directory.h"
 
 #include <ATen/Functions.h>
 
@@ -159,7 +159,7 @@ TEST_CASE("config.json gives the model back, of every architecture") {
 }
 
 TEST_CASE("config.json names class, type and the ends of a text") {
-  const auto json = models::hf_config(section_of("mixtral"), at::kHalf, {.bos = {}, .eos = 7});
+  const auto json = models::hf_config(section_of("mixtral"), at::kHalf, {.bos = {}, .eos = {7}});
   CHECK(json["architectures"] == nlohmann::ordered_json{"MixtralForCausalLM"});
   CHECK(json["model_type"] == "mixtral");
   CHECK(json["torch_dtype"] == "float16");

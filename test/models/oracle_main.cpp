@@ -33,7 +33,7 @@
 #include "core/io/safetensors.h"
 #include "core/optim/optimizer.h"
 #include "models/hf_config.h"
-#include "models/hf_loader.h"
+#include "models/hf_directory.h"
 #include "models/model_config.h"
 #include "models/registry.h"
 #include "models/transformer_stage.h"

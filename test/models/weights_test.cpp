@@ -13,7 +13,7 @@
 
 #include "core/base/error.h"
 #include "core/io/safetensors.h"
-#include "models/hf_loader.h"
+#include "models/hf_directory.h"
 #include "models/registry.h"
 #include "models/weight_map.h"
 #include "test/core/kernels/compare.h"
@@ -240,6 +240,147 @@ TEST_CASE("weights that do not fit are refused by name") {
   tensors = sound;
   tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = at::ones({8});
   CHECK(load(tensors) == "no error");
+}
+
+// The list in hf_directory.cpp: what becomes of a tensor that no parameter takes.
+TEST_CASE("tensors that no parameter takes are ignored, noted or refused") {
+  const c10::InferenceMode inference;
+  const auto model = small_model("llama", false);
+  const TemporaryFolder folder;
+  const Tensors sound = stored_tensors(model);
+  const auto open = [&](const std::string& name, at::ScalarType type = at::kFloat) {
+    Tensors tensors = sound;
+    tensors[name] = at::zeros({8}, type);
+    write(folder, tensors);
+    return models::HfDirectory(model, folder.path());
+  };
+  for (const char* name :
+       {"model.layers.0.self_attn.rotary_emb.inv_freq", "model.layers.3.attention.masked_bias",
+        "model.rotary_emb.inv_freq", "h.0.attn.bias"}) {
+    INFO(name);
+    const models::HfDirectory directory = open(name);
+    CHECK(directory.others() == std::vector<std::string>{name});
+    CHECK(directory.notes().empty());
+    CHECK(directory.warnings().empty());
+  }
+  for (const char* name :
+       {"v_head.summary.weight", "score.weight", "vision_tower.layers.0.self_attn.q_proj.weight"}) {
+    INFO(name);
+    const models::HfDirectory directory = open(name, at::kLong);
+    CHECK(directory.others() == std::vector<std::string>{name});
+    REQUIRE(directory.notes().size() == 1);
+    CHECK_THAT(directory.notes().front(),
+               contains_text("1 tensor (" + std::string(name) + ") that this model"));
+  }
+  const std::map<std::string, std::string> refused = {
+      {"model.layers.0.self_attn.q_proj.weight_scale_inv", "is of quantized weights"},
+      {"model.layers.0.mlp.up_proj.qweight", "is of quantized weights"},
+      {"model.layers.0.mlp.experts.gate_up_proj_blocks", "is of quantized weights"},
+      {"model.layers.1.self_attn.q_norm.weight", "has no place in this llama model"},
+      {"model.layers.1.self_attn.new_module.weight", "has no place in this llama model"},
+      {"model.layers.4.self_attn.q_proj.weight", "is of layer 4, but this model has 4"},
+      {"lm_head.bias", "has no place in this llama model"},
+      {"model.norm.bias", "has no place in this llama model"}};
+  for (const auto& [name, message] : refused) {
+    CHECK_THAT(error_of([&, &key = name] { open(key); }), contains_text("tensor " + name + " " + message));
+  }
+}
+
+TEST_CASE("only types that float32 holds are read") {
+  const c10::InferenceMode inference;
+  const auto model = small_model("llama", false);
+  const TemporaryFolder folder;
+  for (const auto& [type, word] : {std::pair(at::kDouble, "F64"), std::pair(at::kFloat8_e4m3fn, "F8_E4M3"),
+                                   std::pair(at::kLong, "floating")}) {
+    Tensors tensors = stored_tensors(model);
+    tensors["model.norm.weight"] = tensors["model.norm.weight"].to(type);
+    write(folder, tensors);
+    const models::HfDirectory directory(model, folder.path());
+    CHECK_THAT(error_of([&] { directory.find("norm.weight"); }),
+               contains_text("tensor model.norm.weight") && contains_text(word));
+  }
+}
+
+// A base model's names lack "model."; the text models of models with images have more.
+TEST_CASE("names of a directory may begin otherwise") {
+  const c10::InferenceMode inference;
+  const auto model = small_model("qwen3", false);
+  const Tensors sound = stored_tensors(model);
+  const std::map<std::string, std::string> beginnings = {
+      {"", ""}, {"language_model.model.", "language_model."}, {"model.language_model.", ""}};
+  for (const auto& [before, of_head] : beginnings) {
+    INFO(before);
+    Tensors tensors;
+    for (const auto& [name, tensor] : sound) {
+      const bool is_head = name == "lm_head.weight";
+      tensors[is_head ? of_head + name : before + name.substr(std::string("model.").size())] = tensor;
+    }
+    tensors[before + "layers.0.self_attn.rotary_emb.inv_freq"] = at::ones({8});
+    tensors["model.vision_tower.embed.weight"] = at::ones({8});
+    const TemporaryFolder folder;
+    write(folder, tensors);
+    Stages stages = build_stages(model, {4}, at::kFloat, 99);
+    models::load_hf_weights(*stages[0], folder.path());
+    for (const nn::Slice* p : stages[0]->parameters().slices())
+      CHECK(same_bits(p->master, sound.at(models::hf_name(names, p->spec.name)).to(at::kFloat)));
+    tensors[before + "layers.0.mlp.up_proj.bias"] = at::ones({8});
+    write(folder, tensors);
+    CHECK_THAT(error_of([&] { models::load_hf_weights(*stages[0], folder.path()); }),
+               contains_text("tensor " + before + "layers.0.mlp.up_proj.bias has no place"));
+  }
+}
+
+TEST_CASE("a base model without a head serves a tied model alone") {
+  const c10::InferenceMode inference;
+  for (const bool tied : {true, false}) {
+    const auto model = small_model("llama", tied);
+    Tensors tensors;
+    for (const auto& [name, tensor] : stored_tensors(model))
+      if (name != "lm_head.weight") tensors[name.substr(std::string("model.").size())] = tensor;
+    const TemporaryFolder folder;
+    write(folder, tensors);
+    const models::HfDirectory directory(model, folder.path());
+    CHECK(directory.find("embed.weight").tensor == "embed_tokens.weight");
+    const std::string fault = error_of([&] { directory.find_all(); });
+    CHECK(fault == (tied ? "no error"
+                         : "the Hugging Face directory '" + folder.path().string() +
+                               "' has no tensor 'lm_head.weight'"));
+  }
+}
+
+TEST_CASE("a head beside the embedding of a tied model must be the embedding") {
+  const c10::InferenceMode inference;
+  const auto model = small_model("llama", true);
+  const TemporaryFolder folder;
+  Tensors tensors = stored_tensors(model);
+  tensors["lm_head.weight"] = tensors.at("model.embed_tokens.weight").clone();
+  write(folder, tensors);
+  const models::HfDirectory same(model, folder.path());
+  CHECK(same.others().empty());
+  CHECK(same.find("head.weight").tensor == "model.embed_tokens.weight");
+  tensors["lm_head.weight"].view({-1})[7] += 1;
+  write(folder, tensors);
+  CHECK_THAT(error_of([&] { models::HfDirectory(model, folder.path()); }),
+             contains_text("tensor lm_head.weight is not model.embed_tokens.weight, but this model has one"));
+  // The head alone is the embedding too.
+  tensors.erase("model.embed_tokens.weight");
+  write(folder, tensors);
+  CHECK(models::HfDirectory(model, folder.path()).find("embed.weight").tensor == "lm_head.weight");
+}
+
+TEST_CASE("a parameter that lies in two tensors is refused") {
+  const c10::InferenceMode inference;
+  const auto model = small_model("qwen3_moe", false);
+  const TemporaryFolder folder;
+  Tensors tensors;
+  for (const models::HfTensor& tensor : models::hf_tensors(model))
+    tensors[tensor.name] = at::zeros(tensor.shape);
+  const auto& sparse = model.sparse;
+  tensors["model.layers.2.mlp.experts.down_proj"] =
+      at::zeros({sparse.experts, model.hidden, sparse.intermediate});
+  write(folder, tensors);
+  CHECK_THAT(error_of([&] { models::HfDirectory(model, folder.path()); }),
+             contains_text("tensor model.layers.2.mlp.experts.") && contains_text("holds too"));
 }
 
 // Of a file with more layers than the model has, the first ones would be trained without a word.

@@ -245,9 +245,9 @@ class CheckpointToHf(Case):
         make_tokenizer(self.folder / "tok")
         self.train(data=f'tokenizer = "{self.folder}/tok/tokenizer.json"')
         out = self.folder / "out"
-        bare = self.convert(self.folder / "run", self.folder / "bare")
-        self.assertIn("--tokenizer", bare.stdout + bare.stderr)
-        self.assertFalse((self.folder / "bare/tokenizer.json").exists(), "a path of the checkpoint is not followed")
+        self.convert(self.folder / "run", self.folder / "plain")
+        self.assertEqual((self.folder / "plain/tokenizer.json").read_bytes(), (self.folder / "tok/tokenizer.json").read_bytes())
+        self.assertEqual(json.loads((self.folder / "plain/config.json").read_text())["eos_token_id"], 2)
         done = self.convert(self.folder / "run/checkpoints", out, "--dtype", "bf16", "--max-shard-gb", 100e3 / 1e9,
                             "--tokenizer", self.folder / "tok/tokenizer.json")
         self.assertIn("step 2", done.stdout)
@@ -273,6 +273,70 @@ class CheckpointToHf(Case):
         for key, tensor in load_file(self.folder / "whole/model.safetensors").items():
             self.assertTrue(torch.equal(tensors[key], tensor.to(torch.bfloat16)), key)
         self.assertEqual(AutoModelForCausalLM.from_pretrained(out).dtype, torch.bfloat16)
+
+
+class Tokenizers(Case):
+    """Written without being asked for, so that transformers ends a text where generate does."""
+
+    def check_ends(self, folder, expected):
+        """Of the directory `folder`, made of the run: generate's text and transformers'."""
+        done = self.pptrain("generate", "--config", self.folder / "job.toml", "--prompt", "abc ab", "--max-tokens", 40,
+                            "--temperature", 0, "--json")
+        ours = json.loads(done.stdout)
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        stops = model.generation_config.eos_token_id
+        self.assertEqual(set(stops if isinstance(stops, list) else [stops]), expected)
+        prompt = AutoTokenizer.from_pretrained(folder)("abc ab", return_tensors="pt").input_ids
+        theirs = model.generate(prompt, do_sample=False, max_new_tokens=40, pad_token_id=0)[0, prompt.shape[1]:].tolist()
+        self.assertIn(theirs.pop(), expected)
+        self.assertLess(len(theirs), 39)
+        self.assertEqual(ours["ids"], theirs)
+        self.assertEqual(ours["finish"], "stop")
+
+    def write_hf(self):
+        """A model that soon says token 5, at which generation_config.json ends a text beside the tokenizer's 2."""
+        model = save_hf("qwen3", self.folder / "hf")
+        with torch.no_grad():
+            model.lm_head.weight[5] = model.lm_head.weight.abs().sum(0) / 20
+        model.save_pretrained(self.folder / "hf")
+        make_tokenizer(self.folder / "tok")
+        shutil.copytree(self.folder / "tok", self.folder / "hf", dirs_exist_ok=True)
+        (self.folder / "hf/generation_config.json").write_text('{"eos_token_id": 5, "top_k": 7}')
+        (self.folder / "hf/chat_template.jinja").write_text("{{ messages }}")
+        make_tokens(self.folder / "tokens.bin")
+        return self.write_job(model=f'hf_dir = "{self.folder}/hf"\ninit = "hf"')
+
+    def test_of_hf_dir_and_with_merged_adapters(self):
+        job = self.write_hf()
+        self.pptrain("--config", job, *sets("optimizer.lr=0"))
+        self.convert(self.folder / "run", self.folder / "out")
+        self.check_ends(self.folder / "out", {2, 5})
+        ends = json.loads((self.folder / "out/generation_config.json").read_text())
+        self.assertEqual((ends["top_k"], set(ends["eos_token_id"])), (7, {2, 5}))
+        self.assertEqual(json.loads((self.folder / "out/config.json").read_text())["eos_token_id"], [2, 5])
+        tokenizer = {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"}
+        self.assertLessEqual(tokenizer, files(self.folder / "out"))
+        shutil.rmtree(self.folder / "run")
+        self.pptrain("--config", job, *sets("lora.rank=2", "optimizer.lr=0"))
+        self.convert(self.folder / "run", self.folder / "merged", "--merge")
+        self.assertEqual(files(self.folder / "merged"), files(self.folder / "out"))
+        self.assertEqual(json.loads((self.folder / "merged/config.json").read_text())["eos_token_id"], [2, 5])
+        self.convert(self.folder / "run", self.folder / "adapter")
+        self.assertLessEqual(tokenizer, files(self.folder / "adapter"))
+
+    def test_what_is_no_tokenizer_is_not_published(self):
+        """A checkpoint's job could name any file."""
+        make_tokenizer(self.folder / "tok")
+        named = (self.folder / "tok/tokenizer.json").rename(self.folder / "tok/mine.json")
+        self.train(data=f'tokenizer = "{named}"')
+        self.convert(self.folder / "run", self.folder / "out")
+        self.assertEqual((self.folder / "out/tokenizer.json").read_bytes(), named.read_bytes())
+        named.write_text('{"secret": 1}')
+        done = self.convert(self.folder / "run", self.folder / "other")
+        self.assertIn("no tokenizer written: ", done.stderr)
+        self.assertFalse(any("token" in name for name in files(self.folder / "other")))
+        named.unlink()
+        self.assertIn("is not there; --tokenizer PATH adds one", self.convert(self.folder / "run", self.folder / "third").stderr)
 
 
 class HfAndBack(Case):
@@ -470,14 +534,6 @@ class Refusals(Case):
                 self.assertIn(next(iter(change)), refusal)
         save_file({key: value for key, value in good.items() if key != name}, path, {"format": "pt"})
         self.assertIn(name, self.refused(source, self.folder / "out", code=1))
-
-    def test_a_head_that_is_not_the_tied_embedding(self):
-        source = self.folder / "hf"
-        save_hf("llama", source, torch.bfloat16)
-        tensors = load_file(source / "model.safetensors")
-        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"] + 1
-        save_file(tensors, source / "model.safetensors", {"format": "pt"})
-        self.assertIn("tie_word_embeddings", self.refused(source, self.folder / "out", code=1))
 
     def test_damage_is_named(self):
         source, checkpoint = self.folder / "hf", self.folder / "checkpoint"

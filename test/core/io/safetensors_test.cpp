@@ -1,4 +1,5 @@
 #include "core/io/safetensors.h"
+#include "core/io/strict_json.h"
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
@@ -259,6 +260,21 @@ TEST_CASE("no damage to a header leads outside the file") {
   CHECK(accepted > 100);  // changes to the data, to names, to metadata
 }
 
+TEST_CASE("a file that git-LFS has not fetched is called so") {
+  const ScratchFolder folder;
+  const std::string pointer =
+      "version https://git-lfs.github.com/spec/v1\noid "
+      "sha256:4d7a214614ab2935c943f9e0ff69d22eadbb8f32b1258daaa5e2c"
+      "a24d17e2393\nsize 4943162336\n";
+  folder.write("model.safetensors", pointer);
+  CHECK_THROWS_WITH(HfCheckpoint(folder.path()),
+                    contains_text("model.safetensors") &&
+                        contains_text("is a git-LFS pointer, not the file itself") &&
+                        contains_text("git lfs pull"));
+  CHECK_THROWS_WITH(parse_strict_json(pointer, "'tokenizer.json'"),
+                    contains_text("'tokenizer.json' is a git-LFS pointer"));
+}
+
 TEST_CASE("a Hugging Face folder with one file") {
   const ScratchFolder folder;
   CHECK_THROWS_WITH(HfCheckpoint(folder.path()), contains_text("neither model.safetensors"));
@@ -289,7 +305,8 @@ TEST_CASE("a Hugging Face folder with shards") {
     index(weight_map);
     CHECK_THROWS_WITH(HfCheckpoint(folder.path()), contains_text("index.json") && contains_text(message));
   };
-  refused(R"({"a": "model-3.safetensors"})", "'model-3.safetensors' (of tensor 'a') is missing");
+  refused(R"({"a": "model-3.safetensors", "b": "model-2.safetensors", "d": "model-4.safetensors"})",
+          "2 of 3 shards are missing: model-3.safetensors, model-4.safetensors; is the download complete?");
   refused(R"({"b": "model-1.safetensors"})", "'b' is not in its shard 'model-1.safetensors'");
   refused(R"({"a": "../model-1.safetensors"})", "leads out of the folder");
   refused(R"({"a": "x/../../model-1.safetensors"})", "leads out of the folder");
@@ -298,6 +315,12 @@ TEST_CASE("a Hugging Face folder with shards") {
   refused(R"({"a": 1})", "not a string");
   refused(R"({"a": "model-1.safetensors", "a": "model-2.safetensors"})", "'a' is there twice");
   refused(R"(["a"])", "weight_map");
+  index(R"({"a": "model-1.safetensors", "b": "model-2.safetensors"})");
+  CHECK(HfCheckpoint(folder.path()).contains("c"));  // in a shard, and not in the index
+  std::filesystem::remove(folder / "model-1.safetensors");
+  write_safetensors(folder / "model-1.safetensors", {{"a", at::full({2}, 1.0)}, {"c", at::full({2}, 4.0)}});
+  CHECK_THROWS_WITH(HfCheckpoint(folder.path()),
+                    contains_text("'c' is in '") && contains_text("model-2.safetensors"));
   folder.write("model-1.safetensors", "short");
   index(R"({"a": "model-1.safetensors"})");
   CHECK_THROWS_WITH(HfCheckpoint(folder.path()),
