@@ -148,8 +148,14 @@ Sample tokenize_sample(const tokenizer::Tokenizer* tokenizer, const TokenizeRequ
   if (request.files.size() > 1) files.push_back(request.files.back());
   for (const std::filesystem::path& file : files) {
     const NextChunk next = open_chunks(file, request.format);
-    if (const auto chunk = next()) add_to(sample.progress, encode(tokenizer, *chunk, request));
-    sample.whole = sample.whole && !next();
+    const auto chunk = next();
+    if (!chunk) continue;
+    if (request.format.has_prompts() || request.format.has_messages() || !request.format.labels_key.empty()) {
+      add_to(sample.progress, encode(tokenizer, *chunk, request));
+      sample.whole = sample.whole && !next();
+    } else {  // a text may be as long as its file
+      each_document(*chunk, request.format, [](const Document&) {});
+    }
   }
   return sample;
 }

@@ -47,9 +47,9 @@ TokenizeProgress tokenize_files(const tokenizer::Tokenizer* tokenizer, const Tok
                                 TokenWriter& writer,
                                 const std::function<void(const TokenizeProgress&)>& report);
 
-// What the first documents of the first and of the last file become: documents, truncated, without_targets
-// and what was left out. `whole`: these are all. Throws as tokenize_files() does, but not where there is no
-// document.
+// The first documents of the first and of the last file, as tokenize_files() will get them. Where some tokens
+// are no targets, also what becomes of them: documents, truncated, without_targets. `whole`: these are all.
+// Throws as tokenize_files() does, but not where there is no document.
 struct Sample {
   TokenizeProgress progress;
   bool whole = true;

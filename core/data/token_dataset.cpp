@@ -249,6 +249,7 @@ int64_t TokenDataset::prompt_tokens(int64_t first, int64_t last) const {
 }
 
 TokenDataset::DocumentCount TokenDataset::count_documents() const {
+  if (!prompts_) return {};
   const std::vector<int64_t> starts = indexed_documents();
   DocumentCount count{.all = static_cast<int64_t>(starts.size()) - 1};
   for (size_t i = 0; i + 1 < starts.size(); ++i) {
