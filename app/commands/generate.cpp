@@ -23,6 +23,7 @@
 #include "app/commands/command_line.h"
 #include "app/commands/commands.h"
 #include "app/commands/job_options.h"
+#include "app/data/chat_codec.h"
 #include "app/data/text_codec.h"
 #include "app/generate/generator.h"
 #include "app/generate/score.h"
@@ -56,7 +57,9 @@ struct GenerateArguments : JobArguments {
   std::vector<std::string> stop;  // texts
   std::vector<int64_t> stop_ids;
   int64_t in_flight = 32;
-  std::string score;  // a file of prompts and completions; "-": standard input; "": generates
+  bool chat = false;   // prompts are a user's messages
+  std::string system;  // with chat: the message before each
+  std::string score;   // a file of prompts and completions; "-": standard input; "": generates
   bool json = false;
 };
 
@@ -97,15 +100,42 @@ bool reads_standard_input(const GenerateArguments& a) {
          (a.prompts.empty() && a.prompts_file.empty() && a.prompt_ids.empty());
 }
 
-// In the order: texts, the file's lines, ids. Standard input is rank 0's alone, and read later.
-std::vector<Prompt> read_prompts(const GenerateArguments& arguments, const TextCodec* codec,
-                                 const config::JobConfig& job) {
+struct GenerateRequest {
+  std::shared_ptr<const TextCodec> codec;
+  std::shared_ptr<const ChatCodec> chat;    // with --chat
+  std::vector<Continuation> continuations;  // with --score
   std::vector<Prompt> prompts;
-  for (const std::string& text : arguments.prompts)
-    prompts.push_back({text, needed(codec, "--prompt", job).encode(text)});
+  GenerateOptions options;
+};
+
+// The user's and the assistant's contents in turns, the user's first, behind a system message where there is
+// one.
+std::vector<int64_t> chat_ids(const ChatCodec& chat, const std::string& system,
+                              const std::vector<std::string>& turns) {
+  std::vector<corpus::Message> messages;
+  if (!system.empty()) messages.push_back({.role = "system", .content = system});
+  for (size_t i = 0; i < turns.size(); ++i)
+    messages.push_back({.role = i % 2 == 0 ? "user" : "assistant", .content = turns[i]});
+  return chat.prompt(messages);
+}
+
+Prompt prompt_of(const std::string& text, const GenerateArguments& arguments,
+                 const GenerateRequest& request) {
+  if (!request.chat) return {text, request.codec->encode(text)};
+  return {text, chat_ids(*request.chat, arguments.system, {text})};
+}
+
+// In the order: texts, the file's lines, ids. Standard input is rank 0's alone, and read later.
+std::vector<Prompt> read_prompts(const GenerateArguments& arguments, const GenerateRequest& request,
+                                 const config::JobConfig& job) {
+  const TextCodec* const codec = request.codec.get();
+  std::vector<Prompt> prompts;
+  if (!arguments.prompts.empty()) needed(codec, "--prompt", job);
+  for (const std::string& text : arguments.prompts) prompts.push_back(prompt_of(text, arguments, request));
   if (!arguments.prompts_file.empty() && arguments.prompts_file != standard_input) {
+    needed(codec, "--prompts", job);
     for (const std::string& text : read_lines(arguments.prompts_file, "--prompts"))
-      prompts.push_back({text, needed(codec, "--prompts", job).encode(text)});
+      prompts.push_back(prompt_of(text, arguments, request));
   }
   for (const std::string& ids : arguments.prompt_ids) prompts.push_back({"", parse_ids(ids, "--prompt-ids")});
   if (reads_standard_input(arguments)) needed(codec, "a prompt from standard input", job);
@@ -219,13 +249,6 @@ void print_scores(const std::vector<Continuation>& continuations, const std::vec
   }
 }
 
-struct GenerateRequest {
-  std::shared_ptr<const TextCodec> codec;
-  std::vector<Continuation> continuations;  // with --score
-  std::vector<Prompt> prompts;
-  GenerateOptions options;
-};
-
 // How long the outputs become: as --max-tokens says, or else 128 or as much as the longest prompt leaves of
 // the model's positions. Throws UsageError for a prompt that the model does not take.
 void set_length(GenerateRequest& request, const GenerateArguments& arguments, const Plan& plan) {
@@ -244,6 +267,7 @@ void set_length(GenerateRequest& request, const GenerateArguments& arguments, co
 
 GenerateRequest read_generate_request(const GenerateArguments& arguments, const Plan& plan) {
   GenerateRequest request{.codec = make_text_codec(plan.job),
+                          .chat = arguments.chat ? std::make_shared<const ChatCodec>(plan.job) : nullptr,
                           .continuations = {},
                           .prompts = {},
                           .options = options_of(arguments, plan.job)};
@@ -257,7 +281,12 @@ GenerateRequest read_generate_request(const GenerateArguments& arguments, const 
   if (request.codec) {
     for (const int64_t id : request.codec->stop_ids()) request.options.stop.ids.push_back(id);
   }
-  request.prompts = read_prompts(arguments, request.codec.get(), plan.job);
+  if (request.chat) {
+    StopRules& stop = request.options.stop;
+    for (const int64_t id : request.chat->stop_ids()) stop.ids.push_back(id);
+    for (const std::string& text : request.chat->stop_texts()) stop.texts.push_back(text);
+  }
+  request.prompts = read_prompts(arguments, request, plan.job);
   if (!arguments.stop.empty()) needed(request.codec.get(), "--stop", plan.job);
   set_length(request, arguments, plan);
   return request;
@@ -299,26 +328,57 @@ int64_t generate_all(RunContext& context, RankModel& model, const GenerateReques
   return tokens;
 }
 
+// What was said on a terminal.
+class Talk {
+ public:
+  Talk(const GenerateArguments& arguments, const GenerateRequest& request)
+      : arguments_(arguments), request_(request) {}
+
+  void user(const std::string& line) {
+    text_ += (text_.empty() ? "" : "\n") + line;
+    turns_.push_back(line);
+  }
+  void model(const std::string& said) {
+    text_ += said;
+    turns_.push_back(said);
+  }
+  void begin_anew() {
+    text_.clear();
+    turns_.clear();
+  }
+  Prompt prompt() const {
+    if (!request_.chat) return {text_, request_.codec->encode(text_)};
+    return {turns_.back(), chat_ids(*request_.chat, arguments_.system, turns_)};
+  }
+
+ private:
+  const GenerateArguments& arguments_;
+  const GenerateRequest& request_;
+  std::string text_;                // all, without --chat
+  std::vector<std::string> turns_;  // the user's and the model's, with it
+};
+
 // Line by line on a terminal: the model goes on from all that was said so far, as long as it fits.
 void talk(RunContext& context, RankModel& model, const GenerateArguments& arguments,
           GenerateRequest request) {
   if (context.root()) spdlog::info("a line and Enter: the model goes on from all so far; Ctrl-D ends");
-  std::string so_far;
+  Talk so_far(arguments, request);
   while (const auto line = from_standard_input(context, /*talks=*/true)) {
     if (line->empty()) continue;
-    so_far += (so_far.empty() ? "" : "\n") + *line;
-    request.prompts = {{so_far, request.codec->encode(so_far)}};
+    so_far.user(*line);
+    request.prompts = {so_far.prompt()};
     if (static_cast<int64_t>(request.prompts.front().ids.size()) >=
         with_all_positions(context.model, context.job).max_seq) {
       if (context.root())
         spdlog::info("the text is longer than the model's positions: it begins anew with this line");
-      request.prompts = {{*line, request.codec->encode(*line)}};
-      so_far = *line;
+      so_far.begin_anew();
+      so_far.user(*line);
+      request.prompts = {so_far.prompt()};
     }
     set_length(request, arguments, context.plan);
     std::string said;
     generate_all(context, model, request, /*as_json=*/false, &said);
-    so_far += said;
+    so_far.model(said);
   }
   if (context.root()) fmt::print("\n");
 }
@@ -347,7 +407,7 @@ int generate_rank(RunContext& context, const GenerateArguments& arguments, Gener
   if (asks && !talks) {
     std::istringstream text(from_standard_input(context, /*talks=*/false).value_or(""));
     for (const std::string& line : lines_of(text))
-      request.prompts.push_back({line, request.codec->encode(line)});
+      request.prompts.push_back(prompt_of(line, arguments, request));
     if (request.prompts.empty()) {
       throw CommonFault(
           "generate: no prompt; give --prompt TEXT, --prompts FILE, --prompt-ids 1,2,3 or lines on standard "
@@ -402,6 +462,14 @@ CLI::App* declare_generate(CLI::App& cli, GenerateArguments& a) {
       "A file of prompts, one a line; -: standard input, which is also read where no prompt is given");
   CLI::Option* const prompt_ids = repeatable(
       add_option(*app, "--prompt-ids IDS", a.prompt_ids, "A prompt as token ids: 1,2,3 (repeatable)"));
+  CLI::Option* const chat =
+      app->add_flag(
+             "--chat", a.chat,
+             "Each prompt is a user's message, which the job's chat template ([data.chat], or else the "
+             "model's own) writes as a conversation that the assistant answers")
+          ->excludes(prompt_ids);
+  add_option(*app, "--system TEXT", a.system, "With --chat: a system message before each prompt")
+      ->needs(chat);
   add_sampling(*app, a);
   repeatable(add_option(*app, "--stop TEXT", a.stop,
                         "A text that ends the output, and is no part of it (repeatable)"));
@@ -416,7 +484,8 @@ CLI::App* declare_generate(CLI::App& cli, GenerateArguments& a) {
              "whether greedy generation would give it. prompt_ids and completion_ids take ids")
       ->excludes(prompt)
       ->excludes(prompts)
-      ->excludes(prompt_ids);
+      ->excludes(prompt_ids)
+      ->excludes(chat);
   app->add_flag("--json", a.json, "An object of JSON a prompt, when all are done");
   return app;
 }

@@ -93,7 +93,8 @@ bool is_of(const std::string& name, DataFormat format) {
   if (!std::filesystem::is_directory(name, ignored)) return has_ending(name, format);
   for (std::filesystem::directory_iterator entry(name, ignored), end; !ignored && entry != end;
        entry.increment(ignored)) {
-    if (has_ending(entry->path().filename().string(), format)) return true;
+    const std::string file = entry->path().filename().string();
+    if (!file.starts_with('.') && has_ending(file, format)) return true;  // as source_files() takes them
   }
   return false;
 }
@@ -124,7 +125,9 @@ corpus::DocumentFormat format_of(const TokenizeArguments& arguments) {
           .prompt_key = arguments.prompt_key,
           .completion_key = arguments.completion_key,
           .messages_key = arguments.messages_key,
-          .chat = corpus::template_of(config::parse_chat(arguments.chat)),
+          .chat = arguments.messages_key.empty()
+                      ? nullptr
+                      : corpus::make_chat_template(config::parse_chat(arguments.chat), arguments.tokenizer),
           .separator = unescape(arguments.separator),
           .skip_bad_lines = arguments.bad_lines == config::BadLines::skip};
 }
@@ -172,6 +175,9 @@ void print_result(const TokenizeArguments& arguments, const Tokenizer& tokenizer
   if (result.truncated > 0)
     fmt::print("{} documents were truncated to {} tokens\n", metrics::with_commas(result.truncated),
                arguments.max_document_tokens);
+  if (result.without_targets > 0)
+    fmt::print("{} documents have no token to learn{}\n", metrics::with_commas(result.without_targets),
+               arguments.max_document_tokens > 0 ? ": they are truncated before their answers" : "");
   if (result.bad > 0)
     fmt::print("{} lines without a document were left out, the first: {}\n", metrics::with_commas(result.bad),
                printable(result.first_bad));

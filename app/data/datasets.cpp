@@ -48,33 +48,37 @@ data::Source data_source(const StreamFiles& stream) {
 
 namespace {
 
-corpus::DocumentFormat document_format(const config::JobConfig& job, const config::DataSource& source) {
-  return {.kind = source.format,
-          .key = source.text_key,
-          .prompt_key = source.prompt_key,
-          .completion_key = source.completion_key,
-          .messages_key = source.messages_key,
-          .chat = corpus::template_of(job.data.chat),
-          .tokens_key = source.tokens_key,
-          .labels_key = source.labels_key,
-          .vocab_size = job.model.vocab_size,
-          .separator = source.document_separator,
-          .skip_bad_lines =
-              source.format == config::DataFormat::jsonl && job.data.bad_lines == config::BadLines::skip};
+corpus::DocumentFormat document_format(const config::JobConfig& job, const config::DataSource& source,
+                                       const std::filesystem::path& tokenizer) {
+  return {
+      .kind = source.format,
+      .key = source.text_key,
+      .prompt_key = source.prompt_key,
+      .completion_key = source.completion_key,
+      .messages_key = source.messages_key,
+      .chat = source.messages_key.empty() ? nullptr : corpus::make_chat_template(job.data.chat, tokenizer),
+      .tokens_key = source.tokens_key,
+      .labels_key = source.labels_key,
+      .vocab_size = job.model.vocab_size,
+      .separator = source.document_separator,
+      .skip_bad_lines =
+          source.format == config::DataFormat::jsonl && job.data.bad_lines == config::BadLines::skip};
 }
 
 }  // namespace
 
 corpus::TokenizeRequest cache_request(const config::JobConfig& job, const StreamFiles& stream) {
+  const bool needs_tokenizer = stream.options.tokens_key.empty();
+  const std::filesystem::path tokenizer = needs_tokenizer ? tokenizer_of(job) : "";
+  if (needs_tokenizer && tokenizer.empty())
+    throw UsageError(
+        "data.tokenizer: texts are made tokens, but model.hf_dir has no tokenizer.json: give one");
   corpus::TokenizeRequest request{.files = stream.files(),
-                                  .tokenizer = stream.options.tokens_key.empty() ? tokenizer_of(job) : "",
-                                  .format = document_format(job, stream.options),
+                                  .tokenizer = tokenizer,
+                                  .format = document_format(job, stream.options, tokenizer),
                                   .add_special = job.data.add_special,
                                   .max_tokens = job.data.max_document_tokens};
   if (request.format.has_tokens()) return request;
-  if (request.tokenizer.empty())
-    throw UsageError(
-        "data.tokenizer: texts are made tokens, but model.hf_dir has no tokenizer.json: give one");
   if (job.data.document_end >= 0) request.end_id = static_cast<int32_t>(job.data.document_end);
   return request;
 }

@@ -8,11 +8,14 @@
 #include <initializer_list>
 #include <iterator>
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "app/data/datasets.h"
+#include "app/data/targets.h"
 #include "app/data/text_codec.h"
 #include "core/base/error.h"
 #include "core/config/data_sources.h"
@@ -20,7 +23,6 @@
 #include "core/data/data_loader.h"
 #include "core/data/inspect.h"
 #include "core/io/paths.h"
-#include "core/tokenizer/tokenizer.h"
 #include "models/hf_directory.h"
 #include "parallel/checkpoint/checkpoint.h"
 #include "parallel/checkpoint/manifest.h"
@@ -65,15 +67,10 @@ void check_lengths(const Plan& plan, const OpenSource& source, size_t index,
   }
 }
 
-// The first documents of the first and the last file, as a tokenizer will get them.
+// The first documents of the first and the last file, as training will get them.
 void inspect_texts(const config::JobConfig& job, const StreamFiles& stream) {
-  const corpus::TokenizeRequest request = cache_request(job, stream);
-  if (request.format.has_messages())
-    corpus::require_tokens(request.format.chat, tokenizer::Tokenizer::load(request.tokenizer));
-  for (const fs::path& file : {request.files.front(), request.files.back()}) {
-    if (const auto chunk = corpus::open_chunks(file, request.format)())
-      corpus::each_document(*chunk, request.format, [](const corpus::Document&) {});
-  }
+  const TargetCount count = look_for_targets(job, stream);
+  if (count.whole && count.none() && !stream.validation) throw Error(target_text(job, count));
 }
 
 // The weights of model.hf_dir know its tokenizer's tokens, and would be trained on bytes.
@@ -161,10 +158,24 @@ void inspect_data(const Plan& plan, const config::ReportConflict& report) {
   if (!all_sound || any_texts) return;
   const std::vector<OpenSource> sources = open_data(job, plan.model.vocab, {}, Wanted::all);
   for (size_t i = 0; i < sources.size(); ++i) check_lengths(plan, sources[i], i, report);
+  sound(report, {"data.path", "data.sources"}, [&] { check_targets(job, sources); });
+}
+
+std::optional<std::string> template_warning(const config::JobConfig& job) {
+  const auto has_messages = [](const config::DataSource& source) { return !source.messages_key.empty(); };
+  if (!std::ranges::any_of(config::data_sources(job), has_messages)) return std::nullopt;
+  const auto difference = corpus::difference_from_own(job.data.chat, tokenizer_of(job));
+  if (!difference) return std::nullopt;
+  return fmt::format("data.chat{}: {}",
+                     job.data.chat.style == config::ChatStyle::custom
+                         ? ""
+                         : fmt::format(".template = \"{}\"", job.data.chat.style.text),
+                     *difference);
 }
 
 std::vector<std::string> data_warnings(const config::JobConfig& job) {
   std::vector<std::string> warnings;
+  if (auto warning = template_warning(job)) warnings.push_back(std::move(*warning));
   std::map<fs::path, std::string> trained;  // files, and the key that names each
   for (const StreamFiles& stream : streams_of(job, Wanted::all)) {
     const bool texts = config::is_tokenized(job, stream.options);
@@ -172,6 +183,10 @@ std::vector<std::string> data_warnings(const config::JobConfig& job) {
       warnings.push_back(fmt::format(
           "{0}: every second token is 0, as where ids of uint32 are read as uint16: is it {1} = \"uint32\"?",
           stream.key, config::source_key(job, stream.source, "dtype")));
+    if (texts) {
+      const std::string text = target_text(job, look_for_targets(job, stream));
+      if (!text.empty()) warnings.push_back(fmt::format("{}: {}", stream.key, text));
+    }
     if (stream.validation) continue;
     for (const fs::path& file : files_of(job, stream)) trained.emplace(file, stream.key);
   }

@@ -6,6 +6,8 @@
 #include <chrono>
 #include <filesystem>
 
+#include "app/data/inspection.h"
+#include "app/data/targets.h"
 #include "app/data/token_files.h"
 #include "app/forecast/step_costs.h"
 #include "app/rank/warm_up.h"
@@ -28,9 +30,12 @@ std::vector<OpenSource> open_sources(const RunContext& context, comm::Communicat
   const Wanted wanted = config::has_validation(context.job) ? Wanted::all : Wanted::training;
   const TokenFiles files = make_token_files(context, patient, wanted, [&] { return shutdown.requested(); });
   std::vector<OpenSource> sources = open_data(context.job, context.model.vocab, files, wanted);
+  const std::vector<std::string> warnings = check_targets(context.job, sources);
   if (context.root()) {
     open_log(context.job.run.dir);
     announce(context, sources);
+    for (const std::string& warning : warnings) spdlog::warn("warning: {}", warning);
+    if (const auto warning = template_warning(context.job)) spdlog::warn("warning: {}", *warning);
   }
   return sources;
 }
@@ -269,12 +274,22 @@ void Trainer::end_run_dir(const RunEnd& end) {
 int Trainer::finish(bool stopped) {
   metrics_.close();
   steps_.profile().finish();
-  if (!context_.root()) return stopped ? exit_stopped : exit_done;
+  const bool in_vain = !stopped && state_.skipped >= state_.step;
+  if (!context_.root()) return stopped ? exit_stopped : in_vain ? exit_failed : exit_done;
   const std::string name = checkpoint_name(state_.step);
   const std::string folder = (saver_->root() / name).string();
   if (!run_dir_.is_there()) {
     spdlog::error("run.dir: {} was deleted or moved while the run ended, and {} with it",
                   context_.job.run.dir, folder);
+    return exit_failed;
+  }
+  if (in_vain) {
+    const std::string report = fmt::format(
+        "nothing was learned: all {} steps were skipped. The loss or the gradient was never finite, or no row "
+        "had a token to learn (see the log's SKIPPED lines)",
+        state_.step);
+    spdlog::error("{}", report);
+    end_run_dir({.how = RunPhase::failed, .step = state_.step, .checkpoint = name, .message = report});
     return exit_failed;
   }
   end_run_dir(

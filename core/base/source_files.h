@@ -22,6 +22,21 @@ inline std::string in_quotes(const std::filesystem::path& path) {
   return '"' + path.string() + '"';
 }
 
+// Is there a regular file, at the end of links? False for a folder. Throws Error for what else a name stands
+// for: data that are left out would change what is trained.
+inline bool is_file(const std::filesystem::path& path) {
+  std::error_code error;
+  if (const std::string kind = special_file(path); !kind.empty()) {
+    if (kind == "a directory") return false;
+    throw Error(in_quotes(path) + " is " + kind + "; expected a file");
+  }
+  if (std::filesystem::is_regular_file(path, error)) return true;
+  if (!std::filesystem::is_symlink(path, error))
+    throw Error(in_quotes(path) + " cannot be read" + (error ? ": " + error.message() : ""));
+  throw Error(in_quotes(path) + " is a link to " + in_quotes(std::filesystem::read_symlink(path, error)) +
+              ", which does not exist; restore that file, or remove the link");
+}
+
 inline std::vector<std::filesystem::path> files_of_folder(const std::filesystem::path& folder,
                                                           std::span<const std::string_view> endings) {
   std::vector<std::filesystem::path> files;
@@ -29,9 +44,9 @@ inline std::vector<std::filesystem::path> files_of_folder(const std::filesystem:
   for (std::filesystem::directory_iterator entry(folder, error), end; !error && entry != end;
        entry.increment(error)) {
     const std::string name = entry->path().filename().string();
-    const bool named = std::ranges::any_of(endings, [&](std::string_view e) { return name.ends_with(e); });
-    std::error_code ignored;
-    if (named && entry->is_regular_file(ignored)) files.push_back(entry->path());
+    const bool named = !name.starts_with('.') &&
+                       std::ranges::any_of(endings, [&](std::string_view e) { return name.ends_with(e); });
+    if (named && is_file(entry->path())) files.push_back(entry->path());
   }
   if (error) throw Error(in_quotes(folder) + " cannot be listed: " + error.message());
   std::ranges::sort(files);
@@ -45,11 +60,9 @@ inline std::vector<std::filesystem::path> files_of_pattern(const std::string& pa
   glob_t found{};
   const int result = ::glob(pattern.c_str(), 0, nullptr, &found);  // sorted by name
   std::vector<std::filesystem::path> files;
-  for (size_t i = 0; result == 0 && i < found.gl_pathc; ++i) {
-    std::error_code ignored;
-    if (std::filesystem::is_regular_file(found.gl_pathv[i], ignored)) files.emplace_back(found.gl_pathv[i]);
-  }
+  if (result == 0) files.assign(found.gl_pathv, found.gl_pathv + found.gl_pathc);
   ::globfree(&found);
+  std::erase_if(files, [](const std::filesystem::path& path) { return !is_file(path); });
   if (files.empty()) throw Error(in_quotes(pattern) + " is a pattern that no file has the name of");
   return files;
 }
@@ -61,6 +74,7 @@ inline std::vector<std::filesystem::path> files_of(const std::string& path,
   if (kind == "a directory") return files_of_folder(path, endings);
   if (!kind.empty()) throw Error(in_quotes(path) + " is " + kind + "; expected a file");
   if (std::filesystem::exists(path, error)) return {path};
+  if (std::filesystem::is_symlink(path, error)) is_file(path);  // throws
   if (path.find_first_of("*?[") != std::string::npos) return files_of_pattern(path);
   throw Error(in_quotes(path) + " does not exist (a path is relative to the current directory, " +
               std::filesystem::current_path(error).string() + ")");
@@ -70,7 +84,8 @@ inline std::vector<std::filesystem::path> files_of(const std::string& path,
 
 // Each path is a file; a folder, which stands for its files with one of these endings, in the order of their
 // names, not those of folders inside; or, where there is nothing of its name, a pattern of the shell (*, ?,
-// [a-z]). The files of all of them, in this order. Throws Error that says what is wrong with one of them, or
+// [a-z]). Folder and wildcards pass over hidden files, whose names begin with a dot. The files of all of
+// them, in this order. Throws Error that says what is wrong with one of them (a link to nothing, a pipe), or
 // that it stands for no file.
 inline std::vector<std::filesystem::path> source_files(std::span<const std::string> paths,
                                                        std::span<const std::string_view> endings) {

@@ -641,7 +641,7 @@ void add_files(const SectionFields<DataSource>& fields, bool has_conditions) {
   records("messages_key", &DataSource::messages_key,
           "Key, or column, of a conversation in place of text_key: a list of {role, content} with the "
           "roles system, user and assistant, which [data.chat] makes a text. Only the assistant's tokens "
-          "make the loss. Empty: no conversations.");
+          "make the loss, but for messages with weight = 0 or train = false. Empty: no conversations.");
   records("tokens_key", &DataSource::tokens_key,
           "Key, or column, of a list of token ids in place of text_key: a document that is tokenized "
           "already, and gets no end. Empty: texts.");
@@ -747,7 +747,8 @@ void add_chat(std::vector<Option>& options) {
   chat("template", &ChatSection::style,
        "Template of conversations, whose tokens are those of transformers' apply_chat_template with the "
        "published one: chatml, llama3 (Llama 3 Instruct), mistral (Mistral 7B Instruct v0.2), gemma (Gemma 2 "
-       "it) or qwen (Qwen2.5 Instruct, without tools). custom: the keys below.")
+       "it) or qwen (Qwen2.5 Instruct, without tools). folder: the model's own, which lies beside the "
+       "tokenizer (chat_template.jinja, or tokenizer_config.json). custom: the keys below.")
       .only_if("conversations: a source with messages_key", {"data.messages_key"}, has_messages);
   custom("bos", &ChatSection::bos,
          "Text before a conversation. Tokens that the tokenizer marks as special are recognised in the "

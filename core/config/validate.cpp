@@ -214,8 +214,9 @@ void check_chat(Document& document) {
   if (any && chat.style == ChatStyle::custom && chat.assistant_prefix.empty() && chat.user_prefix.empty())
     document.report_conflict(
         {"data.chat.template", "data.messages_key", "data.sources"},
-        "conversations need a template: give data.chat.template = \"chatml\", \"llama3\", \"mistral\", "
-        "\"gemma\" or \"qwen\", or the texts around each role's messages (data.chat.user_prefix, ...)");
+        "conversations need a template: give data.chat.template = \"folder\" (the model's own), \"chatml\", "
+        "\"llama3\", \"mistral\", \"gemma\" or \"qwen\", or the texts around each role's messages "
+        "(data.chat.user_prefix, ...)");
 }
 
 void check_data(Document& document) {

@@ -22,8 +22,9 @@ enum class HeadPlace { last, spread, automatic };
 enum class BadLines { refuse, skip };
 enum class DataFormat { text, jsonl, parquet, bin, llmc, megatron, npy, random };
 enum class TokenType { uint16, uint32 };
-// Whose published chat template a conversation is written in; custom: the texts of [data.chat].
-enum class ChatStyle { custom, chatml, llama3, mistral, gemma, qwen };
+// Whose published chat template a conversation is written in; custom: the texts of [data.chat]; folder: the
+// one beside the tokenizer.
+enum class ChatStyle { custom, chatml, llama3, mistral, gemma, qwen, folder };
 // Where a template puts a system message: in a turn of its own, before the first user's text, or nowhere.
 enum class SystemMessage { turn, user, refuse };
 // Which documents share a row of seq_len tokens. Longer ones come in pieces of seq_len, each a document of
@@ -70,8 +71,8 @@ inline constexpr std::array words<DataFormat> =
 template <>
 inline constexpr std::array words<TokenType> = std::to_array<std::string_view>({"uint16", "uint32"});
 template <>
-inline constexpr std::array words<ChatStyle> = std::to_array<std::string_view>({"custom", "chatml", "llama3",
-                                                                                "mistral", "gemma", "qwen"});
+inline constexpr std::array words<ChatStyle> =
+    std::to_array<std::string_view>({"custom", "chatml", "llama3", "mistral", "gemma", "qwen", "folder"});
 template <>
 inline constexpr std::array words<SystemMessage> = std::to_array<std::string_view>({"turn", "user",
                                                                                     "refuse"});

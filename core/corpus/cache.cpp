@@ -52,21 +52,6 @@ nlohmann::json end_beside(const fs::path& folder) {
   return ids.size() == 1 ? ids[0] : nlohmann::json();
 }
 
-// All that a template puts into a conversation's tokens.
-std::vector<std::string> texts_of(const config::ChatSection& chat) {
-  return {chat.bos,
-          chat.system_prefix,
-          chat.system_suffix,
-          chat.user_prefix,
-          chat.user_suffix,
-          chat.assistant_prefix,
-          chat.assistant_suffix,
-          chat.default_system,
-          chat.system.text,
-          chat.trim ? "trim" : "",
-          chat.alternate ? "alternate" : ""};
-}
-
 // A folder in the making: gone with this object, unless it was renamed.
 class Part {
  public:
@@ -134,7 +119,7 @@ std::string fingerprint(const TokenizeRequest& request) {
       {"add_special", request.add_special},
       {"end", end.dump()}};
   // Only where they act, so that the names of other caches stay.
-  if (format.has_messages()) all["chat"] = texts_of(format.chat);
+  if (format.has_messages()) all["chat"] = format.chat->texts();
   if (format.has_tokens()) all["tokens"] = true;
   if (request.max_tokens > 0) all["max_tokens"] = request.max_tokens;
   return hex_of(one_line(all));
@@ -143,6 +128,8 @@ std::string fingerprint(const TokenizeRequest& request) {
 std::string cache_name(const TokenizeRequest& request) {
   std::string all = fingerprint(request);
   if (request.format.skip_bad_lines) all += " skip";  // to others its lines are to be an error
+  if (request.format.has_messages())
+    all += " 2";  // targets of version 1 took no account of a message's weight
   for (const fs::path& file : request.files)
     all += fmt::format(" {}", fs::last_write_time(file).time_since_epoch().count());
   return "tokens-" + hex_of(all).substr(0, 20);
@@ -177,6 +164,7 @@ fs::path make_cache(std::span<const fs::path> folders, const std::string& name, 
                                   {"tokens", result.tokens},
                                   {"prompt_tokens", result.prompt_tokens},
                                   {"truncated_documents", result.truncated},
+                                  {"documents_without_targets", result.without_targets},
                                   {"documents_without_text", result.empty},
                                   {"bad_lines", result.bad},
                                   {"first_bad_line", result.first_bad},

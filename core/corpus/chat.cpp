@@ -2,9 +2,16 @@
 
 #include <spdlog/fmt/fmt.h>
 
+#include <algorithm>
+#include <array>
+#include <nlohmann/json.hpp>
 #include <string>
+#include <utility>
 
 #include "core/base/error.h"
+#include "core/base/one_line.h"
+#include "core/corpus/chat_check.h"
+#include "core/corpus/folder_template.h"
 #include "core/tokenizer/unicode.h"
 
 namespace pptrain::corpus {
@@ -48,15 +55,16 @@ class Writer {
     add_content(content, /*marked=*/false);
     add(chat_.user_suffix);
   }
-  void assistant(std::string_view content) {
-    add(chat_.assistant_prefix);
-    add_content(content, /*marked=*/true);
+  void assistant(std::string_view content, bool trained) {
+    begin_answer();
+    add_content(content, trained);
     const std::string& suffix = chat_.assistant_suffix;
     const size_t last = suffix.find_last_not_of(" \t\r\n");
     const size_t end = last == std::string::npos ? suffix.size() : last + 1;
-    pieces_.push_back({.text = suffix.substr(0, end), .marked = true});
+    pieces_.push_back({.text = suffix.substr(0, end), .marked = trained});
     add(suffix.substr(end));
   }
+  void begin_answer() { add(chat_.assistant_prefix); }
   std::vector<Piece> finish() { return std::move(pieces_); }
 
  private:
@@ -70,40 +78,32 @@ class Writer {
   std::vector<Piece> pieces_;
 };
 
-[[noreturn]] void refuse(size_t index, const std::string& what) {
-  throw Error(fmt::format("message {}: {}", index + 1, what));
-}
-
 void check_system(const ChatSection& chat, size_t index) {
-  if (chat.system == SystemMessage::refuse) refuse(index, "the template takes no system message");
+  if (chat.system == SystemMessage::refuse) refuse_message(index, "the template takes no system message");
   if (chat.system == SystemMessage::user && index > 0)
-    refuse(index, "the template takes a system message at the beginning alone");
+    refuse_message(index, "the template takes a system message at the beginning alone");
 }
 
 // Throws Error where the template does not take the messages.
 void check(const ChatSection& chat, std::span<const Message> messages) {
-  bool answered = false, user_next = true;
+  check_roles(messages);
+  bool user_next = true;
   for (size_t i = 0; i < messages.size(); ++i) {
     const std::string_view role = messages[i].role;
     if (role == "system") {
       check_system(chat, i);
       continue;
     }
-    if (role != "user" && role != "assistant")
-      refuse(i, fmt::format("the role '{}' is not system, user or assistant", role));
     if (chat.alternate && (role == "user") != user_next)
-      refuse(i,
-             fmt::format("it is the {}'s, but the template wants user and assistant in turns, the user first",
+      refuse_message(
+          i, fmt::format("it is the {}'s, but the template wants user and assistant in turns, the user first",
                          role));
     user_next = role != "user";
-    answered = answered || role == "assistant";
   }
-  if (!answered) throw Error("no message is the assistant's, so that there is nothing to learn");
 }
 
-}  // namespace
-
-ChatSection template_of(const ChatSection& section) {
+// The section's texts, or those of a published template.
+ChatSection texts_of(const ChatSection& section) {
   ChatSection chatml{.style = ChatStyle::chatml,
                      .system_prefix = "<|im_start|>system\n",
                      .system_suffix = "<|im_end|>\n",
@@ -149,15 +149,14 @@ ChatSection template_of(const ChatSection& section) {
               .alternate = true,
               .trim = true};
     case ChatStyle::custom:
+    case ChatStyle::folder:
       break;
   }
   return section;
 }
 
-std::vector<Piece> render(const ChatSection& chat, std::span<const Message> messages) {
-  check(chat, messages);
-  Writer writer(chat);
-  const bool has_system = messages.front().role == "system";
+void write(const ChatSection& chat, std::span<const Message> messages, Writer& writer) {
+  const bool has_system = !messages.empty() && messages.front().role == "system";
   const std::string_view opening = has_system ? messages.front().content : chat.default_system;
   const bool opens = has_system || !chat.default_system.empty();
   const bool within_user = chat.system == SystemMessage::user;
@@ -167,32 +166,144 @@ std::vector<Piece> render(const ChatSection& chat, std::span<const Message> mess
     if (message.role == "system") {
       writer.system(message.content);
     } else if (message.role == "assistant") {
-      writer.assistant(message.content);
+      writer.assistant(message.content, message.trained);
     } else {
       writer.user(message.content, opens && within_user && first_user ? &opening : nullptr);
       first_user = false;
     }
   }
-  return writer.finish();
 }
 
-void require_tokens(const ChatSection& chat, const tokenizer::Tokenizer& tokenizer) {
-  tokenizer.require_pieces();
-  std::vector<std::string> tokens;
-  if (chat.style == ChatStyle::chatml || chat.style == ChatStyle::qwen)
-    tokens = {"<|im_start|>", "<|im_end|>"};
-  if (chat.style == ChatStyle::llama3)
-    tokens = {"<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"};
-  if (chat.style == ChatStyle::mistral) tokens = {"<s>", "</s>"};
-  if (chat.style == ChatStyle::gemma) tokens = {"<bos>", "<start_of_turn>", "<end_of_turn>"};
-  for (const std::string& token : tokens) {
-    const auto id = tokenizer.id_of(token);
-    if (!id || !tokenizer.is_special(*id))
-      throw UsageError(
-          fmt::format("the chat template \"{}\" has {}, which is no special token of the tokenizer: is it "
-                      "another model's?",
-                      chat.style.text, token));
+std::vector<std::string> special_tokens_of(const ChatStyle style) {
+  switch (style) {
+    case ChatStyle::chatml:
+    case ChatStyle::qwen:
+      return {"<|im_start|>", "<|im_end|>"};
+    case ChatStyle::llama3:
+      return {"<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"};
+    case ChatStyle::mistral:
+      return {"<s>", "</s>"};
+    case ChatStyle::gemma:
+      return {"<bos>", "<start_of_turn>", "<end_of_turn>"};
+    default:
+      return {};
   }
+}
+
+class SectionTemplate final : public ChatTemplate {
+ public:
+  explicit SectionTemplate(const ChatSection& section) : chat_(texts_of(section)) {}
+
+  std::vector<Piece> render(std::span<const Message> messages) const override {
+    check(chat_, messages);
+    check_answered(messages);
+    Writer writer(chat_);
+    write(chat_, messages, writer);
+    return writer.finish();
+  }
+  std::vector<Piece> prompt(std::span<const Message> messages) const override {
+    check(chat_, messages);
+    Writer writer(chat_);
+    write(chat_, messages, writer);
+    writer.begin_answer();
+    return writer.finish();
+  }
+  bool takes_reasoning(std::string_view) const override { return false; }
+  std::vector<std::string> texts() const override {
+    return {chat_.bos,
+            chat_.system_prefix,
+            chat_.system_suffix,
+            chat_.user_prefix,
+            chat_.user_suffix,
+            chat_.assistant_prefix,
+            chat_.assistant_suffix,
+            chat_.default_system,
+            chat_.system.text,
+            chat_.trim ? "trim" : "",
+            chat_.alternate ? "alternate" : ""};
+  }
+  void require_tokens(const tokenizer::Tokenizer& tokenizer) const override {
+    tokenizer.require_pieces();
+    for (const std::string& token : special_tokens_of(chat_.style)) {
+      const auto id = tokenizer.id_of(token);
+      if (!id || !tokenizer.is_special(*id))
+        throw UsageError(
+            fmt::format("the chat template \"{}\" has {}, which is no special token of the tokenizer: is it "
+                        "another model's?",
+                        chat_.style.text, token));
+    }
+  }
+
+ private:
+  ChatSection chat_;
+};
+
+std::string text_of(const std::vector<Piece>& pieces) {
+  std::string text;
+  for (const Piece& piece : pieces) text += piece.text;
+  return text;
+}
+
+// Where the texts part, with what stands there, for a message.
+std::string first_difference(const std::string& chosen, const std::string& own) {
+  constexpr size_t before = 30, behind = 50;
+  size_t at = static_cast<size_t>(std::ranges::mismatch(chosen, own).in1 - chosen.begin());
+  while (at > 0 && (static_cast<unsigned char>(chosen[at - 1]) & 0x80) != 0) --at;  // not within a character
+  const auto shown = [&](const std::string& text, size_t begin, size_t end) {
+    std::string part;
+    tokenizer::append_repaired(part, std::string_view(text).substr(begin, end - begin));
+    return one_line(nlohmann::json(part));
+  };
+  return fmt::format("behind {} it writes {}, the model's own {}",
+                     shown(chosen, at - std::min(at, before), at), shown(chosen, at, at + behind),
+                     shown(own, at, at + behind));
+}
+
+// As far as both take it.
+std::optional<std::string> difference(const ChatTemplate& chosen, const ChatTemplate& own,
+                                      std::span<const Message> messages) {
+  try {
+    const std::string one = text_of(chosen.render(messages)), other = text_of(own.render(messages));
+    return one == other ? std::nullopt : std::optional(first_difference(one, other));
+  } catch (const Error&) {
+    return std::nullopt;
+  }
+}
+
+}  // namespace
+
+std::shared_ptr<const ChatTemplate> make_chat_template(const ChatSection& section,
+                                                       const std::filesystem::path& tokenizer) {
+  if (section.style != ChatStyle::folder) return std::make_shared<SectionTemplate>(section);
+  if (auto own = make_folder_template(tokenizer)) return own;
+  throw UsageError(
+      fmt::format("data.chat.template = \"folder\": there is no chat template beside '{}' "
+                  "(chat_template.jinja, or chat_template "
+                  "of tokenizer_config.json)",
+                  tokenizer.string()));
+}
+
+std::optional<std::string> difference_from_own(const ChatSection& section,
+                                               const std::filesystem::path& tokenizer) {
+  if (section.style == ChatStyle::folder) return std::nullopt;
+  constexpr std::array with_system = {Message{"system", "Be brief."}, Message{"user", "Why?"},
+                                      Message{"assistant", "So."}, Message{"user", "And?"},
+                                      Message{"assistant", "Then."}};
+  constexpr std::array without = {Message{"user", " Why?\n"}, Message{"assistant", " So.\n"},
+                                  Message{"user", "And?"}, Message{"assistant", "Then."}};
+  std::shared_ptr<const ChatTemplate> own;
+  try {
+    own = make_folder_template(tokenizer);
+  } catch (const Error& error) {
+    return fmt::format("it was not compared with the model's own: {}", error.what());
+  }
+  if (!own) return std::nullopt;
+  const SectionTemplate chosen(section);
+  auto found = difference(chosen, *own, with_system);
+  if (!found) found = difference(chosen, *own, without);
+  if (!found) return std::nullopt;
+  return fmt::format(
+      "it differs from the model's own: {} (data.chat.template = \"folder\" takes the model's own)", *found);
 }
 
 }  // namespace pptrain::corpus

@@ -13,7 +13,8 @@
 
 #include "core/base/byte_order_mark.h"
 #include "core/base/error.h"
-#include "core/corpus/chat.h"
+#include "core/corpus/foreign_text.h"
+#include "core/corpus/messages.h"
 #include "core/io/files.h"
 #include "core/io/strict_json.h"
 #include "core/tokenizer/unicode.h"
@@ -46,24 +47,9 @@ std::string_view text_of(const nlohmann::json& value, const std::string& key) {
   return value.get_ref<const std::string&>();
 }
 
-Message message_of(const nlohmann::json& value, size_t index) {
-  const auto text = [&](const char* key) -> std::string_view {
-    const auto found = value.is_object() ? value.find(key) : value.end();
-    if (found == value.end() || !found->is_string())
-      throw Error(fmt::format("message {}: it has no text '{}'", index + 1, key));
-    return found->get_ref<const std::string&>();
-  };
-  const Message message{.role = text("role"), .content = text("content")};
-  if (const auto calls = value.find("tool_calls"); calls != value.end() && !calls->empty())
-    throw Error(fmt::format("message {}: tool_calls are not supported", index + 1));
-  return message;
-}
-
 Document conversation_of(const nlohmann::json& list, const DocumentFormat& format) {
   if (!list.is_array()) throw Error(fmt::format("'{}' is no list of messages", format.messages_key));
-  std::vector<Message> messages;
-  for (const nlohmann::json& value : list) messages.push_back(message_of(value, messages.size()));
-  return {.pieces = render(format.chat, messages)};
+  return {.pieces = format.chat->render(messages_of(list, *format.chat))};
 }
 
 std::vector<int64_t> integers_of(const nlohmann::json& list, const std::string& key) {
@@ -124,6 +110,7 @@ Document document_of(const Values& values, const DocumentFormat& format) {
 Document read_line(std::string_view line, const DocumentFormat& format, nlohmann::json& value) {
   value = parse(line);
   if (!value.is_object()) throw Error("not a JSON object");
+  if (format.has_messages()) check_record(value);
   const auto under = [&](const std::string& key) -> const nlohmann::json& {
     if (const auto found = value.find(key); found != value.end()) return *found;
     std::vector<std::string> keys;
@@ -144,6 +131,7 @@ void each_line(const Chunk& chunk, const DocumentFormat& format,
                const std::function<void(const std::string&)>& bad) {
   const bool at_begin = chunk.line == 1 && chunk.text.data() == chunk.counted_from;  // of the file
   std::string_view rest = at_begin ? without_byte_order_mark(chunk.text) : chunk.text;
+  if (at_begin) refuse_json(chunk.file, rest.substr(0, rest.find('\n')));
   while (!rest.empty()) {
     const std::string_view line = rest.substr(0, rest.find('\n'));
     rest.remove_prefix(std::min(rest.size(), line.size() + 1));

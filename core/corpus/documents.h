@@ -13,8 +13,8 @@
 #include <string_view>
 #include <vector>
 
-#include "core/config/chat_section.h"
 #include "core/config/word.h"
+#include "core/corpus/chat.h"
 #include "core/tokenizer/tokenizer.h"
 
 namespace pptrain::corpus {
@@ -30,10 +30,10 @@ struct DocumentFormat {
   std::string prompt_key = {};  // jsonl, parquet: of a prompt, with the text behind it under completion_key
   std::string completion_key = {};  //
   std::string messages_key = {};    // jsonl, parquet: of a conversation, which `chat` makes a text
-  config::ChatSection chat = {};    // template_of() one
-  std::string tokens_key = {};      // jsonl, parquet: of the ids of a document
-  std::string labels_key = {};      // of its labels; "": all tokens are targets
-  int64_t vocab_size = 0;           // of tokens_key: ids are below it
+  std::shared_ptr<const ChatTemplate> chat = {};  // of these
+  std::string tokens_key = {};                    // jsonl, parquet: of the ids of a document
+  std::string labels_key = {};                    // of its labels; "": all tokens are targets
+  int64_t vocab_size = 0;                         // of tokens_key: ids are below it
   std::string separator = {};   // text: it stands between documents and belongs to none; "": a file is one
   bool skip_bad_lines = false;  // jsonl: a line without a document is passed over, not an error
 

@@ -17,6 +17,7 @@
 
 #include "core/base/error.h"
 #include "core/corpus/documents.h"
+#include "core/corpus/foreign_text.h"
 #include "core/corpus/parquet_api.h"
 #include "core/io/files.h"
 #include "core/io/mapped_file.h"
@@ -183,7 +184,10 @@ size_t chunk_end(std::string_view text, std::string_view border) {
 class MappedChunks {
  public:
   MappedChunks(const std::filesystem::path& file, std::string border)
-      : file_(std::make_shared<io::MappedFile>(file)), border_(std::move(border)) {}
+      : file_(std::make_shared<io::MappedFile>(file)), border_(std::move(border)) {
+    refuse_packed(file, file_->text());
+    refuse_wide(file, file_->text());
+  }
 
   std::optional<Chunk> next() {
     const std::string_view all = file_->text();
@@ -221,6 +225,7 @@ class PackedChunks {
       ended_ = !file_->read(unpacked_, std::max(unpacked_.size(), chunk_bytes / 2));
     }
     if (unpacked_.empty()) return std::nullopt;
+    if (line_ == 1 && done_ == 0) refuse_wide(path_, unpacked_);
     auto text = std::make_shared<std::string>(unpacked_.substr(0, size));
     unpacked_.erase(0, text->size());
     const uint64_t done = unpacked_.empty() && ended_ ? file_->size() : file_->consumed();

@@ -6,7 +6,6 @@
 
 #include "core/base/error.h"
 #include "core/base/ordered_work.h"
-#include "core/corpus/chat.h"
 
 namespace pptrain::corpus {
 
@@ -19,6 +18,7 @@ struct Encoded {
   uint64_t bytes = 0;                       // of the files that are done with it
   int64_t empty = 0;
   int64_t truncated = 0;
+  int64_t without_targets = 0;
   int64_t bad = 0;
   std::string first_bad;
 };
@@ -61,6 +61,14 @@ void add_prompts(const Borders& borders, int64_t first, int64_t last,
   if (begin < last) prompts.push_back({begin, last});
 }
 
+// Is one of the first `length` tokens a target? The first of all has nothing before it that predicts it.
+bool has_target(const Borders& borders, size_t length) {
+  for (size_t i = 0; i + 1 < borders.size(); i += 2) {
+    if (std::max<size_t>(borders[i], 1) < std::min(borders[i + 1], length)) return true;
+  }
+  return false;
+}
+
 void add_document(const tokenizer::Tokenizer* tokenizer, const Document& document,
                   const TokenizeRequest& request, Encoded& out) {
   const size_t before = out.ids.size();
@@ -75,6 +83,7 @@ void add_document(const tokenizer::Tokenizer* tokenizer, const Document& documen
     ++out.truncated;
   }
   out.lengths.push_back(static_cast<int64_t>(out.ids.size() - before));
+  if (!has_target(borders, out.ids.size() - before)) ++out.without_targets;
   add_prompts(borders, static_cast<int64_t>(before), static_cast<int64_t>(out.ids.size()), out.prompts);
 }
 
@@ -89,26 +98,31 @@ Encoded encode(const tokenizer::Tokenizer* tokenizer, const Chunk& chunk, const 
   return out;
 }
 
+void add_to(TokenizeProgress& progress, const Encoded& encoded) {
+  progress.bytes += encoded.bytes;
+  progress.empty += encoded.empty;
+  if (progress.bad == 0) progress.first_bad = encoded.first_bad;
+  progress.bad += encoded.bad;
+  progress.documents += static_cast<int64_t>(encoded.lengths.size());
+  progress.tokens += static_cast<int64_t>(encoded.ids.size());
+  progress.truncated += encoded.truncated;
+  progress.without_targets += encoded.without_targets;
+  for (const tokens::TokenRange& prompt : encoded.prompts)
+    progress.prompt_tokens += prompt.end - prompt.begin;
+}
+
 }  // namespace
 
 TokenizeProgress tokenize_files(const tokenizer::Tokenizer* tokenizer, const TokenizeRequest& request,
                                 TokenWriter& writer,
                                 const std::function<void(const TokenizeProgress&)>& report) {
-  if (request.format.has_messages()) require_tokens(request.format.chat, *tokenizer);
+  if (request.format.has_messages()) request.format.chat->require_tokens(*tokenizer);
   TokenizeProgress progress;
   progress.total_bytes = bytes_of(request.files);
   progress.end_id = request.end_id;
   const auto take = [&](const Encoded& encoded) {
     writer.add(encoded.ids, encoded.lengths, encoded.prompts);
-    progress.bytes += encoded.bytes;
-    progress.empty += encoded.empty;
-    if (progress.bad == 0) progress.first_bad = encoded.first_bad;
-    progress.bad += encoded.bad;
-    progress.documents = writer.documents();
-    progress.tokens = writer.tokens();
-    progress.truncated += encoded.truncated;
-    for (const tokens::TokenRange& prompt : encoded.prompts)
-      progress.prompt_tokens += prompt.end - prompt.begin;
+    add_to(progress, encoded);
     report(progress);
   };
   OrderedWork<Chunk, Encoded>(
@@ -125,6 +139,25 @@ TokenizeProgress tokenize_files(const tokenizer::Tokenizer* tokenizer, const Tok
   }
   writer.finish();
   return progress;
+}
+
+Sample tokenize_sample(const tokenizer::Tokenizer* tokenizer, const TokenizeRequest& request) {
+  if (request.format.has_messages()) request.format.chat->require_tokens(*tokenizer);
+  Sample sample{.progress = {}, .whole = request.files.size() <= 2};
+  std::vector<std::filesystem::path> files{request.files.front()};
+  if (request.files.size() > 1) files.push_back(request.files.back());
+  for (const std::filesystem::path& file : files) {
+    const NextChunk next = open_chunks(file, request.format);
+    const auto chunk = next();
+    if (!chunk) continue;
+    if (request.format.has_prompts() || request.format.has_messages() || !request.format.labels_key.empty()) {
+      add_to(sample.progress, encode(tokenizer, *chunk, request));
+      sample.whole = sample.whole && !next();
+    } else {  // a text may be as long as its file
+      each_document(*chunk, request.format, [](const Document&) {});
+    }
+  }
+  return sample;
 }
 
 }  // namespace pptrain::corpus

@@ -32,6 +32,7 @@ struct TokenizeProgress {
   int64_t documents = 0, tokens = 0;    // written so far
   int64_t prompt_tokens = 0;            // of these tokens, those that are no targets
   int64_t truncated = 0;                // documents
+  int64_t without_targets = 0;          // documents none of whose tokens is a target, first tokens aside
   int64_t empty = 0;                    // documents without a text or a token, which are left out
   int64_t bad = 0;                      // lines without a document (DocumentFormat::skip_bad_lines)
   std::string first_bad = {};           // of these, where the first is and what is wrong there
@@ -45,5 +46,14 @@ struct TokenizeProgress {
 TokenizeProgress tokenize_files(const tokenizer::Tokenizer* tokenizer, const TokenizeRequest& request,
                                 TokenWriter& writer,
                                 const std::function<void(const TokenizeProgress&)>& report);
+
+// The first documents of the first and of the last file, as tokenize_files() will get them. Where some tokens
+// are no targets, also what becomes of them: documents, truncated, without_targets. `whole`: these are all.
+// Throws as tokenize_files() does, but not where there is no document.
+struct Sample {
+  TokenizeProgress progress;
+  bool whole = true;
+};
+Sample tokenize_sample(const tokenizer::Tokenizer* tokenizer, const TokenizeRequest& request);
 
 }  // namespace pptrain::corpus

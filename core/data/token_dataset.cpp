@@ -248,6 +248,17 @@ int64_t TokenDataset::prompt_tokens(int64_t first, int64_t last) const {
   return prompts_ ? prompts_->count(begin_ + first, begin_ + last) : 0;
 }
 
+TokenDataset::DocumentCount TokenDataset::count_documents() const {
+  if (!prompts_) return {};
+  const std::vector<int64_t> starts = indexed_documents();
+  DocumentCount count{.all = static_cast<int64_t>(starts.size()) - 1};
+  for (size_t i = 0; i + 1 < starts.size(); ++i) {
+    const int64_t behind_first = starts[i + 1] - starts[i] - 1;
+    if (behind_first == prompt_tokens(starts[i], starts[i + 1])) ++count.without_targets;
+  }
+  return count;
+}
+
 void TokenDataset::ignore_prompts(int64_t first, std::span<int64_t> labels) const {
   if (prompts_) prompts_->ignore(begin_ + first, labels);
 }

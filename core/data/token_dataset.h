@@ -67,6 +67,12 @@ class TokenDataset {
   // token first + i. A document's first token counts as none (document_index.h).
   int64_t prompt_tokens(int64_t first, int64_t last) const;
   void ignore_prompts(int64_t first, std::span<int64_t> labels) const;
+  // Documents, and those without a target: with prompts alone behind their first tokens. Of data with
+  // has_index(); zeros where there are no prompts.
+  struct DocumentCount {
+    int64_t all = 0, without_targets = 0;
+  };
+  DocumentCount count_documents() const;
   // What the source was given as, for messages.
   const std::string& path() const { return path_; }
 

@@ -7,6 +7,9 @@
 #include <parquet/schema.h>
 
 #include <algorithm>
+#include <array>
+#include <charconv>
+#include <cmath>
 #include <cstring>
 #include <exception>
 #include <memory>
@@ -83,7 +86,8 @@ void append_quoted(std::string& out, std::string_view text) {
 }
 
 bool is_list(const arrow::DataType& type) {
-  return type.id() == arrow::Type::LIST || type.id() == arrow::Type::LARGE_LIST;
+  return type.id() == arrow::Type::LIST || type.id() == arrow::Type::LARGE_LIST ||
+         type.id() == arrow::Type::FIXED_SIZE_LIST;
 }
 
 void append_json(std::string& out, const arrow::Array& array, int64_t row);
@@ -114,7 +118,21 @@ void append_integer(std::string& out, const arrow::Array& array, int64_t row) {
   out += std::to_string(static_cast<const Array&>(array).Value(row));
 }
 
-// Lists, structs, texts and integers; of other types null.
+// JSON has no infinity and no NaN.
+void append_number(std::string& out, double value) {
+  std::array<char, 32> text{};
+  const auto end = std::to_chars(text.data(), text.data() + text.size(), value).ptr;
+  out += std::isfinite(value) ? std::string_view(text.data(), end) : std::string_view("\"not finite\"");
+}
+
+// {"type": NAME}, which is neither the text, the number nor the list that a key wants, but is something.
+void append_other(std::string& out, const arrow::DataType& type) {
+  out += "{\"type\":";
+  append_quoted(out, type.ToString());
+  out += '}';
+}
+
+// Lists, structs, texts, numbers and truth values; of other types an object that names the type.
 void append_json(std::string& out, const arrow::Array& array, int64_t row) {
   if (array.IsNull(row)) {
     out += "null";
@@ -129,6 +147,21 @@ void append_json(std::string& out, const arrow::Array& array, int64_t row) {
       const auto& list = static_cast<const arrow::LargeListArray&>(array);
       return append_list(out, *list.values(), list.value_offset(row), list.value_offset(row + 1));
     }
+    case arrow::Type::FIXED_SIZE_LIST: {
+      const auto& list = static_cast<const arrow::FixedSizeListArray&>(array);
+      return append_list(out, *list.values(), list.value_offset(row), list.value_offset(row + 1));
+    }
+    case arrow::Type::BOOL:
+      out += static_cast<const arrow::BooleanArray&>(array).Value(row) ? "true" : "false";
+      return;
+    case arrow::Type::FLOAT:
+      return append_number(out, static_cast<const arrow::FloatArray&>(array).Value(row));
+    case arrow::Type::DOUBLE:
+      return append_number(out, static_cast<const arrow::DoubleArray&>(array).Value(row));
+    case arrow::Type::INT8:
+      return append_integer<arrow::Int8Array>(out, array, row);
+    case arrow::Type::UINT8:
+      return append_integer<arrow::UInt8Array>(out, array, row);
     case arrow::Type::STRUCT:
       return append_struct(out, static_cast<const arrow::StructArray&>(array), row);
     case arrow::Type::INT16:
@@ -147,7 +180,7 @@ void append_json(std::string& out, const arrow::Array& array, int64_t row) {
       break;
   }
   if (!holds_texts(*array.type())) {
-    out += "null";
+    append_other(out, *array.type());
   } else if (const std::optional<std::string_view> text = text_at(array, row)) {
     append_quoted(out, *text);
   } else {

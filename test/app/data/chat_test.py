@@ -71,6 +71,35 @@ QWEN = (  # Qwen2.5-7B-Instruct, but for its parts about tools
     "        {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>' + '\\n' }}\n    {%- endif %}\n"
     "{%- endfor %}\n{%- if add_generation_prompt %}\n    {{- '<|im_start|>assistant\\n' }}\n{%- endif %}\n"
 )
+# Short forms of two that differ from the published ones above: a header with a date (Llama 3.1), thoughts before the
+# last answers (Qwen3).
+LLAMA31 = (
+    "{{- bos_token }}\n{%- if not date_string is defined %}\n    {%- set date_string = \"26 Jul 2024\" %}\n{%- endif %}\n"
+    "{%- if messages[0]['role'] == 'system' %}\n    {%- set system_message = messages[0]['content']|trim %}\n"
+    "    {%- set messages = messages[1:] %}\n{%- else %}\n    {%- set system_message = \"\" %}\n{%- endif %}\n"
+    "{{- \"<|start_header_id|>system<|end_header_id|>\\n\\nToday Date: \" + date_string + \"\\n\\n\" }}\n"
+    "{%- if tools is not none %}\n    {{- \"Environment: ipython\\n\" }}\n{%- endif %}\n{{- system_message + \"<|eot_id|>\" }}\n"
+    "{%- for message in messages %}\n    {%- if not (message.role == 'ipython' or 'tool_calls' in message) %}\n"
+    "        {{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n'+ message['content'] | trim + '<|eot_id|>' }}\n"
+    "    {%- endif %}\n{%- endfor %}\n{%- if add_generation_prompt %}\n"
+    "    {{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}\n{%- endif %}\n"
+)
+QWEN3 = (
+    "{%- set ns = namespace(multi_step=true, last=messages|length - 1) %}\n{%- for message in messages[::-1] %}\n"
+    "    {%- set index = (messages|length - 1) - loop.index0 %}\n    {%- if ns.multi_step and message.role == \"user\" %}\n"
+    "        {%- set ns.multi_step = false %}\n        {%- set ns.last = index %}\n    {%- endif %}\n{%- endfor %}\n"
+    "{%- for message in messages %}\n    {%- set content = message.content if message.content is string else '' %}\n"
+    "    {%- if message.role == \"assistant\" %}\n        {%- set reasoning = '' %}\n"
+    "        {%- if message.reasoning_content is string %}\n            {%- set reasoning = message.reasoning_content %}\n"
+    "        {%- elif '</think>' in content %}\n"
+    "            {%- set reasoning = content.split('</think>')[0].rstrip('\\n').split('<think>')[-1].lstrip('\\n') %}\n"
+    "            {%- set content = content.split('</think>')[-1].lstrip('\\n') %}\n        {%- endif %}\n"
+    "        {%- if loop.index0 > ns.last and (loop.last or reasoning) %}\n"
+    "            {{- '<|im_start|>assistant\\n<think>\\n' + reasoning.strip('\\n') + '\\n</think>\\n\\n' + content.lstrip('\\n') }}\n"
+    "        {%- else %}\n            {{- '<|im_start|>assistant\\n' + content }}\n        {%- endif %}\n    {%- else %}\n"
+    "        {{- '<|im_start|>' + message.role + '\\n' + content }}\n    {%- endif %}\n    {{- '<|im_end|>\\n' }}\n{%- endfor %}\n"
+    "{%- if add_generation_prompt %}\n    {{- '<|im_start|>assistant\\n' }}\n{%- endif %}\n"
+)
 # The template, the tokenizer of test/core/tokenizer that it is tried with, the tokens that are added to that one (the
 # first begins a text), and what ends an answer.
 TEMPLATES = {
@@ -79,6 +108,10 @@ TEMPLATES = {
     "mistral": (MISTRAL, "llama2", ["<s>", "</s>"], "</s>"),
     "gemma": (GEMMA, "llama2", ["<bos>", "<start_of_turn>", "<end_of_turn>"], "<end_of_turn>"),
     "qwen": (QWEN, "qwen", ["<|im_start|>", "<|im_end|>"], "<|im_end|>"),
+}
+OWN = {
+    "llama3.1": (LLAMA31, *TEMPLATES["llama3"][1:]),
+    "qwen3": (QWEN3, *TEMPLATES["qwen"][1:]),
 }
 
 
@@ -102,7 +135,7 @@ WITH_SYSTEM = [
 class Chat(Case):
     def tokenizer(self, name):
         """The package's, and the same as transformers has it, with the published template."""
-        template, definition, tokens, _ = TEMPLATES[name]
+        template, definition, tokens, _ = {**TEMPLATES, **OWN}[name]
         package = Tokenizer.from_file(str(SOURCE / f"test/core/tokenizer/definitions/{definition}/tokenizer.json"))
         package.add_special_tokens(tokens)
         package.save(str(self.folder / "tokenizer.json"))
@@ -110,6 +143,11 @@ class Chat(Case):
         fast = PreTrainedTokenizerFast(tokenizer_object=package, bos_token=tokens[0], eos_token=eos)
         fast.chat_template = template
         return package, fast
+
+    def own_template(self, fast):
+        """Beside the tokenizer, as a model's folder has it."""
+        config = {"bos_token": fast.bos_token, "eos_token": {"content": fast.eos_token}, "chat_template": fast.chat_template}
+        (self.folder / "tokenizer_config.json").write_text(json.dumps(config))
 
     def expected(self, name, package, fast, chat):
         """Ids, and for each whether it is a target: one with a character of an answer or of the token behind it."""
@@ -119,12 +157,13 @@ class Chat(Case):
         self.assertEqual(encoding.ids, ids)
         spans, at = [], 0
         for message in chat:
-            content = message["content"].strip() if name in ("llama3", "gemma") else message["content"]
+            content = message["content"].strip() if name in ("llama3", "llama3.1", "gemma") else message["content"]
             begin = text.index(content, at)
             at = begin + len(content)
             if message["role"] == "assistant":
-                end = at + len(TEMPLATES[name][3])
-                self.assertEqual(TEMPLATES[name][3], text[at:end])
+                ends = {**TEMPLATES, **OWN}[name][3]
+                end = at + len(ends)
+                self.assertEqual(ends, text[at:end])
                 spans.append((begin, end))
         return ids, [any(b < end and begin < e for begin, end in spans) for b, e in encoding.offsets]
 
@@ -168,6 +207,71 @@ class Chat(Case):
                     expected_ids, expected_targets = self.expected(name, package, fast, chat)
                     self.assertEqual(expected_ids, ids, chat)
                     self.assertEqual(expected_targets, targets, chat)
+
+    def test_ids_and_targets_equal_those_of_the_models_own_template(self):
+        for name in (*TEMPLATES, "llama3.1"):
+            with self.subTest(template=name):
+                package, fast = self.tokenizer(name)
+                self.own_template(fast)
+                chats = CHATS + (WITH_SYSTEM if name != "gemma" else [])
+                self.tokenize("--chat", "template=folder", self.write(chats))
+                found = self.documents(self.folder / "out")
+                self.assertEqual([self.expected(name, package, fast, chat) for chat in chats], found)
+        package, fast = self.tokenizer("qwen3")
+        self.own_template(fast)
+        thoughts = [*turns("a", "<think>\nhm\n</think>\n\nb", "c"), {"role": "assistant", "content": "d", "reasoning_content": "so"}]
+        chats = [*CHATS[:2], CHATS[3], thoughts]
+        self.tokenize("--chat", "template=folder", self.write(chats))
+        found = self.documents(self.folder / "out")
+        self.assertEqual([fast.apply_chat_template(chat, return_dict=False) for chat in chats], [ids for ids, _ in found])
+        learned = [package.decode([i for i, target in zip(*document, strict=True) if target], skip_special_tokens=False)
+                   for document in found]
+        self.assertEqual("<think>\n\n</think>\n\nWe are accounted poor citizens.<|im_end|>", learned[0])
+        self.assertEqual("b<|im_end|><think>\nso\n</think>\n\nd<|im_end|>", learned[3])
+
+    def test_messages_that_are_not_to_be_trained_stay_context(self):
+        package, fast = self.tokenizer("chatml")
+        good = turns("Why?", "bad", "Why?", "good")
+        for key, value in (("weight", 0), ("train", False)):
+            marked = [{**m, **({key: value} if m["content"] == "bad" else {})} for m in good]
+            files = [self.write([marked])]
+            if PARQUET:
+                files.append(self.folder / "rows.parquet")
+                pyarrow.parquet.write_table(pyarrow.table({"messages": [marked]}), files[-1])
+            for path in files:
+                with self.subTest(key=key, path=path):
+                    self.tokenize("--chat", "template=chatml", path)
+                    [(ids, targets)] = self.documents(self.folder / "out")
+                    self.assertEqual(fast.apply_chat_template(good, return_dict=False), ids)
+                    self.assertEqual(package.encode("good<|im_end|>").ids, [i for i, t in zip(ids, targets, strict=True) if t])
+
+    def test_a_template_other_than_the_models_own_is_told_and_chats_are_generated(self):
+        package, fast = self.tokenizer("llama3.1")
+        self.own_template(fast)
+        self.write(CHATS)
+        text = job(model={"num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": package.get_vocab_size()},
+                   distributed=None, train={"steps": 1, "seq_len": 32, "grad_accum_steps": 2, "dtype": "fp32"},
+                   lr_schedule=None, checkpoint={"resume": "none"}, data=None)
+        text += '[data]\npath = "chats.jsonl"\nformat = "jsonl"\nmessages_key = "messages"\ntokenizer = "tokenizer.json"\n'
+        (self.folder / "job.toml").write_text(text + '[data.chat]\ntemplate = "llama3"\n')
+        warning = 'data.chat.template = "llama3": it differs from the model\'s own: behind '
+        for out in (self.pptrain("check", "--config", "job.toml"), self.pptrain("--config", "job.toml", *sets("run.dir=run"))):
+            self.assertIn(warning, out)
+            self.assertIn("Today Date: 26 Jul 2024", out)
+        folder = sets("data.chat.template=folder")
+        self.assertNotIn("differs from", self.pptrain("check", "--config", "job.toml", *folder))
+        say = ["generate", "run", "--max-tokens", "2", "--greedy", "--json", "--chat"]
+        fast.chat_template = LLAMA3
+        for system in ([], [{"role": "system", "content": "Be brief."}]):
+            more = ["--system", system[0]["content"]] if system else []
+            for content in ("Why?", "<|eot_id|> is text"):
+                done = json.loads(run([PPTRAIN, *say, *more, "--prompt", content], self.folder).stdout)
+                chat = [*system, {"role": "user", "content": content}]
+                text = fast.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
+                self.assertEqual(text, package.decode(done["prompt_ids"], skip_special_tokens=False))
+                self.assertEqual(len(chat), done["prompt_ids"].count(package.token_to_id("<|eot_id|>")))
+            self.assertEqual(content, done["prompt"])
+        self.assertIn("--system requires --chat", self.pptrain("generate", "run", "--system", "x", "--prompt", "y", code=2))
 
     def test_a_template_of_ones_own_and_jobs_that_read_messages_themselves(self):
         package, fast = self.tokenizer("chatml")

@@ -297,6 +297,59 @@ class Corpus(Case):
             self.assertIn("bad.jsonl:2: ", out)
             self.assertIn(words, out)
 
+    def test_lists_of_tokens_in_parquet_are_of_any_integer_type_and_of_fixed_size(self):
+        if not PARQUET:
+            self.skipTest("no Parquet")
+        documents = [[(7 * i + j) % 120 for j in range(9)] for i in range(20)]
+        job = self.job('path = "ids.parquet"\nformat = "parquet"\ntokens_key = "ids"\nlabels_key = "labels"\n')
+        job.write_text(job.read_text().replace('tokenizer = "tokenizer.json"\n', ""))
+        for kind in (pyarrow.int8(), pyarrow.uint8(), pyarrow.uint16(), pyarrow.int64()):
+            for size in (-1, 9):
+                with self.subTest(kind=kind, size=size):
+                    lists = pyarrow.array(documents, pyarrow.list_(kind, size))
+                    # A part of a table, whose lists do not begin with the first value.
+                    table = pyarrow.table({"ids": lists, "labels": lists}).slice(3)
+                    pyarrow.parquet.write_table(table, self.folder / "ids.parquet")
+                    self.train(job, "run", "train.steps=1", "train.seq_len=8", f"data.cache={kind}_{size}")
+                    self.assertEqual(documents[3:], read_documents(next(iter(self.caches(f"{kind}_{size}").values())))[0])
+
+    def prompts(self, name, long, short):
+        """Lines whose prompts alone are longer than 64 tokens, then such whose answers fit."""
+        rows = [{"p": "word " * n + str(i), "c": "an answer"} for n, count in ((200, long), (5, short)) for i in range(count)]
+        (self.folder / name).parent.mkdir(exist_ok=True)
+        (self.folder / name).write_bytes(lines(rows))
+
+    def test_documents_without_a_token_to_learn_are_told_and_refused(self):
+        keys = 'format = "jsonl"\nprompt_key = "p"\ncompletion_key = "c"\n'
+        limit = 'max_document_tokens = 64\ncache = "cache"\n'
+        self.prompts("long.jsonl", 60, 0)
+        said = "all 60 documents have no token to learn: data.max_document_tokens = 64 truncates them before their answers"
+        job = self.job(f'path = "long.jsonl"\n{keys}{limit}')
+        for out in (self.train(job, "run", code=2), self.run_pptrain("check", "--config", job, code=2)):
+            self.assertIn(said, out)
+        # Known only when all files are tokenized.
+        for i in range(3):
+            self.prompts(f"three/{i}.jsonl", 20, 0)
+        self.assertIn(f"data.path: {said}", self.train(job, "run", "data.path=three", code=2))
+        # In a mixture each source is counted by itself.
+        self.prompts("few.jsonl", 54, 6)
+        self.prompts("good.jsonl", 0, 60)
+        sources = "".join(f'[[data.sources]]\nname = "{n}"\npath = "{n}.jsonl"\n{keys}' for n in ("few", "good"))
+        job = self.job(limit + sources, "mixture.toml")
+        for out in (self.train(job, "run"), self.run_pptrain("check", "--config", job)):
+            self.assertIn("data.sources[0].path: 54 of 60 documents have no token to learn: data.max_document_tokens = 64", out)
+            self.assertNotIn("data.sources[1].path:", out)
+        self.assertIn("data.sources[0].path: all 60 documents have no token", self.train(
+            self.job(limit + sources.replace("few.jsonl", "long.jsonl"), "none.toml"), "run", code=2))
+
+    def test_a_run_that_learned_nothing_fails(self):
+        self.prompts("few.jsonl", 30, 1)
+        keys = 'path = "few.jsonl"\nformat = "jsonl"\nprompt_key = "p"\ncompletion_key = "c"\nmax_document_tokens = 64\n'
+        job = self.job(keys + 'packing = "none"\nshuffle = false\n')
+        out = self.train(job, "run", "train.seq_len=64", code=1)
+        self.assertIn("nothing was learned: all 2 steps were skipped", out)
+        self.assertNotIn("done:", out)
+
     def test_random_tokens_need_no_files_and_are_the_same_on_every_layout(self):
         job = self.job('format = "random"\n[lr_schedule]\nname = "constant"\n')  # of any train.steps
         job.write_text(job.read_text().replace('tokenizer = "tokenizer.json"\n', ""))

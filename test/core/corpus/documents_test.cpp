@@ -208,3 +208,35 @@ TEST_CASE("prompts and completions of a line") {
   CHECK_THROWS_WITH(read({folder.write("b.jsonl", "{\"ask\": \"1\"}")}, format),
                     contains_text("b.jsonl:1: the object has no key 'answer'; it has: ask"));
 }
+
+TEST_CASE("files in a form that is not read are refused with what converts them") {
+  const ScratchFolder folder;
+  const auto refused = [&](const char* name, const std::string& bytes, const char* words) {
+    INFO(name);
+    for (const auto& format : {lines, DocumentFormat()})
+      CHECK_THROWS_WITH(read({folder.write(name, bytes)}, format),
+                        contains_text(name) && contains_text(words));
+  };
+  using namespace std::string_literals;
+  refused("a.jsonl.bz2", "BZh91AY&SY\x01", "bzip2 packed it, but only .gz and .zst are unpacked: bzcat '");
+  refused("a.jsonl.xz", "\xfd\x37zXZ\0\0"s, "xz packed it");
+  refused("a.jsonl", gzip("{}"), "gzip packed it, but its name does not end in .gz");
+  refused("b.jsonl", zstd("{}"), "zstd packed it, but its name does not end in .zst");
+  refused("c.jsonl", "PAR1....", "data.format = \"parquet\"");
+  refused("le.jsonl", "\xff\xfe{\0"s, "the text is UTF-16, but UTF-8 is read: iconv -f UTF-16 -t UTF-8 '");
+  refused("plain.jsonl", "{\0\"\0t\0e\0x\0"s, "iconv -f UTF-16LE");
+  refused("wide.jsonl.gz", gzip("\xfe\xff\0{\0\"\0t"s), "the text is UTF-16");
+  DocumentFormat skips = lines;
+  skips.skip_bad_lines = true;
+  for (const char* array : {"[\n  {\"text\": \"one\"},\n  {\"text\": \"two\"}\n]\n",
+                            "[{\"text\": \"one\"}]\n", "[{\"text\": \"one\"},\n{\"text\": \"two\"}]"})
+    CHECK_THROWS_WITH(read({folder.write("a.jsonl", array)}, skips),
+                      contains_text("it is one JSON array, but a whole object on each line is read") &&
+                          contains_text("jq -c '.[]'"));
+  CHECK_THROWS_WITH(read({folder.write("a.jsonl", "{\n  \"text\": \"one\"\n}\n")}, lines),
+                    contains_text("an object goes on over several lines"));
+  CHECK(read({folder.write("a.jsonl", "[\"header\"]\n{\"text\": \"one\"}\n")}, skips).texts ==
+        std::vector<std::string>{"one"});
+  DocumentFormat text;
+  CHECK(read({folder.write("a.txt", "BZh, a word")}, text).texts == std::vector<std::string>{"BZh, a word"});
+}

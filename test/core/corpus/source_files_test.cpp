@@ -1,5 +1,7 @@
 #include "core/base/source_files.h"
 
+#include <sys/stat.h>
+
 #include <filesystem>
 #include <fstream>
 #include <string>
@@ -36,4 +38,28 @@ TEST_CASE("files, folders, patterns and lists of them, in order") {
       source_files(std::vector<std::string>{here}, config::file_endings(config::DataFormat::npy)),
       contains_text("is a folder without *.npy files"));
   CHECK_THROWS_WITH(names({"/dev/null"}), contains_text("is a device"));
+}
+
+TEST_CASE("a folder and a pattern refuse a link to nothing, and pass over hidden files") {
+  const ScratchFolder folder;
+  folder.write("a.txt", "x");
+  folder.write(".hidden.txt", "x");
+  const std::string here = folder.path().string() + "/";
+  const auto files = [&](const std::string& path) {
+    std::string all;
+    for (const auto& file : source_files(std::vector{path}, config::file_endings(config::DataFormat::text)))
+      all += file.filename().string() + " ";
+    return all;
+  };
+  std::filesystem::create_symlink(here + "a.txt", here + "link.txt");
+  CHECK(files(here) == "a.txt link.txt ");
+  CHECK(files(here + "*.txt") == "a.txt link.txt ");
+  CHECK(files(here + ".hidden.txt") == ".hidden.txt ");  // named, so that it is meant
+  std::filesystem::create_symlink("../gone/b", here + "b.txt");
+  for (const std::string& path : {here, here + "*.txt", here + "b.txt"})
+    CHECK_THROWS_WITH(files(path), contains_text("b.txt\" is a link to \"../gone/b\", which does not exist"));
+  std::filesystem::remove(here + "b.txt");
+  REQUIRE(::mkfifo((here + "pipe.txt").c_str(), 0600) == 0);
+  for (const std::string& path : {here, here + "*.txt", here + "pipe.txt"})
+    CHECK_THROWS_WITH(files(path), contains_text("pipe.txt\" is a pipe; expected a file"));
 }
