@@ -43,6 +43,7 @@ BatchShape batch_of(const PlanBase& base, const DeviceModel& device) {
           .mesh = seen_by_passes(base.mesh),
           .cp_kind = base.job.distributed.cp_kind,
           .sequence_slices = static_cast<int>(std::max<int64_t>(1, base.job.distributed.pp_sequence_slices)),
+          .label_smoothing = train.label_smoothing,
           .overlap = train.overlap_weight_gradients && base.job.run.device != config::Device::cpu};
 }
 
