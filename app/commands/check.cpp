@@ -6,11 +6,9 @@
 #include <array>
 #include <filesystem>
 #include <functional>
-#include <numeric>
 #include <optional>
 #include <string>
 #include <string_view>
-#include <thread>
 #include <vector>
 
 #include "app/commands/command_line.h"
@@ -20,9 +18,10 @@
 #include "app/data/inspection.h"
 #include "app/forecast/costs.h"
 #include "app/forecast/footprint.h"
+#include "app/launch/core_check.h"
 #include "app/launch/memory_check.h"
 #include "app/resolve/load_plan.h"
-#include "core/base/host_memory.h"
+#include "core/base/cores.h"
 #include "core/base/printable.h"
 #include "core/base/process.h"
 #include "core/config/loader.h"
@@ -84,14 +83,15 @@ bool say_job(const Plan& plan) {
                                        job.train.grad_accum_steps * plan.mesh.size(mesh::Group::batch))));
 }
 
-bool say_world(const Plan& plan, int64_t cores) {
+// As if all ranks were to run on this host.
+bool say_world(const Plan& plan) {
   const int ranks = plan.mesh.world_size();
-  const int64_t threads = ranks * plan.job.run.threads;
-  const bool crowded = plan.job.run.device == config::Device::cpu && cores < threads;
-  return say(
-      "world", "",
-      fmt::format("{} rank{} ({}){}", ranks, ranks == 1 ? "" : "s", plan.mesh.describe(),
-                  crowded ? fmt::format("; {} threads share this host's {} cores", threads, cores) : ""));
+  const bool on_cpu = plan.job.run.device == config::Device::cpu;
+  const std::string crowding =
+      on_cpu ? describe_crowding(ranks_here(ranks, plan.job.run.threads, process_cores())) : "";
+  return say("world", "",
+             fmt::format("{} rank{} ({}){}{}", ranks, ranks == 1 ? "" : "s", plan.mesh.describe(),
+                         crowding.empty() ? "" : "; ", crowding));
 }
 
 bool say_device(const config::JobConfig& job) {
@@ -104,20 +104,15 @@ bool say_device(const config::JobConfig& job) {
              fmt::format("cuda, {} GPU{} here", count, count == 1 ? "" : "s"));
 }
 
-// As if all ranks were to run on this host, as threads of one process, which takes `program` bytes itself.
 bool say_memory(const Plan& plan, int64_t program) {
-  const std::vector<int64_t> bytes = host_bytes(plan);
-  const int ranks = plan.mesh.world_size();
-  const int64_t needed = std::accumulate(bytes.begin(), bytes.end(), int64_t{0}) * (ranks / plan.mesh.pp);
-  const std::string needs =
-      fmt::format("needs {}, and {} in each process for the program", in_units(needed), in_units(program));
-  if (plan.job.run.device == config::Device::cuda)
-    return say("memory", "", "pptrain plan predicts the bytes of each GPU");
-  const std::optional<int64_t> available = available_memory();
-  if (!available)
-    return say("memory", "", fmt::format("{}; the system does not tell what is available", needs));
-  return say("memory", plan.job.run.force_memory ? "" : shortage(needed + program, *available, ranks),
-             fmt::format("{}; {} are available here", needs, in_units(*available)));
+  const std::optional<MemoryFit> fit = fit_here(plan, program);
+  if (!fit) return say("memory", "", "the system does not tell what is available");
+  const bool starts = fit->fits() || plan.job.run.force_memory;
+  if (!fit->of_host) return say("memory", starts ? "" : fit->shortage(), fit->describe());
+  return say("memory", starts ? "" : fit->shortage(),
+             fmt::format("needs {}, and {} in each process for the program; {} are available here",
+                         in_units(static_cast<int64_t>(fit->needed) - program), in_units(program),
+                         in_units(static_cast<int64_t>(fit->room))));
 }
 
 bool say_data(const config::JobConfig& job) {
@@ -149,8 +144,8 @@ int check(const CheckArguments& arguments) {
       load_plan(arguments.config, arguments.set, {.world = arguments.world, .inspect = inspect_all});
   const config::JobConfig& job = plan.job;
   // Each line is printed, whatever those before say.
-  const std::array answers{say_job(plan), say_world(plan, std::thread::hardware_concurrency()),
-                           say_device(job), say_memory(plan, program), say_data(job)};
+  const std::array answers{say_job(plan), say_world(plan), say_device(job), say_memory(plan, program),
+                           say_data(job)};
   for (const auto& warnings : {config::warnings(job), data_warnings(job), model_warnings(plan)}) {
     for (const std::string& warning : warnings) fmt::print("warning: {}\n", printable(warning));
   }

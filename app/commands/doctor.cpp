@@ -7,11 +7,9 @@
 #include <chrono>
 #include <cstdint>
 #include <filesystem>
-#include <map>
+#include <set>
 #include <string>
 #include <string_view>
-#include <thread>
-#include <utility>
 #include <vector>
 
 #include "app/commands/command_line.h"
@@ -20,6 +18,7 @@
 #include "app/data/inspection.h"
 #include "app/forecast/costs.h"
 #include "app/forecast/plan_report.h"
+#include "app/launch/core_check.h"
 #include "app/launch/memory_check.h"
 #include "app/launch/run_ranks.h"
 #include "app/plan/run_context.h"
@@ -77,34 +76,22 @@ void Examination::say(std::string_view what, const std::string& problem, const s
 
 void Examination::memory() {
   const std::vector<std::string> faults =
-      comm::gather_strings(world_, find_shortage(context_.mesh.world(), context_.plan), 0);
+      comm::gather_strings(world_, find_shortage(context_.mesh.world(), context_.plan, context_.device), 0);
   const auto fault = std::ranges::find_if(faults, [](const std::string& text) { return !text.empty(); });
   say("memory",
       fault == faults.end()
           ? ""
           : fmt::format("host {}: {}", hosts_[static_cast<size_t>(fault - faults.begin())], *fault),
       context_.device.is_cpu() ? "all ranks fit into the memory that their hosts have available"
-                               : "pptrain plan predicts the bytes of each GPU");
+                               : "all ranks fit into the memory of their GPUs");
 }
 
 void Examination::cores() {
-  const double own = std::thread::hardware_concurrency();
-  const auto cores = comm::gather(world_, std::span(&own, 1), 0);
-  std::map<std::string, std::pair<int64_t, int64_t>> by_host;  // threads, cores
-  for (size_t rank = 0; rank < hosts_.size(); ++rank) {
-    auto& [threads, count] = by_host[hosts_[rank]];
-    threads += context_.job.run.threads;
-    count = static_cast<int64_t>(cores[rank].front());
-  }
-  std::string crowded;
-  for (const auto& [host, load] : by_host) {
-    if (context_.device.is_cpu() && load.first > load.second)
-      crowded += fmt::format("{}host {}: {} threads on {} cores", crowded.empty() ? "" : "; ", host,
-                             load.first, load.second);
-  }
-  say("cores", crowded,
-      fmt::format("{} rank{} on {} host{}, a core for each thread", hosts_.size(),
-                  hosts_.size() == 1 ? "" : "s", by_host.size(), by_host.size() == 1 ? "" : "s"));
+  const std::vector<RankCores> ranks = gather_cores(world_, context_.plan);
+  const auto hosts = std::set<std::string>(hosts_.begin(), hosts_.end()).size();
+  say("cores", describe_crowding(ranks),
+      fmt::format("{} rank{} on {} host{}{}", hosts_.size(), hosts_.size() == 1 ? "" : "s", hosts,
+                  hosts == 1 ? "" : "s", context_.device.is_cpu() ? ", a core for each thread" : ""));
 }
 
 void Examination::disk() {

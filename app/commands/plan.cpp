@@ -6,10 +6,14 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <array>
+#include <chrono>
+#include <condition_variable>
 #include <cstdlib>
+#include <filesystem>
 #include <iterator>
 #include <limits>
 #include <map>
+#include <mutex>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
@@ -20,8 +24,10 @@
 #include "app/commands/command_line.h"
 #include "app/commands/commands.h"
 #include "app/commands/job_options.h"
+#include "app/forecast/best_job.h"
 #include "app/forecast/costs.h"
 #include "app/forecast/device_model.h"
+#include "app/forecast/memory_fit.h"
 #include "app/forecast/plan_report.h"
 #include "app/forecast/prediction.h"
 #include "app/forecast/search.h"
@@ -30,7 +36,10 @@
 #include "app/launch/memory_check.h"
 #include "app/resolve/load_plan.h"
 #include "app/trace/trace_file.h"
+#include "core/base/cores.h"
 #include "core/base/error.h"
+#include "core/base/host_memory.h"
+#include "core/base/process.h"
 #include "core/config/loader.h"
 #include "core/config/word.h"
 #include "core/io/atomic_file.h"
@@ -56,10 +65,11 @@ struct PlanArguments : JobArguments {
   std::string output;    // file; empty: standard output
   // "measured", "modelled", a device's name or a trace, over distributed.pp_costs; empty: measured on a CPU
   std::string costs;
-  std::string compare;   // a trace to put beside the prediction
+  std::string compare;   // a trace or another job to put beside the prediction
   bool search = false;   // rank all layouts of the job; with `world`, of all meshes of so many ranks
-  bool all = false;      // search: all rows
-  double memory_gb = 0;  // search: GB a rank, over distributed.pp_memory_gb
+  bool all = false;      // all rows of a search, all ranks of a plan
+  double memory_gb = 0;  // GB a rank, over distributed.pp_memory_gb
+  double cores = 0;      // of a host of CPU ranks; 0: those that this process may use
   double margin = 5;     // search: % of a rank's memory that stays free
   std::string write;     // search: file for the job of the row `pick`, from 1
   size_t pick = 0;       // 0: the best
@@ -82,50 +92,100 @@ schedule::TextOptions text_options(const PlanArguments& arguments) {
   return {.colour = on_terminal && std::getenv("NO_COLOR") == nullptr, .width = text_width(on_terminal)};
 }
 
+// Bytes that a rank may use.
+double room_of(const PlanArguments& arguments, const PlanBase& base, const CostSource& source) {
+  return arguments.memory_gb > 0 ? arguments.memory_gb * 1e9 : memory_budget(base, source);
+}
+
+// Does the plan fit the GPU, or this host, by the function that check and a start ask?
+PlanContext context_of(const PlanArguments& arguments, const Plan& plan, const Prediction& p,
+                       const CostSource& source, int64_t program) {
+  const double room = room_of(arguments, plan, source);
+  const bool given = arguments.memory_gb > 0 || plan.job.distributed.pp_memory_gb > 0;
+  PlanContext context =
+      app::context_of(plan, p, source, room, given ? "it" : fmt::format("one {}", source.device.name));
+  const std::optional<int64_t> available = available_memory();
+  if (room <= 0 && source.device.is_cpu && plan.job.run.device == config::Device::cpu && available)
+    context.fit = fit_on_host(plan, p.bytes, program, static_cast<double>(*available));
+  context.rates = arguments.rates;
+  context.all_ranks = arguments.all;
+  return context;
+}
+
 std::string render(const PlanArguments& arguments, const Plan& plan, const CostSource& source,
                    int64_t program) {
   const CostModel costs(plan, source);
   Prediction p = predict(plan, costs);
   if (plan.job.run.device == config::Device::cpu) p.program_bytes = program;
   p.lengths = forecast_lengths(plan, p);
-  if (arguments.format == PlanFormat::json) {
-    const nlohmann::ordered_json json = plan_json(plan, p, costs, source, arguments.rates);
-    return arguments.actions ? schedule::render_json_with_actions(json, plan.schedule, p.pipeline)
-                             : schedule::render_json(json);
-  }
   if (arguments.format == PlanFormat::svg)
     return schedule::render_svg(plan.schedule, p.pipeline, /*seconds=*/true);
   if (arguments.format == PlanFormat::trace) return schedule::render_trace(plan.schedule, p.pipeline);
-  return render_plan(plan, p, costs, source, text_options(arguments), arguments.rates);
+  const PlanContext context = context_of(arguments, plan, p, source, program);
+  if (arguments.format == PlanFormat::json) {
+    const nlohmann::ordered_json json = plan_json(plan, p, costs, source, context);
+    return arguments.actions ? schedule::render_json_with_actions(json, plan.schedule, p.pipeline)
+                             : schedule::render_json(json);
+  }
+  return render_plan(plan, p, costs, source, text_options(arguments), context);
 }
 
 // Bytes a rank, without what is to stay free: predictions are some percent off, and libraries take memory
 // too.
 double budget_of(const PlanArguments& arguments, const PlanBase& base, const CostSource& source) {
-  const double memory = arguments.memory_gb > 0 ? arguments.memory_gb * 1e9 : memory_budget(base, source);
-  return memory * (1 - arguments.margin / 100);
+  return room_of(arguments, base, source) * (1 - arguments.margin / 100);
 }
 
-// Writes the job of the row that --pick names, else of the best, with every key.
-void write_pick(const PlanArguments& arguments, const PlanBase& base, const std::vector<Candidate>& rows,
-                const std::optional<Candidate>& refined = std::nullopt) {
+// Writes the job of the row that --pick names, else of the best: what it changes.
+void write_pick(const PlanArguments& arguments, const PlanBase& base, const CostSource& source,
+                const std::vector<Candidate>& rows, const std::optional<Candidate>& refined = std::nullopt) {
   if (arguments.write.empty()) return;
   const size_t row = std::max<size_t>(1, arguments.pick);
   if (row > rows.size()) throw UsageError(fmt::format("--pick {}: the search has {} rows", row, rows.size()));
-  const Layout& layout = refined && arguments.pick == 0 ? refined->layout : rows[row - 1].layout;
-  std::vector<std::string> set = arguments.set;
-  std::ranges::move(layout.overrides(base.job, /*whole=*/true), std::back_inserter(set));
-  const Plan plan = load_plan(arguments.config, set, {.world = arguments.world, .needs_files = false});
-  io::write_output(arguments.write, config::to_toml(plan.job));
+  const Candidate& picked = refined && arguments.pick == 0 ? *refined : rows[row - 1];
+  BestJob best{.config = arguments.config,
+               .path = arguments.write,
+               .command = command_line(),
+               .costs = source.description,
+               .budget = budget_of(arguments, base, source),
+               .set = arguments.set};
+  std::ranges::move(picked.layout.overrides(base.job, /*whole=*/true), std::back_inserter(best.set));
+  const Plan plan = load_plan(arguments.config, best.set, {.world = arguments.world, .needs_files = false});
+  io::write_output(arguments.write, write_best_job(best, picked, plan));
   fmt::print(stderr, "wrote {}\n", arguments.write);
 }
 
-// CPU ranks that share cores are slower than the costs, which were measured with one core for each.
-void warn_of_cores(const PlanBase& base, int64_t ranks) {
-  const int64_t cores = std::thread::hardware_concurrency(), threads = ranks * base.job.run.threads;
-  if (base.job.run.device == config::Device::cpu && threads > cores)
-    fmt::print(stderr, "warning: {} threads of {} ranks; this host has {} cores, where a step takes longer\n",
-               threads, ranks, cores);
+// Says what a search does, on standard error: after a second, after two, four and so on, while it lives.
+class SearchProgress {
+ public:
+  SearchProgress() : teller_([this](const std::stop_token& stop) { tell(stop); }) {}
+
+  void say(const std::string& what) {
+    const std::lock_guard lock(mutex_);
+    what_ = what;
+  }
+
+ private:
+  void tell(const std::stop_token& stop) {
+    std::unique_lock lock(mutex_);
+    for (std::chrono::seconds time(1);; time *= 2) {
+      if (woken_.wait_until(lock, stop, begin_ + time, [] { return false; }) || stop.stop_requested()) return;
+      if (!what_.empty()) fmt::print(stderr, "{} s: {}\n", time.count(), what_);
+    }
+  }
+
+  std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
+  std::mutex mutex_;
+  std::condition_variable_any woken_;
+  std::string what_;
+  std::jthread teller_;  // last: it uses the rest
+};
+
+template <class Search>
+auto with_progress(SearchOptions& options, const Search& search) {
+  SearchProgress progress;
+  options.progress = [&](const std::string& what) { progress.say(what); };
+  return search();
 }
 
 constexpr int order_effort = 30;  // a few seconds
@@ -135,9 +195,8 @@ std::string search_world(const PlanArguments& arguments, const PlanBase& base, c
                         .budget = budget_of(arguments, base, source),
                         .order_effort = order_effort};
   if (arguments.all) options.rows = std::numeric_limits<size_t>::max();
-  const MeshSearchResult found = search_meshes(base, source, options);
-  warn_of_cores(base, arguments.world);
-  write_pick(arguments, base, found.ranking, found.refined);
+  const MeshSearchResult found = with_progress(options, [&] { return search_meshes(base, source, options); });
+  write_pick(arguments, base, source, found.ranking, found.refined);
   if (arguments.format == PlanFormat::json) return meshes_json(found, base, source, options);
   if (arguments.format == PlanFormat::csv) return meshes_csv(found, base);
   return render_meshes(found, base, source, options, text_options(arguments).width);
@@ -146,10 +205,9 @@ std::string search_world(const PlanArguments& arguments, const PlanBase& base, c
 std::string search_plan(const PlanArguments& arguments, const PlanBase& base, const CostSource& source) {
   if (arguments.world > 0) return search_world(arguments, base, source);
   const double budget = budget_of(arguments, base, source);
-  const std::vector<Candidate> found =
-      search(base, source, {.microbatches = true, .budget = budget, .order_effort = order_effort});
-  warn_of_cores(base, base.mesh.world_size());
-  write_pick(arguments, base, found);
+  SearchOptions options{.microbatches = true, .budget = budget, .order_effort = order_effort};
+  const std::vector<Candidate> found = with_progress(options, [&] { return search(base, source, options); });
+  write_pick(arguments, base, source, found);
   if (arguments.format == PlanFormat::json) return ranking_json(found, base.job, budget);
   if (arguments.format == PlanFormat::csv) return ranking_csv(found, base.job);
   return fmt::format("costs: {}\n", source.description) + render_ranking(found, base.job, budget,
@@ -162,13 +220,11 @@ void check_arguments(const PlanArguments& arguments) {
     throw UsageError("--actions needs --format json, and no --search");
   if (arguments.search && (arguments.format == PlanFormat::svg || arguments.format == PlanFormat::trace))
     throw UsageError(fmt::format("--search prints text, json or csv, not {}", arguments.format.text));
-  if (arguments.all && !arguments.search) throw UsageError("--all needs --search");
-  if (!arguments.search && arguments.memory_gb > 0) throw UsageError("--memory-gb needs --search");
   if (!arguments.search && !arguments.write.empty()) throw UsageError("--write needs --search");
 }
 
 // The run that wrote the trace, predicted with these costs, beside what it measured.
-std::string compare(const std::string& trace_path, const CostSource& source) {
+std::string compare_trace(const std::string& trace_path, const CostSource& source) {
   const TraceSummary trace = read_trace(trace_path);
   const Plan plan = make_plan(trace.run.job);
   const Prediction p = predict(plan, source);
@@ -199,12 +255,33 @@ std::string compare(const std::string& trace_path, const CostSource& source) {
   return out;
 }
 
-// What the arguments name, else the job, else what this machine takes where it is such as the job's.
+// What the arguments name, else the job, else what this machine takes where it is such as the job's. CPU
+// ranks share the cores of their hosts, which are taken to be as this one.
 CostSource cost_source(const PlanArguments& arguments, const PlanBase& base) {
   const std::string& named = arguments.costs.empty() ? base.job.distributed.pp_costs : arguments.costs;
-  if (named == "modelled") return make_cost_source(base, "");
   const bool measures = named.empty() ? base.job.run.device == config::Device::cpu : named == "measured";
-  return measures ? measure_machine(base) : make_cost_source(base, named);
+  CostSource source =
+      measures ? measure_machine(base) : make_cost_source(base, named == "modelled" ? "" : named);
+  const CoreSharing sharing{
+      .cores = arguments.cores > 0 ? arguments.cores : static_cast<double>(core_count()),
+      .ranks_per_set = static_cast<int>(base.job.distributed.ranks_per_host)};
+  const int world = arguments.world > 0 ? static_cast<int>(arguments.world) : base.mesh.world_size();
+  return on_cores(std::move(source), world, base.job.run.threads, sharing);
+}
+
+NamedPlan named_plan(const PlanArguments& arguments, const std::string& config) {
+  Plan plan = load_plan(config, arguments.set, {.world = arguments.world, .needs_files = false});
+  CostSource source = cost_source(arguments, plan);
+  Prediction prediction = predict(plan, source);
+  return {std::filesystem::path(config).filename().string(), std::move(plan), std::move(prediction),
+          std::move(source)};
+}
+
+// --compare: a job beside this one, or a run's trace beside its prediction.
+std::string compare(const PlanArguments& arguments, const Plan& plan) {
+  if (arguments.compare.ends_with(".toml"))
+    return render_beside(named_plan(arguments, arguments.config), named_plan(arguments, arguments.compare));
+  return compare_trace(arguments.compare, cost_source(arguments, plan));
 }
 
 void add_costs(CLI::App* plan, PlanArguments& arguments) {
@@ -220,10 +297,13 @@ void add_costs(CLI::App* plan, PlanArguments& arguments) {
           ->excludes(device);
   add_option(*plan, "--costs WHICH", arguments.costs,
              "measured: a second or two of passes on this machine, the default for a job on CPUs; modelled: "
-             "of the job's device, without looking at this machine; or as --device or --profile")
+             "of the job's device, without running anything here; or as --device or --profile")
       ->check(such_as(sources))
       ->excludes(device)
       ->excludes(profile);
+  add_option(*plan, "--cores N", arguments.cores,
+             "Cores of each host of CPU ranks, which share them; default: those that this process may use")
+      ->check(CLI::PositiveNumber);
 }
 
 CLI::App* declare_plan(CLI::App& cli, PlanArguments& arguments) {
@@ -240,9 +320,10 @@ CLI::App* declare_plan(CLI::App& cli, PlanArguments& arguments) {
   CLI::Option* search = plan->add_flag("--search", arguments.search,
                                        "Rank schedules x stages per rank x microbatches x splits of the job; "
                                        "with --world N whole meshes of N ranks");
-  plan->add_flag("--all", arguments.all, "With --search: every row, not only the first ten");
+  plan->add_flag("--all", arguments.all,
+                 "With --search: every row, not only the first ten; otherwise every rank of a large job");
   add_option(*plan, "--memory-gb GB", arguments.memory_gb,
-             "With --search: GB (1e9 bytes) that a rank may take, over distributed.pp_memory_gb")
+             "GB (1e9 bytes) that a rank may take, over distributed.pp_memory_gb and the GPU's memory")
       ->check(CLI::PositiveNumber);
   add_option(*plan, "--margin PERCENT", arguments.margin,
              "With --search: % of a rank's memory that stays free; predictions are a few % off")
@@ -250,8 +331,8 @@ CLI::App* declare_plan(CLI::App& cli, PlanArguments& arguments) {
       ->capture_default_str();
   CLI::Option* write =
       add_option(*plan, "--write FILE", arguments.write,
-                 "With --search: write the job of the best row to FILE; with --world of what was refined, if "
-                 "anything");
+                 "With --search: write the job of the best row to FILE, which includes the job and changes "
+                 "some of its keys; with --world of what was refined, if anything");
   add_option(*plan, "--pick N", arguments.pick, "With --write: the job of row N, from 1")
       ->check(CLI::PositiveNumber)
       ->needs(write);
@@ -261,7 +342,8 @@ CLI::App* declare_plan(CLI::App& cli, PlanArguments& arguments) {
   add_option(*plan, "--watts W", arguments.rates.watts,
              "Watts of one rank, with its part of the host: says what energy the job takes")
       ->check(CLI::PositiveNumber);
-  add_option(*plan, "--compare TRACE", arguments.compare, "Put the prediction beside the trace of a run")
+  add_option(*plan, "--compare FILE", arguments.compare,
+             "Put the prediction beside the trace.json of a run, or beside that of another job (.toml)")
       ->excludes(search)
       ->excludes(format);
   return plan;
@@ -281,9 +363,8 @@ int plan(const PlanArguments& arguments) {
       text = schedule::write_stepped_csv(
           plan.keeps_schedule ? plan.compute : schedule::compute_only(given_schedule(plan.job)));
     } else {
-      const CostSource costs = cost_source(arguments, plan);
-      text = arguments.compare.empty() ? render(arguments, plan, costs, program)
-                                       : compare(arguments.compare, costs);
+      text = arguments.compare.empty() ? render(arguments, plan, cost_source(arguments, plan), program)
+                                       : compare(arguments, plan);
     }
   }
   if (arguments.output.empty()) {

@@ -11,9 +11,9 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string_view>
-#include <thread>
 #include <vector>
 
+#include "core/base/cores.h"
 #include "core/base/error.h"
 #include "core/base/number.h"
 #include "core/base/one_line.h"
@@ -249,8 +249,7 @@ int tokenize(const TokenizeArguments& arguments) {
   request.add_special = !arguments.no_special;
   request.end_id = find_end(tokenizer, arguments.eos);
   request.max_tokens = arguments.max_document_tokens;
-  const int64_t cores = std::max(1U, std::thread::hardware_concurrency());
-  request.threads = static_cast<int>(arguments.threads > 0 ? arguments.threads : cores);
+  request.threads = static_cast<int>(arguments.threads > 0 ? arguments.threads : core_count());
   if (request.format.has_messages()) {
     fmt::print("each document ends as its chat template says\n");
   } else if (const auto end = request.end_id) {

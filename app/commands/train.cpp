@@ -49,7 +49,7 @@ struct TrainArguments : JobArguments {
 int train_rank(RunContext& context, const fault::Shutdown& shutdown) {
   try {
     comm::Communicator& world = context.mesh.world();
-    if (!comm::agree(world, find_shortage(world, context.plan))) return exit_usage;
+    if (!comm::agree(world, find_shortage(world, context.plan, context.device))) return exit_usage;
     return Trainer(context, shutdown).run();
   } catch (const StoppedAtStart& stop) {
     if (context.root()) spdlog::info("{}. Run the same command to start.", stop.what());

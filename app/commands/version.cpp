@@ -15,8 +15,8 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
-#include <thread>
 
+#include "core/base/cores.h"
 #include "core/kernels/cpu/loops.h"
 #include "core/kernels/device_name.h"
 #include "core/metrics/step_record.h"
@@ -66,9 +66,8 @@ std::string processor_name() {
 }
 
 std::string cpu_text() {
-  return fmt::format("{}, {} cores; kernels {}, ATen {}", processor_name(),
-                     std::thread::hardware_concurrency(), kernels::cpu::loops().isa,
-                     at::get_cpu_capability());
+  return fmt::format("{}, {} cores; kernels {}, ATen {}", processor_name(), core_count(),
+                     kernels::cpu::loops().isa, at::get_cpu_capability());
 }
 
 std::string gpu_text() {

@@ -7,10 +7,10 @@
 
 #include <algorithm>
 #include <chrono>
-#include <thread>
 #include <utility>
 #include <vector>
 
+#include "core/base/cores.h"
 #include "core/base/error.h"
 #include "core/base/seconds_since.h"
 #include "core/data/inspect.h"
@@ -130,7 +130,7 @@ class Reporter {
 void make(Wish& wish, const std::function<bool()>& stopped) {
   wish.cache = corpus::find_cache(wish.places, wish.name);
   if (!wish.cache.empty()) return;
-  wish.request.threads = static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
+  wish.request.threads = static_cast<int>(core_count());
   spdlog::info("{}: making tokens of {} file{} with {} threads", wish.key, wish.request.files.size(),
                wish.request.files.size() == 1 ? "" : "s", wish.request.threads);
   Reporter report(wish, stopped);

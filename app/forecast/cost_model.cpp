@@ -43,6 +43,7 @@ BatchShape batch_of(const PlanBase& base, const DeviceModel& device) {
           .mesh = seen_by_passes(base.mesh),
           .cp_kind = base.job.distributed.cp_kind,
           .sequence_slices = static_cast<int>(std::max<int64_t>(1, base.job.distributed.pp_sequence_slices)),
+          .label_smoothing = train.label_smoothing,
           .overlap = train.overlap_weight_gradients && base.job.run.device != config::Device::cpu};
 }
 
@@ -118,6 +119,7 @@ CostModel::CostModel(FootprintCache& cache, PlanBase base, const CostSource& sou
       shard_(lower_options(base_)),
       device_(source.device),
       calibration_(source.calibration),
+      sharing_(source.sharing),
       links_(links ? std::move(links) : std::make_shared<const MeshLinks>(device_, base_.mesh)),
       footprints_(cache.of(batch_of(base_, device_))),
       flops_(batch().bfloat16 ? device_.bfloat16_flops : device_.float32_flops),
@@ -126,6 +128,11 @@ CostModel::CostModel(FootprintCache& cache, PlanBase base, const CostSource& sou
     flops_ *= static_cast<double>(base_.job.run.threads);
     bandwidth_ *= static_cast<double>(base_.job.run.threads);
   }
+}
+
+schedule::Simulation CostModel::on_cores(const schedule::Schedule& schedule,
+                                         schedule::Simulation alone) const {
+  return on_shared_cores(schedule, std::move(alone), base_.mesh, base_.job.run.threads, sharing_);
 }
 
 PassTime CostModel::time(const kernels::Cost& cost) const {

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "app/forecast/core_sharing.h"
 #include "app/forecast/device_model.h"
 #include "app/forecast/footprint.h"
 #include "app/forecast/mesh_links.h"
@@ -68,6 +69,8 @@ struct CostSource {
   Calibration calibration{};
   std::string description{};                           // "modelled for h100", "measured in runs/a/trace.json"
   std::optional<double> product_flops = std::nullopt;  // of a rank: the rate of large products, if measured
+  bool from_trace = false;
+  CoreSharing sharing{};  // predictions of steps count it; costs of passes are of a core for each thread
 };
 
 // Dry runs that the cost models of several layouts share. For one thread.
@@ -163,6 +166,10 @@ class CostModel {
   // What its passes hold, gathered weights and gradients on their way included.
   schedule::StageBytes bytes(const models::StageSlice& slice, models::Recompute recompute) const;
   const PlanBase& base() const { return base_; }
+  // The simulated pipeline on the cores that ranks share.
+  schedule::Simulation on_cores(const schedule::Schedule& schedule, schedule::Simulation alone) const;
+  // How much longer all ranks take what they do at the same time.
+  double load() const { return sharing_.load(base_.mesh.world_size(), base_.job.run.threads); }
   const schedule::ShardOptions& shard() const { return shard_; }
   // The most that a microbatch recomputes.
   models::Recompute recompute_of(const models::StageSlice& slice) const;
@@ -181,6 +188,7 @@ class CostModel {
   schedule::ShardOptions shard_;
   DeviceModel device_;
   Calibration calibration_;
+  CoreSharing sharing_;
   std::shared_ptr<const MeshLinks> links_;
   std::shared_ptr<const FootprintCache::Each> footprints_;
   double flops_;  // rates of this rank

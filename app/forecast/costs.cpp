@@ -14,6 +14,7 @@
 #include "core/base/error.h"
 #include "core/config/differences.h"
 #include "core/metrics/peak_flops.h"
+#include "models/flops.h"
 #include "models/transformer_stage.h"
 #include "parallel/schedule/render/render.h"
 
@@ -39,6 +40,22 @@ double peak_flops(const config::JobConfig& job, const CostSource& source) {
   std::string name(source.device.name);
   for (char& c : name) c = static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
   return metrics::known_peak_flops(name);
+}
+
+double predicted_mfu(const PlanBase& base, const CostSource& source, int world, double tokens_per_s) {
+  double peak = peak_flops(base.job, source) * world;
+  // Ranks that share cores have no more together than these.
+  if (base.job.metrics.peak_tflops == 0) peak /= source.sharing.load(world, base.job.run.threads);
+  return metrics::utilization(models::flops_per_token(base.model, base.job.train.seq_len) * tokens_per_s,
+                              peak);
+}
+
+CostSource on_cores(CostSource source, int world, int64_t threads, const CoreSharing& sharing) {
+  if (!source.device.is_cpu || source.from_trace || sharing.load(world, threads) <= 1) return source;
+  source.sharing = sharing;
+  source.description += fmt::format("; {} threads share {:.3g} core{}", threads * sharing.ranks(world),
+                                    sharing.cores, sharing.cores == 1 ? "" : "s");
+  return source;
 }
 
 schedule::Costs simulation_costs(const CostModel& model, const pipeline::LayerAssignment& layers,
@@ -159,7 +176,8 @@ CostSource measured_costs(const PlanBase& base, const std::string& trace_path) {
       .overhead = overhead_of(trace)};
   return {.device = device,
           .calibration = calibrate(trace.run, on_hosts(device, trace.run.job.distributed), measured),
-          .description = fmt::format("measured in {}", trace_path)};
+          .description = fmt::format("measured in {}", trace_path),
+          .from_trace = true};
 }
 
 }  // namespace

@@ -15,9 +15,16 @@ namespace pptrain::app {
 // the job runs on (run.device; for cuda, h100). Throws UsageError, also for a GPU that cannot run the model.
 CostSource make_cost_source(const PlanBase& base, const std::string& costs);
 
+// `source` where `world` CPU ranks of so many threads each share cores, which its description then says.
+// Costs of a GPU and of a trace, which was measured beside the other ranks, stay as they are.
+CostSource on_cores(CostSource source, int world, int64_t threads, const CoreSharing& sharing);
+
 // FLOP/s of one rank that a job's MFU is a fraction of: metrics.peak_tflops, else the data sheet's dense bf16
 // rate of the GPU, or what the CPU's products reach on run.threads; 0 where it is not known.
 double peak_flops(const config::JobConfig& job, const CostSource& source);
+
+// The job's MFU on so many ranks; 0 where the peak is not known.
+double predicted_mfu(const PlanBase& base, const CostSource& source, int world, double tokens_per_s);
 
 // Why no GPU computes the model's attention in train.dtype, and what is allowed; "" where one does.
 std::string why_no_attention(const config::JobConfig& job, const models::ModelConfig& model);

@@ -100,6 +100,7 @@ class DryStage {
         run_(batch.gpu) {
     stage_.materialise(at::kMeta, batch.bfloat16 ? at::kBFloat16 : at::kFloat);
     stage_.size_chunks_for(batch.device);
+    stage_.smooth_labels(batch.label_smoothing);
     if (batch.overlap) stage_.overlap_weight_gradients(side_);
   }
 
@@ -164,10 +165,12 @@ class DryStage {
   // Of slices the mean, as of other passes.
   void measure_head(StageFootprint& footprint) {
     for (const data::Microbatch& data : data_) {
-      PassFootprint forward = pass(0, [&] { stage_.head_forward(0, data, stage_.empty_boundary(data)); });
+      int64_t numbers = 0;  // of a row, which the parts tell each other
+      PassFootprint forward =
+          pass(0, [&] { numbers = stage_.head_forward(0, data, stage_.empty_boundary(data)).size(1); });
       const int64_t held = stage_.head_bytes();
       forward.workspace -= held;
-      const at::Tensor statistics = at::empty({stage_.slice().head_parts, data.labels.numel(), 3},
+      const at::Tensor statistics = at::empty({stage_.slice().head_parts, data.labels.numel(), numbers},
                                               at::TensorOptions().device(at::kMeta).dtype(at::kFloat));
       add(footprint.head_forward, forward);
       add(footprint.head_backward,

@@ -32,8 +32,9 @@ struct BatchShape {
   // rank.
   mesh::MeshShape mesh = {};
   models::ContextKind cp_kind = models::ContextKind::ring;
-  int sequence_slices = 1;  // of a microbatch, whose passes are then those of a slice, the mean of all
-  bool overlap = false;     // B takes weight gradients beside input gradients, on a device with streams
+  int sequence_slices = 1;     // of a microbatch, whose passes are then those of a slice, the mean of all
+  double label_smoothing = 0;  // of the loss: the head has more of each row to exchange and to compute
+  bool overlap = false;        // B takes weight gradients beside input gradients, on a device with streams
 
   // Of the whole list, which context-parallel ranks share out.
   int64_t tokens() const { return documents * length; }

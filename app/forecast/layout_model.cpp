@@ -131,7 +131,7 @@ std::optional<LayoutModel::Shapes> LayoutModel::shapes_of(ScheduleShapes& shapes
 double LayoutModel::pipeline_time(const Shapes& shapes, const schedule::Costs& costs) {
   const auto simulate = [&](const schedule::Schedule& schedule) {
     for (const auto& list : schedule.actions) actions_ += std::ssize(list);
-    return schedule::simulate(schedule, costs).step_time;
+    return costs_.on_cores(schedule, schedule::simulate(schedule, costs)).step_time;
   };
   const double more = simulate(*shapes.more);
   return shapes.stretch.is_whole() ? more : shapes.stretch.at_all(simulate(*shapes.few), more);
@@ -148,7 +148,7 @@ std::vector<RankBytes> LayoutModel::bytes_of(const schedule::Schedule& schedule)
 
 double LayoutModel::slowest_optimizer(const schedule::Schedule& schedule) {
   const auto ranks = optimizer_costs(costs_, layers(schedule.stages()), schedule);
-  return std::ranges::max(ranks, {}, &OptimizerCost::seconds).seconds;
+  return costs_.load() * std::ranges::max(ranks, {}, &OptimizerCost::seconds).seconds;
 }
 
 std::optional<Candidate> LayoutModel::estimate(ScheduleShapes& shapes, const std::string& schedule,

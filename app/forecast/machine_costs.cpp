@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "app/plan/plan.h"
+#include "core/base/cores.h"
 #include "core/base/error.h"
 #include "core/base/median.h"
 #include "core/base/seconds_since.h"
@@ -259,9 +260,8 @@ CostSource measure_machine(const PlanBase& base) {
     source.description += " (" + reason + ")";
     return source;
   }
-  const unsigned cores = std::max(1U, std::thread::hardware_concurrency());
   const auto ranks = static_cast<unsigned>(std::clamp<int64_t>(
-      base.mesh.world_size(), 1, std::clamp<int64_t>(cores / base.job.run.threads, 1, most_ranks)));
+      base.mesh.world_size(), 1, std::clamp<int64_t>(core_count() / base.job.run.threads, 1, most_ranks)));
   const Measured measured = measure(timed, slices, ranks);
   source.calibration = calibrate(timed, source.device, measured.passes);
   source.product_flops = measured.product_flops;

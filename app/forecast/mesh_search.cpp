@@ -74,9 +74,11 @@ class MeshSearcher {
   }
 
   MeshSearchResult run() {
+    say(fmt::format("running the layers of {} meshes dry", meshes_.size()));
     run_dry();
     for (size_t mesh = 0; mesh < meshes_.size(); ++mesh) list_layouts(mesh);
     std::ranges::stable_sort(layouts_, {}, &Bounded::time);
+    say(fmt::format("simulating the best of {} layouts", layouts_.size()));
     find_best();
     cover_families();
     std::optional<Prediction> exact;
@@ -94,11 +96,16 @@ class MeshSearcher {
       result.time = split(found_[ranking.front()]);
       add_losers(ranking.front(), result.losers);
       if (exact) put_first(*exact, result);
+      for (size_t row = 0; row < ranking.size(); ++row) {
+        const TimeSplit time = row == 0 ? result.time : split(found_[ranking[row]]);
+        result.ranking[row].bubble = time.bubble / result.ranking[row].step_time;
+      }
       if (exact) result.refined = refined(result.ranking);
     } else {
       add_losers(std::nullopt, result.losers);
     }
     result.simulated = std::ranges::count(layouts_, true, &Bounded::simulated);
+    add_best_of_pp(result);
     return result;
   }
 
@@ -126,6 +133,10 @@ class MeshSearcher {
   double worst_ranked() const;
 
   // --- what comes of it
+  void say(const std::string& what) const {
+    if (options_.progress) options_.progress(what);
+  }
+  void add_best_of_pp(MeshSearchResult& result);
   std::vector<size_t> rank_meshes() const;
   bool exists(const Layout& layout) const;
   Candidate with_layers(const Found& found);
@@ -318,6 +329,29 @@ bool MeshSearcher::simulate_until_one_fits(std::span<const size_t> layouts) {
   return false;
 }
 
+// A few layouts of each number of pipeline ranks are simulated, the first by what they take at least.
+void MeshSearcher::add_best_of_pp(MeshSearchResult& result) {
+  std::map<int, std::vector<size_t>> by_pp;
+  for (size_t i = 0; i < layouts_.size(); ++i) {
+    const int pp = layouts_[i].layout.mesh.pp;
+    const auto is_ranked = [&](const Candidate& c) { return c.layout.mesh.pp == pp; };
+    if (layouts_[i].has_room && std::ranges::none_of(result.ranking, is_ranked)) by_pp[pp].push_back(i);
+  }
+  for (const auto& [pp, layouts] : by_pp) {
+    simulate_until_one_fits(layouts);
+    const Found* best = nullptr;
+    for (const Found& found : found_) {
+      const Layout& layout = found.candidate.layout;
+      if (layout.mesh.pp != pp || !found.candidate.fits || !exists(layout)) continue;
+      if (best == nullptr || better(found, *best)) best = &found;
+    }
+    if (best == nullptr) continue;
+    Candidate candidate = with_layers(*best);
+    candidate.bubble = split(*best).bubble / candidate.step_time;
+    result.best_of_pp.push_back(std::move(candidate));
+  }
+}
+
 // The best's mesh with one thing changed.
 void MeshSearcher::try_neighbours(size_t best) {
   const Layout chosen = layouts_[best].layout;
@@ -462,6 +496,7 @@ std::optional<Candidate> MeshSearcher::refined(std::span<const Candidate> rankin
   for (size_t tried = 0; const Candidate& candidate : ranking) {
     if (tried == meshes_refined) break;
     const std::optional<PlanBase> base = left_open(candidate.layout);
+    if (base) say(fmt::format("refining {}", candidate.layout.mesh.describe()));
     if (base) try_out(*base, 0);
     if (base || !asks_for_more()) ++tried;
   }
@@ -473,6 +508,7 @@ std::optional<Candidate> MeshSearcher::refined(std::span<const Candidate> rankin
     PlanBase base = *base_of_best;
     base.job.distributed.pp_head = named.spread_head ? config::HeadPlace::spread : config::HeadPlace::last;
     base.job.distributed.pp_sequence_slices = named.sequence_slices;
+    say("searching an order");
     try_out(base, options_.order_effort);
   }
   const bool faster = best->step_time < (1 - worth_refining) * ranking.front().step_time;

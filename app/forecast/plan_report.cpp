@@ -5,9 +5,11 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <utility>
 
+#include "app/forecast/sureness.h"
 #include "app/plan/plan.h"
-#include "core/metrics/peak_flops.h"
 #include "core/metrics/progress_text.h"
 #include "core/optim/footprint.h"
 #include "models/flops.h"
@@ -41,18 +43,24 @@ std::string describe_layers(const pipeline::LayerAssignment& layers) {
   return text;
 }
 
-std::string heading(const Plan& plan, const CostSource& source) {
+std::string title(const Plan& plan) {
   const config::JobConfig& job = plan.job;
   const schedule::Schedule& compute = plan.compute;
   const int slices = compute.sequence_slices;
-  std::string out =
-      fmt::format("{} of {}; {} on {} pipeline rank{}, {} microbatches of {} x {} tokens{}\n", job.model.arch,
-                  models::parameters_text(plan.model), job.distributed.pp_schedule, compute.ranks,
-                  compute.ranks == 1 ? "" : "s", compute.microbatches / slices, job.train.micro_batch_size,
-                  job.train.seq_len, slices == 1 ? "" : fmt::format(", each in {} sequence slices", slices));
-  out += fmt::format("layers per stage {}, recompute {}{}\n", describe_layers(plan.layers),
-                     describe_recompute(job.train.recompute, job.train.grad_accum_steps, slices),
-                     compute.spread_head ? ", head spread over the ranks" : "");
+  return fmt::format("{} of {}; {} on {} pipeline rank{}, {} microbatches of {} x {} tokens{}\n",
+                     job.model.arch, models::parameters_text(plan.model), job.distributed.pp_schedule,
+                     compute.ranks, compute.ranks == 1 ? "" : "s", compute.microbatches / slices,
+                     job.train.micro_batch_size, job.train.seq_len,
+                     slices == 1 ? "" : fmt::format(", each in {} sequence slices", slices));
+}
+
+std::string details(const Plan& plan, const CostSource& source) {
+  const config::JobConfig& job = plan.job;
+  const schedule::Schedule& compute = plan.compute;
+  std::string out = fmt::format(
+      "layers per stage {}, recompute {}{}\n", describe_layers(plan.layers),
+      describe_recompute(job.train.recompute, job.train.grad_accum_steps, compute.sequence_slices),
+      compute.spread_head ? ", head spread over the ranks" : "");
   if (job.data.lengths != config::Lengths::fixed)
     out += fmt::format(
         "data.lengths = {}: times are of full microbatches, the longest that can come, and bytes those that "
@@ -63,6 +71,17 @@ std::string heading(const Plan& plan, const CostSource& source) {
     out += fmt::format("{} ranks ({}); below, a pipeline rank stands for those of its stages\n",
                        plan.mesh.world_size(), plan.mesh.describe());
   return out + fmt::format("costs: {}\n", source.description);
+}
+
+// Tables of many ranks keep the first and the last ones, unless all are wanted.
+Rows few_rows(Rows rows, bool all) {
+  constexpr size_t ends = 6, most = 16;
+  if (all || rows.size() - 1 <= most) return rows;
+  Rows few(rows.begin(), rows.begin() + 1 + ends);
+  few.push_back({"..."});
+  few.back().resize(rows.front().size());
+  few.insert(few.end(), rows.end() - ends, rows.end());
+  return few;
 }
 
 // Of bytes up to `largest`: GB, or MB where that is small.
@@ -77,7 +96,7 @@ struct ByteUnit {
 };
 
 // Where a rank's time goes, in per cent of the step.
-std::string times(const Prediction& p) {
+std::string times(const Prediction& p, bool all) {
   const bool exchanges = std::ranges::any_of(p.pipeline.ranks, [](const schedule::RankTime& time) {
     return time.wait_for_exchange > 0 || time.reducing > 0;
   });
@@ -92,10 +111,10 @@ std::string times(const Prediction& p) {
     if (exchanges) rows.back().push_back(percent(t.wait_for_exchange + t.reducing));
   }
   return fmt::format("% of the step (transfer is contained in fill, imbalance, drain{})\n{}",
-                     exchanges ? "; exchange in busy, barrier" : "", schedule::table(rows));
+                     exchanges ? "; exchange in busy, barrier" : "", schedule::table(few_rows(rows, all)));
 }
 
-std::string bytes(const Prediction& p) {
+std::string bytes(const Prediction& p, bool all) {
   const ByteUnit in(p.peak_bytes());
   Rows rows{{"rank"}};
   for (const auto& [kind, count] : p.bytes.front().kinds()) rows[0].push_back(kind);
@@ -110,11 +129,12 @@ std::string bytes(const Prediction& p) {
           ? fmt::format("and about {:.0f} MB in each process for the program and its libraries\n",
                         static_cast<double>(p.program_bytes) / 1e6)
           : "";
-  return fmt::format("{} at the worst moment\n{}{}", in.name(), schedule::table(rows), program);
+  return fmt::format("{} at the worst moment\n{}{}", in.name(), schedule::table(few_rows(rows, all)),
+                     program);
 }
 
 // Of microbatches of a stage, how many a rank holds.
-std::string in_flight(const Plan& plan) {
+std::string in_flight(const Plan& plan, bool all) {
   Rows rows{{"rank", "stages", "activations", "waiting for W", "receive buffers"}};
   const std::vector<schedule::InFlight> peaks = schedule::in_flight(plan.schedule);
   for (int rank = 0; rank < plan.schedule.ranks; ++rank) {
@@ -123,7 +143,7 @@ std::string in_flight(const Plan& plan) {
                     fmt::to_string(peak.activations), fmt::to_string(peak.held),
                     fmt::to_string(peak.receive_buffers)});
   }
-  return "microbatches of one stage held at once (peak)\n" + schedule::table(rows);
+  return "microbatches of one stage held at once (peak)\n" + schedule::table(few_rows(rows, all));
 }
 
 // What ranks exchange, with the links that it goes over.
@@ -137,12 +157,6 @@ std::string exchanges(const std::vector<ExchangeTime>& all, const Prediction& p)
   return "communication of a step, mean of the pipeline's ranks\n" + schedule::table(rows, 1) + '\n';
 }
 
-double model_flops_utilization(const Plan& plan, const Prediction& p, const CostSource& source) {
-  double peak = peak_flops(plan.job, source) * plan.mesh.world_size();
-  return metrics::utilization(models::flops_per_token(plan.model, plan.job.train.seq_len) * p.tokens_per_s,
-                              peak);
-}
-
 // What the job's own documents take.
 std::string lengths(const Prediction& p) {
   if (!p.lengths) return "";
@@ -151,12 +165,18 @@ std::string lengths(const Prediction& p) {
                      schedule::format_seconds(p.lengths->second));
 }
 
+// The named schedule was timed with a core for each thread.
+double named_time(const Plan& plan, const Prediction& p) {
+  return plan.named_time * p.step_time / p.step_time_alone;
+}
+
 // What the searched schedule gains.
 std::string gain(const Plan& plan, const Prediction& p) {
   if (!plan.searched) return "";
   if (plan.named.empty()) return "the schedule was searched; no named one fits\n";
+  const double named = named_time(plan, p);
   return fmt::format("the schedule was searched: {} takes {}, {:.1f} % more\n", plan.named,
-                     schedule::format_seconds(plan.named_time), 100 * (plan.named_time / p.step_time - 1));
+                     schedule::format_seconds(named), 100 * (named / p.step_time - 1));
 }
 
 double rank_hours(const Plan& plan, double seconds) {
@@ -164,11 +184,11 @@ double rank_hours(const Plan& plan, double seconds) {
 }
 
 std::string summary(const Plan& plan, const Prediction& p, const CostSource& source) {
-  const double mfu = model_flops_utilization(plan, p, source);
+  const double mfu = predicted_mfu(plan, source, plan.mesh.world_size(), p.tokens_per_s);
   return fmt::format(
       "step {}: {} tokens/s, MFU {}; bubble {:.1f} % ({:.1f} % with perfectly balanced stages)\n",
       schedule::format_seconds(p.step_time), schedule::with_commas(p.tokens_per_s),
-      mfu > 0 ? fmt::format("{:.1f} %", 100 * mfu) : "unknown", 100 * p.bubble(),
+      mfu > 0 ? fmt::format("{:.1f} %", 100 * mfu) : "unknown", 100 * std::max(0.0, p.bubble()),
       100 * schedule::simulate(plan.compute).bubble());
 }
 
@@ -186,6 +206,67 @@ std::string whole_job(const Plan& plan, const Prediction& p, const JobRates& rat
   if (rates.watts > 0)
     text += fmt::format("; at {:g} W a rank: {:.4g} kWh", rates.watts, hours * rates.watts / 1000);
   return text + '\n';
+}
+
+std::string describe(const Remedy& remedy) {
+  return fmt::format("  --set {}: {:.2f} GB a rank, step {}{}\n", fmt::join(remedy.set, " --set "),
+                     remedy.bytes / 1e9, schedule::format_seconds(remedy.step_time),
+                     *remedy.note.c_str() ? " (" + remedy.note + ")" : "");
+}
+
+std::string memory(const Prediction& p, const PlanContext& context) {
+  constexpr double little = 0.95;  // of the room: predictions are some per cent off
+  if (!context.fit) return fmt::format("memory: {}\n", fit_on_gpu(p.bytes, 0, "").describe());
+  const MemoryFit& fit = *context.fit;
+  if (fit.fits() && fit.of_host)
+    return fmt::format("memory: fits this host; {}\n", fit_on_gpu(p.bytes, 0, "").describe());
+  if (fit.fits())
+    return fmt::format("memory: fits{}; {}\n",
+                       fit.room > 0 && fit.needed > little * fit.room ? " barely" : "", fit.describe());
+  std::string text = fmt::format("memory: DOES NOT FIT: {}\n", fit.describe());
+  if (fit.of_host) return text;
+  if (context.remedies.empty())
+    return text +
+           "  neither reduce_gradients, recompute, smaller microbatches nor twice the ranks make it fit: "
+           "pptrain plan --search --world N looks at every mesh of N ranks\n";
+  text += context.remedies.front().set.size() > 1 ? "together these make it fit:\n" : "what makes it fit:\n";
+  for (const Remedy& remedy : context.remedies) text += describe(remedy);
+  return text;
+}
+
+constexpr int most_cells_priced_again = 1 << 16;
+
+// Seconds of a step with links of half and of double their bandwidth. Nothing of one rank, and where it would
+// take long.
+std::optional<std::pair<double, double>> with_other_links(const Plan& plan, const CostSource& source) {
+  if (plan.mesh.world_size() == 1 || !source.device.gpu.is_gpu() ||
+      plan.schedule.cells() > most_cells_priced_again)
+    return std::nullopt;
+  FootprintCache dry_runs(plan.model);
+  const auto at = [&](double factor) {
+    CostSource other = source;
+    other.device.within_host.bandwidth *= factor;
+    other.device.between_hosts.bandwidth *= factor;
+    return predict(plan, CostModel(dry_runs, plan, other)).step_time;
+  };
+  return std::pair(at(0.5), at(2));
+}
+
+std::string sureness(const Plan& plan, const Prediction& p, const CostSource& source) {
+  const Sureness sure = sureness_of(source, plan.mesh.world_size());
+  std::string text = "how sure: " + sure.text;
+  if (sure.has_range()) text += "; " + sure.describe_range(p.step_time);
+  text += '\n';
+  if (const auto links = with_other_links(plan, source))
+    text += fmt::format("with links of half the bandwidth: step {}; of double: {}\n",
+                        schedule::format_seconds(links->first), schedule::format_seconds(links->second));
+  return text;
+}
+
+std::string answer(const Plan& plan, const Prediction& p, const CostSource& source,
+                   const PlanContext& context) {
+  return summary(plan, p, source) + memory(p, context) + sureness(plan, p, source) + lengths(p) +
+         gain(plan, p) + whole_job(plan, p, context.rates);
 }
 
 nlohmann::ordered_json stages_json(const Plan& plan, const schedule::Costs& costs) {
@@ -209,6 +290,27 @@ nlohmann::ordered_json stages_json(const Plan& plan, const schedule::Costs& cost
   return stages;
 }
 
+nlohmann::ordered_json memory_json(const PlanContext& context) {
+  if (!context.fit) return {{"fits", nullptr}};
+  nlohmann::ordered_json json{{"of", context.fit->of_host ? "host" : "rank"}, {"fits", context.fit->fits()}};
+  if (context.fit->of_host) return json;  // what is available there is another number each time
+  json["needed"] = context.fit->needed;
+  json["room"] = context.fit->room;
+  for (const Remedy& remedy : context.remedies)
+    json["remedies"].push_back(
+        {{"set", remedy.set}, {"peak_bytes", remedy.bytes}, {"step_time", remedy.step_time}});
+  return json;
+}
+
+nlohmann::ordered_json sureness_json(const Plan& plan, const CostSource& source) {
+  const Sureness sure = sureness_of(source, plan.mesh.world_size());
+  nlohmann::ordered_json json{{"text", sure.text}};
+  if (sure.has_range()) json["measured_over_predicted"] = {sure.least, sure.most};
+  if (const auto links = with_other_links(plan, source))
+    json["step_time_with_links"] = {{"half", links->first}, {"double", links->second}};
+  return json;
+}
+
 }  // namespace
 
 int64_t checkpoint_bytes(const Plan& plan) {
@@ -223,34 +325,46 @@ int64_t checkpoint_bytes(const Plan& plan) {
          static_cast<int64_t>(optim::optimizer_share(stored, kinds, at::kFloat).held);
 }
 
+PlanContext context_of(const Plan& plan, const Prediction& p, const CostSource& source, double room,
+                       std::string place) {
+  PlanContext context;
+  if (room <= 0) return context;
+  context.fit = fit_on_gpu(p.bytes, room, std::move(place));
+  if (!context.fit->fits()) context.remedies = remedies(plan, source, room);
+  return context;
+}
+
 std::string render_plan(const Plan& plan, const Prediction& p, const CostModel& costs,
-                        const CostSource& source, schedule::TextOptions options, const JobRates& rates) {
+                        const CostSource& source, schedule::TextOptions options, const PlanContext& context) {
+  constexpr int many_ranks = 16;
   const auto width = static_cast<size_t>(options.width);
+  const bool all = context.all_ranks;
   options.seconds = true;
-  return schedule::wrapped(heading(plan, source), width, 4) + '\n' +
+  if (plan.compute.ranks > many_ranks && !all) options.bands = 1;
+  return schedule::wrapped(title(plan) + answer(plan, p, source, context), width, 4) + '\n' +
+         schedule::wrapped(details(plan, source), width, 4) + '\n' +
          schedule::render_text(plan.compute, p.costs, options) + '\n' +
-         schedule::wrapped(summary(plan, p, source) + lengths(p) + gain(plan, p) + whole_job(plan, p, rates),
-                           width, 4) +
-         '\n' +
-         schedule::wrapped(times(p) + '\n' + exchanges(exchange_times(plan, costs, p), p) + bytes(p) + '\n' +
-                               in_flight(plan),
+         schedule::wrapped(times(p, all) + '\n' + exchanges(exchange_times(plan, costs, p), p) +
+                               bytes(p, all) + '\n' + in_flight(plan, all),
                            width, 6);
 }
 
 nlohmann::ordered_json plan_json(const Plan& plan, const Prediction& p, const CostModel& costs,
-                                 const CostSource& source, const JobRates& rates) {
+                                 const CostSource& source, const PlanContext& context) {
+  const JobRates& rates = context.rates;
   nlohmann::ordered_json json = schedule::summary_json(plan.schedule, p.pipeline);
   json["uniform_bubble"] = schedule::simulate(plan.compute).bubble();
   json["costs"] = source.description;
   json["transfer_time"] = p.costs.latency.front();
   json["predicted_step_time"] = p.step_time;
-  if (!plan.named.empty()) json["searched"] = {{"named", plan.named}, {"named_step_time", plan.named_time}};
+  if (!plan.named.empty())
+    json["searched"] = {{"named", plan.named}, {"named_step_time", named_time(plan, p)}};
   if (p.lengths)
     json["predicted_lengths"] = {
         {"steps", forecast_steps}, {"microbatches", p.lengths->first}, {"schedule", p.lengths->second}};
   json["predicted_tokens_per_s"] = p.tokens_per_s;
   json["predicted_bubble"] = p.bubble();
-  const double mfu = model_flops_utilization(plan, p, source);
+  const double mfu = predicted_mfu(plan, source, plan.mesh.world_size(), p.tokens_per_s);
   json["predicted_mfu"] = mfu > 0 ? nlohmann::ordered_json(mfu) : nlohmann::ordered_json();
   const double seconds = static_cast<double>(plan.job.train.steps) * p.step_time;
   json["job"] = {{"steps", plan.job.train.steps},
@@ -267,11 +381,61 @@ nlohmann::ordered_json plan_json(const Plan& plan, const Prediction& p, const Co
     rank["bytes"]["total"] = p.bytes[r].total();
   }
   if (p.program_bytes > 0) json["program_bytes"] = p.program_bytes;
+  json["memory"] = memory_json(context);
+  json["sureness"] = sureness_json(plan, source);
   for (const ExchangeTime& time : exchange_times(plan, costs, p))
     json["exchanges"][time.what] = {{"total", time.total}, {"exposed", time.exposed}};
   for (const auto& [axis, size] : plan.mesh.sizes()) json["mesh"][axis] = size;
   json["per_stage"] = stages_json(plan, p.costs);
   return json;
+}
+
+std::string render_beside(const NamedPlan& one, const NamedPlan& other) {
+  Rows rows{{"", one.name, other.name, "ratio"}};
+  const auto row = [&](const char* what, const auto& value, const auto& text) {
+    const double a = value(one), b = value(other);
+    rows.push_back({what, text(a), text(b), a > 0 ? fmt::format("{:.3f}", b / a) : ""});
+  };
+  const auto seconds = [](double value) { return schedule::format_seconds(value); };
+  const auto percent = [](double value) { return one_digit(100 * value) + " %"; };
+  const auto gb = [](double value) { return fmt::format("{:.2f} GB", value / 1e9); };
+  row(
+      "ranks", [](const NamedPlan& n) { return static_cast<double>(n.plan.mesh.world_size()); },
+      [](double value) { return fmt::format("{:.0f}", value); });
+  row(
+      "step", [](const NamedPlan& n) { return n.prediction.step_time; }, seconds);
+  row(
+      "tokens/s", [](const NamedPlan& n) { return n.prediction.tokens_per_s; },
+      [](double value) { return schedule::with_commas(value); });
+  row(
+      "tokens/s of a rank",
+      [](const NamedPlan& n) { return n.prediction.tokens_per_s / n.plan.mesh.world_size(); },
+      [](double value) { return schedule::with_commas(value); });
+  row(
+      "MFU",
+      [](const NamedPlan& n) {
+        return predicted_mfu(n.plan, n.source, n.plan.mesh.world_size(), n.prediction.tokens_per_s);
+      },
+      percent);
+  row(
+      "bubble", [](const NamedPlan& n) { return n.prediction.bubble(); }, percent);
+  row(
+      "fullest rank", [](const NamedPlan& n) { return static_cast<double>(n.prediction.peak_bytes()); }, gb);
+  row(
+      "a checkpoint", [](const NamedPlan& n) { return static_cast<double>(checkpoint_bytes(n.plan)); }, gb);
+  std::string text = schedule::table(rows, 1);
+  for (const NamedPlan* named : {&one, &other})
+    text +=
+        fmt::format("{}: {}; costs {}\n", named->name,
+                    title(named->plan).substr(0, title(named->plan).size() - 1), named->source.description);
+  const Sureness sure =
+      sureness_of(one.source, std::max(one.plan.mesh.world_size(), other.plan.mesh.world_size()));
+  text += "how sure: " + sure.text + '\n';
+  if (!sure.has_range()) return text;
+  const double a = one.prediction.tokens_per_s, b = other.prediction.tokens_per_s;
+  const bool tie = std::max(a, b) < sure.tie() * std::min(a, b);
+  return text + fmt::format("the rates differ by {} than forecasts are sure of ({:.0f} %){}\n",
+                            tie ? "less" : "more", 100 * (sure.tie() - 1), tie ? ": measure both" : "");
 }
 
 }  // namespace pptrain::app

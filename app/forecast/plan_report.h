@@ -2,9 +2,12 @@
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "app/forecast/costs.h"
+#include "app/forecast/memory_fit.h"
 #include "app/forecast/prediction.h"
 #include "app/plan/plan.h"
 #include "parallel/schedule/render/render.h"
@@ -17,14 +20,39 @@ struct JobRates {
   double watts = 0;
 };
 
-// The step as a grid, its time, what the whole job takes, and where time and memory of each rank go. options:
-// of the grid; no line of text is wider either.
+// What a report says beside a prediction.
+struct PlanContext {
+  JobRates rates{};
+  std::optional<MemoryFit> fit{};  // nothing: no room is known
+  std::vector<Remedy> remedies{};  // where it does not fit
+  bool all_ranks = false;          // else tables and grids of many ranks are cut
+};
+
+// Whether the plan's ranks have room on the GPU that costs are of, of which each may use `room` bytes (0: no
+// bound), or on this host; and what would help.
+PlanContext context_of(const Plan& plan, const Prediction& prediction, const CostSource& source, double room,
+                       std::string place);
+
+// First the answer: the step, whether it fits, how sure that is. Then the step as a grid, and where time and
+// memory of each rank go. options: of the grid; no line of text is wider either.
 std::string render_plan(const Plan& plan, const Prediction& prediction, const CostModel& costs,
-                        const CostSource& source, schedule::TextOptions options, const JobRates& rates = {});
+                        const CostSource& source, schedule::TextOptions options,
+                        const PlanContext& context = {});
 
 // Seconds, bytes and layers; each rank's busy, fill, steady, drain, barrier and optimizer_time make the step.
 nlohmann::ordered_json plan_json(const Plan& plan, const Prediction& prediction, const CostModel& costs,
-                                 const CostSource& source, const JobRates& rates = {});
+                                 const CostSource& source, const PlanContext& context = {});
+
+// A plan with its prediction, and the job's name.
+struct NamedPlan {
+  std::string name;
+  Plan plan;
+  Prediction prediction;
+  CostSource source;
+};
+
+// Two plans side by side, and whether their times differ by more than forecasts are sure of.
+std::string render_beside(const NamedPlan& one, const NamedPlan& other);
 
 // Bytes of one checkpoint's tensors, all stages together: fp32 weights and the optimizer's state.
 int64_t checkpoint_bytes(const Plan& plan);

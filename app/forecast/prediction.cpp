@@ -1,6 +1,7 @@
 #include "app/forecast/prediction.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "parallel/schedule/cost/memory.h"
 
@@ -201,13 +202,22 @@ Prediction predict(const Plan& plan, const CostModel& costs) {
   p.bytes = rank_bytes(costs, plan.layers, plan.schedule);
   for (const OptimizerCost& own : optimizer_costs(costs, plan.layers, plan.schedule))
     p.optimizer_time.push_back(own.seconds);
-  const double slowest = std::ranges::max(p.optimizer_time);
-  if (plan.job.optimizer.post_validation) {
-    p.step_time = schedule::post_validated_step_time(plan.schedule, p.costs) + costs.overhead() + slowest;
-  } else {
-    p.step_time = p.pipeline.step_time + costs.embedding_exchange() + costs.norm_exchange() +
-                  costs.overhead() + slowest;
+  const bool post_validated = plan.job.optimizer.post_validation;
+  const double embedding = post_validated ? 0 : costs.embedding_exchange();
+  const double norm = post_validated ? 0 : costs.norm_exchange();
+  const auto step_time = [&](double pipeline) {
+    return pipeline + embedding + norm + costs.overhead() + std::ranges::max(p.optimizer_time);
+  };
+  double pipeline =
+      post_validated ? schedule::post_validated_step_time(plan.schedule, p.costs) : p.pipeline.step_time;
+  p.step_time_alone = step_time(pipeline);
+  if (costs.load() > 1) {
+    const double alone = p.pipeline.step_time;
+    p.pipeline = costs.on_cores(plan.schedule, std::move(p.pipeline));
+    pipeline *= p.pipeline.step_time / alone;
+    for (double& seconds : p.optimizer_time) seconds *= costs.load();
   }
+  p.step_time = step_time(pipeline);
   // With post-validation a step begins while others end the one before: fill and drain then overlap.
   for (const double own : p.optimizer_time)
     p.barrier.push_back(std::max(0.0, p.step_time - p.pipeline.step_time - own));

@@ -41,6 +41,7 @@ struct Prediction {
   schedule::Costs costs;          // s
   schedule::Simulation pipeline;  // of the lowered schedule
   double step_time = 0;           // s
+  double step_time_alone = 0;     // s, where each thread has a core of its own (see CoreSharing)
   double tokens_per_s = 0;        // of all data ranks
   // [rank] s that the rank waits after the pipeline's end until the step's
   std::vector<double> barrier;

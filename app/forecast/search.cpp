@@ -67,14 +67,22 @@ class Searcher {
 
   std::vector<Candidate> run() {
     find_schedules();
+    say("predicting the splits of {} schedules", tried_.size());
     try_all();
     sort();
-    if (options_.order_effort > 0 && base_.mesh.pp > 1 && !found_.empty()) search_orders();
+    if (options_.order_effort > 0 && base_.mesh.pp > 1 && !found_.empty()) {
+      say("searching orders of the best of {} layouts", found_.size());
+      search_orders();
+    }
     lower_microbatches();
     return std::move(found_);
   }
 
  private:
+  void say(const char* what, size_t count) const {
+    if (options_.progress) options_.progress(fmt::format(fmt::runtime(what), count));
+  }
+
   void find_schedules() {
     const config::DistributedSection& d = base_.job.distributed;
     for (const auto& [size, count] : batchings(base_.job.train, options_.microbatches)) {

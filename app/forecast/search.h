@@ -5,6 +5,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -29,6 +30,8 @@ struct SearchOptions {
   int order_effort = 0;
   // On the job's mesh: an order is listed where it is faster by this part of the best named schedule's step.
   double order_gain = 0;
+  // Says what the search does now, from its own thread: "simulating the best of 4,812 layouts".
+  std::function<void(const std::string&)> progress{};
 };
 
 // A layout with what predictions or estimates say of it.
@@ -41,7 +44,7 @@ struct Candidate {
   // Of search() alone: make_plan(base, layout, *lowered) is the candidate's plan; candidates that differ only
   // in the split share `lowered`.
   std::shared_ptr<const schedule::Schedule> lowered = nullptr;
-  double bubble = 0;
+  double bubble = 0;  // of the step; of search_meshes() what TimeSplit calls so
 
   // Is its order a searched one?
   bool is_order() const { return schedule_choice(layout.schedule) == ScheduleChoice::search; }
@@ -81,11 +84,13 @@ struct Loser {
 };
 
 struct MeshSearchResult {
-  int64_t samples = 0;               // of a step, of all data ranks: what every layout keeps
-  int64_t meshes = 0;                // that are legal
-  int64_t layouts = 0;               // meshes x microbatches x recompute x sharding
-  int64_t simulated = 0;             // layouts; the others are slower or larger by what they take at least
-  std::vector<Candidate> ranking;    // the best layout of each mesh that fits, the fastest first
+  int64_t samples = 0;             // of a step, of all data ranks: what every layout keeps
+  int64_t meshes = 0;              // that are legal
+  int64_t layouts = 0;             // meshes x microbatches x recompute x sharding
+  int64_t simulated = 0;           // layouts; the others are slower or larger by what they take at least
+  std::vector<Candidate> ranking;  // the best layout of each mesh that fits, the fastest first
+  // Of every number of pipeline ranks that the ranking lacks, the best that was found; ascending.
+  std::vector<Candidate> best_of_pp{};
   TimeSplit time;                    // of the first
   std::optional<Candidate> refined;  // what search() makes of the first meshes
   std::vector<Loser> losers;         // fitting ones first, the fastest first

@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <span>
 
+#include "app/forecast/sureness.h"
 #include "app/plan/plan.h"
 #include "parallel/schedule/render/text_layout.h"
 
@@ -174,20 +175,60 @@ std::string header(const MeshSearchResult& result, const PlanBase& base, const C
                     result.meshes, result.layouts, result.simulated);
 }
 
-std::string rows_of(std::span<const Candidate> ranking, const config::JobConfig& job, int width) {
+// Without a pipeline all schedules are one.
+std::string schedule_of(const Layout& layout) {
+  return layout.mesh.pp == 1 ? "-" : layout.schedule;
+}
+
+std::string percent(double fraction) {
+  return fmt::format("{:.1f} %", 100 * std::max(0.0, fraction));  // rounding leaves -0.0
+}
+
+std::string mfu_of(const Candidate& c, const PlanBase& base, const CostSource& source) {
+  const double mfu = predicted_mfu(base, source, c.layout.mesh.world_size(), c.tokens_per_s);
+  return mfu > 0 ? fmt::format("{:.0f} %", 100 * mfu) : "?";
+}
+
+std::vector<std::vector<std::string>> rows_of(std::span<const Candidate> candidates, const PlanBase& base,
+                                              const CostSource& source) {
   std::vector<std::vector<std::string>> rows{{"schedule"}};
   for (const auto& [axis, size] : mesh::MeshShape().sizes())
     rows[0].push_back(axis == "dp_replicate" ? "rep" : axis == "dp_shard" ? "shard" : axis);
-  rows[0].insert(rows[0].end(), {"step", "tokens/s", "peak"});
-  for (const Candidate& c : ranking) {
+  rows[0].insert(rows[0].end(), {"step", "tokens/s", "MFU", "bubble", "GB"});
+  for (const Candidate& c : candidates) {
     std::vector<std::string>& row = rows.emplace_back();
-    row.push_back(c.layout.schedule);
+    row.push_back(schedule_of(c.layout));
     for (const auto& [axis, size] : c.layout.mesh.sizes()) row.push_back(fmt::to_string(size));
     row.push_back(schedule::format_seconds(c.step_time));
     row.push_back(schedule::with_commas(c.tokens_per_s));
-    row.push_back(peak(c));
+    row.push_back(mfu_of(c, base, source));
+    row.push_back(percent(c.bubble));
+    row.push_back(fmt::format("{:.2f}", in_gb(static_cast<double>(c.bytes.total()))));
   }
-  return numbered(std::move(rows), ranking, job, true, width);
+  return rows;
+}
+
+// Of the numbers of pipeline ranks that are not among the rows above.
+std::string best_of_pp(const MeshSearchResult& result, const PlanBase& base, const CostSource& source,
+                       int width) {
+  if (result.best_of_pp.empty()) return "";
+  return "\nthe best of each other pp\n" +
+         numbered(rows_of(result.best_of_pp, base, source), result.best_of_pp, base.job, true, width);
+}
+
+// How many of the first rows may be the fastest, as far as forecasts are sure.
+std::string ties(std::span<const Candidate> ranking, const Sureness& sure) {
+  std::string text = "how sure: " + sure.text;
+  if (!sure.has_range()) return text + '\n';
+  text += "; " + sure.describe_range(ranking.front().step_time);
+  const auto near = std::ranges::count_if(ranking, [&](const Candidate& c) {
+    return c.fits && c.step_time < sure.tie() * ranking.front().step_time;
+  });
+  if (near > 1)
+    text += fmt::format(
+        ". The steps of {} rows differ by less than forecasts are sure of ({:.0f} %): measure them", near,
+        100 * (sure.tie() - 1));
+  return text + '\n';
 }
 
 const char* reduction(const Layout& layout) {
@@ -204,6 +245,7 @@ Json mesh_json(const Candidate& c, const config::JobConfig& job) {
                {"reduce_gradients", reduction(c.layout)},
                {"step_time", c.step_time},
                {"tokens_per_s", c.tokens_per_s},
+               {"bubble", c.bubble},
                {"bytes", bytes},
                {"fits", c.fits},
                {"set", c.layout.overrides(job, true)}});
@@ -231,9 +273,11 @@ std::string render_meshes(const MeshSearchResult& result, const PlanBase& base, 
   if (result.ranking.empty()) {
     out += "nothing fits: use more ranks, or more memory\n";
   } else {
-    out += rows_of(result.ranking, base.job, width);
+    out += numbered(rows_of(result.ranking, base, source), result.ranking, base.job, true, width);
     out += refinement(result, base.job, columns);
     if (result.ranking.size() == options.rows) out += "more of them: --all\n";
+    out += schedule::wrapped(ties(result.ranking, sureness_of(source, options.world)), columns, 4);
+    out += best_of_pp(result, base, source, width);
     std::string first = "\nthe first one's step:";
     for (const auto& [part, seconds] : result.time.parts())
       first += fmt::format("  {} {}", part, schedule::format_seconds(seconds));
@@ -275,6 +319,8 @@ std::string meshes_json(const MeshSearchResult& result, const PlanBase& base, co
             {"time", time},
             {"losers", Json::array()}};
   for (const Candidate& candidate : result.ranking) json["ranking"].push_back(mesh_json(candidate, base.job));
+  for (const Candidate& candidate : result.best_of_pp)
+    json["best_of_pp"].push_back(mesh_json(candidate, base.job));
   if (result.refined) json["refined"] = mesh_json(*result.refined, base.job);
   for (const Loser& loser : result.losers) {
     Json one{{"what", loser.what}, {"why", loser.why}};

@@ -1,9 +1,9 @@
 #include "app/forecast/sharding.h"
 
 #include <algorithm>
-#include <functional>
-#include <numeric>
 #include <vector>
+
+#include "parallel/schedule/cost/streamed_groups.h"
 
 namespace pptrain::app {
 namespace {
@@ -12,10 +12,16 @@ int64_t piece(int64_t elements, int parts) {
   return (elements + parts - 1) / parts;
 }
 
-int64_t largest(std::vector<int64_t> bytes, size_t count) {
-  std::ranges::sort(bytes, std::greater());
-  const auto end = bytes.begin() + static_cast<std::ptrdiff_t>(std::min(count, bytes.size()));
-  return std::accumulate(bytes.begin(), end, int64_t{0});
+int64_t sum_of(const std::vector<schedule::GroupBytes>& groups) {
+  int64_t bytes = 0;
+  for (const schedule::GroupBytes& group : groups) bytes += group.bytes;
+  return bytes;
+}
+
+int64_t elements_of(const GroupFootprint& group) {
+  int64_t sum = 0;
+  for (const BufferFootprint& buffer : group.buffers) sum += buffer.elements;
+  return sum;
 }
 
 }  // namespace
@@ -27,9 +33,12 @@ HeldBytes held_bytes(const StageFootprint& stage, const mesh::MeshShape& mesh,
                      const schedule::ShardOptions& shard) {
   const bool every_microbatch = shard.reduce == schedule::Reduce::microbatch;
   HeldBytes held;
-  std::vector<int64_t> gathered, whole;
+  std::vector<schedule::GroupBytes> gathered, whole;
+  int64_t largest = 0;
   for (const GroupFootprint& group : stage.groups) {
     const int parts = shards_of(group, mesh);
+    const int64_t elements = elements_of(group);
+    largest = std::max(largest, elements);
     int64_t compute = 0, gradient = 0;
     for (const BufferFootprint& buffer : group.buffers) {
       const int64_t own = piece(buffer.elements, parts);
@@ -46,14 +55,17 @@ HeldBytes held_bytes(const StageFootprint& stage, const mesh::MeshShape& mesh,
     if (group.pipeline_shards > 1) {
       if (group.in_passes) held.weights += compute;
     } else if (parts > 1) {
-      gathered.push_back(compute);
+      gathered.push_back({elements, compute});
     }
-    whole.push_back(gradient);
+    whole.push_back({elements, gradient});
   }
-  held.gathered =
-      largest(gathered, shard.gather == schedule::Gather::streamed ? groups_under_way : gathered.size());
-  (every_microbatch ? held.reducing : held.gradients) =
-      largest(whole, every_microbatch ? groups_under_way : whole.size());
+  const bool streamed = shard.gather == schedule::Gather::streamed;
+  held.gathered = streamed ? schedule::most_streamed_bytes(gathered, largest) : sum_of(gathered);
+  if (every_microbatch) {
+    held.reducing = schedule::most_streamed_bytes(whole, largest);
+  } else {
+    held.gradients = sum_of(whole);
+  }
   return held;
 }
 

@@ -2,7 +2,6 @@
 // of parameter groups and the mesh alone.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 
 #include "app/forecast/footprint.h"
@@ -17,11 +16,6 @@ namespace pptrain::app {
 inline int shards_of(const GroupFootprint& group, const mesh::MeshShape& mesh) {
   return group.pipeline_shards * mesh.size(group.experts ? mesh::Group::efsdp : mesh::Group::fsdp);
 }
-
-// Groups that are whole at one time where weights are streamed: the one in use, and the next one, which is
-// gathered meanwhile; and as many gradients that are on their way where they are reduced after each
-// microbatch.
-inline constexpr size_t groups_under_way = 2;
 
 struct HeldBytes {
   int64_t weights = 0;     // this rank's part: float32 masters and compute copies

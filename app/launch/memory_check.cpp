@@ -7,8 +7,10 @@
 
 #include "app/forecast/costs.h"
 #include "app/forecast/prediction.h"
+#include "app/forecast/search.h"
 #include "core/base/host_memory.h"
 #include "core/base/process.h"
+#include "core/kernels/device_name.h"
 #include "core/metrics/memory.h"
 #include "parallel/comm/host_values.h"
 
@@ -17,20 +19,49 @@ namespace {
 
 // Rank 0 predicts for all: a prediction of many ranks takes up to a second.
 std::vector<int64_t> agreed_bytes(comm::Communicator& world, const Plan& plan) {
-  std::vector<int64_t> bytes(static_cast<size_t>(plan.mesh.pp));
-  if (world.rank() == 0) bytes = host_bytes(plan);
-  std::vector<double> values(bytes.begin(), bytes.end());
+  std::vector<double> values(static_cast<size_t>(plan.mesh.pp));
+  if (world.rank() == 0) {
+    std::ranges::transform(training_bytes(plan), values.begin(),
+                           [](const RankBytes& bytes) { return static_cast<double>(bytes.total()); });
+  }
   comm::broadcast(world, values, 0);
   return {values.begin(), values.end()};
 }
 
+int pipeline_rank(const Plan& plan, int rank) {
+  return mesh::coordinate(plan.mesh, rank, mesh::Axis::pp);
+}
+
+std::string shortage_on_gpu(const Plan& plan, int rank, int64_t needed, c10::Device device) {
+  MemoryFit fit{.needed = static_cast<double>(needed),
+                .room = static_cast<double>(kernels::device_memory(device)),
+                .rank = pipeline_rank(plan, rank),
+                .place = kernels::device_name(device)};
+  return fit.fits() ? "" : fit.shortage();
+}
+
+std::string shortage_on_host(comm::Communicator& world, const Plan& plan, const std::vector<int64_t>& bytes) {
+  constexpr int64_t unknown = -1;
+  const size_t own_host = std::hash<std::string>()(host_name());
+  const std::vector<size_t> hosts = comm::gather_values(world, own_host);
+  const std::vector<int64_t> available = comm::gather_values(world, available_memory().value_or(unknown));
+  // As the host's first rank found it, so that all its ranks say the same.
+  const int64_t here = available[static_cast<size_t>(std::ranges::find(hosts, own_host) - hosts.begin())];
+  if (here == unknown) return "";
+  MemoryFit fit{.room = static_cast<double>(here),
+                .ranks = static_cast<int>(std::ranges::count(hosts, own_host)),
+                .of_host = true};
+  for (int rank = 0; rank < world.size(); ++rank) {
+    if (hosts[static_cast<size_t>(rank)] == own_host)
+      fit.needed += static_cast<double>(bytes[static_cast<size_t>(pipeline_rank(plan, rank))]);
+  }
+  return fit.fits() ? "" : fit.shortage();
+}
+
 }  // namespace
 
-std::vector<int64_t> host_bytes(const Plan& plan) {
-  std::vector<int64_t> bytes(static_cast<size_t>(plan.mesh.pp));
-  if (plan.job.run.device == config::Device::cpu)
-    std::ranges::transform(predict(plan, make_cost_source(plan, "")).bytes, bytes.begin(), &RankBytes::total);
-  return bytes;
+std::vector<RankBytes> training_bytes(const Plan& plan) {
+  return predict(plan, make_cost_source(plan, "")).bytes;
 }
 
 int64_t program_bytes() {
@@ -38,32 +69,27 @@ int64_t program_bytes() {
   return (metrics::resident_memory_bytes() + step / 2) / step * step;
 }
 
-std::string shortage(int64_t needed, int64_t available, int ranks) {
-  if (needed <= available) return "";
-  const auto gb = [](int64_t count) { return static_cast<double>(count) / 1e9; };
-  return fmt::format(
-      "the job needs {:.1f} GB on this host ({} rank{}), and {:.1f} GB are available. "
-      "Use more hosts or ranks, train.recompute, or a smaller train.micro_batch_size; pptrain plan --search "
-      "--memory-gb {:.1f} finds what fits. run.force_memory = true starts all the same",
-      gb(needed), ranks, ranks == 1 ? "" : "s", gb(available), gb(available / ranks));
+std::optional<MemoryFit> fit_here(const Plan& plan, int64_t program) {
+  const CostSource source = make_cost_source(plan, "");
+  const std::vector<RankBytes> bytes = predict(plan, source).bytes;
+  if (plan.job.run.device == config::Device::cpu) {
+    const std::optional<int64_t> available = available_memory();
+    if (!available) return std::nullopt;
+    return fit_on_host(plan, bytes, program, static_cast<double>(*available));
+  }
+  if (kernels::gpu_count() == 0)
+    return fit_on_gpu(bytes, memory_budget(plan, source), fmt::format("one {}", source.device.name));
+  const c10::Device first(c10::kCUDA, 0);
+  return fit_on_gpu(bytes, static_cast<double>(kernels::device_memory(first)), kernels::device_name(first));
 }
 
-std::string find_shortage(comm::Communicator& world, const Plan& plan) {
-  constexpr int64_t unknown = -1;
-  if (plan.job.run.force_memory || plan.job.run.device != config::Device::cpu) return "";
-  const std::vector<int64_t> bytes = agreed_bytes(world, plan);
-  const size_t own_host = std::hash<std::string>()(host_name());
-  const std::vector<size_t> hosts = comm::gather_values(world, own_host);
-  const std::vector<int64_t> available = comm::gather_values(world, available_memory().value_or(unknown));
-  // As the host's first rank found it, so that all its ranks say the same.
-  const int64_t here = available[static_cast<size_t>(std::ranges::find(hosts, own_host) - hosts.begin())];
-  if (here == unknown) return "";
-  int64_t needed = 0;
-  for (int rank = 0; rank < world.size(); ++rank) {
-    if (hosts[static_cast<size_t>(rank)] == own_host)
-      needed += bytes[static_cast<size_t>(mesh::coordinate(plan.mesh, rank, mesh::Axis::pp))];
-  }
-  return shortage(needed, here, static_cast<int>(std::ranges::count(hosts, own_host)));
+std::string find_shortage(comm::Communicator& world, const Plan& plan, c10::Device device) {
+  if (plan.job.run.force_memory) return "";
+  comm::Communicator& host = world.host();
+  const std::vector<int64_t> bytes = agreed_bytes(host, plan);
+  if (device.is_cpu()) return shortage_on_host(host, plan, bytes);
+  return shortage_on_gpu(plan, world.rank(), bytes[static_cast<size_t>(pipeline_rank(plan, world.rank()))],
+                         device);
 }
 
 }  // namespace pptrain::app

@@ -3,9 +3,9 @@
 #include <cstdlib>
 #include <fstream>
 #include <string>
-#include <thread>
 
 #include "app/quick/answers.h"
+#include "core/base/cores.h"
 
 namespace pptrain::app {
 
@@ -22,7 +22,7 @@ std::string this_machine() {
     const char* const value = std::getenv(name);
     text += std::string(name) + '=' + (value == nullptr ? "" : value) + '\n';
   }
-  return text + std::to_string(std::thread::hardware_concurrency()) + " cores";
+  return text + std::to_string(core_count()) + " cores";
 }
 
 }  // namespace pptrain::app

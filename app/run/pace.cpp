@@ -70,6 +70,10 @@ StepPace mean_of(StepPace sum, size_t count) {
   return sum;
 }
 
+double sum_of(const RankShares& shares) {
+  return std::accumulate(shares.begin(), shares.end(), 0.0);
+}
+
 StepPace planned(const Plan& plan, const CostSource& source) {
   const CostModel costs(plan, source);
   const Prediction p = predict(plan, costs);
@@ -79,6 +83,10 @@ StepPace planned(const Plan& plan, const CostSource& source) {
     for (const schedule::Action& action : schedule::timed_actions(plan.compute.actions[rank]))
       shares[place(share_of(action.kind))] +=
           schedule::duration(schedule::cost_of(p.costs, plan.compute, action), action.kind);
+    if (costs.load() > 1) {  // passes take longer beside those of other ranks
+      const double longer = p.pipeline.ranks[rank].busy / sum_of(shares);
+      for (double& share : shares) share *= longer;
+    }
     shares[place(Share::other_work)] += p.optimizer_time[rank] + costs.overhead();
     shares[place(Share::transfers)] = p.pipeline.ranks[rank].wait_for_transfer;
   }
@@ -91,10 +99,6 @@ RankShares own_growth(const RankShares& measured, const RankShares& expected) {
   for (size_t share = 0; share < place(Share::transfers); ++share)
     growth[share] = std::max(0.0, measured[share] - expected[share]);
   return growth;
-}
-
-double sum_of(const RankShares& shares) {
-  return std::accumulate(shares.begin(), shares.end(), 0.0);
 }
 
 // The shares that have grown most: "forward +40 %, backward +38 %".
@@ -138,11 +142,13 @@ std::vector<RankShares> rank_shares(const schedule::Schedule& schedule,
   return ranks;
 }
 
-Pace::Pace(const Plan& plan) : world_per_rank_(plan.mesh.world_size() / plan.mesh.pp) {
+Pace::Pace(const Plan& plan, const CoreSharing& sharing)
+    : world_per_rank_(plan.mesh.world_size() / plan.mesh.pp) {
   const std::string& costs = plan.job.distributed.pp_costs;
   const bool measured = costs.ends_with(".json");
   try {
-    const CostSource source = make_cost_source(plan, costs);
+    const CostSource source =
+        on_cores(make_cost_source(plan, costs), plan.mesh.world_size(), plan.job.run.threads, sharing);
     plan_ = planned(plan, source);
     record_ = {.planned = plan_.seconds, .costs = source.description};
   } catch (const Error&) {  // such as a trace that is not here: there is no plan to compare with

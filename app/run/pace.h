@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "app/forecast/core_sharing.h"
 #include "app/plan/plan.h"
 #include "parallel/schedule/cost/measured_step.h"
 
@@ -65,7 +66,8 @@ class Pace {
  public:
   // Steps are compared with the plan where a run measured its costs (distributed.pp_costs names a trace), and
   // else with this start's first steps, because modelled costs may be far off. Then the plan is judged once.
-  explicit Pace(const Plan& plan);
+  // `sharing`: of the cores of this start's ranks, which the modelled plan counts.
+  explicit Pace(const Plan& plan, const CoreSharing& sharing = {});
 
   // Steps in ascending order. Returns a line for the log, with which the record has changed; mostly "". Steps
   // are judged in blocks, each by its median, so a few slow ones say nothing.

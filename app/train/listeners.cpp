@@ -3,6 +3,7 @@
 #include <spdlog/fmt/fmt.h>
 #include <spdlog/spdlog.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <limits>
@@ -67,26 +68,27 @@ std::vector<std::unique_ptr<metrics::Sink>> open_sinks(const config::JobConfig& 
   return sinks;
 }
 
-// FLOP/s of all ranks' devices, of which mfu is a fraction. 0, with a warning, if unknown.
-double peak_flops_of_all(const RunContext& context) {
+// FLOP/s of all ranks' devices, of which mfu is a fraction; 0 if unknown. Ranks that share cores have no more
+// together than these.
+double peak_flops_of_all(const RunContext& context, const CoreSharing& sharing) {
   const config::JobConfig& job = context.job;
-  const double each = job.metrics.peak_tflops > 0
-                          ? job.metrics.peak_tflops * 1e12
-                          : metrics::peak_flops(context.device, job.train.dtype == config::Dtype::bf16);
-  if (each == 0) {
-    spdlog::warn("mfu is not known: there is no peak rate for {} here. Give metrics.peak_tflops",
-                 kernels::device_name(context.device));
-  }
-  return each * context.mesh.shape().world_size();
+  const int world = context.mesh.shape().world_size();
+  if (job.metrics.peak_tflops > 0) return job.metrics.peak_tflops * 1e12 * world;
+  return metrics::peak_flops(context.device, job.train.dtype == config::Dtype::bf16) * world /
+         sharing.load(world, job.run.threads);
 }
 
 }  // namespace
 
-RunMetrics::RunMetrics(RunContext& context, const checkpoint::RunState& state)
+// A CPU's peak is timed twice, some moments apart: other work on the host may be there at one of them.
+RunMetrics::RunMetrics(RunContext& context, const checkpoint::RunState& state, const CoreSharing& sharing)
     : context_(context),
       state_(state),
+      sharing_(sharing),
       port_(listen_for_metrics(context)),
-      flops_per_token_(models::flops_per_token(context.model, context.job.train.seq_len)) {}
+      flops_per_token_(models::flops_per_token(context.model, context.job.train.seq_len)) {
+  if (context.root()) peak_flops_ = peak_flops_of_all(context, sharing);
+}
 
 void RunMetrics::open(const metrics::RunHeader& header, const std::vector<OpenSource>& sources,
                       const data::DataLoader& loader, const RunSaver& saver,
@@ -96,7 +98,11 @@ void RunMetrics::open(const metrics::RunHeader& header, const std::vector<OpenSo
   saver_ = &saver;
   resumed_at_ = resumed_at;
   sinks_ = open_sinks(context_.job, header, so_far(), std::move(port_));
-  peak_flops_ = peak_flops_of_all(context_);
+  peak_flops_ = std::max(peak_flops_, peak_flops_of_all(context_, sharing_));
+  if (peak_flops_ == 0) {
+    spdlog::warn("mfu is not known: there is no peak rate for {} here. Give metrics.peak_tflops",
+                 kernels::device_name(context_.device));
+  }
 }
 
 void RunMetrics::close() {
@@ -158,12 +164,13 @@ namespace {
 
 class PaceWatch final : public StepListener {
  public:
-  PaceWatch(const RunContext& context, const StepProfile& profile) : context_(context), profile_(profile) {}
+  PaceWatch(const RunContext& context, const StepProfile& profile, const CoreSharing& sharing)
+      : context_(context), profile_(profile), sharing_(sharing) {}
 
   void settled(const StepResult& result) override {
     // Where microbatches have other numbers of tokens each, no step is like another.
     if (!context_.root() || context_.job.data.lengths != config::Lengths::fixed) return;
-    if (!pace_) pace_.emplace(context_.plan);
+    if (!pace_) pace_.emplace(context_.plan, sharing_);
     const std::string line = pace_->take(result.step, {result.seconds, profile_.shares()});
     if (line.empty()) return;
     const comm::ActivityScope writing(context_.activity, comm::Doing::storage, "writing the pace");
@@ -178,6 +185,7 @@ class PaceWatch final : public StepListener {
  private:
   const RunContext& context_;
   const StepProfile& profile_;
+  CoreSharing sharing_;
   std::optional<Pace> pace_;
 };
 
@@ -283,8 +291,9 @@ class Samples final : public StepListener {
 
 }  // namespace
 
-std::unique_ptr<StepListener> make_pace_watch(const RunContext& context, const StepProfile& profile) {
-  return std::make_unique<PaceWatch>(context, profile);
+std::unique_ptr<StepListener> make_pace_watch(const RunContext& context, const StepProfile& profile,
+                                              const CoreSharing& sharing) {
+  return std::make_unique<PaceWatch>(context, profile, sharing);
 }
 
 std::unique_ptr<StepListener> make_evaluation(RunContext& context, RankModel& model,

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "app/data/datasets.h"
+#include "app/forecast/core_sharing.h"
 #include "app/plan/run_context.h"
 #include "app/rank/rank_model.h"
 #include "app/run/step_profile.h"
@@ -27,8 +28,8 @@ namespace pptrain::app {
 class RunMetrics final : public StepListener {
  public:
   // Rank 0 takes the port of metrics.prometheus; all ranks throw CommonFault if it cannot. Collective. Both
-  // must outlive this.
-  RunMetrics(RunContext& context, const checkpoint::RunState& state);
+  // must outlive this. `sharing`: of the ranks' cores, as rank 0 knows it.
+  RunMetrics(RunContext& context, const checkpoint::RunState& state, const CoreSharing& sharing);
 
   // Opens the sinks on rank 0. `header` is of this start; `resumed_at`: the step of the checkpoint that the
   // run goes on from. Throws Error that names a file that cannot be written. The references must outlive
@@ -49,6 +50,7 @@ class RunMetrics final : public StepListener {
 
   RunContext& context_;
   const checkpoint::RunState& state_;
+  CoreSharing sharing_;
   std::optional<metrics::Listener> port_;  // of rank 0, until there are sinks
   const std::vector<OpenSource>* sources_ = nullptr;
   const data::DataLoader* loader_ = nullptr;
@@ -62,7 +64,8 @@ class RunMetrics final : public StepListener {
 
 // Rank 0 says when steps get slower than planned, and why (pace.json). Every reference must outlive it, here
 // and below.
-std::unique_ptr<StepListener> make_pace_watch(const RunContext& context, const StepProfile& profile);
+std::unique_ptr<StepListener> make_pace_watch(const RunContext& context, const StepProfile& profile,
+                                              const CoreSharing& sharing);
 
 // Validates every eval.interval steps (0: never), and after the last one. The loss becomes the state's.
 std::unique_ptr<StepListener> make_evaluation(RunContext& context, RankModel& model,

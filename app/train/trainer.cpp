@@ -5,6 +5,7 @@
 
 #include <chrono>
 #include <filesystem>
+#include <string>
 
 #include "app/data/inspection.h"
 #include "app/data/targets.h"
@@ -53,14 +54,17 @@ Trainer::Trainer(RunContext& context, const fault::Shutdown& shutdown)
     : context_(context),
       shutdown_(shutdown),
       run_dir_(context),
-      metrics_(context, state_),
+      cores_(gather_cores(context.mesh.world(), context.plan)),
+      metrics_(context, state_, core_sharing(cores_)),
       disk_comm_(checkpoint::patient(context.mesh.world())),
       sources_(open_sources(context, *disk_comm_, shutdown)),
       model_(context),
       loader_(open_training_data(context, sources_)),
       steps_(context, model_, loader_, state_, listeners_),
       divergence_(context.job.train, state_),
-      pace_(make_pace_watch(context, steps_.profile())) {
+      pace_(make_pace_watch(context, steps_.profile(), core_sharing(cores_))) {
+  if (const std::string crowding = describe_crowding(cores_); !crowding.empty())
+    spdlog::warn("warning: {}; steps take longer than with a core for each thread", crowding);
   if (config::has_validation(context.job))
     between_steps_.push_back(make_evaluation(context, model_, sources_, steps_.profile(), metrics_, state_));
   if (context.job.eval.generate_interval > 0)

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "app/data/datasets.h"
+#include "app/launch/core_check.h"
 #include "app/plan/run_context.h"
 #include "app/rank/rank_model.h"
 #include "app/run/requests.h"
@@ -51,6 +52,7 @@ class Trainer {
   const fault::Shutdown& shutdown_;
   RunDir run_dir_;  // before what costs time and memory: a second start in the folder ends here
   checkpoint::RunState state_;
+  std::vector<RankCores> cores_;  // by rank, on rank 0
   RunMetrics metrics_;
   std::unique_ptr<comm::Communicator> disk_comm_;  // of the saver, and of what else waits for disks
   std::vector<OpenSource> sources_;                // of the data

@@ -10,10 +10,12 @@
 #include <thread>
 #include <vector>
 
+#include "core/base/cores.h"
+
 namespace pptrain {
 
-// Calls body(0) to body(count - 1), by so many threads, 0: those of the machine. Throws the last exception of
-// any thread; the thread that it ended takes no further number.
+// Calls body(0) to body(count - 1), by so many threads, 0: as many as the process has cores. Throws the last
+// exception of any thread; the thread that it ended takes no further number.
 inline void for_each_in_parallel(size_t count, const std::function<void(size_t)>& body, size_t threads = 0) {
   std::atomic<size_t> next = 0;
   std::mutex mutex;
@@ -28,7 +30,7 @@ inline void for_each_in_parallel(size_t count, const std::function<void(size_t)>
   };
   {
     std::vector<std::jthread> others;
-    if (threads == 0) threads = std::max(1U, std::thread::hardware_concurrency());
+    if (threads == 0) threads = static_cast<size_t>(core_count());
     for (size_t i = 1; i < std::min(threads, count); ++i) others.emplace_back(work);
     work();
   }

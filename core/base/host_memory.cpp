@@ -5,8 +5,9 @@
 #include <algorithm>
 #include <fstream>
 #include <limits>
-#include <string>
 #include <string_view>
+
+#include "core/base/control_groups.h"
 
 namespace pptrain {
 namespace {
@@ -39,25 +40,12 @@ std::optional<int64_t> number_after(const fs::path& file, std::string_view name)
   return std::nullopt;
 }
 
-// Calls f(folder, files) for this process's memory groups and all that hold them. Lines of the list of
-// groups are "0::/a/b" (version 2) and "4:memory:/a/b" (version 1).
+// Calls f(folder, files) for this process's memory groups and all that hold them.
 template <class F>
 void for_groups(const fs::path& root, F f) {
-  const auto climb = [&](const fs::path& all, fs::path group, const GroupFiles& names) {
-    for (; !group.empty(); group = group.parent_path()) f(all / group, names);
-    f(all, names);
-  };
-  const fs::path groups = root / "sys/fs/cgroup";
-  std::ifstream lines(root / "proc/self/cgroup");
-  for (std::string line; std::getline(lines, line);) {
-    const size_t first = line.find(':');
-    const size_t second = first == std::string::npos ? first : line.find(':', first + 1);
-    if (second == std::string::npos) continue;
-    const std::string controllers = "," + line.substr(first + 1, second - first - 1) + ",";
-    const fs::path group = fs::path(line.substr(second + 1)).relative_path();
-    if (controllers == ",,") climb(groups, group, version_2);
-    if (controllers.find(",memory,") != std::string::npos) climb(groups / "memory", group, version_1);
-  }
+  for_control_groups(root, "memory", [&](const fs::path& folder, GroupVersion version) {
+    f(folder, version == GroupVersion::v2 ? version_2 : version_1);
+  });
 }
 
 int64_t memory_of_host() {

@@ -35,9 +35,9 @@ void add_run(std::vector<Option>& options) {
       .between(1, 4096)
       .decides(Effect::layout);
   run("force_memory", &RunSection::force_memory,
-      "false: a CPU job whose predicted memory exceeds what its host has available ends before it starts. "
-      "true: it starts, and the system may kill it.")
-      .only_with("run.device", {"cpu"})
+      "false: a job whose predicted memory exceeds what its hosts have available, or its GPUs have, ends "
+      "before it "
+      "starts. true: it starts, and may fail or be killed.")
       .decides(Effect::none);
 }
 

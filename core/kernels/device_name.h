@@ -3,6 +3,7 @@
 
 #include <c10/core/Device.h>
 
+#include <cstdint>
 #include <string>
 
 namespace pptrain::kernels {
@@ -24,5 +25,7 @@ std::string cuda_version();
 std::string device_name(c10::Device device);
 // 10 times the major number, plus the minor one: 90 on Hopper. As device_name.
 int compute_capability(c10::Device device);
+// Bytes of the whole device. As device_name.
+int64_t device_memory(c10::Device device);
 
 }  // namespace pptrain::kernels

@@ -15,7 +15,8 @@ double known_peak_flops(std::string_view device_name);
 // for a GPU that is not in the table. On a CPU it is the rate of the fastest GEMM that the layers can call,
 // timed now with this thread's number of threads: forward, input gradient and weight gradient, in float32 and
 // for bf16 jobs in bf16 too. That takes at most 0.3 s, however slow one of the types is here. Each rate is
-// the best of several short calls, so that other work on the same cores hardly lowers it.
+// the best of several short calls, of one thread by its processor time, so that other work on the same cores
+// hardly lowers it.
 double peak_flops(c10::Device device, bool bf16);
 
 // MFU, in (0, 1], of a step that did `flops` useful FLOP/s where devices could do `peak`; 0 where the peak is

@@ -1,5 +1,6 @@
 #include "core/nn/vocabulary.h"
 
+#include <ATen/TensorOperators.h>
 #include <ATen/core/IListRef.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
@@ -33,27 +34,36 @@ class Smoothing {
   Smoothing(double fraction, kernels::VocabularyPart part, int64_t columns, const at::Tensor& labels)
       : fraction_(fraction), vocab_(static_cast<double>(part.vocab)), valid_(labels.ne(-100)) {
     const at::Tensor here = labels.sub(part.first);
-    holds_ = here.ge(0).logical_and(here.lt(columns)).logical_and(valid_).unsqueeze(1);
+    // Of bools bitwise: the logical operators know no meta tensors, on which plans run dry.
+    holds_ = here.ge(0).bitwise_and(here.lt(columns)).bitwise_and(valid_).unsqueeze(1);
     column_ = here.clamp(0, columns - 1).unsqueeze(1);
   }
 
   // float32 [rows]: this part's term of x_label - mean(x). logits: T [rows, columns].
   at::Tensor excess(const at::Tensor& logits) const {
-    const at::Tensor chosen = logits.gather(1, column_).to(at::kFloat).masked_fill(holds_.logical_not(), 0);
+    const at::Tensor inside = copy_inside(logits);
+    const at::Tensor chosen = logits.gather(1, column_).to(at::kFloat).masked_fill(holds_.bitwise_not(), 0);
     kernels::record(kernels::moving(logits));
     return chosen.squeeze(1) - logits.sum(1, false, at::kFloat).div(vocab_);
   }
 
   // excess: the sum of all parts' terms. gradient: of the part's logits.
   void add_to(at::Tensor& gradient, at::Tensor& loss, const at::Tensor& excess) const {
-    loss.add_(excess.masked_fill(valid_.logical_not(), 0), fraction_);
+    loss.add_(excess.masked_fill(valid_.bitwise_not(), 0), fraction_);
     const at::Tensor share = valid_.unsqueeze(1).to(at::kFloat).mul(fraction_);
+    const at::Tensor minuend = copy_inside(gradient), difference = copy_inside(gradient);
     gradient.sub_(share.div(vocab_));
     gradient.scatter_add_(1, column_, holds_.to(at::kFloat).mul(fraction_).to(gradient.scalar_type()));
     kernels::record(kernels::moving(gradient, gradient));
   }
 
  private:
+  // The float32 copy that ATen makes of other types on CPUs while it sums or subtracts, for dry runs alone.
+  static at::Tensor copy_inside(const at::Tensor& x) {
+    const bool copies = kernels::is_dry(x) && !kernels::dry_gpu().is_gpu() && x.scalar_type() != at::kFloat;
+    return copies ? at::empty_like(x, at::kFloat) : at::Tensor();
+  }
+
   double fraction_, vocab_;
   at::Tensor valid_;           // bool [rows]
   at::Tensor holds_, column_;  // [rows, 1]: does this rank hold the label, and its column

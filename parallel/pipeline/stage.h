@@ -49,11 +49,11 @@ class Stage {
   // A head in parts, of which the first stage of each rank may have one: then the last stage's F gives T
   // [share, hidden] to all of them, and its backward takes the sum of their terms of the gradient.
   virtual bool has_head_part() const { return false; }
-  // S: `h` as above -> what the parts must tell each other, float32 [rows, 3].
+  // S: `h` as above -> what the parts must tell each other, float32 [rows, n].
   virtual at::Tensor head_forward(int /*microbatch*/, const data::Microbatch& /*data*/, at::Tensor /*h*/) {
     throw Error("the stage has no part of a head");
   }
-  // T: `statistics` of all parts, float32 [parts, rows, 3] -> this part's term of the gradient of `h`;
+  // T: `statistics` of all parts, float32 [parts, rows, n] -> this part's term of the gradient of `h`;
   // undefined without gradients. The stage keeps the loss.
   virtual at::Tensor head_backward(int /*microbatch*/, const data::Microbatch& /*data*/,
                                    const at::Tensor& /*statistics*/, bool /*with_gradients*/) {

@@ -6,18 +6,16 @@
 #include <utility>
 
 #include "core/base/error.h"
+#include "parallel/schedule/cost/streamed_groups.h"
 
 namespace pptrain::shard {
 
 using schedule::ActionKind;
 using schedule::Gather;
+using schedule::most_streamed_groups;
 using schedule::Reduce;
 
 namespace {
-
-// Groups that are whole or on their way at a time, where weights are streamed: the one in use, the next one,
-// and one more where that is small or will be used again at once.
-constexpr int most_streamed_groups = 3;
 
 int64_t elements(nn::ParameterGroup& group) {
   int64_t sum = 0;
@@ -140,7 +138,7 @@ void StageWeights::gather_ahead() {
     const bool missing = divided(next) && !groups_[next].whole && !groups_[next].gather;
     if (missing && whole_groups() >= most_streamed_groups) return;
     if (missing) gather(next);
-    if (elements(groups_[next].exchange.group()) >= largest_ / 8) return;
+    if (!schedule::is_small_group(elements(groups_[next].exchange.group()), largest_)) return;
   }
 }
 

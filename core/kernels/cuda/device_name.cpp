@@ -21,12 +21,24 @@ std::string cuda_version() {
   return text(runtime) + (has_driver ? ", driver for " + text(driver) : ", no driver");
 }
 
-std::string device_name(c10::Device device) {
+namespace {
+
+cudaDeviceProp properties_of(c10::Device device) {
   cudaDeviceProp properties{};
   const cudaError_t status = cudaGetDeviceProperties(&properties, device.index());
   if (status != cudaSuccess)
     throw Error(std::string("cudaGetDeviceProperties: ") + cudaGetErrorString(status));
-  return properties.name;
+  return properties;
+}
+
+}  // namespace
+
+std::string device_name(c10::Device device) {
+  return properties_of(device).name;
+}
+
+int64_t device_memory(c10::Device device) {
+  return static_cast<int64_t>(properties_of(device).totalGlobalMem);
 }
 
 int compute_capability(c10::Device device) {

@@ -19,4 +19,8 @@ int compute_capability(c10::Device) {
   throw Error("this pptrain was built without CUDA");
 }
 
+int64_t device_memory(c10::Device) {
+  throw Error("this pptrain was built without CUDA");
+}
+
 }  // namespace pptrain::kernels

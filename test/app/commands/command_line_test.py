@@ -239,12 +239,50 @@ class CommandLine(Case):
         plan = json.loads(self.plan("--format", "json", *settings).stdout)
         self.assertAlmostEqual(plan["predicted_step_time"], last["step_time"])
         self.plan("--search", "--format", "svg", code=2)
-        self.plan("--all", code=2)
-        self.pptrain("plan", "--config", self.job, "--memory-gb", "1", code=2)
         self.train("traced", "profile.trace=true", "train.steps=5")
         trace = self.folder / "traced/trace.json"
         compared = self.pptrain("plan", "--config", self.job, "--profile", trace, "--compare", trace).stdout
         self.assertRegex(compared, r"rank 0 forward, s +\S+ +\S+ +1\.000")
+
+    def test_plan_says_first_whether_the_job_fits_and_how_sure_it_is(self):
+        lines = self.plan().stdout.splitlines()
+        self.assertRegex(lines[1], r"^step \S+ \S+: [\d,]+ tokens/s, MFU \S+ %; bubble")
+        self.assertRegex(lines[2], r"^memory: fits this host; rank 0 needs \S+ MB$")
+        self.assertEqual(lines[3], "how sure: modelled; no pass was measured")
+        several = self.pptrain("plan", "--config", self.job, "--device", "h100").stdout
+        self.assertIn("links between GPUs never measured", several.splitlines()[3])
+        small = self.pptrain("plan", "--config", self.job, "--device", "h100", "--memory-gb", "1e-4").stdout
+        self.assertRegex(small.splitlines()[2], r"^memory: DOES NOT FIT: rank 0 needs \S+ MB; it has 0\.1 MB$")
+        found = json.loads(self.pptrain("plan", "--config", self.job, "--device", "h100", "--memory-gb", "1e-4", "--format", "json").stdout)
+        self.assertFalse(found["memory"]["fits"])
+        # check asks the same function, of the GPUs that are here, or of those that plans are modelled for.
+        large = ["run.device=cuda", "model.hidden_size=65536", "model.intermediate_size=262144", "model.num_attention_heads=512"]
+        check = self.pptrain("check", *self.arguments("run", *large), code=4).stdout
+        self.assertRegex(check, r"(?m)^memory +no +rank \d needs [\d.]+ GB; .* has [\d.]+ GB\. pptrain plan says what makes it fit")
+
+    def test_plan_counts_the_cores_that_ranks_share(self):
+        four = ["--set", "distributed.pp=4", "--set", "model.num_hidden_layers=8", "--set", "train.grad_accum_steps=16", "--format", "json"]
+        alone, shared = (json.loads(self.plan(*four, "--cores", cores).stdout) for cores in (4, 1))
+        self.assertIn("4 threads share 1 core", shared["costs"])
+        self.assertNotIn("share", alone["costs"])
+        self.assertGreater(shared["predicted_step_time"], 2 * alone["predicted_step_time"])
+        # The default are the cores that the process may use: here one.
+        one = str(min(os.sched_getaffinity(0)))
+        bound = json.loads(self.run_command("taskset", "-c", one, PPTRAIN, "plan", "--config", self.job, "--costs", "modelled", *four).stdout)
+        self.assertEqual(bound["predicted_step_time"], shared["predicted_step_time"])
+        for command, code in (("doctor", 1), ("check", 0)):
+            said = self.run_command("taskset", "-c", one, PPTRAIN, command, *self.arguments("run"), code=code).stdout
+            self.assertRegex(said, r"2 threads of 2 ranks on 1 core\b", command)
+        self.assertIn("2 threads of 2 ranks on 1 core", self.run_command("taskset", "-c", one, PPTRAIN, *self.arguments("run")).stdout)
+
+    def test_two_plans_side_by_side(self):
+        other = self.folder / "other.toml"
+        other.write_text(self.job.read_text().replace("grad_accum_steps = 4", "grad_accum_steps = 8"))
+        self.assertNotEqual(other.read_text(), self.job.read_text())
+        text = self.plan("--compare", other).stdout
+        self.assertRegex(text, r"^ +job\.toml +other\.toml +ratio\n")
+        self.assertRegex(text, r"(?m)^tokens/s +[\d,]+ +[\d,]+ +1\.\d+$")
+        self.assertIn("no such", self.plan("--compare", self.folder / "absent.toml", code=2).stderr.lower())
 
     def test_plan_searches_meshes(self):
         search = ["plan", "--config", self.job, "--costs", "modelled", "--search", "--world", "4", "--memory-gb", "1"]
@@ -311,7 +349,7 @@ class CommandLine(Case):
         self.assertGreater(megabytes[1], 0.2)
         self.assertAlmostEqual(megabytes[0], 2 * megabytes[1], delta=0.02)
         crowded = self.pptrain("doctor", *self.arguments("run", "run.threads=4096"), code=1).stdout
-        self.assertRegex(crowded, r"cores +no +host .*: 8192 threads on \d+ cores")
+        self.assertRegex(crowded, r"cores +no +host .*: 8192 threads of 2 ranks on \d+ cores")
         self.assertIn("This job should not run so.", crowded)
         self.assertFalse((self.folder / "run").exists())
 

@@ -79,6 +79,24 @@ TEST_CASE("ranks that share parameters hold a part, and what they gather and red
   CHECK(streamed.reducing == 2 * 4 * (matrices + norms));
 }
 
+// A block whose attention is a small group of its own, before experts: while one layer's experts are in use,
+// the next layer's attention and experts are gathered.
+TEST_CASE("a small group between two large ones is whole beside both where weights are streamed") {
+  const auto group = [](int64_t elements) {
+    GroupFootprint result;
+    result.buffers.push_back({.elements = elements, .compute_bytes = 2});
+    return result;
+  };
+  StageFootprint stage;
+  for (int layer = 0; layer < 4; ++layer) {
+    stage.groups.push_back(group(1000));
+    stage.groups.push_back(group(80'000));
+  }
+  const HeldBytes held = held_bytes(stage, {.dp_shard = 4}, streamed_weights);
+  CHECK(held.gathered == 2 * (80'000 + 1000 + 80'000));
+  CHECK(held.reducing == 4 * (80'000 + 1000 + 80'000));
+}
+
 TEST_CASE("pipeline ranks that share out the embedding hold a shard of its state") {
   constexpr int ranks = 4;
   const auto held_by = [](const StageSlice& slice) {

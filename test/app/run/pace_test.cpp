@@ -149,3 +149,13 @@ TEST_CASE("pace.json is read as it was written, and nothing else is") {
   write_file(folder.path() / "pace.json", "{}");
   CHECK_FALSE(app::read_pace(folder.path()));
 }
+
+// Four ranks with two cores: the plan is not as if each had its own.
+TEST_CASE("a modelled plan counts the cores that the ranks share, and says so") {
+  const app::Plan plan = plan_of({"distributed.pp=4", "model.num_hidden_layers=4"});
+  const Pace alone(plan), enough(plan, {.cores = 4}), shared(plan, {.cores = 1});
+  CHECK(enough.record().planned == alone.record().planned);
+  CHECK(enough.record().costs == alone.record().costs);
+  CHECK(shared.record().planned > 1.5 * alone.record().planned);
+  CHECK_THAT(shared.record().costs, contains_text("4 threads share 1 core"));
+}

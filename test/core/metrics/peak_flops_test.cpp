@@ -13,6 +13,7 @@
 #include <thread>
 #include <vector>
 
+#include "core/base/cores.h"
 #include "core/kernels/kernels.h"
 #include "core/metrics/progress_text.h"
 #include "core/metrics/step_record.h"
@@ -96,7 +97,7 @@ TEST_CASE("the peak of a CPU is found in 0.3 s, whatever types are slow there", 
 TEST_CASE("ranks that look for their peaks on the same cores hardly lower them", "[clock]") {
   at::set_num_threads(1);
   const double alone = peak_flops(at::kCPU, false);
-  const size_t ranks = 2 * std::max(1U, std::thread::hardware_concurrency());
+  const size_t ranks = 2 * static_cast<size_t>(pptrain::core_count());
   std::vector<double> peaks(ranks);
   {
     std::vector<std::jthread> threads;

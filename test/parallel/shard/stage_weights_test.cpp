@@ -4,15 +4,19 @@
 
 #include <ATen/ops/full_like.h>
 
+#include <algorithm>
 #include <cmath>
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "core/base/error.h"
 #include "core/nn/weight_grad_queue.h"
 #include "parallel/comm/thread/thread_communicator.h"
+#include "parallel/schedule/cost/streamed_groups.h"
 #include "test/core/kernels/compare.h"
 #include "test/core/nn/gradients.h"
 #include "test/parallel/shard/thread_groups.h"
@@ -216,6 +220,50 @@ TEST_CASE("weights are whole where they are read, and gradients are summed once,
           CHECK((outcome.most_whole == 2 || outcome.most_whole == 3));
         }
       });
+}
+
+// As of layers whose attention is small beside their experts.
+TEST_CASE(
+    "streamed weights take the bytes that the rule says, which a small group between large ones adds to") {
+  constexpr int layers = 4;
+  std::mutex mutex;
+  comm::run_thread_ranks(2, [&](comm::Communicator& world) {
+    const ThreadGroups groups(world, 1);
+    nn::ParameterStore store;
+    for (int i = 0; i < layers; ++i) {
+      for (const auto& [name, rows] : {std::pair("small", 20), std::pair("large", 2000)}) {
+        const std::string name_of_layer = name + std::to_string(i);
+        store.add_group(name_of_layer).add({{.name = name_of_layer, .shape = {rows, 50}}});
+      }
+    }
+    store.materialise(at::kCPU, at::kBFloat16, true, [&](const auto&) { return groups.division(); });
+    store.initialise(3);
+    shard::GradientSums sums;
+    StageWeights weights(store, groups.ranks(), groups.ranks(), {.gather = Gather::streamed}, sums,
+                         "stage 0");
+    int64_t most = 0;
+    for (int m = 0; m < 3; ++m) {
+      weights.begin_pass({.kind = ActionKind::forward, .next = ActionKind::forward});
+      for (size_t g = 0; g < store.groups().size(); ++g) {
+        weights.acquire(g, Use::forward);
+        int64_t whole = 0;
+        for (nn::ParameterGroup& group : store.groups()) whole += whole_bytes(group);
+        most = std::max(most, whole);
+        weights.release(g, Use::forward);
+      }
+    }
+    weights.finish();
+    weights.reshard();
+    std::vector<schedule::GroupBytes> sizes;
+    for (nn::ParameterGroup& group : store.groups()) {
+      const int64_t elements = group.buffers().front()->whole_compute.numel();
+      sizes.push_back({elements, 2 * elements});
+    }
+    const int64_t large = sizes.back().elements;
+    const std::lock_guard lock(mutex);
+    CHECK(most == schedule::most_streamed_bytes(sizes, large));
+    CHECK(most > 2 * 2 * large);
+  });
 }
 
 TEST_CASE("what no product has written is zero before gradients are summed or read") {
