@@ -1,10 +1,10 @@
 // Runs that agree but for rounding.
 #pragma once
 
-#include <cmath>
 #include <vector>
 
 #include "test/app/small_job.h"
+#include "test/support/bounds.h"
 #include "test/support/catch.h"
 
 namespace pptrain::test {
@@ -19,7 +19,8 @@ inline JobResult run(const Overrides& overrides) {
 }
 
 // Losses and gradient norms differ by the part `most` of themselves, tokens not at all.
-inline void check_near(const JobResult& a, const JobResult& b, double most) {
+inline void check_near(const JobResult& a, const JobResult& b, double most,
+                       CallSite place = CallSite::current()) {
   REQUIRE(a.metrics.size() == b.metrics.size());
   for (size_t i = 0; i < a.metrics.size(); ++i) {
     const auto x = nlohmann::json::parse(a.metrics[i]), y = nlohmann::json::parse(b.metrics[i]);
@@ -27,16 +28,14 @@ inline void check_near(const JobResult& a, const JobResult& b, double most) {
     for (const char* key : {"loss", "grad_norm", "eval_loss"}) {
       if (!x.contains(key)) continue;
       CAPTURE(i, key);
-      const double of_x = x.at(key), of_y = y.at(key);
-      CHECK(std::abs(of_x - of_y) <= most * std::abs(of_y));
+      CHECK(relative_error(x.at(key).get<double>(), y.at(key).get<double>(), place) <= most);
     }
     const auto of = [](const nlohmann::json& line) {
       return line.value("microbatch_losses", std::vector<double>());
     };
     const std::vector<double> losses = of(x), others = of(y);
     REQUIRE(losses.size() == others.size());
-    for (size_t m = 0; m < losses.size(); ++m)
-      CHECK(std::abs(losses[m] - others[m]) <= most * std::abs(others[m]));
+    for (size_t m = 0; m < losses.size(); ++m) CHECK(relative_error(losses[m], others[m], place) <= most);
   }
 }
 

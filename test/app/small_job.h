@@ -22,6 +22,7 @@
 #include "app/resolve/load_plan.h"
 #include "app/train/trainer.h"
 #include "core/fault/shutdown.h"
+#include "test/support/seed.h"
 
 namespace pptrain::test {
 
@@ -153,6 +154,7 @@ inline int64_t steps_over(const JobResult& result, double limit) {
 }
 
 inline app::Plan small_plan(const std::string& text, const fs::path& run_dir, Overrides overrides) {
+  if (chosen_seed() != 0) overrides.insert(overrides.begin(), fmt::format("run.seed={}", seed(0)));
   overrides.push_back(fmt::format("run.dir=\"{}\"", run_dir.string()));
   spdlog::set_level(spdlog::level::warn);
   return app::parse_plan(text, "small.toml", overrides);

@@ -160,28 +160,34 @@ TEST_CASE("a model's loss and gradients are autograd's") {
 
   SECTION("in float32") {
     const Ours ours = run_ours(model, data, at::kFloat);
-    CHECK(ours.loss == Approx(loss.item<double>()).epsilon(1e-6));
+    CHECK(relative_error(ours.loss, loss.item<double>()) <= 1e-6);
     for (const auto& [name, gradient] : ours.gradients) {
       INFO(name);
-      CHECK(relative_error(gradient, exact.grad(name)) < 1e-5);
+      CHECK(relative_error(gradient, exact.grad(name)) < gradient_tolerance);
     }
   }
 
   // bfloat16's own error differs from tensor to tensor, so the plain model in bfloat16 says what is to be
-  // expected of each, and we may not be worse than it by more than chance is. A softmax does not see what all
-  // keys share, so that most of k's bias gradient cancels: what is left of its 16 numbers is rounding, where
-  // chance is larger.
+  // expected of each, and we may not be worse than it by more than chance is: three times, and where the
+  // plain model's few numbers are near by chance, three times what is typical. A softmax does not see what
+  // all keys share, so that k's bias has no gradient but rounding.
   SECTION("in bfloat16, as near as the plain model in bfloat16") {
     const Ours ours = run_ours(model, data, at::kBFloat16);
     PlainModel rounded(model, whole[0]->parameters(), at::kBFloat16);
     const Tensor rounded_loss = rounded.loss(data);
     rounded_loss.backward();
-    CHECK(ours.loss == Approx(loss.item<double>()).epsilon(2e-3));
+    CHECK(relative_error(ours.loss, loss.item<double>()) <= 2e-3);
+    std::map<std::string, double> plain;
+    std::vector<double> all;
     for (const auto& [name, gradient] : ours.gradients) {
-      const double plain = relative_error(rounded.grad(name), exact.grad(name));
-      const double own = relative_error(gradient, exact.grad(name));
-      INFO(name << ": " << own << ", the plain model " << plain);
-      CHECK(own < (name.ends_with(".k.bias") ? 2.5 : 1.5) * plain);
+      if (!name.ends_with(".k.bias"))
+        all.push_back(plain[name] = relative_error(rounded.grad(name), exact.grad(name)).value());
+    }
+    std::ranges::sort(all);
+    const double typical = all.at(all.size() / 2);
+    for (const auto& [name, error] : plain) {
+      INFO(name << ", of the plain model " << error << ", typically " << typical);
+      CHECK(relative_error(ours.gradients.at(name), exact.grad(name)) < 3 * std::max(error, typical));
     }
   }
 }

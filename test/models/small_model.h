@@ -13,6 +13,7 @@
 
 #include "core/data/microbatch.h"
 #include "models/transformer_stage.h"
+#include "test/support/seed.h"
 
 namespace pptrain::test {
 
@@ -147,7 +148,7 @@ inline Stages build_stages(const models::ModelConfig& model, const std::vector<i
 inline data::Microbatch random_documents(const models::ModelConfig& model,
                                          const std::vector<int64_t>& lengths, int seed,
                                          std::optional<size_t> late = std::nullopt) {
-  at::manual_seed(static_cast<uint64_t>(seed));
+  at::manual_seed(test::seed(static_cast<uint32_t>(seed)));
   std::vector<int32_t> starts{0};
   std::vector<at::Tensor> positions;
   for (size_t i = 0; i < lengths.size(); ++i) {

@@ -24,13 +24,15 @@ from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3Moe
 from transformers.utils.logging import disable_progress_bar
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
+from bounds import assert_within, refuse_near_ties, seed  # noqa: E402
 from transformers_models import FAMILIES, ClosestTie, balance_loss, build_family, shake_norms  # noqa: E402
 
 disable_progress_bar()
 ORACLE = sys.argv.pop(1)
 STEPS, MICROBATCHES, BATCH, SEQ = 5, 2, 2, 37
 LR, WEIGHT_DECAY, BETAS, EPSILON = 1e-2, 0.1, (0.9, 0.95), 1e-8
-SLACK = 1e-5
+# Of gradients in float32, which sum some thousand terms, of some tensors with an eighth of them left: 8 * 64 * 2^-24.
+SLACK = 512 * 2**-24
 PATH_RATE = 0.5  # of gradient descent, whose gradients have a norm of 1 at most
 
 # Sizes that share no factors, so that one taken for another does not go unseen.
@@ -61,7 +63,7 @@ LLAMA3_ROPE = {
 
 
 def build(kind, **changes):
-    torch.manual_seed(2)
+    torch.manual_seed(seed(2))
     if kind in FAMILIES:
         return build_family(kind, **{"max_position_embeddings": 40, **changes}).double()
     model_class, config_class = {
@@ -78,7 +80,7 @@ def build(kind, **changes):
 
 
 def random_data(vocab):
-    generator = torch.Generator().manual_seed(7)
+    generator = torch.Generator().manual_seed(seed(7))
     shape = (1, MICROBATCHES, BATCH, SEQ)
     tokens = torch.randint(vocab, shape, generator=generator)
     labels = torch.randint(vocab, shape, generator=generator)
@@ -212,7 +214,7 @@ class TransformersTest(unittest.TestCase):
         expected, path = train(model, tokens, labels, filling, balance, z)
         self.assertGreater(expected["norm"].max().item(), 1.0, "clipping must act")
         self.assertLess(expected["loss"][-1].item(), expected["loss"][0].item() - 0.1, "the steps must matter")
-        self.assertGreater(tie.distance, 1e-5, "float32 may choose other experts: take another seed")
+        refuse_near_ties(self, tie.distance, 1e-5)
         slack = {name.replace("slack", "weight"): expected.pop(name) for name in list(expected) if name.startswith("slack.")}
         actual = run_oracle(model, path, tokens, labels, filling, stages, balance, z, **(save_options or {}))
         choice = ".e_score_correction_bias"  # of DeepSeek-V3's routers, which has no gradient
@@ -220,20 +222,20 @@ class TransformersTest(unittest.TestCase):
         self.near(actual["logits"], expected["logits"], 1e-5, "logits")
         for name in expected:
             if name.startswith("gradient."):
-                self.near(actual[name], expected[name], 1e-5, name)
+                self.near(actual[name], expected[name], SLACK, name)
         for step in range(STEPS):
             self.near(actual["loss"][step], expected["loss"][step], 1e-6, f"loss of step {step}")
             self.near(actual["norm"][step], expected["norm"][step], 1e-5, f"norm of step {step}")
         for name, allowed in slack.items():
             error = (actual[name].double() - expected[name]).abs()
-            self.assertTrue((error <= allowed).all(), f"{name}: {(error / allowed).max():.3g} times what is allowed")
+            assert_within(self, (error / allowed).max(), 1, f"{name}: times what is allowed")
         close = torch.cat([(allowed < 0.01 * LR).flatten() for allowed in slack.values()])
         self.assertGreater(close.double().mean().item(), 0.9, "the steps of most weights are known to a hundredth")
 
     def near(self, actual, expected, tolerance, what):
         self.assertEqual(actual.shape, expected.shape, what)
         error = ((actual.double() - expected.double()).norm() / expected.double().norm()).item()
-        self.assertLess(error, tolerance, what)
+        assert_within(self, error, tolerance, what, callers=2)
 
     def test_llama(self):
         self.check("llama")

@@ -30,6 +30,7 @@ NOT_HERE = {
     "cmake --install": "test/scripts/install_test.py",
     "build/test_core_nn": "test/core/nn/CMakeLists.txt",
     "scripts/test.sh": ".ci/run",
+    "scripts/tolerances.sh": "test/scripts/tolerances_test.py",
     "scripts/format.sh": ".ci/run",
     "scripts/build.sh": "builds, which is what the tests stand on",
     "scripts/train.sh": "builds; its job is trained by command_line_test.py",

@@ -27,6 +27,7 @@ from transformers.utils.logging import disable_progress_bar
 disable_progress_bar()
 torch.set_num_threads(1)  # quicker for models as small as these
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "support"))
+from bounds import assert_within, seed  # noqa: E402
 from pptrain import run, sets  # noqa: E402
 from transformers_models import FAMILIES, build_family, shake_norms  # noqa: E402
 
@@ -92,7 +93,7 @@ peak_tflops = 1
 
 
 def build(name, **more):
-    torch.manual_seed(2)
+    torch.manual_seed(seed(2))
     if name in FAMILIES:
         # One table for all positions: transformers changes tables when a sequence grows beyond the original length.
         changes = {"original_max_position_embeddings": 256} if name == "phi3" else {}
@@ -119,7 +120,7 @@ class Generate(unittest.TestCase):
     def prepare(self, folder, name, **more):
         model = build(name, **more)
         model.save_pretrained(folder / "hf")
-        tokens = torch.randint(0, SIZES["vocab_size"], (600,), generator=torch.Generator().manual_seed(3))
+        tokens = torch.randint(0, SIZES["vocab_size"], (600,), generator=torch.Generator().manual_seed(seed(3)))
         (folder / "tokens.bin").write_bytes(tokens.to(torch.uint16).numpy().tobytes())
         (folder / "job.toml").write_text(JOB.format(folder=folder, arch=name.removesuffix("_tied")))
         return model, tokens
@@ -171,7 +172,7 @@ class Generate(unittest.TestCase):
                         done = self.pptrain("eval", *self.settings(folder, keys), "--batches", 0, "--json")
                         result = json.loads(done.stdout)
                         self.assertEqual(result["tokens"], count)
-                        self.assertLess(abs(result["loss"] - nats / count), 1e-5)
+                        assert_within(self, abs(result["loss"] - nats / count), 1e-5)
                         self.assertAlmostEqual(result["perplexity"], math.exp(result["loss"]), 6)
                         self.assertNotIn("bits_per_byte", result)  # nobody knows the tokens' bytes
                         self.assertEqual(result["sources"][0]["loss"], result["loss"])
@@ -213,7 +214,7 @@ class Generate(unittest.TestCase):
                     for line in lines:
                         loss, targets = expected[line["document"]]
                         self.assertEqual(targets, line["targets"])
-                        self.assertLess(abs(line["loss"] - loss), 2e-5)
+                        assert_within(self, abs(line["loss"] - loss), 2e-5)
                     total = sum(line["loss"] * line["targets"] for line in lines)
                     self.assertAlmostEqual(json.loads(out.stdout)["loss"], total / sum(line["targets"] for line in lines), 6)
 
@@ -244,11 +245,11 @@ class Generate(unittest.TestCase):
                     lines = [json.loads(line) for line in done.stdout.splitlines()]
                     self.assertEqual([e[1:] for e in expected], [(line["tokens"], line["greedy"]) for line in lines])
                     for line, (total, *_) in zip(lines, expected, strict=True):
-                        self.assertLess(abs(line["log_probability"] - total), 1e-4)
+                        assert_within(self, abs(line["log_probability"] - total), 1e-4)
                     self.pptrain("eval", *settings, "--ids", ",".join(map(str, ids)), "--logits", folder / "out.npy")
                     ours = numpy.load(folder / "out.npy")
                     self.assertEqual((numpy.float32, reference.shape), (ours.dtype, ours.shape))
-                    self.assertLess(numpy.abs(ours - reference).max(), 1e-4)
+                    assert_within(self, numpy.abs(ours - reference).max(), 1e-4)
             piped = subprocess.run([PPTRAIN, "generate", *map(str, self.settings(folder, [])), "--score", "-"],
                                    input=(folder / "pairs.jsonl").read_text(), capture_output=True, text=True, check=True)
             self.assertEqual(len(pairs), len(piped.stdout.splitlines()))
@@ -291,14 +292,14 @@ class Generate(unittest.TestCase):
             ours = torch.tensor(json.loads(line), dtype=torch.float64)
             settings = {k: v for k, v in case.items() if k not in ("logits", "previous")}
             self.assertTrue(torch.equal(ours > 0, reference > 0), settings)
-            self.assertLess((ours - reference).abs().max().item(), 1e-5, settings)
+            assert_within(self, (ours - reference).abs().max(), 1e-5, settings)
 
     def test_text_comes_from_the_tokenizer_beside_the_weights(self):
         from tokenizers import Tokenizer
 
         definition = pathlib.Path(__file__).resolve().parents[2] / "core/tokenizer/definitions/gpt2/tokenizer.json"
         tokenizer = Tokenizer.from_file(str(definition))
-        torch.manual_seed(3)
+        torch.manual_seed(seed(3))
         config = LlamaConfig(**{**SIZES, "vocab_size": 700}, bos_token_id=None, eos_token_id=None)
         prompt = "All the world's a stage, "
         with tempfile.TemporaryDirectory() as name:

@@ -35,7 +35,7 @@ class Layouts(unittest.TestCase):
         self.addCleanup(shutil.rmtree, root)
         model = build(job.arch)
         model.save_pretrained(root / "hf")
-        expected = layouts.on_two_ranks(layout, job, root)
+        expected = layouts.on_two_ranks(self, layout, job, root)
         self.assertGreater(max(expected.norm), job.clip, "clipping must act")
         keys = f'hf_dir = "{root / "hf"}"\ninit = "hf"'
         for settings in layouts_of_pptrain:

@@ -24,12 +24,14 @@ from oracle.compare import LOSS, NORM, relative, same, way  # noqa: E402
 from oracle.initial_values import initial_values  # noqa: E402
 from oracle.job import Data, Job, run_pptrain, write_data  # noqa: E402
 from oracle.reference import CLASSES, SIZES, build, saved, train  # noqa: E402
+from bounds import assert_within, refuse_near_ties, unrecorded  # noqa: E402
 from transformers_models import ClosestTie  # noqa: E402
 
 torch.set_num_threads(1)
 DOCUMENT_END = 7
-# Errors in bf16 over those of transformers: of a few figures, which are partly chance, and of all weights together.
-BF16_FIGURES, BF16_WEIGHTS = 1.75, 1.15
+# By how much errors in bf16 may be more than those of transformers, as a part of these. Of all weights together: a second
+# rounding of everything would add the root of 2 - 1. Of a few figures, which are partly chance, more.
+BF16_FIGURES, BF16_WEIGHTS = 1.5, 0.4
 
 
 def errors(result, truth, start):
@@ -82,7 +84,7 @@ class Oracle(unittest.TestCase):
         self.assertGreater(clipped, 3, f"clipping must act: {truth.norm}")
         self.assertLess(clipped, job.steps - 2, f"and not always: {truth.norm}")
         self.assertLess(truth.loss[-1], truth.loss[0] - 0.2, "the steps must matter")
-        self.assertGreater(tie.distance, 3e-5, "float32 may choose other experts: take another seed")
+        refuse_near_ties(self, tie.distance, 3e-5)
         same(self, self.run_in("fp32", job, keys), truth, way(start, truth.weights))
 
         # Slower, so that errors add up and do not grow: what they would grow to is chance.
@@ -93,7 +95,7 @@ class Oracle(unittest.TestCase):
         told = f"{actual}, transformers {plain}"
         self.assertGreater(actual["weights"], 0.1 * plain["weights"], f"is this bf16? {told}")
         for what, bound in (("losses", BF16_FIGURES), ("norms", BF16_FIGURES), ("weights", BF16_WEIGHTS)):
-            self.assertLess(actual[what], bound * plain[what], told)
+            assert_within(self, max(actual[what] / plain[what] - 1, 0), bound, told)
 
     def test_llama(self):
         self.check(Job())
@@ -112,7 +114,7 @@ class Oracle(unittest.TestCase):
                     "optimizer.betas=0.8,0.95", "optimizer.eps=1e-8")
         for number, setting in enumerate(settings):
             other = self.run_in(str(number), job, keys, setting)
-            with self.subTest(setting), self.assertRaises(AssertionError):
+            with self.subTest(setting), unrecorded(), self.assertRaises(AssertionError):
                 same(self, other, truth, way(start, truth.weights))
 
     def test_a_seed_decides_initial_weights_and_order(self):
@@ -126,12 +128,12 @@ class Oracle(unittest.TestCase):
                 if "norm" not in name:
                     std = SIZES["initializer_range"]
                     drawn = torch.from_numpy(initial_values(pptrain_name(name), weight.shape, seed, std))
-                self.assertTrue(torch.allclose(weight, drawn, rtol=2e-7, atol=0), name)
+                assert_within(self, ((weight.double() - drawn.double()) / drawn.double()).abs().max(), 2e-7, name)
             model = CLASSES[job.arch][0].from_pretrained(self.folder / str(seed) / "trained", attn_implementation="eager")
             model.config._experts_implementation = "eager"
             expected = train(job, model.double(), Data(job))
-            self.assertLess(relative(actual.loss[0], expected.loss[0]), LOSS)
-            self.assertLess(relative(actual.norm[0], expected.norm[0]), NORM)
+            assert_within(self, relative(actual.loss[0], expected.loss[0]), LOSS)
+            assert_within(self, relative(actual.norm[0], expected.norm[0]), NORM)
             seen.append(actual)
         self.assertNotEqual(*(run.loss for run in seen))
 

@@ -97,7 +97,7 @@ TEST_CASE("parts of attention add up to the whole, with its gradients", "[attent
   const Sizes sizes = GENERATE(Sizes{2400, 2, 1, 8, {0, 2400}, 1}, Sizes{2400, 1, 1, 16, {0, 2400}, 2},
                                Sizes{96, 6, 2, 10, {0, 1, 2, 40, 41, 77, 96}, 3});
   INFO(sizes.tokens << " tokens, " << sizes.ranks << " ranks, type " << c10::toString(type));
-  at::manual_seed(11);
+  at::manual_seed(test::seed(11));
   const auto segments = tokens::make_segments(sizes.starts, at::kCPU);
   const auto split =
       tokens::split_rows(sizes.ranks == 1 ? tokens::ContextOrder::contiguous : tokens::ContextOrder::zigzag,
@@ -120,7 +120,7 @@ TEST_CASE("parts of attention add up to the whole, with its gradients", "[attent
 
 TEST_CASE("whole documents give the local kernel's values, on any number of threads", "[attention]") {
   const c10::InferenceMode inference;
-  at::manual_seed(2);
+  at::manual_seed(test::seed(2));
   const auto segments = tokens::make_segments({0, 300, 301, 640}, at::kCPU);
   const auto split = tokens::split_rows(tokens::ContextOrder::contiguous, 1, 640, 1, 0);
   // Strided views, as of a fused qkv.

@@ -9,22 +9,39 @@
 
 #include <cstring>
 
+#include "test/support/bounds.h"
+#include "test/support/seed.h"
+
 namespace pptrain::test {
 
 // ||actual - expected|| / ||expected||, NaN if either holds one.
-inline double relative_error(const at::Tensor& actual, const at::Tensor& expected) {
+inline Difference relative_error(const at::Tensor& actual, const at::Tensor& expected,
+                                 CallSite place = CallSite::current()) {
   const at::Tensor a = actual.detach().to(at::kDouble).reshape({-1});
   const at::Tensor e = expected.detach().to(at::kDouble).reshape({-1});
   const double scale = e.norm().item<double>();
-  return (a - e).norm().item<double>() / (scale > 0 ? scale : 1);
+  return Difference((a - e).norm().item<double>() / (scale > 0 ? scale : 1), place);
 }
 
-// What one rounding to the type, or sums of a few thousand terms in float32, leave of accuracy. bfloat16
-// keeps 8 bits: one rounding costs 2^-9 at most, and about 0.17 % in the norm; chains of a few roundings stay
-// under 1 %.
-inline double tolerance(at::ScalarType type) {
-  return type == at::kBFloat16 ? 1e-2 : 2e-6;
+// Of a tensor of differences: the largest absolute value, and the 2-norm.
+inline Difference largest(const at::Tensor& differences, CallSite place = CallSite::current()) {
+  return Difference(differences.to(at::kDouble).abs().max().item<double>(), place);
 }
+inline Difference norm_of(const at::Tensor& differences, CallSite place = CallSite::current()) {
+  return Difference(differences.to(at::kDouble).norm().item<double>(), place);
+}
+
+// What rounding may make of the result of one layer, relative to its norm. One rounding costs half a unit of
+// the last place at most: 2^-24 in float32, 2^-9 in bfloat16. In float32 the sums' own roundings count, which
+// grow with the root of their number of terms: 64 for a few thousand. In bfloat16 these are exact beside the
+// roundings of what is stored: 8 for chains of up to 16, of which a part cancels in differences. At most half
+// of it was seen on any instruction set, with any of ten seeds.
+inline double tolerance(at::ScalarType type) {
+  return type == at::kBFloat16 ? 8 * 0x1p-9 : 64 * 0x1p-24;
+}
+
+// The same of a whole model's gradients in float32. Some tensors' sums cancel to an eighth of their terms.
+inline constexpr double gradient_tolerance = 8 * 64 * 0x1p-24;
 
 // Of tensors on any device.
 inline bool same_bits(const at::Tensor& a, const at::Tensor& b) {

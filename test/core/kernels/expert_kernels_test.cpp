@@ -47,7 +47,7 @@ Tensor ends_of(std::vector<int32_t> counts) {
 }  // namespace
 
 TEST_CASE("a router's choice, and the gradient of its weights and losses", "[kernels][experts]") {
-  at::manual_seed(1);
+  at::manual_seed(test::seed(1));
   for (const int64_t experts : {5, 64, 130}) {
     for (const int64_t k : {1, 3, 5}) {
       for (const bool normalise : {false, true}) {
@@ -90,7 +90,7 @@ TEST_CASE("of equal experts the lower index is chosen, and a bias counts for the
   equal[1][7] = 1;
   CHECK(at::equal(route(equal, std::nullopt, 3, true).chosen.view({-1}), ints({0, 1, 2, 7, 0, 1})));
 
-  at::manual_seed(2);
+  at::manual_seed(test::seed(2));
   const Tensor logits = at::randn({30, 20});
   Tensor bias = at::zeros({20});
   bias[4] = 2;
@@ -112,7 +112,7 @@ TEST_CASE("values that are not numbers still choose different experts", "[kernel
 }
 
 TEST_CASE("rows in expert order, there and back", "[kernels][experts]") {
-  at::manual_seed(3);
+  at::manual_seed(test::seed(3));
   const int64_t tokens = 50, k = 3, experts = 11, dim = 21;
   Tensor chosen = at::randint(experts - 2, {tokens, k}, at::kInt);
   chosen = at::where(chosen >= 4, chosen + 1, chosen);  // experts 4 and 10 get nothing
@@ -150,7 +150,7 @@ TEST_CASE("rows in expert order, there and back", "[kernels][experts]") {
 }
 
 TEST_CASE("swiglu with a weight for each row", "[kernels][experts]") {
-  at::manual_seed(4);
+  at::manual_seed(test::seed(4));
   for (const auto type : types) {
     for (const int64_t dim : {1, 21, 96}) {
       CAPTURE(type, dim);
@@ -177,7 +177,7 @@ TEST_CASE("swiglu with a weight for each row", "[kernels][experts]") {
 }
 
 TEST_CASE("products with a weight for each expert", "[kernels][experts]") {
-  at::manual_seed(5);
+  at::manual_seed(test::seed(5));
   const std::vector<std::vector<int32_t>> divisions = {
       {3, 0, 40, 1, 0}, {0, 0, 0, 0, 44}, {44, 0, 0, 0, 0}, {0, 0, 0, 0, 0}, {128, 64, 32, 300, 16}};
   for (const auto type : types) {
@@ -216,7 +216,7 @@ TEST_CASE("products with a weight for each expert", "[kernels][experts]") {
 
 TEST_CASE("a product's rows may be named by an order: the same bits as gathered before",
           "[kernels][experts]") {
-  at::manual_seed(6);
+  at::manual_seed(test::seed(6));
   const Tensor ends = ends_of({30, 0, 50, 4}), order = at::randperm(84, at::kInt);
   for (const auto type : types) {
     CAPTURE(type);

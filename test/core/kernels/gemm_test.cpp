@@ -118,7 +118,7 @@ void check_products(const cpu::TypedLoops<T>& loops, Op op_a, Op op_b, Shape s) 
 }  // namespace
 
 TEST_CASE("our own products are products, with bits that depend on the inner indices alone", "[kernels]") {
-  at::manual_seed(13);
+  at::manual_seed(test::seed(13));
   for (const cpu::Loops* table : cpu::available_loops()) {
     for (const Shape s : shapes) {
       for (const Op op_a : {Op::none, Op::transpose}) {
@@ -134,7 +134,7 @@ TEST_CASE("our own products are products, with bits that depend on the inner ind
 
 TEST_CASE("processors that do not multiply bfloat16 have float32's bits, and with FMA those of each other",
           "[kernels]") {
-  at::manual_seed(14);
+  at::manual_seed(test::seed(14));
   const int64_t m = 50, n = 70, k = 700;
   const Tensor a = random({m, k}, at::kBFloat16), b = random({n, k}, at::kBFloat16),
                wide_a = a.to(at::kFloat), wide_b = b.to(at::kFloat);

@@ -23,7 +23,7 @@ const auto f32 = at::TensorOptions().dtype(at::kFloat);
 
 // Large enough that every kernel divides its work.
 std::vector<Tensor> run_all(at::ScalarType type) {
-  at::manual_seed(5);
+  at::manual_seed(test::seed(5));
   const int64_t rows = 400, dim = 520, heads = 8, head_dim = 64, vocab = 3001;
   std::vector<Tensor> results;
   const Tensor x = random({rows, dim}, type), dy = random({rows, dim}, type);
@@ -100,7 +100,7 @@ TEST_CASE("one thread and several give the same bits", "[kernels]") {
 
 TEST_CASE("adamw and sums do not depend on where in a buffer an element lies", "[kernels]") {
   at::set_num_threads(1);
-  at::manual_seed(3);
+  at::manual_seed(test::seed(3));
   const int64_t size = 203;
   const Tensor g = at::randn({size}, f32), w0 = at::randn({size}, f32), m0 = at::randn({size}, f32),
                v0 = at::rand({size}, f32);
@@ -122,7 +122,7 @@ TEST_CASE("adamw keeps what it overwrites, wherever it lies", "[kernels]") {
   const int64_t threads = GENERATE(1, 2), offset = GENERATE(0, 3), size = GENERATE(7, 203, 70001);
   CAPTURE(threads, offset, size);
   at::set_num_threads(static_cast<int>(threads));
-  at::manual_seed(7);
+  at::manual_seed(test::seed(7));
   const Tensor g = at::randn({size}, f32), w0 = at::randn({size}, f32), m0 = at::randn({size}, f32),
                v0 = at::rand({size}, f32);
   Tensor w = w0.clone(), m = m0.clone(), v = v0.clone(), w1 = w0.clone(), m1 = m0.clone(), v1 = v0.clone();
@@ -150,7 +150,7 @@ TEST_CASE("zero gaps stay zero under adamw", "[kernels]") {
 
 TEST_CASE("all instruction sets agree", "[kernels]") {
   const int64_t vocab = 1003;
-  at::manual_seed(11);
+  at::manual_seed(test::seed(11));
   const Tensor logits = random({4, vocab}, at::kBFloat16) * 6;
   const Tensor labels = at::tensor({0, 1002, 17, -100}, at::kLong);
   const auto run = [&](const cpu::Loops& loops) {
@@ -176,7 +176,7 @@ TEST_CASE("all instruction sets agree", "[kernels]") {
 }
 
 TEST_CASE("rounding to bfloat16 is ATen's", "[kernels]") {
-  at::manual_seed(2);
+  at::manual_seed(test::seed(2));
   Tensor values = at::randn({4096}, f32) * at::pow(10.0, at::randn({4096}, f32) * 10);
   values.masked_fill_(values.abs() < 1.2e-38, 0);  // AVX512-BF16 flushes what is below the normal numbers
   values[0] = std::numeric_limits<float>::infinity();

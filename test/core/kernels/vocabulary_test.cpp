@@ -26,7 +26,7 @@ std::vector<std::pair<int64_t, int64_t>> parts_of(int64_t vocab) {
 
 TEST_CASE("embedding: the parts' sum is the embedding, and their gradients are its rows", "[kernels]") {
   at::set_num_threads(1);
-  at::manual_seed(3);
+  at::manual_seed(test::seed(3));
   const auto type = GENERATE(at::kFloat, at::kBFloat16);
   const int64_t vocab = 41, dim = 21, rows = 130;
   const Tensor weight = random({vocab, dim}, type), dy = random({rows, dim}, type);
@@ -49,7 +49,7 @@ TEST_CASE("embedding: the parts' sum is the embedding, and their gradients are i
 
 TEST_CASE("cross_entropy_part: loss and gradient of the whole rows", "[kernels]") {
   at::set_num_threads(1);
-  at::manual_seed(4);
+  at::manual_seed(test::seed(4));
   const auto type = GENERATE(at::kFloat, at::kBFloat16);
   const int64_t vocab = 77, rows = 19;
   const Tensor logits = (at::randn({rows, vocab}) * 5).to(type);

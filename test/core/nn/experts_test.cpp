@@ -28,7 +28,7 @@ namespace {
 struct Setup {
   Setup() {
     at::set_num_threads(1);
-    at::manual_seed(31);
+    at::manual_seed(test::seed(31));
   }
 };
 
@@ -121,7 +121,7 @@ TEST_CASE("experts with biases and clamped values, as in gpt-oss", "[nn][experts
   config.balance_loss = config.z_loss = 0;
   ExpertLayer model(config, type), other(config, type);
   for (nn::ParameterGroup* group : {&model.group, &model.experts, &other.group, &other.experts}) {
-    at::manual_seed(5);
+    at::manual_seed(test::seed(5));
     for (nn::Slice* slice : group->slices()) {
       if (slice->spec.role == nn::Role::bias) slice->master.uniform_(-0.5, 0.5);
     }

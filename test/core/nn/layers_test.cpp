@@ -30,7 +30,7 @@ namespace {
 struct Setup {
   Setup() {
     at::set_num_threads(1);
-    at::manual_seed(23);
+    at::manual_seed(test::seed(23));
   }
 };
 

@@ -27,7 +27,7 @@ TEST_CASE("Lion follows the paper's algorithm", "[optim]") {
   options.betas = {beta1, beta2};
   options.weight_decay = decay;
   const auto lion = optim::make_optimizer(options, group.buffers());
-  at::manual_seed(11);
+  at::manual_seed(test::seed(11));
   for (int step = 0; step < 6; ++step) {
     const double lr = 1e-2 / (step + 1);
     for (size_t i = 0; i < weights.size(); ++i) {
@@ -41,7 +41,8 @@ TEST_CASE("Lion follows the paper's algorithm", "[optim]") {
     lion->step(lr, scale);
     for (size_t i = 0; i < weights.size(); ++i) {
       const nn::Slice& p = *group.slices()[i];
-      CHECK((p.master.to(at::kDouble) - weights[i]).abs().max().item<double>() < 2e-7);
+      // Each of six steps rounds the weight once.
+      CHECK(largest((p.master.to(at::kDouble) - weights[i]) / weights[i].abs().clamp_min(1)) < 6 * 0x1p-24);
       CHECK(relative_error(lion->state()[i].tensor, averages[i]) < 1e-6);
       CHECK(same_bits(p.compute, p.master.to(p.compute.scalar_type())));
     }

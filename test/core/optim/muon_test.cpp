@@ -47,11 +47,17 @@ config::OptimizerSection muon_options() {
   return options;
 }
 
+// Newton-Schulz rounds its 15 GEMMs' results, by 2^-9 each in bfloat16, and multiplies the errors of the
+// first ones by up to 3.4, the polynomial's slope at 0: 2.6 %, of which 1.9 % were seen.
+double accuracy(at::ScalarType type) {
+  return type == at::kFloat ? 1e-4 : 4e-2;
+}
+
 }  // namespace
 
 TEST_CASE("Newton-Schulz takes singular values close to one and keeps singular vectors", "[optim]") {
   const auto type = GENERATE(at::kFloat, at::kBFloat16);
-  at::manual_seed(2);
+  at::manual_seed(test::seed(2));
   for (const auto& [rows, cols] :
        std::vector<std::pair<int64_t, int64_t>>{{16, 16}, {48, 20}, {20, 48}, {1, 30}}) {
     CAPTURE(type, rows, cols);
@@ -61,9 +67,10 @@ TEST_CASE("Newton-Schulz takes singular values close to one and keeps singular v
     CHECK(same_bits(x, before));
     CHECK(result.is_contiguous());
     CHECK(result.scalar_type() == type);
-    CHECK(relative_error(result, newton_schulz(x.to(at::kDouble))) < (type == at::kFloat ? 1e-4 : 3e-2));
+    CHECK(relative_error(result, newton_schulz(x.to(at::kDouble))) < accuracy(type));
     const Tensor values = std::get<1>(at::linalg_svd(result.to(at::kDouble)));
-    if (rows != cols) CHECK((values - 1).abs().max().item<double>() < 0.4);
+    if (rows != cols)
+      CHECK((values - 1).abs().max().item<double>() < 0.4);  // of the polynomial, not of rounding
     CHECK(same_bits(result, optim::orthogonalise(x)));
   }
   CHECK(same_bits(optim::orthogonalise(at::zeros({4, 6}, type)), at::zeros({4, 6}, type)));
@@ -83,7 +90,7 @@ TEST_CASE("Muon follows its formula over several steps, each matrix by itself", 
   }
   const std::vector<Tensor> start = {references[0].weight, references[1].weight, references[2].weight};
   const auto muon = optim::make_optimizer(muon_options(), group.buffers());
-  at::manual_seed(4);
+  at::manual_seed(test::seed(4));
   for (int step = 0; step < 5; ++step) {
     const double lr = 1e-2 / (step + 1);
     for (size_t i = 0; i < references.size(); ++i) {
@@ -97,7 +104,7 @@ TEST_CASE("Muon follows its formula over several steps, each matrix by itself", 
     const nn::Slice& p = *group.slices()[i];
     INFO(p.spec.name);
     const Tensor moved = p.master.to(at::kDouble) - start[i];
-    CHECK(relative_error(moved, references[i].weight - start[i]) < (type == at::kFloat ? 1e-4 : 2e-2));
+    CHECK(relative_error(moved, references[i].weight - start[i]) < accuracy(type));
     CHECK(relative_error(muon->state()[i].tensor, references[i].momentum) < 1e-6);
     CHECK(same_bits(p.compute, p.master.to(type)));
   }
@@ -127,7 +134,7 @@ TEST_CASE("Muon agrees with PyTorch's", "[optim]") {
   const Tensor expected = at::tensor(moved, at::kDouble);
   const Tensor actual =
       (w.master.to(at::kDouble) - wave({6, 10}, 0)).view({-1}).narrow(0, 0, expected.numel());
-  CHECK(relative_error(actual, expected) < (type == at::kFloat ? 1e-4 : 3e-2));
+  CHECK(relative_error(actual, expected) < accuracy(type));
 }
 
 TEST_CASE("a matrix that is cut needs an exchange", "[optim]") {

@@ -113,7 +113,7 @@ Tensor own_columns(const Tensor& whole, const nn::TensorCut& cut) {
 
 TEST_CASE("ColumnLinear and RowLinear: values and gradients of the whole layer, in chunks too") {
   at::set_num_threads(1);
-  at::manual_seed(8);
+  at::manual_seed(test::seed(8));
   const auto type = GENERATE(at::kFloat, at::kBFloat16);
   const auto mode = GENERATE(Mode::immediate, Mode::deferred);
   const int size = GENERATE(2, 3, 4);
@@ -156,7 +156,7 @@ TEST_CASE("ColumnLinear and RowLinear: values and gradients of the whole layer, 
 
 TEST_CASE("LatentAttention: values and gradients of the whole layer") {
   at::set_num_threads(1);
-  at::manual_seed(11);
+  at::manual_seed(test::seed(11));
   const auto type = GENERATE(at::kFloat, at::kBFloat16);
   const auto mode = GENERATE(Mode::immediate, Mode::deferred);
   const int64_t rows = 42, hidden = 40;
@@ -207,7 +207,7 @@ nn::TokenInfo some_tokens(int64_t rotary_dim) {
 
 TEST_CASE("Mlp: values and gradients of the whole layer") {
   at::set_num_threads(1);
-  at::manual_seed(11);
+  at::manual_seed(test::seed(11));
   const auto type = GENERATE(at::kFloat, at::kBFloat16);
   const int size = GENERATE(2, 3);
   const Tensor x = random({kRows, kIn}, type), dy = random({kRows, kIn}, type);
@@ -229,7 +229,7 @@ TEST_CASE("Mlp: values and gradients of the whole layer") {
 
 TEST_CASE("Attention: values and gradients of the whole layer, with norms of heads that are turned in part") {
   at::set_num_threads(1);
-  at::manual_seed(12);
+  at::manual_seed(test::seed(12));
   const auto type = GENERATE(at::kFloat, at::kBFloat16);
   const int size = GENERATE(2, 4);  // 4: each key-value head is on two ranks
   const nn::AttentionConfig config{.hidden = kIn,
@@ -267,7 +267,7 @@ TEST_CASE("a norm over all heads is refused where ranks share them out") {
 
 TEST_CASE("Embedding by parts of the vocabulary: the bits of the whole one") {
   at::set_num_threads(1);
-  at::manual_seed(9);
+  at::manual_seed(test::seed(9));
   const auto type = GENERATE(at::kFloat, at::kBFloat16);
   const int size = GENERATE(2, 3, 4);
   const bool positions = GENERATE(false, true);
@@ -293,7 +293,7 @@ TEST_CASE("Embedding by parts of the vocabulary: the bits of the whole one") {
 
 TEST_CASE("LinearCrossEntropy by parts of the vocabulary: one loss on every rank, whatever the chunks") {
   at::set_num_threads(1);
-  at::manual_seed(10);
+  at::manual_seed(test::seed(10));
   const auto type = GENERATE(at::kFloat, at::kBFloat16);
   const int size = GENERATE(2, 3, 4);
   const double cap = GENERATE(0.0, 3.0);

@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import multiprocessing
 import os
+import sys
 
 import torch
 import torch.distributed as dist
@@ -22,9 +23,11 @@ from transformers.models.llama.modeling_llama import eager_attention_forward
 
 from oracle.job import Data, Result, Rows
 from oracle.reference import add_gradients, build, optimizer_of, run_model, saved, sum_of_losses
+from bounds import refuse_near_ties
 from transformers_models import ClosestTie
 
 RANKS = 2
+NEAR_TIE = 77  # how a rank ends that may choose other experts in float32
 
 
 @dataclasses.dataclass
@@ -34,7 +37,7 @@ class Found:
     weights: dict  # those of this rank; of experts, its own
 
 
-def on_two_ranks(layout, job, folder):
+def on_two_ranks(test, layout, job, folder):
     """The job by `layout`, a function below: what both ranks found, as one Result."""
     context = multiprocessing.get_context("fork")
     ranks = [context.Process(target=run_rank, args=(layout, job, folder, rank)) for rank in range(RANKS)]
@@ -46,6 +49,8 @@ def on_two_ranks(layout, job, folder):
     for process in ranks:
         if process.is_alive():
             process.kill()
+    if NEAR_TIE in codes:
+        refuse_near_ties(test, 0, 3e-5)
     if codes != [0] * RANKS:
         raise AssertionError(f"{layout.__name__}: torch.distributed ended with {codes}")
     found = [torch.load(folder / f"rank_{rank}.pt", weights_only=False) for rank in range(RANKS)]
@@ -60,8 +65,9 @@ def run_rank(layout, job, folder, rank):
     model = build(job.arch).double()
     tie = ClosestTie(model)
     torch.save(layout(job, model, Data(job), rank), folder / f"rank_{rank}.pt")
-    assert tie.distance > 3e-5, f"float32 may choose other experts: take another seed ({tie.distance:.2g})"
     dist.destroy_process_group()
+    if tie.distance <= 3e-5:
+        sys.exit(NEAR_TIE)
 
 
 def whole_weights(job, ranks):
