@@ -6,6 +6,7 @@
 #include <chrono>
 #include <filesystem>
 
+#include "app/data/inspection.h"
 #include "app/data/token_files.h"
 #include "app/forecast/step_costs.h"
 #include "app/rank/warm_up.h"
@@ -31,6 +32,7 @@ std::vector<OpenSource> open_sources(const RunContext& context, comm::Communicat
   if (context.root()) {
     open_log(context.job.run.dir);
     announce(context, sources);
+    for (const std::string& warning : data_warnings(context.job)) spdlog::warn("warning: {}", warning);
   }
   return sources;
 }
