@@ -146,7 +146,8 @@ int check(const CheckArguments& arguments) {
   // Each line is printed, whatever those before say.
   const std::array answers{say_job(plan), say_world(plan), say_device(job), say_memory(plan, program),
                            say_data(job)};
-  for (const auto& warnings : {config::warnings(job), data_warnings(job), model_warnings(plan)}) {
+  for (const auto& warnings :
+       {config::warnings(job), data_warnings(job), target_warnings(job), model_warnings(plan)}) {
     for (const std::string& warning : warnings) fmt::print("warning: {}\n", printable(warning));
   }
   const bool starts = std::ranges::all_of(answers, std::identity());

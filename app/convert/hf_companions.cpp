@@ -82,12 +82,7 @@ models::TextEnds read_text_ends(const fs::path& folder, const config::ModelSecti
         fmt::format("config.json does not say which tokens begin and end a text: {}", error.what()));
     return {};
   }
-  if (tokenizer->vocab_size() > model.vocab_size) {
-    throw UsageError(
-        fmt::format("the tokenizer has ids up to {}, but model.vocab_size = {}: it is another model's; "
-                    "--tokenizer names the right one",
-                    tokenizer->vocab_size() - 1, model.vocab_size));
-  }
+  require_rows(*tokenizer, model.vocab_size, "the tokenizer (--tokenizer names the right one)");
   return {.bos = tokenizer->bos_id(), .eos = tokenizer->stop_ids()};
 }
 

@@ -143,6 +143,20 @@ void inspect_resume(const config::JobConfig& job, const config::ReportConflict& 
                      resume));
 }
 
+// That conversations are written otherwise than by the model's own chat template, which lies beside the
+// tokenizer.
+std::optional<std::string> template_warning(const config::JobConfig& job) {
+  const auto has_messages = [](const config::DataSource& source) { return !source.messages_key.empty(); };
+  if (!std::ranges::any_of(config::data_sources(job), has_messages)) return std::nullopt;
+  const auto difference = corpus::difference_from_own(job.data.chat, tokenizer_of(job));
+  if (!difference) return std::nullopt;
+  return fmt::format("data.chat{}: {}",
+                     job.data.chat.style == config::ChatStyle::custom
+                         ? ""
+                         : fmt::format(".template = \"{}\"", job.data.chat.style.text),
+                     *difference);
+}
+
 }  // namespace
 
 void inspect_data(const Plan& plan, const config::ReportConflict& report) {
@@ -161,18 +175,6 @@ void inspect_data(const Plan& plan, const config::ReportConflict& report) {
   sound(report, {"data.path", "data.sources"}, [&] { check_targets(job, sources); });
 }
 
-std::optional<std::string> template_warning(const config::JobConfig& job) {
-  const auto has_messages = [](const config::DataSource& source) { return !source.messages_key.empty(); };
-  if (!std::ranges::any_of(config::data_sources(job), has_messages)) return std::nullopt;
-  const auto difference = corpus::difference_from_own(job.data.chat, tokenizer_of(job));
-  if (!difference) return std::nullopt;
-  return fmt::format("data.chat{}: {}",
-                     job.data.chat.style == config::ChatStyle::custom
-                         ? ""
-                         : fmt::format(".template = \"{}\"", job.data.chat.style.text),
-                     *difference);
-}
-
 std::vector<std::string> data_warnings(const config::JobConfig& job) {
   std::vector<std::string> warnings;
   if (auto warning = template_warning(job)) warnings.push_back(std::move(*warning));
@@ -183,10 +185,6 @@ std::vector<std::string> data_warnings(const config::JobConfig& job) {
       warnings.push_back(fmt::format(
           "{0}: every second token is 0, as where ids of uint32 are read as uint16: is it {1} = \"uint32\"?",
           stream.key, config::source_key(job, stream.source, "dtype")));
-    if (texts) {
-      const std::string text = target_text(job, look_for_targets(job, stream));
-      if (!text.empty()) warnings.push_back(fmt::format("{}: {}", stream.key, text));
-    }
     if (stream.validation) continue;
     for (const fs::path& file : files_of(job, stream)) trained.emplace(file, stream.key);
   }
@@ -199,6 +197,16 @@ std::vector<std::string> data_warnings(const config::JobConfig& job) {
                                      stream.key, file.string(), found->second));
       break;
     }
+  }
+  return warnings;
+}
+
+std::vector<std::string> target_warnings(const config::JobConfig& job) {
+  std::vector<std::string> warnings;
+  for (const StreamFiles& stream : streams_of(job, Wanted::all)) {
+    if (!config::is_tokenized(job, stream.options)) continue;
+    const std::string text = target_text(job, look_for_targets(job, stream));
+    if (!text.empty()) warnings.push_back(fmt::format("{}: {}", stream.key, text));
   }
   return warnings;
 }

@@ -16,17 +16,17 @@ namespace pptrain::app {
 void inspect_data(const Plan& plan, const config::ReportConflict& report);
 
 // What is allowed, but seldom meant: files to validate on that are trained on too; ids of 4 bytes that are
-// read as ids of 2; documents without a token to learn; and template_warning(). Of data that inspect_data()
-// found sound.
+// read as ids of 2; and
+// conversations written otherwise than by the model's own chat template. Of data that inspect_data() found
+// sound.
 std::vector<std::string> data_warnings(const config::JobConfig& job);
+
+// Texts with documents without a token to learn, found in a part of them: a start counts them all.
+std::vector<std::string> target_warnings(const config::JobConfig& job);
 
 // What the model's directory has otherwise than config.json says, or than can be exported. Of a plan that
 // inspect_all() found sound.
 std::vector<std::string> model_warnings(const Plan& plan);
-
-// That conversations are written otherwise than by the model's own chat template, which lies beside the
-// tokenizer.
-std::optional<std::string> template_warning(const config::JobConfig& job);
 
 // What inspect_data() reports, and what keeps the run from starting or from saving: weights that model.hf_dir
 // lacks, a path to resume from without a checkpoint, a run.dir that cannot be written.

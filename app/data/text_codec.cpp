@@ -8,7 +8,6 @@
 #include "core/base/error.h"
 #include "core/config/data_sources.h"
 #include "core/io/paths.h"
-#include "core/tokenizer/tokenizer.h"
 
 namespace pptrain::app {
 
@@ -44,15 +43,13 @@ class TokenDecoder final : public TextCodec::Decoder {
 
 class TokenizerCodec final : public TextCodec {
  public:
-  TokenizerCodec(tokenizer::Tokenizer tokenizer, bool add_special)
-      : tokenizer_(std::move(tokenizer)), add_special_(add_special) {}
+  TokenizerCodec(tokenizer::Tokenizer tokenizer, bool add_special, int64_t vocab_size)
+      : tokenizer_(std::move(tokenizer)), add_special_(add_special), vocab_size_(vocab_size) {}
   std::vector<int64_t> encode(std::string_view text) const override {
-    const std::vector<int32_t> ids = tokenizer_.encode_prompt(text, add_special_);
-    return {ids.begin(), ids.end()};
+    return checked(tokenizer_.encode_prompt(text, add_special_));
   }
   std::vector<int64_t> encode_completion(std::string_view text) const override {
-    const std::vector<int32_t> ids = tokenizer_.encode(text, /*add_special=*/false);
-    return {ids.begin(), ids.end()};
+    return checked(tokenizer_.encode(text, /*add_special=*/false));
   }
   std::unique_ptr<Decoder> decoder() const override { return std::make_unique<TokenDecoder>(tokenizer_); }
   std::vector<int64_t> stop_ids() const override {
@@ -60,8 +57,14 @@ class TokenizerCodec final : public TextCodec {
   }
 
  private:
+  std::vector<int64_t> checked(const std::vector<int32_t>& ids) const {
+    tokenizer_.require_known(ids, vocab_size_);
+    return {ids.begin(), ids.end()};
+  }
+
   tokenizer::Tokenizer tokenizer_;
   bool add_special_;
+  int64_t vocab_size_;  // of the model
 };
 
 }  // namespace
@@ -76,6 +79,12 @@ std::filesystem::path tokenizer_of(const config::JobConfig& job) {
   return io::is_there(beside) ? beside : fs::path();
 }
 
+void require_rows(const tokenizer::Tokenizer& tokenizer, int64_t vocab_size, const std::string& name) {
+  if (tokenizer.least_vocab_size() <= vocab_size) return;
+  throw UsageError(fmt::format("{} has ids up to {}, but model.vocab_size = {}: it is another model's", name,
+                               tokenizer.least_vocab_size() - 1, vocab_size));
+}
+
 std::shared_ptr<const TextCodec> make_byte_codec() {
   return std::make_shared<ByteCodec>();
 }
@@ -84,11 +93,8 @@ std::shared_ptr<const TextCodec> make_text_codec(const config::JobConfig& job) {
   const std::filesystem::path path = tokenizer_of(job);
   if (path.empty()) return config::all_of_bytes(job) ? make_byte_codec() : nullptr;
   auto tokenizer = tokenizer::Tokenizer::load(path);
-  if (tokenizer.vocab_size() > job.model.vocab_size) {
-    throw UsageError(fmt::format("{} has ids up to {}, but model.vocab_size = {}: it is another model's",
-                                 path.string(), tokenizer.vocab_size() - 1, job.model.vocab_size));
-  }
-  return std::make_shared<TokenizerCodec>(std::move(tokenizer), job.data.add_special);
+  require_rows(tokenizer, job.model.vocab_size, path.string());
+  return std::make_shared<TokenizerCodec>(std::move(tokenizer), job.data.add_special, job.model.vocab_size);
 }
 
 }  // namespace pptrain::app

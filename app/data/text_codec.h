@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/config/job_config.h"
+#include "core/tokenizer/tokenizer.h"
 
 namespace pptrain::app {
 
@@ -41,10 +42,14 @@ std::shared_ptr<const TextCodec> make_byte_codec();
 // there is none, or tokens are bytes.
 std::filesystem::path tokenizer_of(const config::JobConfig& job);
 
+// Throws UsageError, which begins with `name`, where any text may become ids that a model with `vocab_size`
+// rows does not know. Added tokens that only some texts have may be beyond it.
+void require_rows(const tokenizer::Tokenizer& tokenizer, int64_t vocab_size, const std::string& name);
+
 // That of the job's tokens, with data.add_special as training took them: data.tokenizer, or else what
 // model.hf_dir has beside its weights, or else bytes where the data are text; null where none of them says
-// how tokens are read: then there are ids alone. Throws UsageError where the tokenizer has more ids than the
-// model.
+// how tokens are read: then there are ids alone. Throws UsageError where the tokenizer is another model's
+// (require_rows). Its encode() throws UsageError where a text has a token that the model does not know.
 std::shared_ptr<const TextCodec> make_text_codec(const config::JobConfig& job);
 
 }  // namespace pptrain::app

@@ -36,7 +36,7 @@ std::vector<OpenSource> open_sources(const RunContext& context, comm::Communicat
     open_log(context.job.run.dir);
     announce(context, sources);
     for (const std::string& warning : warnings) spdlog::warn("warning: {}", warning);
-    if (const auto warning = template_warning(context.job)) spdlog::warn("warning: {}", *warning);
+    for (const std::string& warning : data_warnings(context.job)) spdlog::warn("warning: {}", warning);
   }
   return sources;
 }
@@ -289,7 +289,8 @@ int Trainer::finish(bool stopped) {
   }
   if (in_vain) {
     const std::string report = fmt::format(
-        "nothing was learned: all {} steps were skipped. The loss or the gradient was never finite, or no row "
+        "nothing was learned: all {} steps were skipped. The loss or the gradient was never finite, or no "
+        "row "
         "had a token to learn (see the log's SKIPPED lines)",
         state_.step);
     spdlog::error("{}", report);

@@ -33,7 +33,7 @@ struct DocumentFormat {
   std::shared_ptr<const ChatTemplate> chat = {};  // of these
   std::string tokens_key = {};                    // jsonl, parquet: of the ids of a document
   std::string labels_key = {};                    // of its labels; "": all tokens are targets
-  int64_t vocab_size = 0;                         // of tokens_key: ids are below it
+  int64_t vocab_size = 0;       // of the model: ids are below it; 0: of any, but for tokens_key
   std::string separator = {};   // text: it stands between documents and belongs to none; "": a file is one
   bool skip_bad_lines = false;  // jsonl: a line without a document is passed over, not an error
 

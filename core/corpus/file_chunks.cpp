@@ -111,6 +111,10 @@ class ZstdFile final : public PackedFile {
   explicit ZstdFile(const std::filesystem::path& path)
       : PackedFile(path), stream_(ZSTD_createDStream(), &ZSTD_freeDStream) {
     if (!stream_) fail("zstd cannot begin: out of memory");
+    // Corpora are packed with windows of up to 2 GiB (zstd --long=31). The window is allocated as the frame
+    // says, 128 MiB at most unless more is allowed.
+    ZSTD_DCtx_setParameter(stream_.get(), ZSTD_d_windowLogMax,
+                           ZSTD_dParam_getBounds(ZSTD_d_windowLogMax).upperBound);
   }
 
  private:

@@ -3,6 +3,7 @@
 #include <spdlog/fmt/fmt.h>
 
 #include <algorithm>
+#include <span>
 
 #include "core/base/error.h"
 #include "core/base/ordered_work.h"
@@ -73,6 +74,8 @@ void add_document(const tokenizer::Tokenizer* tokenizer, const Document& documen
                   const TokenizeRequest& request, Encoded& out) {
   const size_t before = out.ids.size();
   const Borders borders = add_tokens(tokenizer, document, request, out.ids);
+  if (tokenizer != nullptr && request.format.vocab_size > 0)
+    tokenizer->require_known(std::span(out.ids).subspan(before), request.format.vocab_size);
   if (out.ids.size() == before) {
     ++out.empty;
     return;
@@ -90,7 +93,13 @@ void add_document(const tokenizer::Tokenizer* tokenizer, const Document& documen
 Encoded encode(const tokenizer::Tokenizer* tokenizer, const Chunk& chunk, const TokenizeRequest& request) {
   Encoded out;
   out.bytes = chunk.bytes;
-  const auto take = [&](const Document& document) { add_document(tokenizer, document, request, out); };
+  const auto take = [&](const Document& document) {
+    try {
+      add_document(tokenizer, document, request, out);
+    } catch (const UsageError& error) {
+      throw UsageError(fmt::format("'{}': {}", chunk.file.string(), error.what()));
+    }
+  };
   const auto pass_over = [&](const std::string& what) {
     if (out.bad++ == 0) out.first_bad = what;
   };

@@ -374,6 +374,26 @@ int64_t Tokenizer::vocab_size() const {
   return parts_->vocab_size;
 }
 
+int64_t Tokenizer::least_vocab_size() const {
+  int64_t size = 0;
+  const auto count = [&size](int32_t id) { size = std::max(size, int64_t{id} + 1); };
+  for (const auto& [id, token] : parts_->model.tokens()) count(id);
+  for (const auto* ids : {&parts_->around.before, &parts_->around.after}) std::ranges::for_each(*ids, count);
+  for (const auto& id : {parts_->bos, parts_->eos}) {
+    if (id) count(*id);
+  }
+  return size;
+}
+
+void Tokenizer::require_known(std::span<const int32_t> ids, int64_t vocab_size) const {
+  const auto unknown = std::ranges::find_if(ids, [&](int32_t id) { return id >= vocab_size; });
+  if (unknown == ids.end()) return;
+  throw UsageError(fmt::format(
+      "a text has the token {}, whose id {} the model does not know: model.vocab_size = {}. Take it out of "
+      "the text",
+      token_of(*unknown).value_or(""), *unknown, vocab_size));
+}
+
 std::optional<int32_t> Tokenizer::id_of(const std::string& token) const {
   for (const AddedToken& added : parts_->added.tokens()) {
     if (added.content == token) return added.id;

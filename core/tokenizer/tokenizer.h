@@ -58,8 +58,14 @@ class Tokenizer {
   // SentencePiece puts before it. Empty where the file has no decoder.
   std::vector<uint32_t> token_bytes() const;
 
-  // The largest id and one: what a model's vocabulary needs at least.
+  // The largest id and one.
   int64_t vocab_size() const;
+  // What a model's vocabulary needs at least: the largest id, and one, of the tokens that any text may get.
+  // Added tokens count only where the file puts them around a text, or where they end one: a text gets the
+  // others only where they are written in it. Gemma 3 1B has one such token more than rows.
+  int64_t least_vocab_size() const;
+  // Throws UsageError that names the first of these ids that a model with `vocab_size` rows does not know.
+  void require_known(std::span<const int32_t> ids, int64_t vocab_size) const;
   // Of a token as it is written in the file.
   std::optional<int32_t> id_of(const std::string& token) const;
   std::optional<std::string> token_of(int32_t id) const;

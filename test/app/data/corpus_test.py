@@ -376,6 +376,55 @@ class Corpus(Case):
         self.train(job, "seed", "run.seed=5", "model.init=random")
         self.assertNotEqual(self.metrics("whole")[1]["loss"], self.metrics("seed")[1]["loss"])
 
+    def test_an_added_token_without_a_row_is_refused_only_where_a_text_has_it(self):
+        """As Gemma 3 1B is published: its tokenizer has one token, for images, more than the model has rows."""
+        definition = json.loads(DEFINITION.read_text())
+        size = PACKAGE.get_vocab_size()
+        definition["added_tokens"].append({"id": size, "content": "<image>", "single_word": False, "lstrip": False,
+                                           "rstrip": False, "normalized": False, "special": True})
+        (self.folder / "tokenizer.json").write_text(json.dumps(definition))
+        (self.folder / "a.jsonl").write_bytes(lines({"text": text} for text in TEXTS[:50]))
+        job = self.job('path = "a.jsonl"\nformat = "jsonl"\n')
+        self.run_pptrain("check", "--config", job)
+        self.train(job, "run", "eval.generate_interval=2", "eval.generate_tokens=3", "eval.generate_prompt=To")
+        (found, _), = map(read_documents, self.caches("pptrain_cache").values())
+        self.assertEqual([encoded(text) for text in TEXTS[:50]], found)
+        self.run_pptrain("convert", "--from", "run", "--to", "hf", "--tokenizer", "tokenizer.json")
+        self.run_pptrain("generate", "run", "--prompt", "To", "--max-tokens", "1")
+        said = f"has the token <image>, whose id {size} the model does not know: model.vocab_size = {size}"
+        self.assertIn(said, self.run_pptrain("generate", "run", "--prompt", "To <image>", "--max-tokens", "1", code=2))
+        (self.folder / "b.jsonl").write_bytes(lines([{"text": "To <image>"}]))
+        out = self.train(job, "other", "data.path=b.jsonl", code=2)
+        self.assertIn("b.jsonl': a text " + said, out)
+        # What any text may get is another matter: the token that ends it, or one of the vocabulary itself.
+        for vocabulary in (END, 5):
+            out = self.run_pptrain("check", "--config", job, "--set", f"model.vocab_size={vocabulary}", code=2)
+            self.assertIn("it is another model's", out)
+
+    def test_a_start_says_that_what_is_validated_on_is_trained_on(self):
+        texts = lines({"text": text} for text in TEXTS[:200])
+        (self.folder / "data").mkdir()
+        (self.folder / "data/a.jsonl").write_bytes(texts)
+        (self.folder / "data/val.jsonl").write_bytes(texts[-3000:][texts[-3000:].index(b"\n") + 1:])
+        job = self.job('path = "data"\nval_path = "data/val.jsonl"\nformat = "jsonl"\n')
+        said = "which data.path has too: what is validated on is trained on"
+        self.assertIn(said, self.run_pptrain("check", "--config", job))
+        self.assertEqual(1, self.train(job, "run", "distributed.pp=2").count(said))
+
+    def test_zstd_with_a_long_window(self):
+        """A frame as `zstd --long=31` writes it for a stream: the format's header, then its blocks as they are."""
+        texts = lines({"text": text} for text in TEXTS[:100])
+        (self.folder / "a.jsonl").write_bytes(texts)
+        window = 31
+        blocks = [texts[i:i + 100_000] for i in range(0, len(texts), 100_000)]
+        frame = struct.pack("<IBB", 0xFD2FB528, 0, (window - 10) << 3)
+        for i, block in enumerate(blocks):
+            frame += struct.pack("<I", len(block) << 3 | (i + 1 == len(blocks)))[:3] + block
+        (self.folder / "b.jsonl.zst").write_bytes(frame)
+        for name in ("a.jsonl", "b.jsonl.zst"):
+            self.run_pptrain("tokenize", "--tokenizer", "tokenizer.json", "--key", "text", "--out", name, name)
+        self.assertEqual(*((self.folder / f"{name}.bin").read_bytes() for name in ("a.jsonl", "b.jsonl.zst")))
+
     def test_documents_are_truncated_and_the_log_says_how_many(self):
         (self.folder / "a.jsonl").write_bytes(lines({"text": text} for text in TEXTS[:100]))
         job = self.job('path = "a.jsonl"\nformat = "jsonl"\nmax_document_tokens = 20\ncache = "cache"\n')
