@@ -25,6 +25,7 @@ constexpr double block_seconds = 2;       // and so long
 constexpr double slow_from = 1.10;        // of the reference's step time
 constexpr double slow_until = 1.05;       // smaller, so that a run at the limit does not come and go
 constexpr int64_t longer_pause = 4;       // times, from one change to the next
+constexpr int64_t longest_pause = 64;     // blocks
 constexpr size_t most_slow = 50;          // kept of a run
 constexpr size_t longest_pace = 1 << 20;  // bytes of pace.json
 
@@ -205,7 +206,7 @@ std::string Pace::judge(int64_t last) {
 bool Pace::may_change() {
   const int64_t since = blocks_ - changed_;
   if (since < pause_) return false;
-  pause_ = since > longer_pause * pause_ ? 1 : longer_pause * pause_;
+  pause_ = since > longer_pause * pause_ ? 1 : std::min(longer_pause * pause_, longest_pause);
   changed_ = blocks_;
   return true;
 }
