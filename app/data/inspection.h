@@ -1,7 +1,6 @@
 // What a run would find wrong with its files, found before it starts.
 #pragma once
 
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -16,9 +15,8 @@ namespace pptrain::app {
 void inspect_data(const Plan& plan, const config::ReportConflict& report);
 
 // What is allowed, but seldom meant: files to validate on that are trained on too; ids of 4 bytes that are
-// read as ids of 2; and
-// conversations written otherwise than by the model's own chat template. Of data that inspect_data() found
-// sound.
+// read as ids of 2; conversations written otherwise than by the model's own chat template. Of data that
+// inspect_data() found sound.
 std::vector<std::string> data_warnings(const config::JobConfig& job);
 
 // Texts with documents without a token to learn, found in a part of them: a start counts them all.
