@@ -4,17 +4,23 @@
 #include <ATen/ops/norm.h>
 
 #include <algorithm>
+#include <cmath>
+#include <map>
 #include <optional>
 #include <sstream>
 
 #include "parallel/checkpoint/checkpoint.h"
 #include "test/app/train/mesh_grid.h"
+#include "test/core/kernels/compare.h"
 #include "test/support/captured_log.h"
 #include "test/support/catch.h"
 
 using namespace pptrain;
+using test::Difference;
 using test::GridJob;
+using test::largest;
 using test::Overrides;
+using test::relative_error;
 
 namespace {
 
@@ -38,118 +44,222 @@ std::vector<double> validation_losses(const test::JobResult& result) {
   return losses;
 }
 
-double relative_difference(const nlohmann::json& a, const nlohmann::json& b, const char* key) {
-  const double expected = b.at(key).get<double>();
-  return std::abs(a.at(key).get<double>() - expected) / std::abs(expected);
-}
-
-// By how much a job may differ from one rank, relative to the value or to a tensor's norm.
+// What rounding may make of a figure: losses and norms differ by these parts of themselves. Sums of float32
+// in another order differ by a few units of the last place, 2^-24; where every activation is rounded to
+// bfloat16, by a few of 2^-9, which most tokens of a mean cancel.
 struct Tolerance {
-  double first_loss, loss, norm, gradient, change;
+  double first_loss, loss, norm;
 };
 
-// Sums in another order round otherwise, in bfloat16 all of a token's activations. The small second moments
-// of a mixture of experts make more of that.
 Tolerance tolerance_of(const GridJob& job) {
-  Tolerance result = {.first_loss = 1e-6, .loss = 1e-5, .norm = 1e-5, .gradient = 1e-5, .change = 1e-4};
-  if (job.experts) result.change = 1e-3;
-  if (job.dtype == "bf16") {
-    result = {.first_loss = 2e-3, .loss = 5e-3, .norm = 2e-2, .gradient = 0.1, .change = 0.15};
-    if (job.experts)
-      result = {.first_loss = 5e-3, .loss = 1e-2, .norm = 5e-2, .gradient = 0.3, .change = 0.4};
-  }
-  // A weight whose step has the sign of next to nothing moves to the other side: the next norms feel it.
-  if (job.optimizer == "lion") {
-    result.change = job.dtype == "bf16" ? 1.0 : 0.15;
-    result.norm = std::max(result.norm, 5e-5);
-  }
-  if (job.optimizer == "muon") result.change = std::max(result.change, job.dtype == "bf16" ? 0.4 : 1e-3);
+  Tolerance result = {.first_loss = 1e-6, .loss = 1e-5, .norm = 1e-5};
+  if (job.dtype == "bf16") result = {.first_loss = 2e-3, .loss = 5e-3, .norm = 2e-2};
+  // A weight whose step has the sign of next to nothing goes the other way: the next norms feel it.
+  if (job.optimizer == "lion") result.norm = std::max(result.norm, 5e-5);
   return result;
+}
+
+double number(const nlohmann::json& record, const char* key) {
+  return record.at(key).get<double>();
 }
 
 void check_steps(const std::vector<nlohmann::json>& steps, const std::vector<nlohmann::json>& reference,
                  const Tolerance& tolerance) {
   REQUIRE(steps.size() == 3);
   REQUIRE(reference.size() == 3);
-  CHECK(relative_difference(steps[0], reference[0], "loss") <= tolerance.first_loss);
-  CHECK(relative_difference(steps[2], reference[2], "loss") <= tolerance.loss);
+  CHECK(relative_error(number(steps[0], "loss"), number(reference[0], "loss")) <= tolerance.first_loss);
+  CHECK(relative_error(number(steps[2], "loss"), number(reference[2], "loss")) <= tolerance.loss);
   for (size_t step = 0; step < 3; ++step) {
-    CHECK(relative_difference(steps[step], reference[step], "grad_norm") <= (step + 1) * tolerance.norm);
-    CHECK(reference[step].at("grad_norm").get<double>() > 0.5);  // so that clipping acts
+    CAPTURE(step);
+    CHECK(relative_error(number(steps[step], "grad_norm"), number(reference[step], "grad_norm")) <=
+          static_cast<double>(step + 1) * tolerance.norm);
+    CHECK(number(reference[step], "grad_norm") > 0.5);  // so that clipping acts
     CHECK(steps[step].at("tokens") == reference[step].at("tokens"));
   }
 }
 
-at::Tensor read(const checkpoint::Reader& reader, const std::string& file, const std::string& name) {
-  at::Tensor tensor = at::empty(reader.global_shape(file, name), at::kFloat);
-  reader.read(file, name, tensor);
-  return tensor;
-}
+using Tensors = std::map<std::string, at::Tensor>;
 
-// In bfloat16 a token may choose another one of experts that it likes nearly alike, and what these few tokens
-// add is then another expert's: only jobs in fp32 say whether such tensors are right.
-bool comparable(const std::string& tensor, const GridJob& job) {
-  const bool routed =
-      tensor.find(".mlp.experts.") != std::string::npos || tensor.find(".mlp.router.") != std::string::npos;
-  return job.dtype == "fp32" || !routed;
-}
-
-// The tensor of a file that is farthest from what is expected, and how far, relative to `scale`'s norm.
-struct Worst {
-  double difference = 0;
-  std::string name;
-
-  void take(const std::string& tensor, const at::Tensor& actual, const at::Tensor& expected, double scale) {
-    const double distance = actual.sub(expected).norm().item<double>();
-    if (distance <= difference * scale) return;
-    difference = scale > 0 ? distance / scale : 1;
-    name = tensor;
+// The tensors of a checkpoint's file.
+Tensors read(const fs::path& run_dir, int step, const std::string& file) {
+  const checkpoint::Reader reader(run_dir / fmt::format("checkpoints/step_{}", step));
+  Tensors tensors;
+  for (const std::string& name : reader.names(file)) {
+    at::Tensor& tensor = tensors[name] = at::empty(reader.global_shape(file, name), at::kFloat);
+    reader.read(file, name, tensor);
   }
+  return tensors;
+}
+
+double distance(const at::Tensor& a, const at::Tensor& b) {
+  return a.sub(b).norm().item<double>();
+}
+
+// The folders of one job's runs: on the mesh, on one rank, and on one rank in the other dtype.
+struct Folders {
+  fs::path run, reference, other;
 };
 
-// After one step the optimizer's first moment is the gradient, scaled alike on all layouts.
-void check_first_gradients(const fs::path& run_dir, const fs::path& reference_dir, const GridJob& job,
-                           double tolerance) {
-  const checkpoint::Reader reader(run_dir / "checkpoints/step_1"),
-      reference(reference_dir / "checkpoints/step_1");
-  std::vector<std::string> files = {job.optimizer == "lion" ? "lion.exp_avg" : "adamw.exp_avg"};
-  if (job.optimizer == "muon") files.emplace_back("muon.momentum");
-  size_t compared = 0;
-  for (const std::string& file : files) {
-    REQUIRE(reader.names(file) == reference.names(file));
-    Worst worst;
-    for (const std::string& name : reader.names(file)) {
-      if (!comparable(name, job)) continue;
-      const at::Tensor expected = read(reference, file, name);
-      // The few weights of a norm of queries or keys get sums of terms that nearly cancel, and so does an
-      // expert that few tokens chose: 1.5e-5 with AVX-512, less than 1e-5 with AVX2.
-      const bool of_few_terms = name.find("_norm.weight") != std::string::npos;
-      const bool of_few_tokens = name.find(".mlp.experts.") != std::string::npos;
-      const double slack = of_few_tokens ? 4 : of_few_terms ? 2 : 1;
-      worst.take(name, read(reader, file, name), expected, slack * expected.norm().item<double>());
-      ++compared;
-    }
-    CAPTURE(file, worst.name);
-    CHECK(worst.difference <= tolerance);
-  }
-  CHECK(compared > (job.experts ? 40 : 50));
+// Steps that change the weights a little where the gradient does. Lion's do not.
+bool is_smooth(const GridJob& job) {
+  return job.optimizer != "lion";
 }
 
-// What the last two steps changed.
-void check_weights(const fs::path& run_dir, const fs::path& reference_dir, const GridJob& job,
-                   double tolerance) {
-  const checkpoint::Reader reader(run_dir / "checkpoints/step_3"),
-      first(reference_dir / "checkpoints/step_1"), reference(reference_dir / "checkpoints/step_3");
-  REQUIRE(reader.names("model") == reference.names("model"));
-  Worst worst;
-  for (const std::string& name : reader.names("model")) {
-    if (!comparable(name, job)) continue;
-    const at::Tensor expected = read(reference, "model", name);
-    const double change = expected.sub(read(first, "model", name)).norm().item<double>();
-    worst.take(name, read(reader, "model", name), expected, change);
+// How much of the distance between the job's two dtypes two runs in one of them may have. That distance is
+// what rounding to bfloat16 makes of this very tensor on one rank, with all that cancels in its sums and
+// grows from step to step. Two runs in bfloat16 are apart by twice that, twice as far where tensor-parallel
+// ranks round their partial sums too, and of few elements by chance twice as far again; 3 times it was seen.
+// float32 has units of 2^-24 in place of 2^-9, but rounds within its sums of some 64 terms too, whose errors
+// grow with the root of their number; 4.7 times 2^-15 was seen, over random jobs, seeds and instruction sets.
+// The distance is 1 to 5 % of a gradient: one that lacks a rank's terms, or counts them twice, is off by ten
+// times that.
+double part_of_spread(const GridJob& job) {
+  return job.dtype == "bf16" ? 8 : 2 * std::sqrt(64.0) * 0x1p-15;
+}
+
+double median(std::vector<double> values) {
+  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::ranges::nth_element(values, middle);
+  return *middle;
+}
+
+// Tensors of the run agree with those of one rank, relative to `scale`. A tensor of few elements may be near
+// its rounded self by chance, so that it gets what the middle one of all tensors gets at least. `stored`:
+// what the rounding of the stored values, units of the last place, adds.
+void check_tensors(const Tensors& run, const Tensors& reference, const Tensors& other, const Tensors& scale,
+                   double part, double stored) {
+  REQUIRE(run.size() == reference.size());
+  std::map<std::string, double> spread;
+  std::vector<double> all;
+  for (const auto& [name, expected] : reference) {
+    const double size = scale.at(name).norm().item<double>();
+    if (size > 0) all.push_back(spread[name] = distance(other.at(name), expected) / size);
   }
-  CAPTURE(worst.name);
-  CHECK(worst.difference <= tolerance);
+  const double typical = median(all);
+  for (const auto& [name, expected] : reference) {
+    CAPTURE(name, typical);
+    const double size = scale.at(name).norm().item<double>();
+    if (size == 0) {
+      CHECK(run.at(name).equal(expected));
+      continue;
+    }
+    CHECK(Difference(distance(run.at(name), expected) / size) <=
+          part * std::max(spread.at(name), typical) + stored * expected.norm().item<double>() / size);
+  }
+}
+
+std::vector<std::string> moment_files(const GridJob& job) {
+  if (job.optimizer == "lion") return {"lion.exp_avg"};
+  std::vector<std::string> files{"adamw.exp_avg"};
+  if (job.optimizer == "muon") files.emplace_back("muon.momentum");
+  return files;
+}
+
+// After one step the optimizer's first moment is the gradient, scaled alike on all layouts.
+void check_first_gradients(const Folders& folders, const GridJob& job) {
+  size_t compared = 0;
+  for (const std::string& file : moment_files(job)) {
+    CAPTURE(file);
+    const Tensors reference = read(folders.reference, 1, file);
+    check_tensors(read(folders.run, 1, file), reference, read(folders.other, 1, file), reference,
+                  part_of_spread(job), 0);
+    compared += reference.size();
+  }
+  CHECK(compared > 50);
+}
+
+Tensors difference(const Tensors& a, const Tensors& b) {
+  Tensors result;
+  for (const auto& [name, tensor] : a) result[name] = tensor.sub(b.at(name));
+  return result;
+}
+
+// What the last two steps changed. Each of three steps rounds each run's weights by half a unit of the last
+// place: of a norm's weights, which are about 1 and change by 1e-3, that is 1e-4 of the change.
+void check_smooth_weights(const Folders& folders, const GridJob& job) {
+  const Tensors reference = read(folders.reference, 3, "model");
+  check_tensors(read(folders.run, 3, "model"), reference, read(folders.other, 3, "model"),
+                difference(reference, read(folders.reference, 1, "model")), part_of_spread(job), 3 * 0x1p-23);
+}
+
+// Where Lion's step, the sign of beta1 m + (1 - beta1) g, is known from a run's moments before and after it:
+// 1 or -1, or 0 where both moments are 0. NaN where the rounding of these moments may hide the sign.
+at::Tensor lion_signs(const at::Tensor& before, const at::Tensor& after) {
+  constexpr double beta1 = 0.9, beta2 = 0.95;  // the defaults
+  const at::Tensor m = before.to(at::kDouble), next = after.to(at::kDouble);
+  const at::Tensor gradient = (next - m * beta2) / (1 - beta2);
+  const at::Tensor direction = m * beta1 + gradient * (1 - beta1);
+  const at::Tensor rounding = (m.abs() + next.abs()) * (0x1p-22 * (1 - beta1) / (1 - beta2));
+  return direction.sign().masked_fill(direction.abs().lt(rounding), std::nan(""));
+}
+
+// A weight whose step has the sign of next to nothing goes the other way in another run, as far as any other:
+// how many do, and how far the weights are apart, is chance. But each weight follows its own run's average,
+// so that weights are equal wherever the averages of both runs have had one sign.
+void check_lion_weights(const Folders& folders, const GridJob& job) {
+  const Tensors reference = read(folders.reference, 3, "model"), run = read(folders.run, 3, "model");
+  std::map<std::string, at::Tensor> known;
+  Tensors before, reference_before;
+  for (int step = 1; step <= 3; ++step) {
+    const Tensors after = read(folders.run, step, "lion.exp_avg"),
+                  reference_after = read(folders.reference, step, "lion.exp_avg");
+    for (const auto& [name, moment] : after) {
+      const at::Tensor zero = at::zeros_like(moment);
+      const auto signs = [&](const Tensors& then, const Tensors& now) {
+        return lion_signs(step == 1 ? zero : then.at(name), now.at(name));
+      };
+      const at::Tensor same = signs(before, after).eq(signs(reference_before, reference_after));
+      known[name] = step == 1 ? same : known.at(name).logical_and(same);
+    }
+    before = after;
+    reference_before = reference_after;
+  }
+  int64_t compared = 0, elements = 0;
+  for (const auto& [name, same] : known) {
+    CAPTURE(name);
+    const at::Tensor expected = reference.at(name).masked_select(same);
+    const at::Tensor apart = run.at(name).masked_select(same).sub(expected).abs();
+    compared += expected.numel();
+    elements += same.numel();
+    // Units of the last place: one for each step.
+    if (expected.numel() > 0) CHECK(largest(apart / (expected.abs() + 1e-6)) <= 3 * 0x1p-23);
+  }
+  // In bfloat16 one step of some hundred has another sign.
+  CHECK(static_cast<double>(compared) > (job.dtype == "bf16" ? 0.8 : 0.99) * static_cast<double>(elements));
+}
+
+// Lion's averages after three steps. As many signs are others as gradients differ, and a weight that went the
+// other way is as far off as any: distances grow with the root of what rounding made of the gradients.
+void check_lion_moments(const Folders& folders, const GridJob& job) {
+  const Tensors reference = read(folders.reference, 3, "lion.exp_avg");
+  check_tensors(read(folders.run, 3, "lion.exp_avg"), reference, read(folders.other, 3, "lion.exp_avg"),
+                reference, job.dtype == "bf16" ? part_of_spread(job) : std::sqrt(part_of_spread(job)), 0);
+}
+
+void check_weights(const Folders& folders, const GridJob& job) {
+  if (is_smooth(job)) {
+    check_smooth_weights(folders, job);
+  } else {
+    check_lion_moments(folders, job);
+    check_lion_weights(folders, job);
+  }
+}
+
+// How many tokens each expert got, in each step.
+std::vector<nlohmann::json> loads_of(const test::JobResult& result) {
+  std::vector<nlohmann::json> loads;
+  for (const nlohmann::json& step : steps_of(result))
+    loads.push_back(step.value("expert_load", nlohmann::json()));
+  return loads;
+}
+
+// With some seeds a token likes two experts so much alike that rounding chooses, once in some ten thousand
+// tokens, or a step meets documents of one token alone. Such jobs are taken again with another seed: so many
+// of a grid's jobs.
+constexpr int most_retaken = 6;
+
+std::string seed_of(bool experts, int retaken) {
+  return fmt::format("run.seed={}", test::seed((experts ? 1 : 0) + 100 * static_cast<uint32_t>(retaken)));
 }
 
 // A run with the text that it generated.
@@ -164,27 +274,46 @@ class Grid {
 
   void check(const GridJob& job) {
     CAPTURE(job.name());
-    const Tolerance tolerance = tolerance_of(job);
-    const Overrides one_rank = test::with(job.common(), job.one_rank());
-    const fs::path run_dir = folder_.path() / "run", reference_dir = folder_.path() / "reference";
-    const Run reference = run(reference_dir, one_rank);
-    const Run made = run(run_dir, test::with(job.common(), job.layout()));
-    check_same(made, reference, tolerance, job);
-    check_first_gradients(run_dir, reference_dir, job, tolerance.gradient);
-    check_weights(run_dir, reference_dir, job, tolerance.change);
-    if (jobs_++ % 4 == 0) check_twin(job, made);
-    if (job.resumed == test::Resumed::no) return;
-    const Run resumed = take_last_step_again(run_dir, test::with(job.common(), job.layout_after()));
-    CAPTURE(static_cast<int>(job.resumed));
-    check_same(resumed, reference, tolerance, job);
-    check_weights(run_dir, reference_dir, job, tolerance.change);
-    ++resumed_;
+    while (!check(job, seed_of(job.experts, retaken_))) REQUIRE(++retaken_ <= most_retaken);
   }
 
   int equal_bits() const { return equal_bits_; }
   int resumed() const { return resumed_; }
 
  private:
+  // Does not compare, and returns false, where a token liked two experts so much alike that
+  // rounding chose: what follows is another run, which the experts' loads show.
+  bool check(const GridJob& job, const std::string& seed) {
+    CAPTURE(seed);
+    const Overrides common = test::with(job.common(), {seed});
+    const Folders folders{folder_.path() / "run", folder_.path() / "reference", folder_.path() / "other"};
+    const Run reference = run(folders.reference, test::with(common, job.one_rank()));
+    const Run made = run(folders.run, test::with(common, job.layout()));
+    if (has_empty_step(reference) || !same_choices(made, reference)) return false;
+    const std::string other = job.dtype == "bf16" ? "fp32" : "bf16";
+    run(folders.other, test::with(common, job.one_rank(), Overrides{"train.dtype=" + other}));
+    check_same(made, reference, tolerance_of(job), job);
+    check_first_gradients(folders, job);
+    check_weights(folders, job);
+    if (jobs_++ % 4 == 0) check_twin(job, common, made);
+    if (job.resumed == test::Resumed::no) return true;
+    const Run resumed = take_last_step_again(folders.run, test::with(common, job.layout_after()));
+    CAPTURE(static_cast<int>(job.resumed));
+    if (!same_choices(resumed, reference)) return false;
+    check_same(resumed, reference, tolerance_of(job), job);
+    check_weights(folders, job);
+    ++resumed_;
+    return true;
+  }
+
+  static bool has_empty_step(const Run& reference) {
+    const auto steps = steps_of(reference.result);
+    return std::ranges::any_of(steps, [](const auto& step) { return !step.at("loss").is_number(); });
+  }
+  static bool same_choices(const Run& made, const Run& reference) {
+    return loads_of(made.result) == loads_of(reference.result);
+  }
+
   Run run(const fs::path& run_dir, Overrides overrides) {
     if (std::ranges::find(overrides, "checkpoint.resume=auto") == overrides.end()) fs::remove_all(run_dir);
     const app::Plan plan = test::small_plan(text_, run_dir, std::move(overrides));
@@ -213,11 +342,11 @@ class Grid {
     if (job.dtype == "fp32") CHECK(made.samples == reference.samples);
   }
 
-  void check_twin(const GridJob& job, const Run& made) {
+  void check_twin(const GridJob& job, const Overrides& common, const Run& made) {
     const std::optional<GridJob> twin = job.twin();
     if (!twin) return;
     CAPTURE(twin->name());
-    const Run other = run(folder_.path() / "twin", test::with(twin->common(), twin->layout()));
+    const Run other = run(folder_.path() / "twin", test::with(common, twin->layout()));
     CHECK(other.result.metrics == made.result.metrics);
     CHECK(other.samples == made.samples);
     ++equal_bits_;
@@ -231,16 +360,18 @@ class Grid {
 
   std::string text_;
   test::TemporaryFolder folder_;
-  int jobs_ = 0, equal_bits_ = 0, resumed_ = 0;
+  int jobs_ = 0, equal_bits_ = 0, resumed_ = 0, retaken_ = 0;
 };
 
-// One step on each mesh in turn, from the checkpoint that the mesh before it left.
-void check_relay(bool experts, const std::vector<mesh::MeshShape>& meshes, const std::string& schedule) {
-  const std::string text = test::grid_job_text(experts);
+// One step on each mesh in turn, from the checkpoint that the mesh before it left. False where a token liked
+// two experts nearly alike.
+bool relay_agrees(const std::string& text, const std::vector<mesh::MeshShape>& meshes,
+                  const std::string& schedule, const std::string& seed) {
   const test::TemporaryFolder folder;
   GridJob job{.mesh = meshes.front()};
-  const auto steps = [](size_t count) -> Overrides {
-    return {fmt::format("train.steps={}", count), "lr_schedule.name=constant", "checkpoint.resume=auto"};
+  const auto steps = [&](size_t count) -> Overrides {
+    return {fmt::format("train.steps={}", count), "lr_schedule.name=constant", "checkpoint.resume=auto",
+            seed};
   };
   const test::JobResult whole = test::run_small_job(
       text, folder.path() / "whole", test::with(job.common(), job.one_rank(), steps(meshes.size())));
@@ -253,13 +384,21 @@ void check_relay(bool experts, const std::vector<mesh::MeshShape>& meshes, const
         test::run_small_job(text, run_dir, test::with(job.common(), job.layout(), steps(step + 1)));
     REQUIRE(result.exit_code == 0);
   }
+  if (loads_of(test::read_result(run_dir, 0)) != loads_of(whole)) return false;
   const auto relay = steps_of(test::read_result(run_dir, 0)), expected = steps_of(whole);
   REQUIRE(relay.size() == meshes.size());
   for (size_t step = 0; step < meshes.size(); ++step) {
     CAPTURE(step);
-    CHECK(relative_difference(relay[step], expected[step], "loss") <= 1e-5);
-    CHECK(relative_difference(relay[step], expected[step], "grad_norm") <= 1e-4);
+    CHECK(relative_error(number(relay[step], "loss"), number(expected[step], "loss")) <= 1e-5);
+    CHECK(relative_error(number(relay[step], "grad_norm"), number(expected[step], "grad_norm")) <= 1e-4);
   }
+  return true;
+}
+
+void check_relay(bool experts, const std::vector<mesh::MeshShape>& meshes, const std::string& schedule) {
+  int retaken = 0;
+  while (!relay_agrees(test::grid_job_text(experts), meshes, schedule, seed_of(experts, retaken)))
+    REQUIRE(++retaken <= most_retaken);
 }
 
 }  // namespace
