@@ -462,7 +462,8 @@ config::ModelSection read_hf_config(const std::string& dir) {
 int64_t hf_prediction_layers(const std::string& dir) {
   const std::string path = config_path(dir);
   const Json object = parse_json(read_config_text(path), path);
-  return static_cast<int64_t>(HfJson(object, path).number("num_nextn_predict_layers", 0));
+  const double layers = HfJson(object, path).number("num_nextn_predict_layers", 0);
+  return static_cast<int64_t>(std::clamp<double>(layers, 0, largest_size));
 }
 
 config::ModelSection parse_hf_config(std::string_view text, const std::string& path) {

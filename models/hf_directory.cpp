@@ -226,28 +226,21 @@ void HfDirectory::sort_out(const std::string& stored, const std::string& usual) 
   } else if (predicts) {
     others_.push_back(stored);
     predicting_.push_back(stored);
-  } else if (layer) {
-    check_layer(stored, *layer);
-  } else if (global_name(names, usual)) {
-    check_layer(stored, 0);
+  } else if (layer && *layer >= model_.layers) {
+    refuse(stored,
+           fmt::format("is of layer {}, but this model has {} (num_hidden_layers), counted from 0: are "
+                       "its config.json and [model] those of these weights?",
+                       *layer, model_.layers));
+  } else if (layer || global_name(names, usual)) {
+    // A weight that the file has and the model lacks (a bias, most likely) would give wrong results without a
+    // word.
+    refuse(stored, fmt::format("has no place in this {} model: do its config.json and [model] describe these "
+                               "weights (biases, q_norm and k_norm, experts)?",
+                               model_.arch));
   } else {
     others_.push_back(stored);
     unknown_.push_back(stored);
   }
-}
-
-// A weight that the file has and the model lacks (a bias, most likely) would give wrong results without a
-// word.
-void HfDirectory::check_layer(const std::string& stored, int layer) {
-  if (layer >= model_.layers) {
-    refuse(stored,
-           fmt::format("is of layer {}, but this model has {} (num_hidden_layers), counted from 0: are "
-                       "its config.json and [model] those of these weights?",
-                       layer, model_.layers));
-  }
-  refuse(stored, fmt::format("has no place in this {} model: do its config.json and [model] describe these "
-                             "weights (biases, q_norm and k_norm, experts)?",
-                             model_.arch));
 }
 
 void HfDirectory::note_left_out() {

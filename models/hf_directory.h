@@ -65,7 +65,6 @@ class HfDirectory {
   std::set<std::string> taken() const;  // transformers' names
   void check_unused(const std::string& stored, const std::string& usual);
   void sort_out(const std::string& stored, const std::string& usual);
-  void check_layer(const std::string& stored, int layer);
   void note_left_out();
   void warn_of_own_head();
   [[noreturn]] void refuse(const std::string& stored, const std::string& why) const;
