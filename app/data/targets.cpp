@@ -31,9 +31,9 @@ std::string target_text(const config::JobConfig& job, const TargetCount& count) 
       longest > 0
           ? fmt::format(": data.max_document_tokens = {} truncates them before their answers", longest)
           : "";
-  return fmt::format("{} of {}{} documents {} no token to learn{}",
-                     count.none() ? "all" : metrics::with_commas(count.without_targets),
-                     count.whole ? "" : "the first ", metrics::with_commas(count.documents),
+  const std::string number = count.none() ? "all" : metrics::with_commas(count.without_targets) + " of";
+  return fmt::format("{}{} {} documents {} no token to learn{}", number, count.whole ? "" : " the first",
+                     metrics::with_commas(count.documents),
                      count.without_targets == 1 && !count.none() ? "has" : "have", why);
 }
 

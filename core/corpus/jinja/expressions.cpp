@@ -116,7 +116,7 @@ const Value* Scope::find(std::string_view name) const {
 }
 
 void Scope::count_step(int64_t steps) {
-  constexpr int64_t most = 10'000'000;
+  constexpr int64_t most = 1'000'000;
   if ((root_->steps_ += steps) > most) throw Error("the template does not come to an end");
 }
 

@@ -250,7 +250,7 @@ class Chat(Case):
         self.own_template(fast)
         self.write(CHATS)
         text = job(model={"num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": package.get_vocab_size()},
-                   distributed=None, train={"steps": 1, "seq_len": 32, "grad_accum_steps": 2, "dtype": "fp32"},
+                   distributed=None, train={"steps": 1, "seq_len": 64, "grad_accum_steps": 2, "dtype": "fp32"},
                    lr_schedule=None, checkpoint={"resume": "none"}, data=None)
         text += '[data]\npath = "chats.jsonl"\nformat = "jsonl"\nmessages_key = "messages"\ntokenizer = "tokenizer.json"\n'
         (self.folder / "job.toml").write_text(text + '[data.chat]\ntemplate = "llama3"\n')

@@ -310,7 +310,7 @@ class Corpus(Case):
                     # A part of a table, whose lists do not begin with the first value.
                     table = pyarrow.table({"ids": lists, "labels": lists}).slice(3)
                     pyarrow.parquet.write_table(table, self.folder / "ids.parquet")
-                    self.train(job, "run", "train.steps=1", "train.seq_len=8", f"data.cache={kind}_{size}")
+                    self.train(job, f"run_{kind}_{size}", "train.steps=1", "train.seq_len=8", f"data.cache={kind}_{size}")
                     self.assertEqual(documents[3:], read_documents(next(iter(self.caches(f"{kind}_{size}").values())))[0])
 
     def prompts(self, name, long, short):
@@ -338,7 +338,7 @@ class Corpus(Case):
         job = self.job(limit + sources, "mixture.toml")
         for out in (self.train(job, "run"), self.run_pptrain("check", "--config", job)):
             self.assertIn("data.sources[0].path: 54 of 60 documents have no token to learn: data.max_document_tokens = 64", out)
-            self.assertNotIn("data.sources[1].path:", out)
+            self.assertEqual(1, out.count("have no token to learn"))
         self.assertIn("data.sources[0].path: all 60 documents have no token", self.train(
             self.job(limit + sources.replace("few.jsonl", "long.jsonl"), "none.toml"), "run", code=2))
 
