@@ -11,9 +11,9 @@
 #include <set>
 #include <system_error>
 
+#include "app/plan/run_files.h"
 #include "core/base/error.h"
 #include "core/base/special_file.h"
-#include "core/config/differences.h"
 #include "core/metrics/step_record.h"
 #include "parallel/checkpoint/step_folders.h"
 
@@ -141,16 +141,10 @@ void read_metrics(const fs::path& file, RunData& run) {
 }
 
 void read_job(RunData& run) {
-  const fs::path file = run.folder / "job.toml";
-  std::ifstream in;
-  if (special_file(file).empty()) in.open(file, std::ios::binary);
-  if (!in.is_open()) {
-    run.job_problem = "there is no job.toml beside its metrics";
-    return;
-  }
   try {
-    run.job = config::read_saved_job({std::istreambuf_iterator<char>(in), {}}, file.string());
-  } catch (const UsageError& error) {
+    run.job = read_resolved_job(run.folder);
+    if (!run.job) run.job_problem = "there is no job.toml beside its metrics";
+  } catch (const Error& error) {
     run.job_problem = error.what();
   }
 }

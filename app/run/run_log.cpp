@@ -92,6 +92,7 @@ void announce(const RunContext& context, const std::vector<OpenSource>& sources)
                data_ranks > 1 ? fmt::format(" on each of {} data ranks", data_ranks) : "");
   announce_data(context, sources);
   spdlog::info("output in {}", job.run.dir);
+  for (const std::string& note : context.plan.notes) spdlog::info("{}", note);
   for (const std::string& warning : config::warnings(job)) spdlog::warn("warning: {}", warning);
 }
 
