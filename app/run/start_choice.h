@@ -21,7 +21,7 @@ struct SavedRun {
   int64_t next_sample = 0;
   int64_t seed = 0;
   std::optional<config::JobConfig> job;  // that saved it; none in a checkpoint that was made without one
-  std::string given;           // the keys that were given of it, as TOML; empty in older checkpoints
+  std::string given = {};      // the keys that were given of it, as TOML; empty in older checkpoints
   std::string data;            // fingerprint of its data; empty in checkpoints that have none
   Base base;                   // of the frozen weights
   bool weights_alone = false;  // made by pptrain convert: no run has been there yet

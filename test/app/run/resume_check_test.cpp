@@ -19,7 +19,7 @@ config::JobConfig plain_job() {
   job.model.head_dim = 64;
   job.train.seq_len = 128;
   job.train.micro_batch_size = 2;
-  job.data.path = {"here/data.bin"};
+  job.data.path = {"/here/data.bin"};
   return job;
 }
 
