@@ -12,7 +12,7 @@ fi
 job=configs/shakespeare.toml
 [[ $# -eq 0 || $1 == -* ]] || { job=$1 && shift; }
 if [[ ! -f $job && $job == configs/* && -f $root/$job ]]; then
-  cd "$root"  # a shipped job names its files from the project's folder
+  cd "$root"  # its output goes to the project's folder too
 fi
 [[ -f $job ]] || exit_code=2 die "no such job file: $job"
 

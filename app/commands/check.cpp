@@ -21,7 +21,11 @@
 #include "app/launch/core_check.h"
 #include "app/launch/memory_check.h"
 #include "app/resolve/load_plan.h"
+#include "app/run/run_lock.h"
+#include "app/run/start_choice.h"
 #include "core/base/cores.h"
+#include "core/base/error.h"
+#include "core/base/host_memory.h"
 #include "core/base/printable.h"
 #include "core/base/process.h"
 #include "core/config/loader.h"
@@ -129,6 +133,26 @@ bool say_data(const config::JobConfig& job) {
                          metrics::with_commas(static_cast<int64_t>(bytes))));
 }
 
+// What the start would go on from, and whether it may.
+bool say_run(const config::JobConfig& job) {
+  std::string passed_over;
+  checkpoint::KnownProblems known;
+  try {
+    if (const LockState lock = look_at_lock(job.run.dir); lock.held == true)
+      return say("run", taken_message(job.run.dir, lock.holder), "");
+    const Start start = find_start(
+        job, data_fingerprint(job), base_of(job),
+        [&](const std::string& text) { passed_over += "; " + text; }, known);
+    std::string figures = start.checkpoint.empty() ? fmt::format("a new run in {}", job.run.dir)
+                                                   : fmt::format("goes on from {}", start.checkpoint);
+    if (!start.remark.empty()) figures += "; " + start.remark;
+    for (const std::string& remark : start.terms.remarks) figures += "; " + remark;
+    return say("run", "", figures + passed_over);
+  } catch (const Error& error) {
+    return say("run", error.what(), "");
+  }
+}
+
 CLI::App* declare_check(CLI::App& cli, CheckArguments& arguments) {
   CLI::App* check = cli.add_subcommand(
       "check", "Validate a job, and say whether it would start here: 0 yes, 4 no, 2 the job is wrong");
@@ -145,7 +169,8 @@ int check(const CheckArguments& arguments) {
   const config::JobConfig& job = plan.job;
   // Each line is printed, whatever those before say.
   const std::array answers{say_job(plan), say_world(plan), say_device(job), say_memory(plan, program),
-                           say_data(job)};
+                           say_data(job), say_run(job)};
+  for (const std::string& note : plan.notes) fmt::print("{}\n", printable(note));
   for (const auto& warnings :
        {config::warnings(job), data_warnings(job), target_warnings(job), model_warnings(plan)}) {
     for (const std::string& warning : warnings) fmt::print("warning: {}\n", printable(warning));

@@ -236,10 +236,11 @@ int eval(const EvalArguments& given) {
     if (arguments.batches >= 0)
       overrides.push_back(config::by_command(fmt::format("eval.batches={}", arguments.batches)));
     for (std::string& text : hf_overrides(arguments.checkpoint)) overrides.push_back(std::move(text));
-    if (arguments.logits.empty())
-      return load_plan(arguments.config, overrides, options_of_rank(arguments, inspect_data));
-    Plan plan = load_plan(arguments.config, overrides,
-                          {.world = world_of(arguments), .needs_files = false, .reads_data = false});
+    LoadOptions options = options_of_rank(arguments, arguments.logits.empty() ? inspect_data : nullptr);
+    options.trains = false;
+    if (arguments.logits.empty()) return load_plan(arguments.config, overrides, options);
+    options.needs_files = options.reads_data = false;
+    Plan plan = load_plan(arguments.config, overrides, options);
     ids = wanted_ids(arguments);
     Generator::check(with_all_positions(plan.model, plan.job), ids, 0, 1);
     return plan;

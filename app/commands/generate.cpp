@@ -499,8 +499,9 @@ int generate(const GenerateArguments& given) {
     std::vector<std::string> overrides = arguments.set;
     overrides.push_back(config::by_command("distributed.pp_head=last"));  // logits are of one rank
     for (std::string& text : hf_overrides(arguments.checkpoint)) overrides.push_back(std::move(text));
-    Plan plan = load_plan(arguments.config, overrides,
-                          {.world = world_of(arguments), .needs_files = false, .reads_data = false});
+    LoadOptions options = options_of_rank(arguments, nullptr);
+    options.needs_files = options.reads_data = options.trains = false;
+    Plan plan = load_plan(arguments.config, overrides, options);
     request = read_generate_request(arguments, plan);
     return plan;
   };

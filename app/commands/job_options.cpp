@@ -13,9 +13,11 @@
 #include <string_view>
 #include <utility>
 
+#include "app/plan/run_files.h"
 #include "core/base/error.h"
 #include "core/base/number.h"
 #include "core/base/printable.h"
+#include "core/config/field.h"
 #include "parallel/comm/bootstrap.h"
 
 namespace pptrain::app {
@@ -61,16 +63,17 @@ void take_run(JobArguments& arguments, const std::string& checkpoint) {
   if (arguments.run.empty() && checkpoint.empty())
     throw UsageError("no job: give a run's folder (runs/first) or --config JOB.toml");
   if (arguments.run.ends_with(".toml")) {
-    arguments.config = arguments.run;
+    arguments.config = std::exchange(arguments.run, "");
     return;
   }
   const fs::path run = run_folder(arguments.run.empty() ? checkpoint : arguments.run);
-  if (!fs::is_regular_file(run / "job.toml")) {
+  if (!fs::is_regular_file(run / job_name)) {
     throw UsageError(fmt::format(
         "{}: no run has used this folder: there is no job.toml in it. Give --config JOB.toml", run.string()));
   }
-  arguments.config = (run / "job.toml").string();
-  arguments.set.insert(arguments.set.begin(), "run.dir=" + run.string());
+  arguments.config = (run / job_name).string();
+  arguments.run = run.string();
+  arguments.set.insert(arguments.set.begin(), "run.dir=" + config::toml_string(run.string()));
 }
 
 CLI::Option* repeatable(CLI::Option* option) {
@@ -99,6 +102,7 @@ LoadOptions options_of_rank(const JobArguments& arguments,
                             std::function<void(const Plan&, const config::ReportConflict&)> inspect) {
   const comm::Launch launch = comm::detect_launch();
   return {.world = world_of(arguments),
+          .choices_of = arguments.run,
           .awaits_choices = launch.kind != comm::LaunchKind::threads && launch.rank != 0,
           .inspect = std::move(inspect)};
 }

@@ -13,7 +13,7 @@ namespace pptrain::app {
 
 struct JobArguments {
   std::string config;            // TOML file
-  std::string run;               // in its place: a run's folder
+  std::string run;               // in its place: a run's folder; take_run() leaves the folder here alone
   std::vector<std::string> set;  // "section.key=value"
   int64_t world = 0;             // ranks, which dp_shard = -1 fills; 0: not given
 };
@@ -31,9 +31,9 @@ CLI::Option* add_job_options(CLI::App& command, JobArguments& arguments);
 // The same with RUN, a run's folder, which may stand in the place of --config.
 void add_run_options(CLI::App& command, JobArguments& arguments);
 
-// Fills config, and run.dir first among the overrides, from the run that RUN or else `checkpoint` names: a
-// run's folder, or a checkpoint in it. Throws UsageError where neither it nor --config names a job, or both
-// do.
+// Fills config, run, and run.dir first among the overrides, from the run that RUN or else `checkpoint` names:
+// a run's folder, or a checkpoint in it; `run` stays empty where --config names the job. Throws UsageError
+// where neither it nor --config names a job, or both do.
 void take_run(JobArguments& arguments, const std::string& checkpoint = "");
 
 // The option may be repeated, and takes one value each time, as it stands: CLI11 would else take "[a,b]" for

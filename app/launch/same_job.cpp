@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "app/data/datasets.h"
+#include "app/data/text_codec.h"
 #include "app/forecast/step_costs.h"
 #include "core/base/one_line.h"
 #include "core/base/process.h"
@@ -87,6 +88,9 @@ Identity files_identity(const Plan& plan) {
     if (texts)
       identity.emplace_back(fmt::format("the tokens of {}", stream.key), data_fingerprint(job, stream));
   }
+  if (const fs::path tokenizer = tokenizer_of(job); !tokenizer.empty())
+    identity.emplace_back("the tokenizer",
+                          describe({fs::is_directory(tokenizer) ? tokenizer / "tokenizer.json" : tokenizer}));
   if (job.data.balance == config::Balance::schedule)
     identity.emplace_back("the predicted costs of data.balance", fingerprint(balance_costs(plan)));
   if (job.model.init == config::Init::hf)

@@ -13,7 +13,9 @@
 #include <sstream>
 #include <utility>
 
+#include "app/plan/run_files.h"
 #include "core/base/error.h"
+#include "core/config/job_paths.h"
 #include "core/config/loader.h"
 #include "core/config/nearest.h"
 #include "core/config/validate.h"
@@ -290,15 +292,16 @@ ScheduleChoice schedule_choice(const std::string& pp_schedule) {
 }
 
 std::filesystem::path kept_schedule(const config::JobConfig& job) {
-  return std::filesystem::path(job.run.dir) / "schedule.csv";
+  return std::filesystem::path(job.run.dir) / schedule_name;
 }
 
 config::JobConfig job_to_save(const Plan& plan) {
   config::JobConfig job = plan.job;
-  if (!plan.keeps_schedule) return job;
-  job.distributed.pp_schedule = kept_schedule(job).string();
-  job.distributed.pp_memory_gb = 0;
-  return job;
+  if (plan.keeps_schedule) {
+    job.distributed.pp_schedule = kept_schedule(job).string();
+    job.distributed.pp_memory_gb = 0;
+  }
+  return config::with_absolute_paths(std::move(job));
 }
 
 schedule::ScheduleSpec schedule_spec(const config::JobConfig& job) {
@@ -313,8 +316,8 @@ schedule::ScheduleSpec schedule_spec(const config::JobConfig& job) {
 schedule::Schedule given_schedule(const config::JobConfig& job) {
   const std::string& given = job.distributed.pp_schedule;
   if (schedule_choice(given) != ScheduleChoice::file) return schedule::make_schedule(schedule_spec(job));
-  schedule::Schedule schedule = schedule::load_schedule(given);
-  schedule.sequence_slices = static_cast<int>(std::max<int64_t>(1, job.distributed.pp_sequence_slices));
+  schedule::Schedule schedule = schedule::load_schedule(
+      given, static_cast<int>(std::max<int64_t>(1, job.distributed.pp_sequence_slices)));
   const bool whole = job.distributed.pp_head == config::HeadPlace::last;
   return schedule.spread_head && whole ? schedule::whole_head(schedule) : schedule;
 }
@@ -330,8 +333,8 @@ pipeline::LayerAssignment split_layers(const config::JobConfig& job, int stages)
 
 Identity identity(const Plan& plan) {
   config::JobConfig job = plan.job;
-  for (std::string* place : {&job.run.dir, &job.model.hf_dir, &job.data.cache, &job.checkpoint.resume,
-                             &job.distributed.pp_costs}) {
+  for (std::string* place : {&job.run.dir, &job.model.hf_dir, &job.data.cache, &job.data.tokenizer,
+                             &job.checkpoint.resume, &job.distributed.pp_costs}) {
     place->clear();
   }
   for (std::vector<std::string>* paths : {&job.data.path, &job.data.val_path}) paths->clear();

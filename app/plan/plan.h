@@ -35,7 +35,9 @@ struct PlanBase {
   config::JobConfig job;
   models::ModelConfig model;
   mesh::MeshShape mesh;
-  bool chooses_recompute = false;  // train.recompute was auto: stages that do not fit may recompute more
+  bool chooses_recompute = false;       // train.recompute was auto: stages that do not fit may recompute more
+  std::string given = {};               // the keys that were given alone, as TOML (config::GivenJob)
+  std::vector<std::string> notes = {};  // on the job's file, for the user
 };
 
 // How a job lies on its ranks: what auto, cost and the searches choose.
@@ -107,7 +109,7 @@ enum class ScheduleChoice { automatic, search, file, name };
 ScheduleChoice schedule_choice(const std::string& pp_schedule);
 
 // The plan's job for those who read it later, from the run's folder, checkpoints and traces: a searched
-// schedule is the file schedule.csv in the run's folder, which rank 0 writes.
+// schedule is the file schedule.csv in the run's folder, which rank 0 writes. Paths are absolute.
 config::JobConfig job_to_save(const Plan& plan);
 std::filesystem::path kept_schedule(const config::JobConfig& job);
 

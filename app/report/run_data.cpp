@@ -11,9 +11,9 @@
 #include <set>
 #include <system_error>
 
+#include "app/plan/run_files.h"
 #include "core/base/error.h"
 #include "core/base/special_file.h"
-#include "core/config/differences.h"
 #include "core/io/paths.h"
 #include "core/metrics/step_record.h"
 #include "parallel/checkpoint/step_folders.h"
@@ -141,27 +141,21 @@ void read_metrics(const fs::path& file, RunData& run) {
   reader.finish();
 }
 
-// Throws UsageError where it cannot be read.
-config::JobConfig job_in(const fs::path& file) {
-  std::ifstream in;
-  if (special_file(file).empty()) in.open(file, std::ios::binary);
-  if (!in.is_open())
-    throw UsageError(fmt::format("there is no {} beside its metrics", file.filename().string()));
-  return config::read_saved_job({std::istreambuf_iterator<char>(in), {}}, file.string());
-}
-
 void read_jobs(RunData& run) {
   try {
-    run.job = job_in(run.folder / "job.toml");
-  } catch (const UsageError& error) {
+    run.job = read_resolved_job(run.folder);
+    if (!run.job) run.job_problem = "there is no job.toml beside its metrics";
+  } catch (const Error& error) {
     run.job_problem = error.what();
   }
+  // Runs that began before there was a resolved.toml kept job.toml alone.
+  const char* const kind = io::is_there(run.folder / "resolved.1.toml") ? "resolved" : "job";
   for (int i = 1;; ++i) {
-    const fs::path file = run.folder / fmt::format("job.{}.toml", i);
+    const fs::path file = run.folder / fmt::format("{}.{}.toml", kind, i);
     if (!io::is_there(file)) return;
     try {
-      run.earlier.push_back({.file = file.filename().string(), .job = job_in(file)});
-    } catch (const UsageError&) {  // of another version
+      run.earlier.push_back({.file = file.filename().string(), .job = read_job_file_of_run(file)});
+    } catch (const Error&) {  // of another version
     }
   }
 }

@@ -12,8 +12,10 @@
 #include "app/forecast/search.h"
 #include "app/forecast/stage_choices.h"
 #include "app/plan/plan.h"
+#include "app/plan/run_files.h"
 #include "app/resolve/job_checks.h"
 #include "core/base/error.h"
+#include "core/config/given_job.h"
 #include "core/config/loader.h"
 #include "core/config/nearest.h"
 #include "models/hf_directory.h"
@@ -357,36 +359,79 @@ config::Hooks hooks(FinishJob finish, const LoadOptions& options) {
           .needs_files = options.needs_files};
 }
 
+// Nothing where something was reported.
+std::optional<Plan> resolve(JobConfig& job, const ReportConflict& report, bool sound,
+                            const LoadOptions& options) {
+  Resolver resolver(job, report, sound);
+  resolver.check();
+  return resolver.plan(options.awaits_choices);
+}
+
+// What forward passes need of a pipeline: a stage on each rank.
+void simplify_pipeline(JobConfig& job) {
+  config::DistributedSection& d = job.distributed;
+  d.pp_schedule = "gpipe";  // takes any number of microbatches
+  d.pp_stages_per_rank = 0;
+  d.pp_split = {};
+  d.pp_head = config::HeadPlace::last;
+  d.pp_sequence_slices = std::max<int64_t>(1, d.pp_sequence_slices);
+  d.pp_embedding_weight = d.pp_head_weight = d.pp_memory_gb = 0;
+  job.train.recompute = {"none"};
+}
+
+// Of a job that does not train.
+std::optional<Plan> resolve_for_reading(JobConfig& job, const ReportConflict& report, bool sound,
+                                        const LoadOptions& options) {
+  if (sound) {
+    JobConfig trained = job;
+    if (auto plan = resolve(
+            trained, [](auto, const std::string&) {}, sound, options))
+      return plan;
+    simplify_pipeline(job);
+  }
+  return resolve(job, report, sound, options);
+}
+
 // Leaves the plan in `plan` unless something is wrong, which the loader then throws.
-FinishJob resolve_into(std::optional<Plan>& plan, const LoadOptions& options) {
-  return [&plan, &options](JobConfig& job, const ReportConflict& report, bool sound) {
-    Resolver resolver(job, report, sound);
-    resolver.check();
-    plan = resolver.plan(options.awaits_choices);
+FinishJob resolve_into(std::optional<Plan>& plan, const LoadOptions& options,
+                       const std::optional<RunChoices>& choices) {
+  return [&](JobConfig& job, const ReportConflict& report, bool sound) {
+    if (choices) choices->take(job, /*whole_head=*/!options.trains);
+    plan = options.trains ? resolve(job, report, sound, options)
+                          : resolve_for_reading(job, report, sound, options);
     if (plan) plan->reads_data = options.reads_data;
     if (plan && options.inspect) options.inspect(*plan, report);
   };
 }
 
-void check_world(const Plan& plan, int64_t world) {
-  if (world != 0) mesh::check_world_size(plan.mesh, static_cast<int>(world));
+// `read`: of a job with hooks, and what an absent warmup_steps stands for.
+template <class Read>
+Plan plan_of(const Read& read, const LoadOptions& options) {
+  std::optional<Plan> plan;
+  const std::optional<RunChoices> choices =
+      options.choices_of.empty() ? std::nullopt : RunChoices::read(options.choices_of);
+  config::Hooks with = hooks(resolve_into(plan, options, choices), options);
+  if (choices && options.world == 0) with.world = choices->world_size();
+  config::GivenJob given = read(with, choices ? choices->warmup_steps() : std::nullopt);
+  if (options.world != 0) mesh::check_world_size(plan->mesh, static_cast<int>(options.world));
+  plan->given = std::move(given.given);
+  plan->notes = std::move(given.notes);
+  return *std::move(plan);
 }
 
 }  // namespace
 
 Plan load_plan(const std::string& path, std::span<const std::string> overrides, const LoadOptions& options) {
-  std::optional<Plan> plan;
-  config::load_job(path, overrides, hooks(resolve_into(plan, options), options));
-  check_world(*plan, options.world);
-  return *std::move(plan);
+  return plan_of([&](const config::Hooks& with,
+                     auto warmup) { return config::load_given_job(path, overrides, with, warmup); },
+                 options);
 }
 
 Plan parse_plan(const std::string& text, const std::string& name, std::span<const std::string> overrides,
                 const LoadOptions& options) {
-  std::optional<Plan> plan;
-  config::parse_job(text, name, overrides, hooks(resolve_into(plan, options), options));
-  check_world(*plan, options.world);
-  return *std::move(plan);
+  return plan_of([&](const config::Hooks& with,
+                     auto warmup) { return config::parse_given_job(text, name, overrides, with, warmup); },
+                 options);
 }
 
 PlanBase load_plan_base(const std::string& path, std::span<const std::string> overrides,

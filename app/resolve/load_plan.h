@@ -17,6 +17,12 @@ struct LoadOptions {
   // Data and checkpoints must be there; a plan alone has no use for them.
   bool needs_files = true;
   bool reads_data = true;  // Plan::reads_data
+  // A run's folder, whose job is loaded: what its newest start chose counts where this job has the same
+  // layout and leaves the same open; "": none.
+  std::string choices_of = {};
+  // Otherwise the schedule and the split of training count where they are possible, and do not keep a job
+  // from being loaded: passes forward need neither.
+  bool trains = true;
   // Rank 0 chooses what the job leaves open, once for all: where something is, the plan awaits it.
   bool awaits_choices = false;
   // Called with the plan of a job without problems; what it reports is a problem of the job.

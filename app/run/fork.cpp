@@ -9,11 +9,14 @@
 #include <system_error>
 #include <vector>
 
+#include "app/plan/run_files.h"
 #include "app/run/run_lock.h"
 #include "app/run/start_choice.h"
 #include "core/base/error.h"
 #include "core/base/one_line.h"
 #include "core/base/process.h"
+#include "core/config/document.h"
+#include "core/config/field.h"
 #include "core/config/loader.h"
 #include "core/io/atomic_file.h"
 #include "core/io/files.h"
@@ -63,16 +66,16 @@ void link_checkpoint(const fs::path& from, const fs::path& to) {
 std::string job_text(const SavedRun& saved, const fs::path& to) {
   if (!saved.job)
     throw UsageError(fmt::format("fork: {} does not say which job saved it", saved.folder.string()));
-  config::JobConfig job = *saved.job;
-  job.run.dir = to.string();
-  job.checkpoint.resume = "auto";
-  return config::to_toml(job);
+  const std::vector<std::string> own = {"run.dir=" + config::toml_string(fs::absolute(to).string()),
+                                        "checkpoint.resume=auto"};
+  const std::string& text = saved.given.empty() ? config::to_toml(*saved.job) : saved.given;
+  return config::given_toml(config::read_document(text, "", own));
 }
 
 void write_run(const fs::path& folder, const Fork& fork, const std::string& job) {
   const std::string name = checkpoint::step_folder_name(fork.step);
   io::write_file_atomically(folder / "checkpoints" / checkpoint::latest_name, name + "\n");
-  io::write_file_atomically(folder / "job.toml", job);
+  io::write_file_atomically(folder / job_name, job);
   io::write_file_atomically(folder / "metrics.jsonl", "");
   const Json json{{"run", fork.run.string()}, {"step", fork.step}, {"time", now_utc()}};
   io::write_file_atomically(folder / fork_name, one_line(json) + "\n");

@@ -19,10 +19,10 @@ std::optional<Fork> read_fork(const std::filesystem::path& run_dir);
 
 // Makes the folder `to` of a run that goes on from the checkpoint of `step` in `run` (nothing: the newest
 // sound one): the checkpoint as hard links (copies on another file system), an empty metrics.jsonl,
-// fork.json, and job.toml: the job that saved the checkpoint, with `to` as its run.dir. The folder appears
-// whole or not at all; the other run is not touched, and may be under way. Returns the fork. Throws
-// UsageError where `to` holds something or there is no such checkpoint, and Error where it is damaged or
-// nothing can be written.
+// fork.json, and job.toml: the job that saved the checkpoint as it was given, with `to` as its run.dir. The
+// folder appears whole or not at all; the other run is not touched, and may be under way. Returns the fork.
+// Throws UsageError where `to` holds something or there is no such checkpoint, and Error where it is damaged
+// or nothing can be written.
 Fork fork_run(const std::filesystem::path& run, std::optional<int64_t> step, const std::filesystem::path& to);
 
 }  // namespace pptrain::app

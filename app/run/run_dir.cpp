@@ -12,6 +12,7 @@
 #include <thread>
 
 #include "app/data/datasets.h"
+#include "app/plan/run_files.h"
 #include "app/run/fork.h"
 #include "app/run/pace.h"
 #include "core/base/error.h"
@@ -45,6 +46,10 @@ void create(const fs::path& folder) {
   std::error_code error;
   fs::create_directories(folder, error);
   if (error) throw Error(fmt::format("run.dir: cannot create {}: {}", folder.string(), error.message()));
+}
+
+bool holds(const fs::path& file, const std::string& text) {
+  return io::is_there(file) && io::read_small_file(file, std::numeric_limits<size_t>::max()) == text;
 }
 
 void move(const fs::path& from, const fs::path& to) {
@@ -96,15 +101,16 @@ void RunDir::agree() {
   if (context_.root()) fault = comm::fault_of([&] { choose(); });
   fault = comm::broadcast_string(*disk_, fault, 0);
   if (!fault.empty()) throw CommonFault(fault);
-  checkpoint_ = comm::broadcast_string(*disk_, checkpoint_, 0);
-  terms_.new_data = comm::any(*disk_, context_.root() && terms_.new_data);
-  terms_.next_sample = std::stoll(comm::broadcast_string(*disk_, fmt::to_string(terms_.next_sample), 0));
+  start_.checkpoint = comm::broadcast_string(*disk_, start_.checkpoint, 0);
+  start_.terms.new_data = comm::any(*disk_, context_.root() && start_.terms.new_data);
+  start_.terms.next_sample =
+      std::stoll(comm::broadcast_string(*disk_, fmt::to_string(start_.terms.next_sample), 0));
 }
 
 void RunDir::pass_over(const std::string& problem) {
   if (context_.root()) {
-    warn(fmt::format("the checkpoint '{}' is passed over: {}", checkpoint_, problem));
-    known_[checkpoint_] = problem;
+    warn(fmt::format("the checkpoint '{}' is passed over: {}", start_.checkpoint, problem));
+    known_[start_.checkpoint] = problem;
   }
   agree();
 }
@@ -113,7 +119,7 @@ fs::path RunDir::begun_from() const {
   const std::string& resume = context_.job.checkpoint.resume;
   if (config::resume_of(resume) != config::Resume::named) return {};
   if (checkpoint::parse_step_folder(fs::path(resume).filename().string())) return resume;
-  return from_ == StartFrom::named ? fs::path(checkpoint_) : fs::path{};
+  return start_.from == StartFrom::named ? fs::path(start_.checkpoint) : fs::path{};
 }
 
 // All ranks wait together, so that none takes another one's patience for a failure.
@@ -144,22 +150,13 @@ void RunDir::choose() {
   data_ = data_fingerprint(job);
   base_ = base_of(job);
   checkpoint::take_back_replaced(folder_ / "checkpoints", warn);
-  const Progress progress = find_progress(folder_ / "checkpoints", warn, known_);
-  from_ = choose_start(job, progress, remark_);
-  checkpoint_.clear();
-  terms_ = {};
-  if (from_ == StartFrom::nothing) return;
-  const SavedRun saved = from_ == StartFrom::own_checkpoint
-                             ? *progress.newest
-                             : read_saved_run(find_named_checkpoint(job.checkpoint.resume, warn, known_));
-  terms_ = check_resume(saved, job, data_, base_);
-  checkpoint_ = saved.folder.string();
+  start_ = find_start(job, data_, base_, warn, known_);
 }
 
 checkpoint::RunState RunDir::adopt(checkpoint::RunState state) const {
-  if (!terms_.new_data) return state;
+  if (!start_.terms.new_data) return state;
   state.seed = static_cast<uint64_t>(context_.job.run.seed);
-  state.next_sample = terms_.next_sample;
+  state.next_sample = start_.terms.next_sample;
   state.recent_losses.clear();  // other data have other losses
   state.losses_above = state.above_since = 0;
   return state;
@@ -168,9 +165,9 @@ checkpoint::RunState RunDir::adopt(checkpoint::RunState state) const {
 void RunDir::begin(int64_t step) {
   begun_ = true;
   forget_run_end(folder_);
-  if (!remark_.empty()) warn(remark_);
-  for (const std::string& remark : terms_.remarks) inform(remark);
-  const bool goes_on = from_ == StartFrom::own_checkpoint;
+  if (!start_.remark.empty()) warn(start_.remark);
+  for (const std::string& remark : start_.terms.remarks) inform(remark);
+  const bool goes_on = start_.from == StartFrom::own_checkpoint;
   make_room(folder_, goes_on ? std::optional(step) : std::nullopt, inform);
   if (!goes_on) {
     make_room_for_file(folder_ / "tensorboard", inform);
@@ -178,9 +175,23 @@ void RunDir::begin(int64_t step) {
     make_room_for_file(folder_ / pace_name, inform);
   }
   if (!goes_on || context_.job.profile.trace) make_room_for_file(folder_ / "trace.json", inform);
+  write_job();
+}
+
+// Without resolved.toml a start chooses anew, so that it comes last, and one of other files goes first.
+void RunDir::write_job() const {
+  config::JobConfig resolved = job_to_save(context_.plan);
+  std::string& schedule = resolved.distributed.pp_schedule;
+  std::error_code none;
+  if (context_.plan.keeps_schedule || fs::equivalent(schedule, kept_schedule(context_.job), none))
+    schedule = schedule_name;  // the folder may be moved
+  const std::string text = config::to_toml(resolved);
+  if (!holds(folder_ / resolved_name, text) || !holds(folder_ / job_name, context_.plan.given))
+    make_room_for_file(folder_ / resolved_name, [](const std::string&) {});
   if (context_.plan.keeps_schedule)
     keep_job(kept_schedule(context_.job), schedule::write_csv(context_.plan.compute));
-  keep_job(folder_ / "job.toml", config::to_toml(job_to_save(context_.plan)));
+  keep_job(folder_ / job_name, context_.plan.given);
+  keep_job(folder_ / resolved_name, text);
 }
 
 void RunDir::make_anew(int64_t step) {
@@ -192,9 +203,9 @@ void RunDir::make_anew(int64_t step) {
   if (io::is_there(folder_ / "lock") || io::is_there(folder_ / "metrics.jsonl")) throw another();
   create(folder_);
   if (!lock_.try_take(folder_, warn)) throw another();
-  remark_.clear();
-  terms_.remarks.clear();
-  from_ = StartFrom::own_checkpoint;  // of a save that was under way: it stays
+  start_.remark.clear();
+  start_.terms.remarks.clear();
+  start_.from = StartFrom::own_checkpoint;  // of a save that was under way: it stays
   begin(step);
 }
 
@@ -211,7 +222,7 @@ void RunDir::end(RunEnd end) const noexcept {
 metrics::RunHeader RunDir::header(int64_t step, const checkpoint::Layout& layout) const {
   metrics::RunHeader header{
       .step = step,
-      .checkpoint = checkpoint_,
+      .checkpoint = start_.checkpoint,
       .time = std::chrono::system_clock::now(),
       .version = PPTRAIN_VERSION,
       .host = host_name(),
@@ -244,9 +255,9 @@ void make_room_for_file(const fs::path& file, const Report& report) {
 }
 
 void keep_job(const fs::path& file, const std::string& job) {
+  if (holds(file, job)) return;
   if (io::is_there(file)) {
     const std::string earlier = io::read_small_file(file, std::numeric_limits<size_t>::max());
-    if (earlier == job) return;
     io::write_file_atomically(io::first_free(file), earlier);
   }
   io::write_file_atomically(file, job);

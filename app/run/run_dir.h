@@ -24,7 +24,7 @@ class RunDir {
   explicit RunDir(RunContext& context);
 
   // The checkpoint to load; empty: a new model. The same on every rank.
-  const std::string& checkpoint() const { return checkpoint_; }
+  const std::string& checkpoint() const { return start_.checkpoint; }
 
   // The checkpoint proved unusable as it was loaded: another one is chosen. Throws if there is none.
   // Collective.
@@ -38,7 +38,8 @@ class RunDir {
   checkpoint::RunState adopt(checkpoint::RunState state) const;
 
   // Rank 0, once the model is loaded: checkpoints, metrics and traces that a run from `step` on would meet
-  // move aside, and job.toml becomes this job's. Nothing is deleted. Prints what moved and what differs.
+  // move aside, and job.toml and resolved.toml become this job's. Nothing is deleted. Prints what moved and
+  // what differs.
   void begin(int64_t step);
 
   // Rank 0: whether the folder still is the one that this run took, and nobody has deleted or moved it.
@@ -66,16 +67,15 @@ class RunDir {
   void take_lock();
   void agree();   // all ranks, on what rank 0 chooses
   void choose();  // rank 0
+  void write_job() const;
 
   RunContext& context_;
   std::unique_ptr<comm::Communicator> disk_;  // waits as long as rank 0's disk takes
   std::filesystem::path folder_;
   RunLock lock_;
   checkpoint::KnownProblems known_;  // rank 0
-  StartFrom from_ = StartFrom::nothing;
-  std::string remark_;  // of this choice: rank 0
-  ResumeTerms terms_;   // its remarks: rank 0
-  std::string checkpoint_, data_;
+  Start start_;                      // its words: rank 0
+  std::string data_;
   Base base_;
   bool begun_ = false;
 };

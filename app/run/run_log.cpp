@@ -93,6 +93,7 @@ void announce(const RunContext& context, const std::vector<OpenSource>& sources)
                data_ranks > 1 ? fmt::format(" on each of {} data ranks", data_ranks) : "");
   announce_data(context, sources);
   spdlog::info("output in {}", job.run.dir);
+  for (const std::string& note : context.plan.notes) spdlog::info("{}", note);
   for (const auto& warnings : {config::warnings(job), models::export_warnings(context.model)}) {
     for (const std::string& warning : warnings) spdlog::warn("warning: {}", warning);
   }

@@ -11,13 +11,12 @@
 #include <utility>
 #include <vector>
 
+#include "app/plan/run_files.h"
 #include "core/base/error.h"
 #include "core/base/median.h"
 #include "core/base/one_line.h"
 #include "core/base/printable.h"
 #include "core/base/seconds_since.h"
-#include "core/config/differences.h"
-#include "core/io/files.h"
 #include "core/io/paths.h"
 #include "core/metrics/metrics_file.h"
 #include "core/metrics/progress_text.h"
@@ -31,8 +30,6 @@ namespace fs = std::filesystem;
 using SystemClock = std::chrono::system_clock;
 
 namespace {
-
-constexpr size_t longest_job = 1 << 20;  // bytes of job.toml
 
 RunPhase phase_of(const LockState& lock, const std::optional<RunEnd>& end, const metrics::MetricsTail& tail) {
   if (lock.held == true) {
@@ -48,8 +45,8 @@ RunPhase phase_of(const LockState& lock, const std::optional<RunEnd>& end, const
 
 std::optional<int64_t> planned_steps(const fs::path& run_dir) {
   try {
-    const fs::path file = run_dir / "job.toml";
-    return config::read_saved_job(io::read_small_file(file, longest_job), file.string()).train.steps;
+    const std::optional<config::JobConfig> job = read_resolved_job(run_dir);
+    return job ? std::optional(job->train.steps) : std::nullopt;
   } catch (const Error&) {
     return std::nullopt;
   }

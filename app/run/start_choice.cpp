@@ -184,12 +184,14 @@ SavedRun read_saved_run(const fs::path& step_folder) {
                  .next_sample = manifest.state.next_sample,
                  .seed = static_cast<int64_t>(manifest.state.seed),
                  .job = {},
+                 .given = {},
                  .data = {},
                  .base = {},
                  .weights_alone = manifest.weights_alone()};
   if (!manifest.job_toml.empty()) {
     const std::string name = fmt::format("the job in {}", (step_folder / checkpoint::manifest_name).string());
     saved.job = config::read_saved_job(manifest.job_toml, name);
+    saved.given = manifest.given_toml;
   }
   const auto data = manifest.layout.find("data");
   if (data != manifest.layout.end()) saved.data = data->second;
@@ -247,6 +249,20 @@ ResumeTerms check_resume(const SavedRun& saved, const config::JobConfig& job, co
                                         saved.job ? changed_rate(*saved.job, job, saved.step) : ""));
   }
   return terms;
+}
+
+Start find_start(const config::JobConfig& job, const std::string& data, const Base& base,
+                 const Report& report, checkpoint::KnownProblems& known) {
+  Start start;
+  const Progress progress = find_progress(fs::path(job.run.dir) / "checkpoints", report, known);
+  start.from = choose_start(job, progress, start.remark);
+  if (start.from == StartFrom::nothing) return start;
+  const SavedRun saved = start.from == StartFrom::own_checkpoint
+                             ? *progress.newest
+                             : read_saved_run(find_named_checkpoint(job.checkpoint.resume, report, known));
+  start.terms = check_resume(saved, job, data, base);
+  start.checkpoint = saved.folder.string();
+  return start;
 }
 
 }  // namespace pptrain::app

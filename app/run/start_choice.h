@@ -21,9 +21,10 @@ struct SavedRun {
   int64_t next_sample = 0;
   int64_t seed = 0;
   std::optional<config::JobConfig> job;  // that saved it; none in a checkpoint that was made without one
-  std::string data;                      // fingerprint of its data; empty in checkpoints that have none
-  Base base;                             // of the frozen weights
-  bool weights_alone = false;            // made by pptrain convert: no run has been there yet
+  std::string given = {};      // the keys that were given of it, as TOML; empty in older checkpoints
+  std::string data;            // fingerprint of its data; empty in checkpoints that have none
+  Base base;                   // of the frozen weights
+  bool weights_alone = false;  // made by pptrain convert: no run has been there yet
 };
 
 // What earlier starts left in run.dir.
@@ -78,6 +79,19 @@ struct ResumeTerms {
 // `base`: the job's (check_base).
 ResumeTerms check_resume(const SavedRun& saved, const config::JobConfig& job, const std::string& data,
                          const Base& base = {});
+
+// What a start begins with, and on which terms.
+struct Start {
+  StartFrom from = StartFrom::nothing;
+  std::string remark = {};  // on this choice
+  ResumeTerms terms = {};
+  std::string checkpoint = {};  // its folder; empty: a new model
+};
+
+// All of the above for run.dir of a job whose data and frozen weights are these. Touches nothing. Throws what
+// these throw: UsageError where the job may not go on there.
+Start find_start(const config::JobConfig& job, const std::string& data, const Base& base,
+                 const Report& report, checkpoint::KnownProblems& known);
 
 // What makes the model of one job another one than the other job's, in words: tensors of equal shapes may be
 // of a model that computes something else.

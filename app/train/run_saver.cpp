@@ -18,6 +18,7 @@ namespace {
 checkpoint::SaveOptions complete(checkpoint::SaveOptions options, const Plan& plan) {
   const config::JobConfig& job = plan.job;
   options.job_toml = config::to_toml(job_to_save(plan));
+  options.given_toml = plan.given;
   options.keep_last_n = job.checkpoint.keep_last_n;
   options.keep_best_n = job.checkpoint.keep_best_n;
   return options;

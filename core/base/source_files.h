@@ -76,7 +76,8 @@ inline std::vector<std::filesystem::path> files_of(const std::string& path,
   if (std::filesystem::exists(path, error)) return {path};
   if (std::filesystem::is_symlink(path, error)) is_file(path);  // throws
   if (path.find_first_of("*?[") != std::string::npos) return files_of_pattern(path);
-  throw Error(in_quotes(path) + " does not exist (a path is relative to the current directory, " +
+  throw Error(in_quotes(path) +
+              " does not exist (a path is relative to the job's file, else to the current directory, " +
               std::filesystem::current_path(error).string() + ")");
 }
 

@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "core/config/document.h"
+#include "core/config/job_paths.h"
 #include "core/config/options.h"
 
 namespace pptrain::config {
@@ -32,7 +33,8 @@ std::string list_text(const TableList& list, const JobConfig& job) {
 
 }  // namespace
 
-std::vector<Difference> differences(const JobConfig& saved, const JobConfig& now) {
+std::vector<Difference> differences(const JobConfig& job_then, const JobConfig& job_now) {
+  const JobConfig saved = with_absolute_paths(job_then), now = with_absolute_paths(job_now);
   std::vector<Difference> found;
   const auto compare = [&](const std::string& name, Effect effect, std::string was, std::string is) {
     if (was != is) found.push_back({name, effect, std::move(was), std::move(is)});
@@ -62,7 +64,7 @@ std::string describe(const Difference& difference) {
 }
 
 JobConfig read_saved_job(const std::string& toml, const std::string& name) {
-  return read_document(toml, name, {}).job;
+  return read_document_inside(toml, name).job;
 }
 
 }  // namespace pptrain::config

@@ -30,13 +30,16 @@ struct Problem {
 };
 
 struct Document {
-  std::string file;  // stands for the file that is read in messages
-  JobConfig job;
+  std::string file;                                     // stands for the file that is read in messages
+  JobConfig job;                                        // as read; then filled in
+  JobConfig as_read;                                    // what the file and the overrides say, and defaults
   std::map<std::string, Origin, std::less<>> options;   // the ones given, by full name
   std::map<std::string, Origin, std::less<>> sections;  // the headers in the file
   std::set<std::string, std::less<>> broken;            // options whose value could not be taken
-  std::set<std::string, std::less<>> filled;  // options that the number of ranks or a command has filled
+  std::set<std::string, std::less<>> filled;    // options that the number of ranks or a command has filled
+  std::set<std::string, std::less<>> forgiven;  // an override left them nothing to act on
   std::vector<Problem> problems;
+  std::map<std::string, std::string> notes;  // for the user, where nothing is wrong: by option
 
   bool given(std::string_view option) const { return options.contains(option); }
 
@@ -60,8 +63,15 @@ std::string by_command(const std::string& setting);
 
 // Reads `text` as TOML, after the file that its root names as `include` (relative to its own folder; the keys
 // of `text` win), and applies `overrides`, each option on its own: names, types, literals, ranges, required
-// keys. Throws UsageError only where the text is not TOML; all else goes to `problems`.
+// keys. Throws UsageError only where the text is not TOML; all else goes to `problems`. Paths to read are
+// those beside the file that gives them, where there is something (beside_job).
 Document read_document(const std::string& text, const std::string& file,
                        std::span<const std::string> overrides);
+
+// The same of a job that is part of another file: paths stay as they stand there.
+Document read_document_inside(const std::string& text, const std::string& name);
+
+// The keys that were given, of a document without problems (GivenJob::given).
+std::string given_toml(const Document& document);
 
 }  // namespace pptrain::config

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "core/config/nearest.h"
 #include "core/config/options.h"
 
 namespace pptrain::config {
@@ -69,6 +70,11 @@ std::string Range::describe() const {
   }
   if (min) return fmt::format("{} {}", min_open ? ">" : ">=", *min);
   return max ? fmt::format("{} {}", max_open ? "<" : "<=", *max) : "";
+}
+
+bool Option::is_path(const std::string& value) const {
+  return names != Names::nothing && !value.empty() && to_lower(value).ends_with(path_ending) &&
+         std::ranges::find(known_words, value) == known_words.end();
 }
 
 Option& Option::refuse(std::string literal, std::string reason) {

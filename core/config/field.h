@@ -56,6 +56,10 @@ enum class Effect {
   none,    // nothing that a run computes after it has started
 };
 
+// Whether a string, or each of a list, names files. What a job reads is relative to its file, else to the
+// current directory; what it writes, which nobody has made yet, to the current directory (job_paths.h).
+enum class Names { nothing, read, written };
+
 // One option: declared once in options.cpp, from which the loader, to_toml, the reference and the schema
 // derive. The setters return the option, so that a declaration is one expression.
 struct Option {
@@ -74,6 +78,8 @@ struct Option {
   std::optional<size_t> length;                               // of a list
   std::optional<Condition> acts_when;
   Effect effect = Effect::course;
+  Names names = Names::nothing;  // known_words name none
+  std::string path_ending = {};  // of the values that name a file, where others do not: ".csv"
   bool is_required = false;
   std::string instead;  // a list of tables with which an option that is required may be missing
   // A key of the same section and the word of it with which an option that is required may be missing.
@@ -105,6 +111,11 @@ struct Option {
     return set(&Option::needless_with, {std::move(with_key), std::move(word)});
   }
   Option& decides(Effect what) { return set(&Option::effect, what); }
+  Option& path(Names what = Names::read, std::string ending = {}) {
+    return set(&Option::path_ending, std::move(ending)).set(&Option::names, what);
+  }
+  // Is this value of the option, or one of its list, the name of a file?
+  bool is_path(const std::string& value) const;
   // While the option called `other` has one of these values.
   Option& only_with(std::string other, std::vector<std::string> values);
   Option& only_if(std::string words, std::vector<std::string> keys,

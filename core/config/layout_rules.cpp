@@ -7,6 +7,8 @@
 #include <string>
 #include <string_view>
 
+#include "core/config/nearest.h"
+
 namespace pptrain::config {
 namespace {
 

@@ -6,11 +6,13 @@
 #include <fstream>
 #include <iterator>
 #include <system_error>
+#include <utility>
 #include <vector>
 
 #include "core/base/error.h"
 #include "core/base/special_file.h"
 #include "core/config/document.h"
+#include "core/config/given_job.h"
 #include "core/config/validate.h"
 
 namespace pptrain::config {
@@ -32,16 +34,28 @@ std::string read_job_file(const std::string& path) {
 }
 
 JobConfig load_job(const std::string& path, std::span<const std::string> overrides, const Hooks& hooks) {
-  return parse_job(read_job_file(path), path, overrides, hooks);
+  return load_given_job(path, overrides, hooks).job;
 }
 
 JobConfig parse_job(const std::string& text, const std::string& name, std::span<const std::string> overrides,
                     const Hooks& hooks) {
+  return parse_given_job(text, name, overrides, hooks).job;
+}
+
+GivenJob load_given_job(const std::string& path, std::span<const std::string> overrides, const Hooks& hooks,
+                        std::optional<int64_t> warmup_steps) {
+  return parse_given_job(read_job_file(path), path, overrides, hooks, warmup_steps);
+}
+
+GivenJob parse_given_job(const std::string& text, const std::string& name,
+                         std::span<const std::string> overrides, const Hooks& hooks,
+                         std::optional<int64_t> warmup_steps) {
   Document document = read_document(text, name, overrides);
   const ReportConflict report = [&](std::initializer_list<std::string_view> options,
                                     const std::string& message) {
     document.report_conflict(options, message);
   };
+  if (!document.job.lr_schedule.warmup_steps) document.job.lr_schedule.warmup_steps = warmup_steps;
   apply_hf_dir(document, hooks.read_hf_config);
   if (hooks.finish_model) hooks.finish_model(document.job.model, document.job.train.seq_len, report);
   fill_world(document, hooks.world);
@@ -50,7 +64,9 @@ JobConfig parse_job(const std::string& text, const std::string& name, std::span<
   resolve(document.job);
   if (hooks.finish && fits) hooks.finish(document.job, report, document.problems.empty());
   document.throw_if_bad();
-  return document.job;
+  GivenJob result{.job = document.job, .given = given_toml(document), .notes = {}};
+  for (const auto& [option, note] : document.notes) result.notes.push_back(note);
+  return result;
 }
 
 ChatSection parse_chat(std::span<const std::string> settings) {

@@ -40,9 +40,9 @@ struct Hooks {
 
 // Reads, applies `overrides` ("section.key=value", the value in TOML or a bare word) and validates. Throws
 // UsageError whose message holds every problem found, one a line: "job.toml:LINE:COL: section.key: what is
-// wrong ...", with the nearest valid name and the allowed values. Paths in the job are relative to the
-// current directory. distributed.dp is folded into dp_shard, whose -1 becomes what is left of hooks.world;
-// model sizes that the job leaves out come from model.hf_dir.
+// wrong ...", with the nearest valid name and the allowed values. Paths to read are relative to the
+// job's file, else to the current directory. distributed.dp is folded into dp_shard, whose -1 becomes what is
+// left of hooks.world; model sizes that the job leaves out come from model.hf_dir.
 JobConfig load_job(const std::string& path, std::span<const std::string> overrides, const Hooks& hooks = {});
 
 // The same from text; `name` stands for the file in messages.
@@ -53,7 +53,7 @@ JobConfig parse_job(const std::string& text, const std::string& name, std::span<
 // does.
 ChatSection parse_chat(std::span<const std::string> settings);
 
-// The whole job as TOML, every key with its resolved value; parse_job reads it back to the same job.
+// The whole job as TOML, every key that acts with its value; parse_job reads it back to the same job.
 std::string to_toml(const JobConfig& job);
 
 // Commented TOML with every key: type, default, range and meaning.

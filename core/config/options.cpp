@@ -20,7 +20,9 @@ constexpr double max_steps = 1e12;
 void add_run(std::vector<Option>& options) {
   SectionFields<RunSection> run(options, "run", [](JobConfig& j) -> RunSection& { return j.run; });
   run("dir", &RunSection::dir,
-      "Folder of the run's output: metrics.jsonl, job.toml and checkpoints/. One run at a time.")
+      "Folder of the run's output: metrics.jsonl, job.toml and checkpoints/. One run at a time. Relative to "
+      "the current directory, as data.cache is; paths of what a job reads are relative to the job's file.")
+      .path(Names::written)
       .decides(Effect::none);
   run("seed", &RunSection::seed, "Seed of the initial weights and of the order of the data.")
       .at_least(0)
@@ -254,6 +256,7 @@ void add_model(std::vector<Option>& options) {
         "Hugging Face directory whose config.json describes the model. Keys of this section that fix the "
         "shape of the weights may then be left out, and must agree where they are given; other keys override "
         "config.json.")
+      .path()
       .decides(Effect::none);
   model("init", &ModelSection::init,
         "Initial weights: random, from run.seed, or hf, from hf_dir's model*.safetensors.")
@@ -436,6 +439,7 @@ void add_distributed(std::vector<Option>& options) {
               "of distributed.pp_costs, or an order found in seconds where that is at least 1 % faster; or "
               "search, an order found for these costs and this memory, which takes up to a minute at the "
               "start. Orders found are kept as schedule.csv beside the run.")
+      .path(Names::read, ".csv")
       .such_as({"gpipe", "1f1b", "interleaved_1f1b", "looped_bfs", "zb_h1", "zb_h2", "interleaved_zb", "zbv",
                 "v_half", "v_min", "dualpipe_v", "auto", "search"});
   distributed("pp_stages_per_rank", &DistributedSection::pp_stages_per_rank,
@@ -478,6 +482,7 @@ void add_distributed(std::vector<Option>& options) {
               "choose: a trace.json that an earlier run of this model wrote (profile.trace), or a "
               "modelled device: cpu, a100, h100, h200 or b200. Empty: the device of run.device, h100 for "
               "cuda; pptrain plan measures the CPU that it runs on.")
+      .path(Names::read, ".json")
       .such_as({"cpu", "a100", "h100", "h200", "b200"});
   distributed("pp_memory_gb", &DistributedSection::pp_memory_gb,
               "GB (1e9 bytes) that pp_schedule = \"auto\" or \"search\" may give each rank; pptrain plan "
@@ -505,16 +510,19 @@ void add_distributed(std::vector<Option>& options) {
               "Seconds that a rank waits for another one; then the run ends with a report. It limits slow "
               "work: dead ranks are found by heartbeat_s. On GPUs the time runs from when the GPU begins an "
               "operation, and also limits the set-up of each NCCL group.")
-      .above_up_to(0, 1e9);
+      .above_up_to(0, 1e9)
+      .decides(Effect::none);
   distributed("heartbeat_s", &DistributedSection::heartbeat_s,
               "Seconds without a heartbeat after which a rank counts as dead (stopped, unreachable, stuck in "
               "the kernel) and the run ends. A killed rank is found at once. 0: no heartbeats, for example "
               "under a debugger.")
-      .between(0, 1e6);
+      .between(0, 1e6)
+      .decides(Effect::none);
   distributed("start_timeout_s", &DistributedSection::start_timeout_s,
               "Seconds that the start waits for all processes of the launch; over TCP the error names those "
               "that are missing.")
-      .above_up_to(0, 1e6);
+      .above_up_to(0, 1e6)
+      .decides(Effect::none);
 }
 
 void add_divergence(const SectionFields<TrainSection>& train) {
@@ -661,10 +669,11 @@ void add_data(std::vector<Option>& options) {
       options, "data", [](JobConfig& j) -> DataSource& { return j.data; }, Effect::data);
   source(
       "path", &DataSource::path,
-      "What to train on, relative to the current directory: a file, a folder (its files with the format's "
+      "What to train on, relative to the job's file: a file, a folder (its files with the format's "
       "ending: .txt, .jsonl[.gz|.zst], .parquet, .npy or .bin, by name), a pattern such as \"data/*.bin\", "
       "or a list of these, read as one stream in this order. Where [[data.sources]] are given, each source "
       "has this key and the next ones, to document_separator, with val_fraction and val_path.")
+      .path()
       .required_unless("data.sources")
       .needless("format", "random");
   add_files(source, /*has_conditions=*/true);
@@ -672,6 +681,7 @@ void add_data(std::vector<Option>& options) {
        "Folder of the token files that are made of texts before the first step. Jobs with the same files, "
        "tokenizer and keys share them. Empty: pptrain_cache beside the first file, or in run.dir if that "
        "cannot be written.")
+      .path(Names::written)
       .decides(Effect::none);
   data("add_special", &DataSection::add_special,
        "Adds the special tokens that the tokenizer puts around a text (its post_processor).");
@@ -730,11 +740,13 @@ void add_data(std::vector<Option>& options) {
       .from_up_to(0, 1);
   source("val_path", &DataSource::val_path,
          "Files, folders or patterns to validate on, in the same format; then val_fraction is 0.")
+      .path()
       .decides(Effect::course);
   data("tokenizer", &DataSection::tokenizer,
        "Hugging Face's tokenizer.json, or a folder with one: it turns texts into tokens (or has done so for "
        "token files), and is needed for prompts, samples and generated text. Empty: the one in model.hf_dir, "
        "if there is one; data.format = \"text\" then still means bytes, which model.init = \"hf\" refuses.")
+      .path()
       .decides(Effect::none);
 }
 
@@ -786,14 +798,14 @@ TableList data_source_tables() {
       Effect::data);
   source("name", &DataSource::name, "Name in messages and metrics: letters, digits, '.', '_' and '-'.")
       .required();
-  source("path", &DataSource::path, "As data.path.").required().needless("format", "random");
+  source("path", &DataSource::path, "As data.path.").path().required().needless("format", "random");
   source("weight", &DataSource::weight,
          "The source gives weight / sum of weights of all samples. A sample is a row of train.seq_len "
          "tokens, or a whole document where data.packing or data.lengths keep documents whole.")
       .above_up_to(0, 1e9);
   add_files(source, /*has_conditions=*/false);
   source("val_fraction", &DataSource::val_fraction, "As data.val_fraction.").from_up_to(0, 1);
-  source("val_path", &DataSource::val_path, "As data.val_path.").decides(Effect::course);
+  source("val_path", &DataSource::val_path, "As data.val_path.").path().decides(Effect::course);
   return list;
 }
 
@@ -935,6 +947,7 @@ void add_checkpoint(std::vector<Option>& options) {
              "whatever this says, so that the same command always resumes. restart: moves the contents of "
              "run.dir aside, deletes nothing and starts over; but an unfinished run of this same job (its "
              "layout may differ) that began with restart is resumed.")
+      .path()
       .such_as({"auto", "none", "restart"});
   checkpoint("data", &CheckpointSection::data,
              "What to do if the data or their order (data.*, train.seq_len, run.seed) differ from the "

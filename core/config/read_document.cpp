@@ -12,6 +12,8 @@
 #include <sstream>
 #include <string>
 #include <string_view>
+#include <system_error>
+#include <type_traits>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -19,6 +21,7 @@
 #include "core/base/error.h"
 #include "core/config/document.h"
 #include "core/config/field.h"
+#include "core/config/job_paths.h"
 #include "core/config/nearest.h"
 #include "core/config/options.h"
 
@@ -145,7 +148,9 @@ using Fault = std::string;
 // Takes values from TOML into the Document. `fixed`, if set, is where everything was given (an override).
 class Reader {
  public:
-  Reader(Document& document, std::optional<Origin> fixed) : document_(document), fixed_(std::move(fixed)) {}
+  // `folder`: of the file, to which paths are relative; empty: they stay as they stand.
+  Reader(Document& document, std::optional<Origin> fixed, std::filesystem::path folder = {})
+      : document_(document), fixed_(std::move(fixed)), folder_(std::move(folder)) {}
 
   void read_root(const toml::table& root) {
     for (const auto& [key, node] : root) {
@@ -315,10 +320,14 @@ class Reader {
   // `name`: of the value in this document.
   void read_value(const Option& option, const std::string& name, const toml::node& node, JobConfig& job) {
     document_.options.insert_or_assign(name, at(node.source()));
+    document_.notes.erase(name);
     fault_at_ = &node;
     const auto taken = [&]<class T>(const Access<T>& access) {
       T value{};
       Fault fault = take(option, node, value);
+      if constexpr (std::is_same_v<T, std::string>) place(option, name, value);
+      if constexpr (std::is_same_v<T, std::vector<std::string>>)
+        for (std::string& path : value) place(option, name, path);
       if (fault.empty()) access(job) = std::move(value);
       return fault;
     };
@@ -329,6 +338,19 @@ class Reader {
       document_.broken.insert(name);
       add(at(fault_at_->source()), name, fault);
     }
+  }
+
+  // A path to read becomes one beside the file, or stays one in the current directory, which is said.
+  void place(const Option& option, const std::string& name, std::string& path) {
+    if (option.names != Names::read || !option.is_path(path)) return;
+    const std::string given = path;
+    std::error_code error;
+    path = beside_job(folder_, given);
+    if (path == given && !folder_.empty() && std::filesystem::path(given).is_relative() &&
+        std::filesystem::exists(given, error) && !std::filesystem::equivalent(folder_, ".", error))
+      document_.notes.emplace(
+          name, fmt::format("{} = {} is in the current directory; beside {} there is none", name,
+                            toml_string(given), document_.file));
   }
 
   Origin at(const toml::source_region& region) const {
@@ -456,6 +478,7 @@ class Reader {
 
   Document& document_;
   std::optional<Origin> fixed_;
+  std::filesystem::path folder_;
   std::set<std::string> listed_;          // sections whose keys a message has listed
   const toml::node* fault_at_ = nullptr;  // the value, or the element of a list, that a fault lies in
 };
@@ -652,8 +675,8 @@ toml::table parse_toml(const std::string& text, const std::string& file) {
 }
 
 // Reads the file, after the one that it includes, whose keys give way to its own. `outer`: the files that
-// include it, one another.
-void read_file(Document& document, const std::string& text, const std::string& file,
+// include it, one another. `places`: paths are relative to the file.
+void read_file(Document& document, const std::string& text, const std::string& file, bool places,
                std::vector<std::string> outer) {
   const toml::table root = parse_toml(text, file);
   if (const toml::node* const include = root.get(include_key)) {
@@ -671,25 +694,19 @@ void read_file(Document& document, const std::string& text, const std::string& f
       throw UsageError(
           fmt::format("{}: the files include each other: {} -> {}", where(), fmt::join(outer, " -> "), base));
     try {
-      read_file(document, read_job_file(base), base, std::move(outer));
+      read_file(document, read_job_file(base), base, places, std::move(outer));
     } catch (const UsageError& error) {
       throw UsageError(fmt::format("{}\n{}: is read for it", error.what(), where()));
     }
   }
   document.file = file;
-  Reader(document, std::nullopt).read_root(root);
+  Reader(document, std::nullopt, places ? std::filesystem::path(file).parent_path() : "").read_root(root);
 }
 
-}  // namespace
-
-std::string by_command(const std::string& setting) {
-  return command_mark + setting;
-}
-
-Document read_document(const std::string& text, const std::string& file,
-                       std::span<const std::string> overrides) {
+Document read(const std::string& text, const std::string& file, bool places,
+              std::span<const std::string> overrides) {
   Document document;
-  read_file(document, text, file, {});
+  read_file(document, text, file, places, {});
   for (const std::string& override_text : overrides) read_override(document, override_text);
   for (const Option& option : options()) {
     const auto& [key, word] = option.needless_with;
@@ -701,7 +718,23 @@ Document read_document(const std::string& text, const std::string& file,
       document.broken.insert(option.name());
     }
   }
+  document.as_read = document.job;
   return document;
+}
+
+}  // namespace
+
+std::string by_command(const std::string& setting) {
+  return command_mark + setting;
+}
+
+Document read_document(const std::string& text, const std::string& file,
+                       std::span<const std::string> overrides) {
+  return read(text, file, /*places=*/true, overrides);
+}
+
+Document read_document_inside(const std::string& text, const std::string& name) {
+  return read(text, name, /*places=*/false, {});
 }
 
 }  // namespace pptrain::config

@@ -11,7 +11,9 @@
 #include <vector>
 
 #include "core/base/error.h"
+#include "core/config/document.h"
 #include "core/config/field.h"
+#include "core/config/job_paths.h"
 #include "core/config/loader.h"
 #include "core/config/nearest.h"
 #include "core/config/options.h"
@@ -85,25 +87,24 @@ std::string list_reference(const TableList& list) {
   return out;
 }
 
-}  // namespace
-
-std::string to_toml(const JobConfig& job) {
+// The options for which `is_wanted` holds, and all lists of tables; no section without any.
+template <class Wanted>
+std::string job_toml(const JobConfig& job, const Wanted& is_wanted) {
   std::string out;
   for (const std::string& section : sections()) {
-    out += fmt::format("{}[{}]\n", out.empty() ? "" : "\n", section);
+    std::string body;
     for (const Option& option : options()) {
-      if (option.section != section) continue;
+      if (option.section != section || !is_wanted(option)) continue;
       if (const std::optional<std::string> value = toml_value(option, job))
-        out += fmt::format("{} = {}\n", option.key, *value);
+        body += fmt::format("{} = {}\n", option.key, *value);
     }
     for (const TableList& list : lists_of(section)) {
-      for (size_t i = 0; i < list.size(job); ++i) out += table_toml(list, list.only(job, i));
+      for (size_t i = 0; i < list.size(job); ++i) body += table_toml(list, list.only(job, i));
     }
+    if (!body.empty()) out += fmt::format("{}[{}]\n{}", out.empty() ? "" : "\n", section, body);
   }
   return out;
 }
-
-namespace {
 
 std::string section_reference(const std::string& section) {
   std::string out = fmt::format("\n[{}]\n", section);
@@ -144,6 +145,21 @@ std::string reference_of(std::string_view name) {
                          option_reference(*field, list->fresh(), /*commented=*/true));
   }
   throw UsageError(fmt::format("{}: no key or section of a job{}", name, did_you_mean(meant_by(name))));
+}
+
+std::string to_toml(const JobConfig& job) {
+  const JobConfig defaults;
+  return job_toml(job, [&](const Option& option) {
+    const bool acts = !option.acts_when || option.acts_when->test(job);
+    return acts || toml_value(option, job) != toml_value(option, defaults);
+  });
+}
+
+std::string given_toml(const Document& document) {
+  return job_toml(with_absolute_paths(document.as_read), [&](const Option& option) {
+    const std::string name = option.name();
+    return document.given(name) && !document.broken.contains(name) && !document.forgiven.contains(name);
+  });
 }
 
 std::string reference_toml() {

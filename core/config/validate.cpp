@@ -306,12 +306,16 @@ void check_run_dir(Document& document) {
   }
 }
 
-// Does the job's file leave what decides the condition to the command line, or to the ranks launched?
-bool decided_elsewhere(const Document& document, const Condition& condition) {
+// Does the job's file leave what decides the condition to the ranks launched, or to the command line?
+bool filled_by_ranks(const Document& document, const Condition& condition) {
+  return std::ranges::any_of(condition.keys,
+                             [&](const std::string& key) { return document.filled.contains(key); });
+}
+
+bool decided_by_override(const Document& document, const Condition& condition) {
   return std::ranges::any_of(condition.keys, [&](const std::string& key) {
     const auto chosen = document.options.find(key);
-    return (chosen != document.options.end() && chosen->second.from_override) ||
-           document.filled.contains(key);
+    return chosen != document.options.end() && chosen->second.from_override;
   });
 }
 
@@ -336,10 +340,14 @@ void check_conditions(Document& document) {
     const auto given = document.options.find(option.name());
     if (!option.acts_when || given == document.options.end()) continue;
     const Condition& condition = *option.acts_when;
-    const std::optional<std::string> value = toml_value(option, document.job);
+    const std::optional<std::string> value = toml_value(option, document.as_read);
     if (condition.test(document.job) || value == toml_value(option, defaults) || value == condition.harmless)
       continue;
-    if (!given->second.from_override && decided_elsewhere(document, condition)) continue;
+    if (!given->second.from_override && filled_by_ranks(document, condition)) continue;
+    if (!given->second.from_override && decided_by_override(document, condition)) {
+      document.forgiven.insert(option.name());
+      continue;
+    }
     if (std::ranges::any_of(condition.keys,
                             [&](const std::string& key) { return document.broken.contains(key); })) {
       continue;
@@ -368,7 +376,8 @@ void apply_hf_dir(Document& document, const ReadHfConfig& read_hf_config) {
     if (!name.starts_with("model.") || name == "model.hf_dir" || name == "model.init") continue;
     const std::string theirs = toml_value(option, hf).value_or("");
     const std::string ours = toml_value(option, document.job).value_or("");
-    if (!document.given(name) || ours == "0") {
+    const bool acts = !option.acts_when || option.acts_when->test(hf);  // else check_conditions() judges it
+    if (!document.given(name) || ours == "0" || !acts) {
       copy_value(option, hf, document.job);
     } else if (ours != theirs && has_word(fixed_by_hf, option.key)) {
       document.report_conflict(

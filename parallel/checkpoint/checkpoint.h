@@ -71,6 +71,7 @@ struct SaveOptions {
   std::filesystem::path root;
   Layout layout = {};
   std::string job_toml = {};
+  std::string given_toml = {};      // the keys of the job that were given alone
   int64_t keep_last_n = 0;          // the newest that stay; 0: all
   std::filesystem::path keep = {};  // one that stays whatever its age: what the run began with; "" for none
   int64_t keep_best_n = 0;          // those of the lowest validation losses, which stay whatever their age

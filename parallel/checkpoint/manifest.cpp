@@ -195,6 +195,7 @@ Manifest parse(const json& document) {
   document.at("job").get_to(manifest.job_toml);
   document.at("files").get_to(manifest.files);
   if (document.contains("attachments")) document.at("attachments").get_to(manifest.attachments);
+  if (document.contains("given")) document.at("given").get_to(manifest.given_toml);
   return manifest;
 }
 
@@ -218,6 +219,7 @@ std::string to_text(const Manifest& manifest) {
                    {"layout", manifest.layout}, {"job", manifest.job_toml},  {"files", manifest.files}};
   try {
     if (!manifest.attachments.empty()) document["attachments"] = manifest.attachments;
+    if (!manifest.given_toml.empty()) document["given"] = manifest.given_toml;
     document[own_checksum] = checksum_without_own(document);
     return document.dump(1) + "\n";
   } catch (const json::exception& error) {

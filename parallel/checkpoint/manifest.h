@@ -49,6 +49,7 @@ struct Manifest {
   std::string job_toml;
   std::vector<FileEntry> files;
   std::vector<Attachment> attachments = {};
+  std::string given_toml = {};  // the keys of the job that were given, where the writing run said them
 
   // There is no optimizer state.
   bool weights_alone() const;

@@ -108,8 +108,11 @@ void Save::run() {
     mine = write();
     to_text(mine);  // what cannot be described fails here, where all ranks hear of it
   });
-  const Manifest manifest{
-      .state = state_, .layout = options_.layout, .job_toml = options_.job_toml, .files = gather(mine)};
+  const Manifest manifest{.state = state_,
+                          .layout = options_.layout,
+                          .job_toml = options_.job_toml,
+                          .files = gather(mine),
+                          .given_toml = options_.given_toml};
   agreed([&] { publish(manifest); });
   int64_t bytes = 0;
   for (const FileEntry& entry : mine) bytes += static_cast<int64_t>(entry.bytes);

@@ -116,7 +116,7 @@ def measure_pptrain(args, contender: Contender, folder: Path) -> None:
     contender.loss = records[-1]["loss"]
     contender.figures.peak_bytes.append(peaks)
     if contender.schedule == "auto":
-        job = tomllib.loads((folder / "run" / "job.toml").read_text())["distributed"]
+        job = tomllib.loads((folder / "run" / "resolved.toml").read_text())["distributed"]
         contender.chosen = f"{job['pp_schedule']}, layers per stage {job['pp_split']}"
 
 

@@ -46,6 +46,8 @@ class Installation(unittest.TestCase):
         work = self.folder / "work"
         shutil.copytree(self.prefix / "share/pptrain/configs", work / "configs")
         self.assertEqual(run([self.program, "--version"], work).stdout.split("\n")[0], f"pptrain {version_of_the_project()}")
+        elsewhere = run([self.program, "check", "--config", self.prefix / "share/pptrain/configs/shakespeare.toml"], work).stdout
+        self.assertIn("It would start here.", elsewhere)
         job = ["--config", "configs/shakespeare.toml", *QUICK]
         self.assertIn("tokens/s", run([self.program, "plan", *job, "--costs", "modelled"], work).stdout)
         run([self.program, *job], work)

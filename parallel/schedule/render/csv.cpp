@@ -147,7 +147,7 @@ Schedule parse_csv(const std::string& text, const std::string& name) {
   return Parser(rows, name).run();
 }
 
-Schedule load_schedule(const std::filesystem::path& path) {
+Schedule load_schedule(const std::filesystem::path& path, int sequence_slices) {
   if (const std::string kind = special_file(path); !kind.empty())
     throw UsageError(fmt::format("the schedule file {} is {}; expected a file", path.string(), kind));
   std::ifstream file(path, std::ios::binary);
@@ -155,6 +155,7 @@ Schedule load_schedule(const std::filesystem::path& path) {
   std::ostringstream text;
   text << file.rdbuf();
   Schedule schedule = parse_csv(text.str(), path.string());
+  schedule.sequence_slices = sequence_slices;
   try {
     validate(schedule);
   } catch (const Error& error) {

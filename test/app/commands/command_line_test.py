@@ -149,11 +149,12 @@ class CommandLine(Case):
     def test_check_says_whether_the_job_would_start_here(self):
         out = self.pptrain("check", "--config", self.job).stdout
         lines = out.splitlines()
-        self.assertEqual([line.split()[:2] for line in lines[:5]],
-                         [["job", "OK"], ["world", "OK"], ["device", "OK"], ["memory", "OK"], ["data", "OK"]])
+        self.assertEqual([line.split()[:2] for line in lines[:6]],
+                         [["job", "OK"], ["world", "OK"], ["device", "OK"], ["memory", "OK"], ["data", "OK"], ["run", "OK"]])
         self.assertIn("2 ranks (pp 2)", lines[1])
         self.assertIn(f"1 file, {TEXT.stat().st_size:,} bytes", lines[4])
-        self.assertEqual(lines[5:], ["It would start here."])
+        self.assertIn("a new run in runs/default", lines[5])
+        self.assertEqual(lines[6:], ["It would start here."])
         needed, program = map(float, re.search(r"needs ([\d.]+) MB, and ([\d.]+) MB in each process for the program;", lines[3]).groups())
         self.assertGreater(program, 100)  # LibTorch alone; the job's bytes are its own
         self.assertGreater(needed, 0.1)
@@ -912,7 +913,7 @@ class CommandLine(Case):
 
     def test_resolved_job_runs_again(self):
         self.copy_whole("first")
-        resolved = self.folder / "first/job.toml"
+        resolved = self.folder / "first/resolved.toml"
         self.pptrain("--config", resolved, "--set", f'run.dir="{self.folder / "second"}"')
         self.assertEqual(self.numbers("first"), self.numbers("second"))
 

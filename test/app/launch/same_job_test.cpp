@@ -112,6 +112,21 @@ TEST_CASE("data files count by what they hold") {
              contains_text(" bytes, fingerprint "));
 }
 
+TEST_CASE("a tokenizer counts by what it holds") {
+  const TemporaryFolder folder;
+  const auto identity_with = [&](const std::string& name, const std::string& text) {
+    write_file(folder.path() / name / "tokenizer.json", text);
+    const app::Plan plan =
+        plan_of(shakespeare, {"data.format=bin", "data.tokenizer=" + (folder.path() / name).string()});
+    Identity all = app::identity(plan), files = app::files_identity(plan);
+    all.insert(all.end(), files.begin(), files.end());
+    return all;
+  };
+  const Identity here = identity_with("a", "{}");
+  CHECK(compare({here, identity_with("b", "{}")}) == std::vector<std::string>(2));
+  CHECK_THAT(compare({here, identity_with("c", "{ }")})[1], contains_text("the tokenizer is 3 bytes"));
+}
+
 TEST_CASE("a rank that cannot read its files says so, and no other is blamed") {
   const TemporaryFolder folder;
   std::ofstream(folder.path() / "gone") << std::string(4000, 'a');

@@ -16,9 +16,11 @@
 #include "app/forecast/prediction.h"
 #include "app/forecast/search.h"
 #include "core/base/error.h"
+#include "core/config/job_paths.h"
 #include "core/config/loader.h"
 #include "core/config/options.h"
 #include "parallel/schedule/generators/generators.h"
+#include "parallel/schedule/render/csv.h"
 #include "test/app/small_job.h"
 #include "test/support/catch.h"
 
@@ -306,14 +308,73 @@ TEST_CASE("a searched schedule is the same each time, no slower than the named o
   CHECK(fingerprint(plan_with(job)) == fingerprint(plan));
 
   const pptrain::config::JobConfig saved = job_to_save(plan);
-  CHECK(saved.distributed.pp_schedule == (std::filesystem::path(plan.job.run.dir) / "schedule.csv").string());
-  CHECK(job_to_save(plan_with({})) == plan_with({}).job);
+  CHECK(saved.distributed.pp_schedule ==
+        std::filesystem::absolute(std::filesystem::path(plan.job.run.dir) / "schedule.csv").string());
+  CHECK(job_to_save(plan_with({})) == pptrain::config::with_absolute_paths(plan_with({}).job));
   // The numbers tell what is missing.
   const std::string refused = refusal(with(job, {"distributed.pp_memory_gb=1e-6"}));
   const std::regex numbers("no schedule fits into (\\S+) GB a rank: .* needs (\\S+) GB\\.");
   std::smatch found;
   REQUIRE(std::regex_search(refused, found, numbers));
   CHECK(std::stod(found.str(1)) < std::stod(found.str(2)));
+}
+
+TEST_CASE("a kept order reads back, whatever a microbatch is: whole or in slices, the head spread or not") {
+  const pptrain::test::TemporaryFolder folder;
+  const Overrides base = {"distributed.pp=2", "train.grad_accum_steps=4",
+                          "run.dir=" + folder.path().string()};
+  const Overrides slices = {"distributed.pp_sequence_slices=2"}, spread = {"distributed.pp_head=spread"};
+  const Overrides search = {"distributed.pp_schedule=search"}, zbv = {"distributed.pp_schedule=zbv"};
+  const Overrides chosen = {"distributed.pp_schedule=auto", "distributed.pp_sequence_slices=0",
+                            "distributed.pp_head=auto"};
+  for (const Overrides& more : {search, with(search, slices), with(zbv, spread), with(zbv, spread, slices),
+                                with(search, spread, slices), chosen}) {
+    CAPTURE(more);
+    const pptrain::app::Plan plan =
+        pptrain::app::parse_plan(pptrain::test::small_job_text(), "small.toml", with(base, more));
+    if (plan.keeps_schedule)
+      pptrain::test::write_file(folder.path() / "schedule.csv", pptrain::schedule::write_csv(plan.compute));
+    const pptrain::config::JobConfig saved = job_to_save(plan);
+    const pptrain::app::Plan again =
+        pptrain::app::parse_plan(pptrain::config::to_toml(saved), "resolved.toml", {});
+    CHECK(job_to_save(again) == saved);
+    CHECK((again.schedule.actions == plan.schedule.actions));
+    CHECK(again.layers == plan.layers);
+  }
+}
+
+TEST_CASE("jobs of every kind of data read back to themselves, in full and as they were given") {
+  const Overrides texts = {"data.format=jsonl", "data.tokenizer=t.json"};
+  const std::string two = R"(data.sources=[{name="a", path="a.txt", weight=2, val_fraction=0.5},
+                             {name="b", path=["b*.bin", "c"], format="bin", val_path="d.bin"}])";
+  std::string no_path = pptrain::test::small_job_text();
+  no_path.erase(no_path.find("[data]"), no_path.find("[optimizer]") - no_path.find("[data]"));
+  std::string random = no_path;
+  random.erase(random.find("[eval]"), random.find("[checkpoint]") - random.find("[eval]"));
+  const std::vector<std::pair<std::string, Overrides>> jobs = {
+      {pptrain::test::small_job_text(), texts},
+      {pptrain::test::small_job_text(), with(texts, {"data.prompt_key=p", "data.completion_key=c"})},
+      {pptrain::test::small_job_text(), with(texts, {"data.tokens_key=t", "data.labels_key=l"})},
+      {pptrain::test::small_job_text(),
+       with(texts, {"data.messages_key=m", "data.chat.template=qwen", "data.cache=cache"})},
+      {pptrain::test::small_job_text(),
+       with(texts, {"data.messages_key=m", "data.chat.user_prefix=U", "data.chat.assistant_prefix=A"})},
+      {pptrain::test::small_job_text(),
+       {"data.format=bin", "data.dtype=uint32", "data.document_end=3", "data.lengths=exact"}},
+      {no_path, {two}},
+      {random, {"data.format=random"}},
+  };
+  const pptrain::app::LoadOptions options{.needs_files = false};
+  for (const auto& [text, overrides] : jobs) {
+    CAPTURE(overrides);
+    const pptrain::app::Plan plan = pptrain::app::parse_plan(text, "small.toml", overrides, options);
+    const pptrain::config::JobConfig saved = job_to_save(plan);
+    CHECK(job_to_save(pptrain::app::parse_plan(pptrain::config::to_toml(saved), "full.toml", {}, options)) ==
+          saved);
+    const pptrain::app::Plan again = pptrain::app::parse_plan(plan.given, "given.toml", {}, options);
+    CHECK(again.given == plan.given);
+    CHECK(identity(again) == identity(plan));
+  }
 }
 
 TEST_CASE("the fingerprint is of what ranks must agree on") {

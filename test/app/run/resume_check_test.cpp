@@ -19,7 +19,7 @@ config::JobConfig plain_job() {
   job.model.head_dim = 64;
   job.train.seq_len = 128;
   job.train.micro_batch_size = 2;
-  job.data.path = {"here/data.bin"};
+  job.data.path = {"/here/data.bin"};
   return job;
 }
 
@@ -83,7 +83,7 @@ TEST_CASE("of weights alone the model counts, and all else begins anew") {
     job.optimizer.name = "muon";
     job.run.seed = 7;
     job.train.seq_len = 256;
-    job.data.path = {"there/data.bin"};
+    job.data.path = {"/there/data.bin"};
   });
   const ResumeTerms terms = check_resume(saved, other, "bbbb");
   CHECK(terms.new_data);
@@ -127,11 +127,11 @@ TEST_CASE("what changes the order of the data is refused, unless the job says wh
 }
 
 TEST_CASE("data are what a file holds, not where it lies") {
-  const config::JobConfig moved = changed([](auto& job) { job.data.path = {"there/data.bin"}; });
+  const config::JobConfig moved = changed([](auto& job) { job.data.path = {"/there/data.bin"}; });
   const ResumeTerms terms = check_resume(saved_by(plain_job()), moved, "aaaa");
   CHECK_FALSE(terms.new_data);
   REQUIRE(terms.remarks.size() == 1);
-  CHECK_THAT(terms.remarks[0], contains_text("data.path was \"here/data.bin\", is \"there/data.bin\""));
+  CHECK_THAT(terms.remarks[0], contains_text("data.path was \"/here/data.bin\", is \"/there/data.bin\""));
   CHECK_THROWS_WITH(check_resume(saved_by(plain_job()), plain_job(), "bbbb"),
                     contains_text("data.path held other data (fingerprint aaaa, is bbbb)"));
   // A checkpoint without a fingerprint: the path is all there is.

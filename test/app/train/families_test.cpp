@@ -3,7 +3,10 @@
 #include <cmath>
 
 #include "core/base/error.h"
+#include "core/config/options.h"
+#include "models/hf_config.h"
 #include "models/registry.h"
+#include "parallel/schedule/render/csv.h"
 #include "test/app/checkpoint_elements.h"
 #include "test/app/small_job.h"
 #include "test/support/bounds.h"
@@ -90,6 +93,35 @@ void check_equal(const Run& made, const Run& expected) {
   CHECK(made.elements == expected.elements);
 }
 
+// The same job of [model.hf_dir] alone.
+std::string no_model_text() {
+  const std::string text = test::small_job_text();
+  return text.substr(text.find("[train]"));
+}
+
+// As runs of older versions keep their job: all keys, whether they act or not.
+std::string every_key(const config::JobConfig& job) {
+  std::string text, section;
+  for (const config::Option& option : config::options()) {
+    const auto value = toml_value(option, job);
+    if (!value) continue;
+    if (option.section != section) text += fmt::format("[{}]\n", section = option.section);
+    text += fmt::format("{} = {}\n", option.key, *value);
+  }
+  return text;
+}
+
+void check_reads_back(const app::Plan& plan) {
+  const config::JobConfig saved = job_to_save(plan);
+  if (plan.keeps_schedule) test::write_file(saved.distributed.pp_schedule, schedule::write_csv(plan.compute));
+  CHECK(job_to_save(app::parse_plan(config::to_toml(saved), "resolved.toml", {})) == saved);
+  CHECK(job_to_save(app::parse_plan(every_key(saved), "older.toml", {})) == saved);
+  const app::Plan again = app::parse_plan(plan.given, "given.toml", {});
+  CHECK(again.given == plan.given);
+  CHECK(job_to_save(again) == saved);
+  CHECK(fingerprint(again) == fingerprint(plan));
+}
+
 void check_close(const Run& made, const Run& expected) {
   for (size_t step = 0; step < 2; ++step) {
     const auto ours = nlohmann::json::parse(made.result.metrics[step]),
@@ -100,6 +132,29 @@ void check_close(const Run& made, const Run& expected) {
 }
 
 }  // namespace
+
+// Of every family, on pipelines and meshes, with its sizes from the job or from a Hugging Face directory.
+TEST_CASE("every family's job reads back to itself, in full and as it was given", "[families]") {
+  const test::TemporaryFolder folder;
+  for (const models::Architecture* family : models::architectures) {
+    CAPTURE(family->name);
+    const Overrides settings = settings_of(*family);
+    config::ModelSection model = app::parse_plan(job_text(), "small.toml", settings).job.model;
+    models::finish_model(model, 16, [](auto, const std::string&) {});  // DeepSeek's config.json says more
+    const auto hf = folder.path() / std::string(family->name);
+    test::write_file(hf / "config.json", models::hf_config(model, at::kFloat, {}).dump());
+    const Overrides by_hf = {fmt::format("model.hf_dir={}", hf.string()), "train.grad_accum_steps=4"};
+    for (const Overrides& layout :
+         {Overrides{}, Overrides{"distributed.pp=2", "distributed.pp_schedule=zbv"},
+          Overrides{"distributed.pp=2", "distributed.pp_schedule=auto", "distributed.dp_replicate=2"},
+          Overrides{"distributed.pp=2", "distributed.pp_split=cost", "distributed.dp_shard=2"}}) {
+      CAPTURE(layout);
+      const Overrides here = with(layout, {"run.dir=" + folder.path().string()});
+      check_reads_back(app::parse_plan(job_text(), "small.toml", with(settings, here)));
+      check_reads_back(app::parse_plan(no_model_text(), "small.toml", with(by_hf, here)));
+    }
+  }
+}
 
 TEST_CASE("every family gives the bits of one rank under any pipeline and over shards", "[families]") {
   for (const models::Architecture* architecture : models::architectures) {

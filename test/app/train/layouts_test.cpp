@@ -1,9 +1,8 @@
 // Losses, grad norms and weights must be equal bit for bit whatever the pipeline layout.
 #include <array>
 
+#include "app/plan/run_files.h"
 #include "core/base/error.h"
-#include "core/config/differences.h"
-#include "core/io/files.h"
 #include "parallel/schedule/generators/generators.h"
 #include "test/app/small_job.h"
 #include "test/support/bounds.h"
@@ -236,10 +235,9 @@ TEST_CASE("a searched schedule gives the same bits, and is kept beside the run",
   const JobResult reference = run_small_job(text, folder.path() / "reference", base);
   check_equal(reference,
               run_small_job(text, folder.path() / "run", with(two, {"distributed.pp_schedule=search"})));
-  const auto job = pptrain::config::read_saved_job(
-      pptrain::io::read_small_file(folder.path() / "run" / "job.toml", 1 << 20), "job.toml");
+  const auto job = pptrain::app::read_resolved_job(folder.path() / "run");
   const std::string file = (folder.path() / "run" / "schedule.csv").string();
-  CHECK(job.distributed.pp_schedule == file);
+  CHECK(job.value().distributed.pp_schedule == file);
   check_equal(reference,
               run_small_job(text, folder.path() / "again", with(two, {"distributed.pp_schedule=" + file})));
 }

@@ -102,7 +102,7 @@ TEST_CASE("the order of a spread head is kept beside the run, which goes on from
   const JobResult first = run_small_job(small_job_text(), run_dir, job);
   const std::string order = content(run_dir / "schedule.csv");
   CHECK(order.find("0S0") != std::string::npos);
-  const std::string saved = content(run_dir / "job.toml");
+  const std::string saved = content(run_dir / "resolved.toml");
   CHECK(saved.find("schedule.csv") != std::string::npos);
   const JobResult again =
       run(with(job, Overrides{"distributed.pp_schedule=" + (run_dir / "schedule.csv").string()}));

@@ -38,15 +38,15 @@ TEST_CASE("differences come with both values") {
 TEST_CASE("sources are compared field by field, and decide the data; other numbers of them as a whole") {
   JobConfig saved;
   saved.data.sources.resize(2);
-  saved.data.sources[0].path = {"here"};
+  saved.data.sources[0].path = {"/here"};
   JobConfig now = saved;
   CHECK(differences(saved, now).empty());
   now.data.sources[1].weight = 2;
-  now.data.sources[0].path = {"elsewhere"};
+  now.data.sources[0].path = {"/elsewhere"};
   now.data.sources[0].val_path = {"held out"};
   const std::vector<Difference> found = differences(saved, now);
   REQUIRE(found.size() == 3);
-  CHECK(describe(found[0]) == "data.sources[0].path was \"here\", is \"elsewhere\"");
+  CHECK(describe(found[0]) == "data.sources[0].path was \"/here\", is \"/elsewhere\"");
   CHECK(found[0].effect == Effect::data);
   CHECK(found[1].effect == Effect::course);
   CHECK(describe(found[2]) == "data.sources[1].weight was 1.0, is 2.0");

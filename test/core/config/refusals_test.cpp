@@ -385,8 +385,10 @@ TEST_CASE("files that must exist") {
                           "model.vocab_size=256", "model.num_hidden_layers=4", "model.num_attention_heads=4"};
   const std::string good = "[data]\npath = '" + folder.data() + "'\n";
   REQUIRE(refusal(good, rest) == "");
-  CHECK_THAT(refusal("[data]\npath = 'no/such.txt'\n", rest),
-             StartsWith("job.toml:2:8: data.path: \"no/such.txt\" does not exist (a path is relative to "));
+  CHECK_THAT(
+      refusal("[data]\npath = 'no/such.txt'\n", rest),
+      StartsWith(
+          "job.toml:2:8: data.path: \"no/such.txt\" does not exist (a path is relative to the job's file"));
   // The folder has a text file, and no .bin.
   CHECK(refusal("[data]\npath = '" + folder.path() + "'\n", rest).empty());
   CHECK(refusal(good + "val_path = '" + folder.path() + "'\n[eval]\ninterval = 1\n", rest).empty());

@@ -1,5 +1,6 @@
 #include "parallel/schedule/render/csv.h"
 
+#include <filesystem>
 #include <fstream>
 #include <sstream>
 
@@ -77,6 +78,15 @@ TEST_CASE("the shipped schedule files are sound, and are what their names say") 
   }
   const Schedule with = load_schedule(shipped + "1f1b_p2_m4_with_communication.csv");
   CHECK(write_csv(with) == write_csv(lower(make_schedule({.name = "1f1b", .ranks = 2, .microbatches = 4}))));
+}
+
+TEST_CASE("a file of sequence slices is proven as such") {
+  const Schedule made = make_schedule({.name = "1f1b", .ranks = 2, .microbatches = 3, .sequence_slices = 2});
+  const std::filesystem::path path = std::filesystem::temp_directory_path() / "pptrain_slices.csv";
+  std::ofstream(path) << write_csv(made);
+  CHECK(load_schedule(path, 2).actions == made.actions);
+  CHECK_THROWS_WITH(load_schedule(path), contains_text("is unsound"));
+  std::filesystem::remove(path);
 }
 
 TEST_CASE("PyTorch's text with communication is read and proven") {
