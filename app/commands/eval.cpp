@@ -238,7 +238,7 @@ int eval(const EvalArguments& given) {
     Plan plan = load_plan(arguments.config, overrides,
                           {.world = world_of(arguments), .needs_files = false, .reads_data = false});
     ids = wanted_ids(arguments);
-    Generator::check(with_all_positions(plan.model, plan.job), ids, 0, 1);
+    Generator::check(plan.model, ids, 0, 1);
     return plan;
   };
   return run_ranks(load, [&](RunContext& context) {
