@@ -109,7 +109,7 @@ peak_tflops = 1
 }
 
 // Of the small job's heads, and all lengths up to four times `length`, from which on frequencies are others.
-inline Overrides longrope(int64_t length) {
+inline Overrides longrope_up_to(int64_t length) {
   return {"model.arch=phi3",
           fmt::format("model.max_position_embeddings={}", 4 * length),
           "model.rope_scaling.rope_type=longrope",

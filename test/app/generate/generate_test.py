@@ -29,7 +29,6 @@ disable_progress_bar()
 torch.set_num_threads(1)  # quicker for models as small as these
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "support"))
 from pptrain import run, sets  # noqa: E402
-import published_models  # noqa: E402
 from transformers_models import FAMILIES, build_family, shake_norms  # noqa: E402
 
 PPTRAIN = pathlib.Path(sys.argv.pop(1)).resolve()
@@ -342,30 +341,13 @@ class Generate(unittest.TestCase):
                         for line, loss in zip(lines, expected):
                             self.assertLess(abs(line["loss"] - loss), 2e-5)
 
-    def test_published_phi_models_switch_at_4096_tokens(self):
-        for name in ("Phi-3.5-mini-instruct", "Phi-4-mini-instruct"):
-            with tempfile.TemporaryDirectory() as path, self.subTest(model=name):
-                folder = pathlib.Path(path)
-                self.prepare(folder, "llama")
-                model = published_models.write(folder / "hf", name, dtype=torch.float32)
-                settings = self.settings(folder, [f'model.hf_dir="{folder}/hf"'])
-                ids = torch.randint(published_models.VOCAB, (4097,), generator=torch.Generator().manual_seed(5)).tolist()
-                for length in (40, 4096, 4097):
-                    (folder / "ids.txt").write_text("\n".join(map(str, ids[:length])))
-                    self.pptrain("eval", *settings, "--ids", folder / "ids.txt", "--logits", folder / "out.npy")
-                    ours = torch.from_numpy(numpy.load(folder / "out.npy"))
-                    theirs = logits_of(model, ids[:length])
-                    self.assertLess(((ours - theirs).norm() / theirs.norm()).item(), 1e-4)
-                done = self.pptrain("generate", *settings, "--prompt-ids", ",".join(map(str, ids[:4094])), "--greedy", "--json",
-                                    "--max-tokens", 6)
-                self.assertEqual(json.loads(done.stdout)["ids"], greedy(model, ids[:4094], 6))
-
     def test_eval_of_a_run_is_its_own_validation(self):
         for name in BY_LENGTH:
             with tempfile.TemporaryDirectory() as path, self.subTest(rope=name):
                 folder = pathlib.Path(path)
-                _, settings = self.by_length(folder, name)
-                self.pptrain("train", *settings("model.init=hf", "train.steps=2", "train.grad_accum_steps=1", "eval.interval=1"))
+                self.by_length(folder, name)
+                keys = [f'model.hf_dir="{folder}/hf"', *BY_LENGTH[name][2], "model.init=hf", "train.steps=2", "train.grad_accum_steps=1"]
+                self.pptrain("--config", folder / "job.toml", *sets(*keys, "eval.interval=1"))
                 records = [json.loads(line) for line in (folder / "run/metrics.jsonl").read_text().splitlines()]
                 losses = [record["eval_loss"] for record in records if "eval_loss" in record]
                 self.assertEqual(2, len(losses))

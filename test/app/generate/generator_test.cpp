@@ -121,9 +121,10 @@ TEST_CASE("every pipeline generates what passes over whole sequences give", "[ge
 
 // Where a text crosses the original length, its keys are computed again; others of its pass are not.
 TEST_CASE("LongRoPE generates what passes over whole sequences give, each by its own length", "[generator]") {
-  const Overrides model = with(longrope(8), {"model.max_position_embeddings=64"});
+  const Overrides model = with(longrope_up_to(8), {"model.max_position_embeddings=64"});
   const auto expected = generate_plainly(model, greedy());
-  CHECK(expected != generate_plainly(with(longrope(64), {"model.max_position_embeddings=64"}), greedy()));
+  CHECK(expected !=
+        generate_plainly(with(longrope_up_to(64), {"model.max_position_embeddings=64"}), greedy()));
   for (const Overrides& layout : {Overrides{}, pipelined("1f1b", 2), pipelined("zbv", 2),
                                   Overrides{"distributed.tp=2"}, Overrides{"distributed.cp=2"}}) {
     CAPTURE(layout);

@@ -179,7 +179,7 @@ TEST_CASE(
                                          {"distributed.cp=2", "distributed.cp_kind=ring"},
                                          {"distributed.cp=2", "distributed.cp_kind=ulysses"},
                                          {"distributed.pp=2", "distributed.pp_sequence_slices=2"}};
-  for (const Overrides& variant : {test::longrope(12), test::dynamic_rope(12)}) {
+  for (const Overrides& variant : {test::longrope_up_to(12), test::dynamic_rope(12)}) {
     for (const Mode& mode : {Mode{"best_fit", "exact"}, Mode{"none", "fixed"}, Mode{"none", "padded"}}) {
       const Overrides common =
           with(base, variant, mode.overrides(), Overrides{"train.micro_batch_size=2", "optimizer.lr=1e-3"});
