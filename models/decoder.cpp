@@ -94,4 +94,9 @@ std::vector<nn::RopeConfig> rope_tables(const ModelConfig& model) {
   return tables;
 }
 
+bool recomputes_keys_at(const ModelConfig& model, int64_t length) {
+  return model.rope_scaling.rope_type == config::RopeType::longrope &&
+         length == model.rope_scaling.original_max_position_embeddings + 1;
+}
+
 }  // namespace pptrain::models

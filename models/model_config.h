@@ -46,7 +46,7 @@ struct ModelConfig {
   int64_t kv_heads = 0;  // divides heads
   int64_t head_dim = 0;  // even; heads * head_dim may differ from hidden
   int64_t vocab = 0;
-  int64_t max_seq = 0;  // positions that the rotary tables cover
+  int64_t max_seq = 0;  // train.seq_len
   double rope_theta = 10000;
   config::RopeScaling rope_scaling = {};
   double norm_eps = 1e-6;
@@ -69,6 +69,8 @@ struct ModelConfig {
   config::LoraSection lora = {};
   std::vector<config::OptimizerGroup> groups = {};
 
+  // Tokens of the longest text that the model takes.
+  int64_t longest_text() const { return std::max(max_seq, max_positions); }
   LayerKind kind(int64_t layer) const {
     return layer_kinds.empty() ? LayerKind() : layer_kinds[static_cast<size_t>(layer)];
   }

@@ -6,13 +6,13 @@
 #include <spdlog/fmt/fmt.h>
 #include <spdlog/fmt/ranges.h>
 
+#include <algorithm>
 #include <ranges>
 #include <utility>
 
 #include "core/base/error.h"
 #include "core/kernels/dry_run.h"
 #include "core/nn/feed_forward.h"
-#include "core/nn/rope.h"
 #include "models/decoder.h"
 #include "models/learning.h"
 #include "models/registry.h"
@@ -25,6 +25,24 @@ template <typename... Values>
 void require(bool holds, const StageSlice& stage, fmt::format_string<Values...> text, Values&&... values) {
   if (!holds)
     throw Error(fmt::format("stage {}: {}", stage.index, fmt::format(text, std::forward<Values>(values)...)));
+}
+
+// Of the documents that this rank, or slice, has tokens of.
+std::vector<nn::TextPiece> pieces_of(const data::Microbatch& data) {
+  std::vector<nn::TextPiece> pieces;
+  const auto add = [&](int64_t document, int64_t skipped, int64_t tokens) {
+    const int64_t length = data.text_length(document);
+    const int64_t cached = std::max<int64_t>(0, length - data.segments.length(document));
+    pieces.push_back({.length = length, .first = cached + skipped, .tokens = tokens});
+  };
+  if (!data.context) {
+    for (int64_t i = 0; i < data.segments.documents(); ++i) add(i, 0, data.segments.length(i));
+    return pieces;
+  }
+  for (const tokens::DocumentPiece& own :
+       tokens::document_pieces(*data.context, data.context->part, data.segments))
+    add(own.document, own.begin - data.segments.first(own.document), own.length);
+  return pieces;
 }
 
 }  // namespace
@@ -148,8 +166,7 @@ void TransformerStage::materialise(at::Device device, at::ScalarType compute_dty
   store_.materialise(device, compute_dtype, with_gradients, place_of);
   size_chunks_for(device.type());
   ropes_.clear();
-  for (const nn::RopeConfig& rope : rope_tables(model_))
-    ropes_.push_back(nn::make_rope_table(rope, model_.max_seq, device));
+  for (const nn::RopeConfig& rope : rope_tables(model_)) ropes_.emplace_back(rope, model_.max_seq, device);
 }
 
 void TransformerStage::size_chunks_for(at::DeviceType device) {
@@ -172,8 +189,6 @@ at::Tensor TransformerStage::own_rows(const at::Tensor& list, int64_t tokens) co
   return list.narrow(0, cut.begin(tokens, cut.rank), cut.count(tokens));
 }
 
-// The rotary tables must reach every position. Reading the positions themselves would wait for a GPU, whose
-// kernel gives NaN beyond the tables.
 void TransformerStage::check(const data::Microbatch& data) const {
   const int64_t tokens = data.token_count();
   const int ranks = region_->cut().size;
@@ -181,24 +196,35 @@ void TransformerStage::check(const data::Microbatch& data) const {
           "positions [{}] of a list of {} tokens", fmt::join(data.positions.sizes(), ", "), tokens);
   require(tokens >= ranks, slice_, "a list of {} tokens cannot be shared out to {} tensor-parallel ranks",
           tokens, ranks);
-  require(data.segments.longest <= model_.max_seq, slice_,
-          "a document of {} tokens, but the rotary tables end at {}", data.segments.longest, model_.max_seq);
-  if (!data.positions.is_cpu()) return;
-  const auto [lowest, highest] = at::aminmax(data.positions);
+  require(data.segments.longest <= model_.longest_text(), slice_,
+          "a document of {} tokens, but the model takes {}", data.segments.longest, model_.longest_text());
+}
+
+// Reading positions would wait for a GPU, whose kernel gives NaN beyond the tables.
+void TransformerStage::check_positions(const nn::TokenInfo& info) const {
+  if (!info.positions.is_cpu()) return;
+  int64_t reach = model_.longest_text();
+  for (const nn::Rotation& rotation : info.ropes) {
+    if (!rotation.rows.defined()) reach = std::min(reach, rotation.table.cos.size(0));
+  }
+  const auto [lowest, highest] = at::aminmax(info.positions);
   const int low = lowest.item<int>(), high = highest.item<int>();
-  require(low >= 0 && high < model_.max_seq, slice_,
-          "positions from {} to {}, but the rotary tables hold [0, {})", low, high, model_.max_seq);
+  require(low >= 0 && high < reach, slice_, "positions from {} to {}, outside of [0, {})", low, high, reach);
 }
 
 nn::TokenInfo TransformerStage::info_of(const data::Microbatch& data) const {
   check(data);
-  return {.positions = data.positions,
-          .segments = data.segments,
-          .ropes = ropes_,
-          .context = data.context,
-          .filling = own_rows(data.filling, data.token_count()),
-          .global_tokens = data.global_tokens,
-          .global_targets = data.global_targets};
+  const std::vector<nn::TextPiece> pieces = pieces_of(data);
+  nn::TokenInfo info{.positions = data.positions,
+                     .segments = data.segments,
+                     .ropes = {},
+                     .context = data.context,
+                     .filling = own_rows(data.filling, data.token_count()),
+                     .global_tokens = data.global_tokens,
+                     .global_targets = data.global_targets};
+  for (nn::Rope& rope : ropes_) info.ropes.push_back(rope.turn(pieces));
+  check_positions(info);
+  return info;
 }
 
 Residual TransformerStage::enter(const data::Microbatch& data, at::Tensor input) const {

@@ -23,6 +23,7 @@
 #include "core/nn/norm.h"
 #include "core/nn/parameter.h"
 #include "core/nn/region.h"
+#include "core/nn/rope.h"
 #include "core/nn/token_info.h"
 #include "core/nn/vocabulary.h"
 #include "core/nn/weight_access.h"
@@ -77,7 +78,7 @@ class TransformerStage final : public pipeline::Stage {
   TransformerStage(const ModelConfig& model, const StageSlice& slice, Recompute recompute = Recompute::none,
                    const Seams& seams = {});
 
-  // Allocates parameters and rotary tables. compute_dtype: float32 or bfloat16. Then fill the masters:
+  // Allocates parameters. compute_dtype: float32 or bfloat16. Then fill the masters:
   // parameters().initialise(seed), load_hf_weights, or a checkpoint and refresh_compute().
   void materialise(at::Device device, at::ScalarType compute_dtype, bool with_gradients = true,
                    const nn::ParameterStore::PlaceOf& place_of = {});
@@ -184,7 +185,8 @@ class TransformerStage final : public pipeline::Stage {
   template <typename Declare>
   Groups declare(const Declare& declare);
 
-  void check(const data::Microbatch& data) const;  // throws Error
+  void check(const data::Microbatch& data) const;         // throws Error
+  void check_positions(const nn::TokenInfo& info) const;  // throws Error
   nn::TokenInfo info_of(const data::Microbatch& data) const;
   at::Tensor own_rows(const at::Tensor& list, int64_t tokens) const;
   int64_t share(const data::Microbatch& data) const;  // rows of this rank
@@ -215,8 +217,8 @@ class TransformerStage final : public pipeline::Stage {
   std::optional<nn::Norm> norm_;
   nn::Weight* head_weight_ = nullptr;
   std::optional<nn::LinearCrossEntropy> head_;
-  nn::Weight lent_head_;  // its weight undefined where none is lent
-  std::vector<kernels::RopeTable> ropes_;
+  nn::Weight lent_head_;                 // its weight undefined where none is lent
+  mutable std::vector<nn::Rope> ropes_;  // which keep tables
 
   Groups embedding_groups_, norm_groups_, head_groups_;
   std::vector<Groups> block_groups_;

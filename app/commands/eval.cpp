@@ -242,7 +242,7 @@ int eval(const EvalArguments& given) {
     options.needs_files = options.reads_data = false;
     Plan plan = load_plan(arguments.config, overrides, options);
     ids = wanted_ids(arguments);
-    Generator::check(with_all_positions(plan.model, plan.job), ids, 0, 1);
+    Generator::check(plan.model, ids, 0, 1);
     return plan;
   };
   return run_ranks(load, [&](RunContext& context) {

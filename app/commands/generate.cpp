@@ -253,13 +253,13 @@ void print_scores(const std::vector<Continuation>& continuations, const std::vec
 // the model's positions. Throws UsageError for a prompt that the model does not take.
 void set_length(GenerateRequest& request, const GenerateArguments& arguments, const Plan& plan) {
   constexpr int64_t usual = 128;
-  const models::ModelConfig model = with_all_positions(plan.model, plan.job);
+  const models::ModelConfig& model = plan.model;
   int64_t& length = request.options.stop.max_tokens;
   length = arguments.max_tokens.value_or(usual);
   if (!arguments.max_tokens) {
     for (const Prompt& prompt : request.prompts)
-      length =
-          std::min(length, std::max<int64_t>(1, model.max_seq - static_cast<int64_t>(prompt.ids.size()) + 1));
+      length = std::min(
+          length, std::max<int64_t>(1, model.longest_text() - static_cast<int64_t>(prompt.ids.size()) + 1));
   }
   for (size_t i = 0; i < request.prompts.size(); ++i)
     Generator::check(model, request.prompts[i].ids, static_cast<int64_t>(i), length);
@@ -275,7 +275,7 @@ GenerateRequest read_generate_request(const GenerateArguments& arguments, const 
     if (arguments.score != standard_input)
       request.continuations =
           read_continuations(read_lines(arguments.score, "--score"), request.codec.get(), plan.job);
-    check_continuations(with_all_positions(plan.model, plan.job), request.continuations);
+    check_continuations(plan.model, request.continuations);
     return request;
   }
   if (request.codec) {
@@ -367,8 +367,7 @@ void talk(RunContext& context, RankModel& model, const GenerateArguments& argume
     if (line->empty()) continue;
     so_far.user(*line);
     request.prompts = {so_far.prompt()};
-    if (static_cast<int64_t>(request.prompts.front().ids.size()) >=
-        with_all_positions(context.model, context.job).max_seq) {
+    if (static_cast<int64_t>(request.prompts.front().ids.size()) >= context.model.longest_text()) {
       if (context.root())
         spdlog::info("the text is longer than the model's positions: it begins anew with this line");
       so_far.begin_anew();

@@ -13,6 +13,7 @@
 #include "core/attention/cache.h"
 #include "core/base/error.h"
 #include "core/data/microbatch.h"
+#include "models/decoder.h"
 #include "parallel/comm/links.h"
 #include "parallel/comm/liveness/activity.h"
 
@@ -91,22 +92,21 @@ void Generator::check(const models::ModelConfig& model, std::span<const int64_t>
   }
   const auto tokens = static_cast<int64_t>(prompt.size());
   // The last token is never read.
-  if (tokens > model.max_seq) {
+  if (tokens > model.longest_text()) {
     throw UsageError(fmt::format(
         "{}: it has {} tokens, and the model takes {} (model.max_position_embeddings): shorten it", who,
-        tokens, model.max_seq));
+        tokens, model.longest_text()));
   }
-  if (tokens + max_tokens - 1 > model.max_seq) {
+  if (tokens + max_tokens - 1 > model.longest_text()) {
     throw UsageError(
         fmt::format("{}: {} tokens and {} more are beyond the model's {} positions "
                     "(model.max_position_embeddings): give --max-tokens {} at most",
-                    who, tokens, max_tokens, model.max_seq, model.max_seq - tokens + 1));
+                    who, tokens, max_tokens, model.longest_text(), model.longest_text() - tokens + 1));
   }
 }
 
 void Generator::run(std::vector<Sequence>& sequences, const Listener& listener) {
-  const models::ModelConfig model = with_all_positions(context_.model, context_.job);
-  for (const Sequence& s : sequences) check(model, s.tokens(), s.number(), options_.stop.max_tokens);
+  for (const Sequence& s : sequences) check(context_.model, s.tokens(), s.number(), options_.stop.max_tokens);
   const comm::ActivityScope working(context_.activity, comm::Doing::work, "generating");
   for (StageState& state : stages_) state.weights.unshard(schedule::ActionKind::forward);
   if (placement_.spread_head) lend_head();
@@ -199,10 +199,10 @@ void Generator::run_wave(std::span<Sequence> sequences, const Listener& listener
   reap_sends(/*wait=*/true);
 }
 
-// The first round takes prompts, later ones the token that was chosen last.
+// The first round takes prompts, later ones the token that was chosen last, or again the whole text.
 void Generator::prepare(Group& group) const {
   if (group.prepared) return;
-  std::vector<int64_t> ids, rows;
+  std::vector<int64_t> ids, rows, lengths;
   std::vector<int32_t> positions, starts{0};
   group.documents.clear();
   const auto add = [&](const std::vector<int64_t>& tokens, size_t first, int64_t slot) {
@@ -210,11 +210,15 @@ void Generator::prepare(Group& group) const {
       ids.push_back(tokens[i]);
       positions.push_back(static_cast<int32_t>(i));
     }
+    lengths.push_back(static_cast<int64_t>(tokens.size()));
     group.documents.push_back({.slot = slot, .past = static_cast<int64_t>(first)});
     starts.push_back(static_cast<int32_t>(ids.size()));
   };
   for (const Sequence* sequence : group.active) {
-    add(sequence->tokens(), group.round == 0 ? 0 : sequence->tokens().size() - 1, sequence->slot);
+    const size_t tokens = sequence->tokens().size();
+    const bool whole =
+        group.round == 0 || models::recomputes_keys_at(context_.model, static_cast<int64_t>(tokens));
+    add(sequence->tokens(), whole ? 0 : tokens - 1, sequence->slot);
     for (int64_t row = logits_rows(*sequence); row > 0; --row)
       rows.push_back(static_cast<int64_t>(ids.size()) - row);
   }
@@ -228,6 +232,7 @@ void Generator::prepare(Group& group) const {
                 .labels = {},
                 .positions = on_device(positions, at::kInt, context_.device),
                 .segments = tokens::make_segments(std::move(starts), context_.device),
+                .text_lengths = std::move(lengths),
                 .global_tokens = tokens,
                 .global_targets = tokens};
   group.last_rows = rows_are_all ? Tensor() : on_device(rows, at::kLong, context_.device);

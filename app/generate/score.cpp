@@ -57,7 +57,7 @@ void check_continuations(const models::ModelConfig& model, const std::vector<Con
 
 std::vector<Score> score(RunContext& context, RankModel& model,
                          const std::vector<Continuation>& continuations, int64_t in_flight) {
-  check_continuations(with_all_positions(context.model, context.job), continuations);
+  check_continuations(context.model, continuations);
   std::vector<double> flat(2 * continuations.size(), 0);  // log-probability and greedy (1) of each
   const auto read = [&](const Sequence& sequence, const Tensor& logits) {
     const auto number = static_cast<size_t>(sequence.number());

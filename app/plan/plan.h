@@ -1,7 +1,6 @@
 // A job resolved: what everything that runs, predicts or checks it reads. load_plan.h makes it from a file.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 #include <filesystem>
 #include <optional>
@@ -20,15 +19,6 @@
 #include "parallel/schedule/schedule.h"
 
 namespace pptrain::app {
-
-// --- Rotary tables for sequences that grow beyond those of training.
-
-// The model with tables for all positions that it is meant for (model.max_position_embeddings), not only for
-// those of train.seq_len.
-inline models::ModelConfig with_all_positions(models::ModelConfig model, const config::JobConfig& job) {
-  model.max_seq = std::max(model.max_seq, job.model.max_position_embeddings);
-  return model;
-}
 
 // What all plans of a job share, whatever auto and cost choose.
 struct PlanBase {

@@ -98,10 +98,8 @@ void RankModel::add_stage(int index, models::Seams seams) {
   RankStage& own = stages_.emplace_back();
   if (generates())
     seams.attention = own.attention = std::make_shared<attention::CachedAttention>(seams.attention);
-  const bool grows = generates() || purpose_ != Purpose::train;
   own.stage = std::make_unique<models::TransformerStage>(
-      grows ? with_all_positions(plan.model, plan.job) : plan.model,
-      models::stage_slice(plan.layers, index, head_parts(plan), embedding_in_shards()),
+      plan.model, models::stage_slice(plan.layers, index, head_parts(plan), embedding_in_shards()),
       stage_recompute(plan.job.train.recompute, index), seams);
   own.stage->recompute_by_microbatch(microbatch_recompute(plan.job.train.recompute, index));
   own.stage->materialise(context_.device, compute_dtype(plan.job),

@@ -64,9 +64,8 @@ void report_recompute(const config::JobConfig& job, std::optional<int> stages,
   }
 }
 
-void check_samples(const config::JobConfig& job, const models::ModelConfig& trained,
+void check_samples(const config::JobConfig& job, const models::ModelConfig& model,
                    const config::ReportConflict& report) {
-  const models::ModelConfig model = with_all_positions(trained, job);
   const config::EvalSection& eval = job.eval;
   if (eval.generate_interval == 0) return;
   std::shared_ptr<const TextCodec> codec;
@@ -87,12 +86,12 @@ void check_samples(const config::JobConfig& job, const models::ModelConfig& trai
                   "the prompt is empty: the model goes on from one token at least");
   }
   const auto tokens = static_cast<int64_t>(prompt.size());
-  if (tokens + eval.generate_tokens - 1 > model.max_seq) {
+  if (tokens + eval.generate_tokens - 1 > model.longest_text()) {
     report({"eval.generate_tokens", "eval.generate_prompt", "model.max_position_embeddings"},
            fmt::format("generate_tokens = {} behind a prompt of {} tokens is beyond the model's {} positions "
                        "(max_position_embeddings, which is seq_len where it is not given): {} at most",
-                       eval.generate_tokens, tokens, model.max_seq,
-                       std::max<int64_t>(0, model.max_seq - tokens + 1)));
+                       eval.generate_tokens, tokens, model.longest_text(),
+                       std::max<int64_t>(0, model.longest_text() - tokens + 1)));
   }
 }
 

@@ -156,6 +156,14 @@ CachedAttention::Use::~Use() {
   attention_.documents_ = {};
 }
 
+namespace {
+
+bool has_no_past(const CachedDocument& document) {
+  return document.past == 0;
+}
+
+}  // namespace
+
 Tensor CachedAttention::forward(AttentionCall call, Saved& saved) {
   if (cache_ == nullptr) return inner_->forward(std::move(call), saved);
   const BackEnd back_end = call.q.is_cpu() ? BackEnd::cpu_decode : BackEnd::library_decode;
@@ -172,14 +180,41 @@ Tensor CachedAttention::forward(AttentionCall call, Saved& saved) {
     cache_->write(layer, documents_[i].slot, documents_[i].past, call.k.narrow(0, first, length),
                   call.v.narrow(0, first, length));
   }
-  if (std::ranges::all_of(documents_, [](const CachedDocument& d) { return d.past == 0; })) {
+  if (std::ranges::all_of(documents_, has_no_past)) {
     Saved unused;
     return attend(std::move(call), unused);
   }
-  if (segments.longest != 1)
-    throw Error(
-        fmt::format("cached attention: {} new tokens behind earlier ones, one is allowed", segments.longest));
-  return attend_to_cache(back_end, call, *cache_, layer, documents_);
+  if (std::ranges::none_of(documents_, has_no_past) && segments.longest == 1)
+    return attend_to_cache(back_end, call, *cache_, layer, documents_);
+  return attend_to_parts(call, back_end, layer);
+}
+
+// Documents that follow each other and have no past, or have one, together.
+Tensor CachedAttention::attend_to_parts(const AttentionCall& call, BackEnd back_end, int64_t layer) const {
+  const tokens::Segments& segments = call.documents;
+  Tensor out = at::empty(call.q.sizes(), call.q.options());
+  for (size_t begin = 0, end = 0; begin < documents_.size(); begin = end) {
+    const bool whole = has_no_past(documents_[begin]);
+    std::vector<int32_t> starts;
+    const auto add = [&](size_t document) {
+      starts.push_back(segments.host_starts[document] - segments.host_starts[begin]);
+    };
+    for (; end < documents_.size() && has_no_past(documents_[end]) == whole; ++end) add(end);
+    add(end);
+    const int64_t first = segments.first(static_cast<int64_t>(begin)), count = starts.back();
+    AttentionCall part = call;
+    for (Tensor* const tensor : {&part.q, &part.k, &part.v}) *tensor = tensor->narrow(0, first, count);
+    part.documents = tokens::make_segments(std::move(starts), call.q.device());
+    if (!whole && part.documents.longest != 1)
+      throw Error(fmt::format("cached attention: {} new tokens behind earlier ones, one is allowed",
+                              part.documents.longest));
+    Saved unused;
+    out.narrow(0, first, count)
+        .copy_(whole
+                   ? attend(std::move(part), unused)
+                   : attend_to_cache(back_end, part, *cache_, layer, documents_.subspan(begin, end - begin)));
+  }
+  return out;
 }
 
 Gradients CachedAttention::backward(const Tensor& dout, Saved saved) {

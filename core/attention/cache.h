@@ -71,8 +71,8 @@ class CachedAttention final : public CoreAttention {
   explicit CachedAttention(std::shared_ptr<CoreAttention> inner) : inner_(std::move(inner)) {}
 
   // For one forward pass through all layers of the stage, in their order: `documents` are those of its token
-  // list. Either none has a past (a prompt: causal attention, whose keys are kept), or each has one token.
-  // All tokens of the list are this rank's. Both must outlive the use.
+  // list. Each has no past (causal attention, whose keys are kept), or one token. All tokens of the list are
+  // this rank's. Both must outlive the use.
   class Use {
    public:
     Use(CachedAttention& attention, KeyValueCache& cache, std::span<const CachedDocument> documents);
@@ -90,6 +90,8 @@ class CachedAttention final : public CoreAttention {
   Gradients backward(const at::Tensor& dout, Saved saved) override;
 
  private:
+  at::Tensor attend_to_parts(const AttentionCall& call, BackEnd back_end, int64_t layer) const;
+
   std::shared_ptr<CoreAttention> inner_;
   KeyValueCache* cache_ = nullptr;  // within a Use
   std::span<const CachedDocument> documents_;

@@ -28,12 +28,19 @@ struct Microbatch {
   // int64 [T], on the host, where LoaderOptions::need_places: which token of its stream each label that
   // counts is.
   at::Tensor places = {};
-  tokens::Segments segments;                                 // where the documents lie
+  tokens::Segments segments;  // where the documents lie
+  // Of each document, the tokens of its text up to here: without filling behind it, and with those that a
+  // cache holds. Empty: as many as the document has in the list.
+  std::vector<int64_t> text_lengths = {};
   std::shared_ptr<const tokens::ContextSplit> context = {};  // null: the whole list is here
   int64_t targets = 0;                                       // labels of this data rank that count
   // Of the microbatches of this number of all data ranks: tokens of documents, and labels that count.
   int64_t global_tokens = 0;
   int64_t global_targets = 0;
+
+  int64_t text_length(int64_t document) const {
+    return text_lengths.empty() ? segments.length(document) : text_lengths[static_cast<size_t>(document)];
+  }
 
   // T.
   int64_t token_count() const { return context ? context->tokens(context->part) : segments.tokens(); }

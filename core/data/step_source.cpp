@@ -55,6 +55,7 @@ void TokenList::add_document(int64_t length, int64_t filling) {
     filling_.narrow(0, starts_.back() + length, filling).fill_(true);
   }
   starts_.push_back(starts_.back() + static_cast<int32_t>(length + filling));
+  text_lengths_.push_back(length);
 }
 
 Microbatch TokenList::finish(std::shared_ptr<const tokens::ContextSplit> split) {
@@ -65,6 +66,7 @@ Microbatch TokenList::finish(std::shared_ptr<const tokens::ContextSplit> split) 
   list.filling = filling_;
   list.places = places_;
   list.segments = tokens::make_segments(std::move(starts_), options_.device);
+  if (filling_.defined()) list.text_lengths = std::move(text_lengths_);
   if (split) list = part_of(list, std::move(split));
   for (at::Tensor* tensor : {&list.tokens, &list.labels, &list.positions, &list.filling}) {
     if (tensor->defined()) *tensor = tokens::to_device(*tensor, options_.device);

@@ -37,6 +37,7 @@ class TokenList {
   at::Tensor places_;   // undefined where they are not needed
   at::Tensor filling_;  // undefined: there is none so far
   std::vector<int32_t> starts_{0};
+  std::vector<int64_t> text_lengths_;  // of each document
 };
 
 // How a token stream becomes the microbatches of steps.

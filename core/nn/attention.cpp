@@ -159,7 +159,7 @@ Attention::Heads Attention::split_heads(const std::vector<Tensor>& qkv) const {
           .v = heads(last, first_v, local_.kv_heads)};
 }
 
-const kernels::RopeTable& Attention::table(const TokenInfo& tokens) const {
+const Rotation& Attention::rotation(const TokenInfo& tokens) const {
   return tokens.ropes.at(static_cast<size_t>(local_.rope));
 }
 
@@ -185,9 +185,10 @@ Attention::Heads Attention::norm_heads(const Heads& heads, const TokenInfo& toke
   saved.q_rstd = at::empty({rows, local_.heads}, f32);
   saved.k_rstd = at::empty({rows, local_.kv_heads}, f32);
   const NormKind kind = local_.qk_norm_kind;
+  const Rotation& rope = rotation(tokens);
   kernels::norm_rope({{.x = heads.q, .y = to.q, .weight = factor_of(q_norm_, kind), .rstd = saved.q_rstd},
                       {.x = heads.k, .y = to.k, .weight = factor_of(k_norm_, kind), .rstd = saved.k_rstd}},
-                     local_.norm_eps, table(tokens), tokens.positions);
+                     local_.norm_eps, rope.table, tokens.rows_of(rope));
   return to;
 }
 
@@ -210,7 +211,8 @@ Attention::Heads Attention::prepare(const TokenInfo& tokens, Saved& saved) const
     turn(heads.q);
     turn(heads.k);
   }
-  kernels::norm_rope(parts, 0, table(tokens), tokens.positions);
+  const Rotation& rope = rotation(tokens);
+  kernels::norm_rope(parts, 0, rope.table, tokens.rows_of(rope));
   return heads;
 }
 
@@ -239,12 +241,14 @@ void Attention::turn_back(const std::vector<Tensor>& heads, const TokenInfo& tok
   if (local_.rope < 0) return;
   std::vector<kernels::HeadsGradient> parts;
   for (const Tensor& x : heads) parts.push_back({.dy = rotated_dims(x), .dx = rotated_dims(x)});
-  kernels::norm_rope_backward(parts, table(tokens), tokens.positions);
+  const Rotation& rope = rotation(tokens);
+  kernels::norm_rope_backward(parts, rope.table, tokens.rows_of(rope));
 }
 
 void Attention::norm_heads_back(const Saved& saved, const attention::Gradients& grads,
                                 const TokenInfo& tokens, const Tensor& dq, const Tensor& dk) {
   const Heads heads = split_heads(saved.qkv);
+  const Rotation& rope = rotation(tokens);
   kernels::norm_rope_backward({{.dy = grads.dk,
                                 .dx = dk,
                                 .x = heads.k,
@@ -257,7 +261,7 @@ void Attention::norm_heads_back(const Saved& saved, const attention::Gradients& 
                                 .weight = factor_of(q_norm_, local_.qk_norm_kind),
                                 .rstd = saved.q_rstd,
                                 .weight_grad = grad_of(q_norm_)}},
-                              table(tokens), tokens.positions);
+                              rope.table, tokens.rows_of(rope));
 }
 
 Tensor Attention::fused_gradient(const Saved& saved, const attention::Gradients& grads,
@@ -302,8 +306,9 @@ std::vector<Tensor> Attention::qkv_gradient(const Saved& saved, const attention:
   if (local_.qk_norm == QkNorm::head) {
     norm_heads_back(saved, grads, tokens, to.q, to.k);
   } else if (local_.rope >= 0 && local_.rotary_dim == 0) {
-    kernels::norm_rope_backward({{.dy = grads.dk, .dx = to.k}, {.dy = grads.dq, .dx = to.q}}, table(tokens),
-                                tokens.positions);
+    const Rotation& rope = rotation(tokens);
+    kernels::norm_rope_backward({{.dy = grads.dk, .dx = to.k}, {.dy = grads.dq, .dx = to.q}}, rope.table,
+                                tokens.rows_of(rope));
   } else {
     turn_back({grads.dk, grads.dq}, tokens);
     kernels::copy(grads.dq, to.q);

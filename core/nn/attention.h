@@ -78,7 +78,7 @@ class Attention {
  private:
   struct Heads;
   Heads split_heads(const std::vector<at::Tensor>& qkv) const;
-  const kernels::RopeTable& table(const TokenInfo& tokens) const;
+  const Rotation& rotation(const TokenInfo& tokens) const;
   // Those dims of heads [tokens, heads, head_dim] that rotation turns.
   at::Tensor rotated_dims(const at::Tensor& heads) const;
   // q and k after their norms, if any, and rotation; fills saved.q_rstd and k_rstd.

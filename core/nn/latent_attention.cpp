@@ -122,12 +122,14 @@ void LatentAttention::rotate(const std::vector<Tensor>& heads, const TokenInfo& 
     if (config_.interleaved) parts.back().x = pairs(x).flatten(-2);
     if (config_.interleaved) kernels::record(kernels::moving(x, x));
   }
-  kernels::norm_rope(parts, 0, tokens.ropes.front(), tokens.positions);
+  const Rotation& rope = tokens.ropes.front();
+  kernels::norm_rope(parts, 0, rope.table, tokens.rows_of(rope));
 }
 
 void LatentAttention::rotate_back(const Tensor& dy, const Tensor& dx, const TokenInfo& tokens) const {
   const Tensor to = config_.interleaved ? at::empty(dy.sizes(), dy.options()) : dx;
-  kernels::norm_rope_backward({{.dy = dy, .dx = to}}, tokens.ropes.front(), tokens.positions);
+  const Rotation& rope = tokens.ropes.front();
+  kernels::norm_rope_backward({{.dy = dy, .dx = to}}, rope.table, tokens.rows_of(rope));
   if (config_.interleaved) kernels::copy(to.unflatten(-1, {2, to.size(-1) / 2}), pairs(dx));
 }
 

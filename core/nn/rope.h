@@ -4,9 +4,12 @@
 #include <c10/core/Device.h>
 
 #include <cstdint>
+#include <map>
+#include <span>
 
 #include "core/config/job_config.h"
 #include "core/kernels/kernels.h"
+#include "core/nn/token_info.h"
 
 namespace pptrain::nn {
 
@@ -20,8 +23,44 @@ struct RopeConfig {
   config::RopeScaling scaling = {};
 };
 
-// Tables for positions [0, positions), computed in float32 as Hugging Face does for a sequence of that
-// length, on `device`. Throws Error for what does not fit.
-kernels::RopeTable make_rope_table(const RopeConfig& config, int64_t positions, at::Device device);
+// Rows of positions [first, end) of a text of `length` tokens, computed in float32 as transformers does for a
+// forward pass over all of it. On `device`. Throws Error for what does not fit.
+kernels::RopeTable make_rope_table(const RopeConfig& config, int64_t length, int64_t first, int64_t end,
+                                   at::Device device);
+// All rows of a text.
+inline kernels::RopeTable make_rope_table(const RopeConfig& config, int64_t length, at::Device device) {
+  return make_rope_table(config, length, 0, length, device);
+}
+
+// Tokens of one text that follow each other in a list.
+struct TextPiece {
+  int64_t length = 0;  // tokens of the whole text at hand
+  int64_t first = 0;   // position of the piece's first token
+  int64_t tokens = 0;
+
+  int64_t end() const { return first + tokens; }
+};
+
+// Turns lists of texts, each by the frequencies that it would have alone: those of dynamic and longrope
+// follow from its length.
+class Rope {
+ public:
+  // Makes the table of a text of `positions` tokens, and others, or more rows, once a list needs them. Throws
+  // Error for what does not fit.
+  Rope(const RopeConfig& config, int64_t positions, at::Device device);
+
+  // pieces: the list's, in order. Where all have the same frequencies, rows are positions.
+  Rotation turn(std::span<const TextPiece> pieces);
+
+ private:
+  Rotation turn_each(std::span<const TextPiece> pieces, int64_t end);
+  bool keeps(int64_t length) const;
+  const kernels::RopeTable& table(int64_t length, int64_t end);
+
+  RopeConfig config_;
+  int64_t positions_;
+  at::Device device_;
+  std::map<int64_t, kernels::RopeTable> tables_;  // by deciding_length()
+};
 
 }  // namespace pptrain::nn

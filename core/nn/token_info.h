@@ -14,10 +14,16 @@
 
 namespace pptrain::nn {
 
+// What turns queries and keys of a list's tokens (rope.h).
+struct Rotation {
+  kernels::RopeTable table;
+  at::Tensor rows = {};  // int32 [tokens]: each token's row of the table; undefined: it is the position
+};
+
 struct TokenInfo {
-  at::Tensor positions;  // int32 [tokens]: each token's place in its document, a row of the rotary tables
-  tokens::Segments segments;              // where the documents lie, in the whole list
-  std::vector<kernels::RopeTable> ropes;  // AttentionConfig::rope says which of them a layer takes
+  at::Tensor positions;         // int32 [tokens]: each token's place in its document
+  tokens::Segments segments;    // where the documents lie, in the whole list
+  std::vector<Rotation> ropes;  // AttentionConfig::rope says which of them a layer takes
   std::shared_ptr<const tokens::ContextSplit> context = {};  // null: the whole list is this rank's
   // bool [rows]: those of the rank's own rows (nn/region.h) that are of no document, and count in no router's
   // losses and loads; undefined: none is.
@@ -27,6 +33,11 @@ struct TokenInfo {
   int64_t global_targets = 0;
   // Layers compute this forward pass again before its backward pass, and keep nothing of it till then.
   bool computed_again = false;
+
+  // norm_rope's rows of this rotation.
+  const at::Tensor& rows_of(const Rotation& rope) const {
+    return rope.rows.defined() ? rope.rows : positions;
+  }
 };
 
 }  // namespace pptrain::nn

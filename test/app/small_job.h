@@ -109,6 +109,21 @@ peak_tflops = 1
                      data.string());
 }
 
+// Of the small job's heads, and all lengths up to four times `length`, from which on frequencies are others.
+inline Overrides longrope_up_to(int64_t length) {
+  return {"model.arch=phi3",
+          fmt::format("model.max_position_embeddings={}", 4 * length),
+          "model.rope_scaling.rope_type=longrope",
+          "model.rope_scaling.factor=4",
+          fmt::format("model.rope_scaling.original_max_position_embeddings={}", length),
+          "model.rope_scaling.short_factor=[1.0, 1.05, 1.1, 1.15]",
+          "model.rope_scaling.long_factor=[1.0, 3.0, 5.0, 7.0]"};
+}
+inline Overrides dynamic_rope(int64_t length) {
+  return {fmt::format("model.max_position_embeddings={}", length), "model.rope_scaling.rope_type=dynamic",
+          "model.rope_scaling.factor=3", "model.rope_theta=500"};
+}
+
 struct JobResult {
   int exit_code = 0;
   std::vector<std::string> metrics;  // per line: what must not depend on the layout, floats with all digits

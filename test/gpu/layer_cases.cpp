@@ -41,7 +41,7 @@ nn::TokenInfo token_info(const Place& place, std::vector<int32_t> starts, int64_
   positions.narrow(0, half, starts.back() - half).add_(40);
   return {.positions = positions.to(place.device),
           .segments = tokens::make_segments(std::move(starts), place.device),
-          .ropes = {nn::make_rope_table({.dim = head_dim}, 1024, place.device)}};
+          .ropes = {{nn::make_rope_table({.dim = head_dim}, 1024, place.device)}}};
 }
 
 Results attention_layer(const Place& place, const nn::AttentionConfig& config,

@@ -62,10 +62,11 @@ TEST_CASE("a block of ranks that share out its rows and insides gives the rows o
   models::BlockConfig config = models::block_config(model, 0);
   config.init_std = config.attention.init_std = config.attention.o_init_std = 0.2;
   const data::Microbatch data = random_documents(model, {5, 8}, 1);
-  const nn::TokenInfo tokens{.positions = data.positions,
-                             .segments = data.segments,
-                             .ropes = {nn::make_rope_table({.dim = model.head_dim, .theta = model.rope_theta},
-                                                           model.max_seq, at::kCPU)}};
+  const nn::TokenInfo tokens{
+      .positions = data.positions,
+      .segments = data.segments,
+      .ropes = {{nn::make_rope_table({.dim = model.head_dim, .theta = model.rope_theta}, model.max_seq,
+                                     at::kCPU)}}};
   const Tensor x = at::randn({13, model.hidden}), dy = at::randn({13, model.hidden});
   const Passes plain = run(config, {}, tokens, x, dy, mode, recompute);
   Passes ranks[2];

@@ -53,6 +53,15 @@ data::Microbatch alone(const data::Microbatch& all, int64_t document, int64_t to
           .global_targets = all.global_targets};
 }
 
+// Others from 7 tokens on.
+config::RopeScaling by_length(config::RopeType type) {
+  return {.rope_type = type,
+          .factor = 3,
+          .original_max_position_embeddings = 6,
+          .short_factor = std::vector<double>(8, 1.0),
+          .long_factor = {1, 2, 3, 4, 5, 6, 7, 8}};
+}
+
 // Long-tailed documents, each ended by 1; no other id below 2.
 std::vector<uint16_t> corpus(int64_t vocab) {
   std::mt19937 random(2);
@@ -70,7 +79,10 @@ std::vector<uint16_t> corpus(int64_t vocab) {
 
 TEST_CASE("loss and gradients of packed documents are the sums over documents run alone") {
   const c10::InferenceMode inference;
-  const models::ModelConfig model = small_model("llama", false);
+  models::ModelConfig model = small_model("llama", false);
+  const auto type = GENERATE(config::RopeType::llama3, config::RopeType::longrope, config::RopeType::dynamic);
+  if (type != config::RopeType::llama3) model.rope_scaling = by_length(type);
+  if (type == config::RopeType::dynamic) model.max_positions = 6;
   const int64_t seq = std::min<int64_t>(16, model.max_seq);
   const ScratchFolder folder;
   const data::TokenDataset dataset({{write_ids(folder, "t.bin", corpus(model.vocab))}, data::Format::bin, 2},

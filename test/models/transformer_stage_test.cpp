@@ -432,11 +432,11 @@ TEST_CASE("misuse is an error that names stage and microbatch") {
         "stage 1: backward of microbatch 0, which did not run forward");
   CHECK(error_of([&] {
           stages[0]->forward_only(random_microbatch(small_model("llama", false), 1, 17, 1), {});
-        }) == "stage 0: a document of 17 tokens, but the rotary tables end at 16");
+        }) == "stage 0: a document of 17 tokens, but the model takes 16");
   auto beyond = data;
   beyond.positions = data.positions + 13;
   CHECK(error_of([&] { stages[0]->forward_only(beyond, {}); }) ==
-        "stage 0: positions from 13 to 16, but the rotary tables hold [0, 16)");
+        "stage 0: positions from 13 to 16, outside of [0, 16)");
   beyond.positions = data.positions.narrow(0, 0, 3);
   CHECK(error_of([&] { stages[0]->forward_only(beyond, {}); }) ==
         "stage 0: positions [3] of a list of 4 tokens");

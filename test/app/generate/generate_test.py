@@ -3,6 +3,7 @@
     generate_test.py PPTRAIN SAMPLING_ORACLE [unittest arguments]
 """
 
+import copy
 import json
 import math
 import os
@@ -67,6 +68,16 @@ MODELS = {
                   {**EXPERTS, "num_experts": 7, "moe_intermediate_size": 44, "norm_topk_prob": True}),
     "mixtral": (MixtralForCausalLM, MixtralConfig, {**EXPERTS, "num_local_experts": 5}),
 }
+# RoPE whose frequencies follow from the length of the text: the family, what it is built with, and settings of the job.
+# Texts of up to 32, or 16, tokens have others than longer ones.
+BY_LENGTH = {
+    "longrope": ("phi3", {"hidden_size": 32, "num_attention_heads": 2, "original_max_position_embeddings": 32, "sliding_window": None,
+                          "rope_parameters": {"rope_type": "longrope", "rope_theta": 10000.0, "partial_rotary_factor": 1.0,
+                                              "short_factor": [1 + 0.05 * i for i in range(8)],
+                                              "long_factor": [1 + 2.0 * i for i in range(8)]}}, ["train.seq_len=32"]),
+    "dynamic": ("llama", {"max_position_embeddings": 16, "rope_parameters": {"rope_type": "dynamic", "rope_theta": 500.0, "factor": 3.0}},
+                ["train.seq_len=64"]),
+}
 LAYOUTS = {
     "one rank": [],
     "pp 2": ["distributed.pp=2"],
@@ -95,9 +106,7 @@ peak_tflops = 1
 def build(name, **more):
     torch.manual_seed(seed(2))
     if name in FAMILIES:
-        # One table for all positions: transformers changes tables when a sequence grows beyond the original length.
-        changes = {"original_max_position_embeddings": 256} if name == "phi3" else {}
-        return build_family(name, layers=4, initializer_range=0.15, **changes).eval()
+        return build_family(name, layers=4, initializer_range=0.15, **more).eval()
     model_class, config_class, changes = MODELS[name]
     config = config_class(**{**SIZES, **changes, **more}, attn_implementation="eager", bos_token_id=1, eos_token_id=2)
     model = model_class(config).float().eval()
@@ -105,12 +114,18 @@ def build(name, **more):
     return model
 
 
-def greedy(model, prompt):
+def greedy(model, prompt, tokens=TOKENS):
     with torch.no_grad():
         ids = torch.tensor([prompt])
-        out = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=TOKENS,
+        out = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=tokens,
                              eos_token_id=None, pad_token_id=0)
     return out[0, len(prompt):].tolist()
+
+
+def logits_of(model, ids):
+    """Of a model that has seen no text before: with dynamic RoPE transformers remembers the longest one."""
+    with torch.no_grad():
+        return copy.deepcopy(model)(torch.tensor([ids])).logits[0]
 
 
 class Generate(unittest.TestCase):
@@ -258,6 +273,87 @@ class Generate(unittest.TestCase):
             self.assertIn("--score: line 1 is no", done.stderr)
             done = self.pptrain("eval", *self.settings(folder, []), "--ids", "1,9999", "--logits", folder / "x.npy", code=2)
             self.assertIn("the id 9999 is not in the model's vocabulary", done.stderr)
+
+    def by_length(self, folder, name):
+        """Builds the model of BY_LENGTH. Returns it and the arguments for it."""
+        family, changes, keys = BY_LENGTH[name]
+        model, _ = self.prepare(folder, family, **changes)
+        return model, lambda *more: self.settings(folder, [f'model.hf_dir="{folder}/hf"', *keys, *more])
+
+    def test_rope_by_length_has_the_logits_and_scores_of_transformers(self):
+        texts = [[(7 * i + 3) % 131 for i in range(length)] for length in (5, 16, 17, 20, 32, 33, 60)]
+        for name in BY_LENGTH:
+            with tempfile.TemporaryDirectory() as path:
+                folder = pathlib.Path(path)
+                model, settings = self.by_length(folder, name)
+                for text in texts:
+                    with self.subTest(rope=name, tokens=len(text)):
+                        self.pptrain("eval", *settings(), "--ids", ",".join(map(str, text)), "--logits", folder / "out.npy")
+                        self.assertLess(numpy.abs(numpy.load(folder / "out.npy") - logits_of(model, text).numpy()).max(), 1e-4)
+                (folder / "pairs.jsonl").write_text(
+                    "".join(json.dumps({"prompt_ids": t[:-4], "completion_ids": t[-4:]}) + "\n" for t in texts))
+                for keys in ([], ["distributed.pp=2"], ["distributed.cp=2"], ["distributed.tp=2"]):
+                    if name == "dynamic" and keys == ["distributed.tp=2"]:
+                        continue  # nine heads
+                    with self.subTest(rope=name, keys=keys):
+                        done = self.pptrain("generate", *settings(*keys), "--score", folder / "pairs.jsonl")
+                        for text, line in zip(texts, done.stdout.splitlines(), strict=True):
+                            logits = logits_of(model, text[:-1])[-4:].double()  # the last token is not read
+                            chosen = logits.log_softmax(-1).gather(1, torch.tensor(text[-4:])[:, None]).sum().item()
+                            self.assertLess(abs(json.loads(line)["log_probability"] - chosen), 1e-4)
+
+    def test_rope_by_length_generates_what_transformers_does(self):
+        prompts = [[3, 17, 5, 99, 8, 1, 44], [120], [7] * 30 + [2, 5], [(5 * i) % 131 for i in range(40)], [9] * 13]
+        for name in BY_LENGTH:
+            with tempfile.TemporaryDirectory() as path:
+                folder = pathlib.Path(path)
+                model, settings = self.by_length(folder, name)
+                tokens = {"longrope": 60, "dynamic": 24}[name]
+                expected = [greedy(copy.deepcopy(model), prompt, tokens) for prompt in prompts]
+                for layout, keys in LAYOUTS.items():
+                    with self.subTest(rope=name, layout=layout):
+                        given = [x for p in prompts for x in ("--prompt-ids", ",".join(map(str, p)))]
+                        done = self.pptrain("generate", *settings(*keys), *given, "--greedy", "--json", "--max-tokens", tokens)
+                        self.assertEqual([json.loads(line)["ids"] for line in done.stdout.splitlines()], expected)
+
+    def test_rope_by_length_has_the_losses_of_documents_of_transformers(self):
+        numbers = random.Random(8)
+        documents = [[numbers.randrange(131) for _ in range(length)] for length in (9, 17, 18, 25, 33, 34, 50, 64, 12, 40, 33, 60)]
+        for name in BY_LENGTH:
+            with tempfile.TemporaryDirectory() as path:
+                folder = pathlib.Path(path)
+                model, settings = self.by_length(folder, name)
+                (folder / "ids.jsonl").write_text("".join(json.dumps({"ids": d}) + "\n" for d in documents))
+                listed = ["data.format=jsonl", "data.tokens_key=ids", f"data.path={folder}/ids.jsonl", f"data.cache={folder}/cache",
+                          "data.val_fraction=0", f"data.val_path={folder}/ids.jsonl", "train.seq_len=64", "train.grad_accum_steps=2"]
+                expected = []
+                for text in documents:
+                    # Each of its tokens is read, though nothing follows the last.
+                    logits = logits_of(model, text)[:-1]
+                    expected.append(torch.nn.functional.cross_entropy(logits, torch.tensor(text[1:])).item())
+                for keys in (["data.packing=none"], ["data.packing=best_fit", "data.lengths=exact"],
+                             ["data.packing=best_fit", "data.lengths=exact", "distributed.cp=2"],
+                             ["data.packing=best_fit", "distributed.cp=2", "distributed.cp_kind=ulysses"] if name == "longrope" else
+                             ["data.packing=best_fit", "distributed.pp=2", "train.grad_accum_steps=4"]):
+                    with self.subTest(rope=name, keys=keys):
+                        self.pptrain("eval", *settings(*listed, *keys), "--documents", folder / "documents.jsonl")
+                        lines = [json.loads(line) for line in (folder / "documents.jsonl").read_text().splitlines()]
+                        self.assertEqual([line["document"] for line in lines], [*range(len(documents))])
+                        for line, loss in zip(lines, expected):
+                            self.assertLess(abs(line["loss"] - loss), 2e-5)
+
+    def test_eval_of_a_run_is_its_own_validation(self):
+        for name in BY_LENGTH:
+            with tempfile.TemporaryDirectory() as path, self.subTest(rope=name):
+                folder = pathlib.Path(path)
+                self.by_length(folder, name)
+                keys = [f'model.hf_dir="{folder}/hf"', *BY_LENGTH[name][2], "model.init=hf", "train.steps=2", "train.grad_accum_steps=1"]
+                self.pptrain("--config", folder / "job.toml", *sets(*keys, "eval.interval=1"))
+                records = [json.loads(line) for line in (folder / "run/metrics.jsonl").read_text().splitlines()]
+                losses = [record["eval_loss"] for record in records if "eval_loss" in record]
+                self.assertEqual(2, len(losses))
+                found = json.loads(self.pptrain("eval", folder / "run", "--json").stdout)["loss"]
+                self.assertEqual(losses[-1], found)
 
     def test_filtered_probabilities_equal_those_of_transformers(self):
         numbers = random.Random(5)

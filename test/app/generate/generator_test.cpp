@@ -119,6 +119,33 @@ TEST_CASE("every pipeline generates what passes over whole sequences give", "[ge
   }
 }
 
+// Where a text crosses the original length, its keys are computed again; others of its pass are not.
+TEST_CASE("LongRoPE generates what passes over whole sequences give, each by its own length", "[generator]") {
+  const Overrides model = with(longrope_up_to(8), {"model.max_position_embeddings=64"});
+  const auto expected = generate_plainly(model, greedy());
+  CHECK(expected !=
+        generate_plainly(with(longrope_up_to(64), {"model.max_position_embeddings=64"}), greedy()));
+  for (const Overrides& layout : {Overrides{}, pipelined("1f1b", 2), pipelined("zbv", 2),
+                                  Overrides{"distributed.tp=2"}, Overrides{"distributed.cp=2"}}) {
+    CAPTURE(layout);
+    CHECK(generate(with(model, layout), greedy()) == expected);
+  }
+  GenerateOptions alone = greedy();
+  alone.in_flight = 1;
+  CHECK(generate(model, alone) == expected);
+}
+
+TEST_CASE("dynamic RoPE generates the same in every company and on every layout", "[generator]") {
+  const Overrides model = with(dynamic_rope(8), {"train.seq_len=64"});
+  GenerateOptions alone = greedy();
+  alone.in_flight = 1;
+  const auto expected = generate(model, alone);
+  for (const Overrides& layout : {Overrides{}, pipelined("1f1b", 2), Overrides{"distributed.tp=2"}}) {
+    CAPTURE(layout);
+    CHECK(generate(with(model, layout), greedy()) == expected);
+  }
+}
+
 TEST_CASE("drawn tokens are the same on every pipeline and in every company", "[generator]") {
   GenerateOptions options = greedy();
   options.sampling = {.repetition_penalty = 1.1, .temperature = 0.9, .top_k = 60, .top_p = 0.95, .seed = 3};

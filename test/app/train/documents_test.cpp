@@ -169,6 +169,40 @@ TEST_CASE("documents on other meshes give nearly the numbers of one rank, over t
   }
 }
 
+// Each document has the frequencies of its own length, on whichever ranks and slices its tokens lie.
+TEST_CASE(
+    "documents within and beyond the length of LongRoPE and of dynamic RoPE train alike on every layout") {
+  const TemporaryFolder folder;
+  const std::string text = small_job_text(write_corpus(folder.path()));
+  const std::vector<Overrides> same_bits = {
+      {"distributed.pp=2", "distributed.pp_schedule=zbv", "train.recompute=full"}, {"distributed.pp=4"}};
+  const std::vector<Overrides> meshes = {{"distributed.tp=2", "distributed.pp=2"},
+                                         {"distributed.cp=2", "distributed.cp_kind=ring"},
+                                         {"distributed.cp=2", "distributed.cp_kind=ulysses"},
+                                         {"distributed.pp=2", "distributed.pp_sequence_slices=2"}};
+  for (const Overrides& variant : {test::longrope_up_to(12), test::dynamic_rope(12)}) {
+    for (const Mode& mode : {Mode{"best_fit", "exact"}, Mode{"none", "fixed"}, Mode{"none", "padded"}}) {
+      const Overrides common =
+          with(base, variant, mode.overrides(), Overrides{"train.micro_batch_size=2", "optimizer.lr=1e-3"});
+      const auto run_dir = folder.path() / "reference";
+      const JobResult reference = run_small_job(text, run_dir, common);
+      const std::vector<Json> expected = steps_in(run_dir);
+      CAPTURE(variant, mode.packing, mode.lengths);
+      for (const Overrides& layout : same_bits)
+        check_equal(reference, run_small_job(text, folder.path() / "run", with(common, layout)));
+      for (const Overrides& mesh : meshes) {
+        CAPTURE(mesh);
+        REQUIRE(run_small_job(text, folder.path() / "run", with(common, mesh)).exit_code == 0);
+        const std::vector<Json> steps = steps_in(folder.path() / "run");
+        for (const char* key : {"loss", "grad_norm"}) {
+          const double value = expected.at(0).at(key).get<double>();
+          CHECK(steps.at(0).at(key).get<double>() == Approx(value).epsilon(1e-5));
+        }
+      }
+    }
+  }
+}
+
 TEST_CASE("a run on documents resumes in the middle of an epoch, also on another layout, bit for bit") {
   const TemporaryFolder folder;
   const std::string text = small_job_text(write_corpus(folder.path()));

@@ -136,6 +136,42 @@ TEST_CASE("prompts at once and then token by token give what whole documents giv
   at::set_num_threads(1);
 }
 
+TEST_CASE("documents whose keys are computed again go in one pass with those that grow by a token",
+          "[cached]") {
+  const c10::InferenceMode inference;
+  const auto type = GENERATE(at::kFloat, at::kBFloat16);
+  const ScoreSettings settings = settings_of(GENERATE(false, true), 4);
+  const Documents documents = random_documents({12, 9, 30, 6}, 4, 2, 20, type);
+  attention::KeyValueCache cache({.layers = layers, .kv_heads = 2, .head_dim = 20, .dtype = type},
+                                 documents.lengths);
+  attention::CachedAttention cached(attention::make_local_attention());
+  const auto pass = [&](const std::vector<int64_t>& past, const std::vector<int64_t>& count) {
+    std::vector<attention::CachedDocument> active;
+    for (size_t i = 0; i < past.size(); ++i)
+      active.push_back({.slot = static_cast<int64_t>(i), .past = past[i]});
+    const attention::CachedAttention::Use use(cached, cache, active);
+    std::vector<Tensor> out;
+    for (size_t layer = 0; layer < layers; ++layer) {
+      const auto rows = [&](const Tensor& x) { return rows_at(documents, x, past, count); };
+      attention::Saved saved;
+      out.push_back(cached.forward(call_of(rows(documents.q[layer]), rows(documents.k[layer]),
+                                           rows(documents.v[layer]), count, settings),
+                                   saved));
+    }
+    return out;
+  };
+  pass({0, 0, 0, 0}, {11, 8, 29, 5});
+  const std::vector<int64_t> past{11, 0, 29, 0}, count{1, 9, 1, 6};
+  const std::vector<Tensor> ours = pass(past, count);
+  for (size_t layer = 0; layer < layers; ++layer) {
+    const auto wide = [](const Tensor& x) { return x.to(at::kDouble); };
+    const Tensor expected = masked_attention(wide(documents.q[layer]), wide(documents.k[layer]),
+                                             wide(documents.v[layer]), documents.segments(), settings);
+    CHECK(relative_error(ours[layer], rows_at(documents, expected, past, count)) < tolerance(type));
+  }
+  CHECK_THROWS_WITH(pass({11, 0, 27, 0}, {1, 9, 2, 6}), contains_text("2 new tokens behind earlier ones"));
+}
+
 TEST_CASE("ATen's library gives what the kernel gives", "[cached]") {
   const c10::InferenceMode inference;
   at::manual_seed(test::seed(4));

@@ -225,7 +225,7 @@ TEST_CASE("frozen attention with sinks, norms and biases has the input gradients
                                    .o_init_std = 0.3};
   const nn::TokenInfo tokens{.positions = at::arange(21, at::kInt),
                              .segments = tokens::make_segments({0, 21}, at::kCPU),
-                             .ropes = {nn::make_rope_table({.dim = 8}, 64, at::kCPU)}};
+                             .ropes = {{nn::make_rope_table({.dim = 8}, 64, at::kCPU)}}};
   std::vector<Tensor> results;
   for (const bool frozen : {false, true}) {
     Adapted adapted({.freezes = [frozen](const nn::ParameterSpec&) { return frozen; }});

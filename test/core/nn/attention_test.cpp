@@ -56,7 +56,7 @@ Oracle plain_layer(nn::ParameterGroup& store, const nn::AttentionConfig& c, cons
   k = norm(k, "attn.k_norm.weight");
   const auto turn = [&](const Tensor& heads) {
     if (c.rope < 0) return heads;
-    const kernels::RopeTable& table = tokens.ropes[static_cast<size_t>(c.rope)];
+    const kernels::RopeTable& table = tokens.ropes[static_cast<size_t>(c.rope)].table;
     const Tensor cos = table.cos.index({tokens.positions.to(at::kLong)}).to(at::kDouble);
     const Tensor sin = table.sin.index({tokens.positions.to(at::kLong)}).to(at::kDouble);
     const int64_t turned = 2 * cos.size(1);
@@ -165,11 +165,11 @@ const nn::AttentionConfig kConfigs[] = {
 };
 
 // The second one is a layer's of its own, of as many dims as it turns.
-std::vector<kernels::RopeTable> tables_for(const nn::AttentionConfig& config, at::Device device) {
+std::vector<nn::Rotation> tables_for(const nn::AttentionConfig& config, at::Device device) {
   return {
-      nn::make_rope_table({.dim = config.head_dim}, 64, device),
-      nn::make_rope_table({.dim = config.rotary_dim == 0 ? config.head_dim : config.rotary_dim, .theta = 50},
-                          64, device)};
+      {nn::make_rope_table({.dim = config.head_dim}, 64, device)},
+      {nn::make_rope_table({.dim = config.rotary_dim == 0 ? config.head_dim : config.rotary_dim, .theta = 50},
+                           64, device)}};
 }
 
 void fill_vectors(nn::ParameterGroup& store) {
@@ -311,7 +311,7 @@ class Halves final : public attention::CoreAttention {
 nn::TokenInfo some_tokens(at::Device device) {
   return {.positions = at::arange(20, at::TensorOptions().dtype(at::kInt).device(device)),
           .segments = tokens::make_segments({0, 8, 20}, device),
-          .ropes = {nn::make_rope_table({.dim = 8}, 20, device)}};
+          .ropes = {{nn::make_rope_table({.dim = 8}, 20, device)}}};
 }
 
 struct LayerResult {

@@ -66,8 +66,8 @@ Oracle plain_layer(nn::ParameterGroup& store, const nn::LatentAttentionConfig& c
                       .view({rows, c.heads, -1})
                       .split_with_sizes({c.nope_dim, c.v_dim}, -1);
   const auto places = tokens.positions.to(at::kLong);
-  const Tensor cos = tokens.ropes.front().cos.index({places}).to(at::kDouble);
-  const Tensor sin = tokens.ropes.front().sin.index({places}).to(at::kDouble);
+  const Tensor cos = tokens.ropes.front().table.cos.index({places}).to(at::kDouble);
+  const Tensor sin = tokens.ropes.front().table.sin.index({places}).to(at::kDouble);
   const Tensor key = rotate_heads(c, narrow[1].unsqueeze(1), cos, sin).expand({-1, c.heads, -1});
   const Tensor out = masked_attention(at::cat({q[0], rotate_heads(c, q[1], cos, sin)}, -1),
                                       at::cat({kv[0], key}, -1), kv[1], tokens.segments, {.scale = c.scale});
@@ -114,7 +114,7 @@ TEST_CASE("LatentAttention: forward, backward_input, backward_weight", "[nn]") {
   const auto starts = GENERATE(std::vector<int32_t>{0, 21, 42}, std::vector<int32_t>{0, 5, 35, 36, 42});
   const nn::TokenInfo tokens{.positions = at::cat({at::arange(21, at::kInt), at::arange(21, at::kInt) + 40}),
                              .segments = tokens::make_segments(starts, at::kCPU),
-                             .ropes = {nn::make_rope_table({.dim = config.rope_dim}, 64, at::kCPU)}};
+                             .ropes = {{nn::make_rope_table({.dim = config.rope_dim}, 64, at::kCPU)}}};
   nn::ParameterGroup store;
   nn::LatentAttention layer(store, "attn", config);
   store.materialise(at::kCPU, type);
@@ -156,7 +156,7 @@ TEST_CASE("LatentAttention on the meta device: shapes, and the operations of its
   nn::LatentAttention layer(store, "attn", config);
   const nn::TokenInfo tokens{.positions = at::arange(20, at::TensorOptions(at::kMeta).dtype(at::kInt)),
                              .segments = tokens::equal_segments(1, 20, at::kMeta),
-                             .ropes = {nn::make_rope_table({.dim = config.rope_dim}, 20, at::kMeta)}};
+                             .ropes = {{nn::make_rope_table({.dim = config.rope_dim}, 20, at::kMeta)}}};
   const Tensor x = at::empty({20, config.hidden}, at::TensorOptions(at::kMeta));
   const kernels::DryRun run;
   nn::LatentAttention::Saved saved;
@@ -232,7 +232,7 @@ TEST_CASE("LatentAttention gives the numbers of Hugging Face's DeepSeek-V3", "[n
   const Tensor y = layer.forward(x,
                                  {.positions = at::arange(9, at::kInt),
                                   .segments = tokens::equal_segments(1, 9, at::kCPU),
-                                  .ropes = {nn::make_rope_table({.dim = 4}, 9, at::kCPU)}},
+                                  .ropes = {{nn::make_rope_table({.dim = 4}, 9, at::kCPU)}}},
                                  saved);
   CHECK(relative_error(y[0].narrow(0, 0, 3), at::tensor(row.first, at::kDouble)) < 1e-5);
   CHECK(relative_error(y[8].narrow(0, 0, 4), at::tensor(row.last, at::kDouble)) < 1e-5);

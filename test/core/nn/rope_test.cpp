@@ -171,3 +171,74 @@ TEST_CASE("a scaling that lacks a number is refused", "[nn]") {
   fails({.dim = 8, .scaling = {.rope_type = dynamic, .factor = 2}}, "needs max_position_embeddings");
   fails({.dim = 8, .scaling = {.rope_type = longrope}}, "a short and a long factor");
 }
+
+namespace {
+
+// Frequencies that follow from a text's length.
+const nn::RopeConfig by_length[] = {
+    {.dim = 12,
+     .scaling = {.rope_type = longrope,
+                 .factor = 4,
+                 .original_max_position_embeddings = 64,
+                 .short_factor = short_factors,
+                 .long_factor = long_factors}},
+    {.dim = 12, .max_positions = 64, .scaling = {.rope_type = dynamic, .factor = 3}}};
+
+// cos and sin of each token, as norm_rope takes them. positions: of the list's tokens.
+at::Tensor angles_of(const nn::Rotation& rotation, const at::Tensor& positions) {
+  const at::Tensor rows = (rotation.rows.defined() ? rotation.rows : positions).to(at::kLong);
+  return at::cat({rotation.table.cos.index_select(0, rows), rotation.table.sin.index_select(0, rows)}, 1);
+}
+
+at::Tensor positions_of(const std::vector<nn::TextPiece>& pieces) {
+  std::vector<at::Tensor> positions;
+  for (const nn::TextPiece& piece : pieces)
+    positions.push_back(at::arange(piece.first, piece.end(), at::kInt));
+  return at::cat(positions);
+}
+
+}  // namespace
+
+TEST_CASE("every text has the angles that it would have alone, whatever else is in its list", "[nn]") {
+  const nn::RopeConfig& config = by_length[GENERATE(0, 1)];
+  const int64_t positions = GENERATE(20, 70, 200);  // that tables begin with
+  const std::vector<std::vector<nn::TextPiece>> lists = {
+      {{.length = 30, .first = 0, .tokens = 30}, {.length = 64, .first = 0, .tokens = 64}},    // all short
+      {{.length = 80, .first = 0, .tokens = 80}, {.length = 80, .first = 0, .tokens = 80}},    // equally long
+      {{.length = 5, .first = 0, .tokens = 5}, {.length = 65, .first = 0, .tokens = 65}},      // both
+      {{.length = 90, .first = 0, .tokens = 90}, {.length = 130, .first = 0, .tokens = 130}},  // long ones
+      {{.length = 20, .first = 0, .tokens = 50}, {.length = 100, .first = 0, .tokens = 100}},  // with filling
+      {{.length = 90, .first = 40, .tokens = 10}, {.length = 60, .first = 50, .tokens = 10}},  // slices
+      {{.length = 64, .first = 63, .tokens = 1}},                                              // that grows
+      {{.length = 65, .first = 64, .tokens = 1}},
+      {{.length = 66, .first = 65, .tokens = 1}, {.length = 9, .first = 8, .tokens = 1}}};
+  nn::Rope rope(config, positions, at::kCPU);
+  for (const auto& list : lists) {
+    CAPTURE(positions, list.front().length, list.front().tokens);
+    const at::Tensor ours = angles_of(rope.turn(list), positions_of(list));
+    std::vector<at::Tensor> alone;
+    for (const nn::TextPiece& piece : list) {
+      const auto length = std::max(piece.length, piece.end());
+      // Beyond the text, where filling is, nothing is read.
+      const kernels::RopeTable table = nn::make_rope_table(config, piece.length, 0, length, at::kCPU);
+      alone.push_back(at::cat({table.cos, table.sin}, 1).narrow(0, piece.first, piece.tokens));
+    }
+    CHECK((ours - at::cat(alone)).abs().max().item<double>() < 1e-6);
+  }
+}
+
+TEST_CASE("lists of texts with equal frequencies take positions as rows, of tables that are kept", "[nn]") {
+  nn::Rope rope(by_length[0], 50, at::kCPU);
+  const auto turn = [&](int64_t a, int64_t b) {
+    const std::vector<nn::TextPiece> list = {{.length = a, .first = 0, .tokens = a},
+                                             {.length = b, .first = 0, .tokens = b}};
+    return rope.turn(list);
+  };
+  const nn::Rotation first = turn(10, 40);
+  CHECK_FALSE(first.rows.defined());
+  CHECK(first.table.cos.size(0) == 50);
+  CHECK(turn(64, 1).table.cos.size(0) == 64);
+  CHECK(turn(10, 40).table.cos.data_ptr() == turn(64, 1).table.cos.data_ptr());
+  CHECK(turn(70, 65).table.cos.size(0) == 128);
+  CHECK(turn(70, 10).rows.size(0) == 80);
+}

@@ -173,7 +173,7 @@ TEST_CASE("LatentAttention: values and gradients of the whole layer") {
   const Tensor x = random({rows, hidden}, type), dy = random({rows, hidden}, type);
   const nn::TokenInfo tokens{.positions = at::arange(rows, at::kInt),
                              .segments = tokens::make_segments({0, 30, 42}, at::kCPU),
-                             .ropes = {nn::make_rope_table({.dim = config.rope_dim}, rows, at::kCPU)}};
+                             .ropes = {{nn::make_rope_table({.dim = config.rope_dim}, rows, at::kCPU)}}};
   const Body body = [&](std::shared_ptr<const nn::Region> region) {
     nn::ParameterGroup group;
     nn::LatentAttention layer(group, "a", config, attention::make_local_attention(), region);
@@ -200,7 +200,7 @@ namespace {
 nn::TokenInfo some_tokens(int64_t rotary_dim) {
   return {.positions = at::arange(kRows, at::kInt),
           .segments = tokens::make_segments({0, 100, kRows}, at::kCPU),
-          .ropes = {nn::make_rope_table({.dim = rotary_dim}, kRows, at::kCPU)}};
+          .ropes = {{nn::make_rope_table({.dim = rotary_dim}, kRows, at::kCPU)}}};
 }
 
 }  // namespace
