@@ -78,7 +78,8 @@ def labelled(build, patterns):
     tests = {}
     for test in listed["tests"]:
         properties = {property["name"]: property["value"] for property in test["properties"]}
-        if not properties.get("DISABLED") and (not patterns or any(re.search(p, test["name"]) for p in patterns)):
+        # ctest knows no command of a program that is not built.
+        if "command" in test and not properties.get("DISABLED") and (not patterns or any(re.search(p, test["name"]) for p in patterns)):
             tests[test["name"]] = (test["command"], properties)
     return dict(sorted(tests.items(), key=lambda item: -item[1][1].get("COST", 0)))
 
@@ -88,7 +89,7 @@ def read_margins(text, test, setting, seed):
     margins = {}
     for line in text.splitlines():
         place, difference, bound, count = line.split("\t")
-        place = place.removeprefix(f"{ROOT}/")
+        place = place.removeprefix(f"{ROOT}/").removeprefix("../")  # as the compiler was told from the build's folder
         keep(margins, place, Margin(float(difference), float(bound), int(count), test, setting, seed))
     return margins
 
