@@ -172,6 +172,12 @@ void print_result(const TokenizeArguments& arguments, const Tokenizer& tokenizer
   if (result.truncated > 0)
     fmt::print("{} documents were truncated to {} tokens\n", metrics::with_commas(result.truncated),
                arguments.max_document_tokens);
+  if (result.begun_twice > 0)
+    fmt::print(
+        "{} documents begin twice: the texts have the tokens that the tokenizer puts before each; "
+        "--no-special takes "
+        "the texts as they are\n",
+        metrics::with_commas(result.begun_twice));
   if (result.bad > 0)
     fmt::print("{} lines without a document were left out, the first: {}\n", metrics::with_commas(result.bad),
                printable(result.first_bad));

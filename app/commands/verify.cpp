@@ -4,6 +4,7 @@
 #include <CLI/CLI.hpp>
 #include <filesystem>
 #include <string>
+#include <system_error>
 #include <vector>
 
 #include "app/commands/command_line.h"
@@ -41,6 +42,11 @@ int verify(const std::string& checkpoint_dir) {
     const std::vector<std::string> problems = checkpoint::verify(folder);
     if (problems.empty()) {
       fmt::print("{}: sound\n", printable(folder.string()));
+      continue;
+    }
+    std::error_code unknown;
+    if (!fs::exists(folder, unknown) && !unknown) {
+      fmt::print("{}: removed by its run meanwhile\n", printable(folder.string()));
       continue;
     }
     sound = false;

@@ -20,6 +20,7 @@ struct Encoded {
   uint64_t bytes = 0;                       // of the files that are done with it
   int64_t empty = 0;
   int64_t truncated = 0;
+  int64_t begun_twice = 0;
   int64_t bad = 0;
   std::string first_bad;
 };
@@ -72,6 +73,9 @@ void add_document(const tokenizer::Tokenizer* tokenizer, const Document& documen
     ++out.empty;
     return;
   }
+  const bool is_text = tokenizer != nullptr && !request.format.has_messages();
+  if (is_text && request.add_special && tokenizer->begins_twice(std::span(out.ids).subspan(before)))
+    ++out.begun_twice;
   const size_t longest = request.max_tokens > 0 ? static_cast<size_t>(request.max_tokens) : out.ids.size();
   if (out.ids.size() - before > longest) {
     out.ids.resize(before + longest);
@@ -116,6 +120,7 @@ TokenizeProgress tokenize_files(const tokenizer::Tokenizer* tokenizer, const Tok
     progress.documents = writer.documents();
     progress.tokens = writer.tokens();
     progress.truncated += encoded.truncated;
+    progress.begun_twice += encoded.begun_twice;
     for (const tokens::TokenRange& prompt : encoded.prompts)
       progress.prompt_tokens += prompt.end - prompt.begin;
     report(progress);
