@@ -32,11 +32,11 @@ void check_sizes(const config::ModelSection& m, const Architecture& architecture
   };
   for (const auto& [option, size] : sizes) {
     if (size > 0) continue;
-    const std::string text = "is required where there is no model.hf_dir: give an integer above 0";
     if (m.hf_dir.empty()) {
-      report({option}, text);
+      report({option}, "is required where there is no model.hf_dir: give an integer above 0");
     } else {
-      report({option, "model.hf_dir"}, text);
+      report({option, "model.hf_dir"},
+             fmt::format("its config.json says no {}: give an integer above 0", option));
     }
   }
 }
@@ -45,7 +45,7 @@ void require_size(const config::ModelSection& m, std::string_view option, int64_
                   const config::ReportConflict& report) {
   if (size > 0) return;
   report({option, "model.arch"},
-         fmt::format("is required for {} where there is no model.hf_dir: give an integer above 0", m.arch));
+         fmt::format("{} needs {} where there is no model.hf_dir: give an integer above 0", m.arch, option));
 }
 
 void check_experts(const config::ModelSection& m, const Architecture& architecture,

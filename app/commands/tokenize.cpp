@@ -178,6 +178,11 @@ void print_result(const TokenizeArguments& arguments, const Tokenizer& tokenizer
   if (result.without_targets > 0)
     fmt::print("{} documents have no token to learn{}\n", metrics::with_commas(result.without_targets),
                arguments.max_document_tokens > 0 ? ": they are truncated before their answers" : "");
+  if (result.begun_twice > 0)
+    fmt::print(
+        "{} documents begin twice: the texts have the tokens that the tokenizer puts before each; "
+        "--no-special takes the texts as they are\n",
+        metrics::with_commas(result.begun_twice));
   if (result.bad > 0)
     fmt::print("{} lines without a document were left out, the first: {}\n", metrics::with_commas(result.bad),
                printable(result.first_bad));

@@ -4,6 +4,7 @@
 #include <CLI/CLI.hpp>
 #include <filesystem>
 #include <string>
+#include <system_error>
 #include <vector>
 
 #include "app/commands/command_line.h"
@@ -40,6 +41,11 @@ std::vector<fs::path> checkpoints_in(const fs::path& folder) {
 
 bool print_problems(const fs::path& checkpoint) {
   const std::vector<std::string> problems = checkpoint::verify(checkpoint);
+  std::error_code unknown;
+  if (!problems.empty() && !fs::exists(checkpoint, unknown) && !unknown) {
+    fmt::print("{}: removed by its run meanwhile\n", printable(checkpoint.string()));
+    return true;
+  }
   if (problems.empty()) fmt::print("{}: sound\n", printable(checkpoint.string()));
   for (const std::string& problem : problems)
     fmt::print("{}\n", printable(fmt::format("{}: {}", checkpoint.string(), problem)));

@@ -109,6 +109,12 @@ class Reporter {
       spdlog::warn("{}: {} of {} documents were truncated to data.max_document_tokens = {} tokens", wish_.key,
                    metrics::with_commas(latest_.truncated), metrics::with_commas(latest_.documents),
                    wish_.request.max_tokens);
+    if (latest_.begun_twice > 0)
+      spdlog::warn(
+          "{}: {} of {} documents begin twice: the texts have the tokens that the tokenizer puts before "
+          "each. "
+          "data.add_special = false takes the texts as they are",
+          wish_.key, metrics::with_commas(latest_.begun_twice), metrics::with_commas(latest_.documents));
     const corpus::DocumentFormat& format = wish_.request.format;
     if (!latest_.end_id && !format.has_messages() && !format.has_tokens())
       spdlog::warn(

@@ -5,6 +5,7 @@
 #include <spdlog/logger.h>
 #include <spdlog/spdlog.h>
 
+#include <cmath>
 #include <memory>
 
 #include "core/config/validate.h"
@@ -58,16 +59,18 @@ namespace {
 // How often train.steps read each source; with rows of documents that are not filled, at most so often.
 void announce_data(const RunContext& context, const std::vector<OpenSource>& sources) {
   const config::JobConfig& job = context.job;
-  const int64_t tokens = job.train.steps * job.train.micro_batch_size * job.train.seq_len *
-                         job.train.grad_accum_steps * context.mesh.size(mesh::Group::batch);
+  // As a real number: a product of sizes that all may be large.
+  const double tokens =
+      static_cast<double>(job.train.steps) *
+      static_cast<double>(job.train.micro_batch_size * job.train.seq_len) *
+      static_cast<double>(job.train.grad_accum_steps * context.mesh.size(mesh::Group::batch));
   const char* const bound = job.data.lengths == config::Lengths::fixed ? "" : "at most ";
   double weights = 0;
   for (const OpenSource& source : sources) weights += source.weight;
   spdlog::info("{} steps take {}{} tokens", metrics::with_commas(job.train.steps), bound,
-               metrics::with_commas(tokens));
+               tokens < 1e18 ? metrics::with_commas(std::llround(tokens)) : fmt::format("{:.3g}", tokens));
   for (const OpenSource& source : sources) {
-    const double epochs =
-        static_cast<double>(tokens) * source.weight / weights / static_cast<double>(source.train->size());
+    const double epochs = tokens * source.weight / weights / static_cast<double>(source.train->size());
     const std::string name =
         sources.size() > 1 ? fmt::format("source {}: weight {:g},", source.name, source.weight) : "data:";
     spdlog::info("{} {} tokens, {}{:.2f} epochs", name, metrics::with_commas(source.train->size()), bound,

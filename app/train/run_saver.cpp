@@ -24,6 +24,12 @@ checkpoint::SaveOptions complete(checkpoint::SaveOptions options, const Plan& pl
   return options;
 }
 
+// Where the run goes on from a checkpoint of its own; not from one of another run.
+std::string newest_of_own(const std::filesystem::path& root, int64_t step) {
+  std::string name = checkpoint::step_folder_name(step);
+  return io::is_there(root / name) ? name : "";
+}
+
 }  // namespace
 
 std::string checkpoint_name(int64_t step) {
@@ -38,7 +44,7 @@ RunSaver::RunSaver(const RunContext& context, comm::Communicator& disk, RankMode
       options_(complete(std::move(options), context.plan)),
       saved_step_(is_saved ? state.step : -1),
       saved_at_(Clock::now()),
-      saver_(disk, options_, context.job.checkpoint.async) {
+      saver_(disk, options_, context.job.checkpoint.async, newest_of_own(options_.root, state.step)) {
   if (context.root() && options_.keep_best_n > 0) scores_ = checkpoint::read_scores(options_.root);
   model_.before_change([this] { saver_.protect(); });
 }

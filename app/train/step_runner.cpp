@@ -17,6 +17,7 @@
 #include "core/base/log.h"
 #include "core/base/seconds_since.h"
 #include "core/metrics/memory.h"
+#include "core/metrics/progress_text.h"
 #include "core/optim/lr_schedule.h"
 
 namespace pptrain::app {
@@ -220,7 +221,8 @@ std::string StepRunner::find_not_finite(double loss, double norm) {
   const std::string where = describe_not_finite(context_.mesh.world(), model_.stages());
   if (!context_.root() || anomaly_.in_a_row() > 0) return where;
   const comm::ActivityScope writing(context_.activity, comm::Doing::storage, "writing the log");
-  spdlog::warn("not finite: loss {:.6g}, gradient norm {:.6g}; {}", loss, norm, where);
+  spdlog::warn("not finite: loss {:.6g}, gradient norm {:.6g}; {}", metrics::unsigned_nan(loss),
+               metrics::unsigned_nan(norm), where);
   return where;
 }
 

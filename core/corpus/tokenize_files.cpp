@@ -20,6 +20,7 @@ struct Encoded {
   int64_t empty = 0;
   int64_t truncated = 0;
   int64_t without_targets = 0;
+  int64_t begun_twice = 0;
   int64_t bad = 0;
   std::string first_bad;
 };
@@ -80,6 +81,9 @@ void add_document(const tokenizer::Tokenizer* tokenizer, const Document& documen
     ++out.empty;
     return;
   }
+  const bool is_text = tokenizer != nullptr && !request.format.has_messages();
+  if (is_text && request.add_special && tokenizer->begins_twice(std::span(out.ids).subspan(before)))
+    ++out.begun_twice;
   const size_t longest = request.max_tokens > 0 ? static_cast<size_t>(request.max_tokens) : out.ids.size();
   if (out.ids.size() - before > longest) {
     out.ids.resize(before + longest);
@@ -115,6 +119,7 @@ void add_to(TokenizeProgress& progress, const Encoded& encoded) {
   progress.documents += static_cast<int64_t>(encoded.lengths.size());
   progress.tokens += static_cast<int64_t>(encoded.ids.size());
   progress.truncated += encoded.truncated;
+  progress.begun_twice += encoded.begun_twice;
   progress.without_targets += encoded.without_targets;
   for (const tokens::TokenRange& prompt : encoded.prompts)
     progress.prompt_tokens += prompt.end - prompt.begin;

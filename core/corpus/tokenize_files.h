@@ -33,6 +33,7 @@ struct TokenizeProgress {
   int64_t prompt_tokens = 0;            // of these tokens, those that are no targets
   int64_t truncated = 0;                // documents
   int64_t without_targets = 0;          // documents none of whose tokens is a target, first tokens aside
+  int64_t begun_twice = 0;              // documents whose text has what add_special puts before it
   int64_t empty = 0;                    // documents without a text or a token, which are left out
   int64_t bad = 0;                      // lines without a document (DocumentFormat::skip_bad_lines)
   std::string first_bad = {};           // of these, where the first is and what is wrong there

@@ -93,9 +93,9 @@ ValidationLoader::ValidationLoader(TokenDataset dataset, const LoaderOptions& op
   if (batches < 0) throw Error(fmt::format("data: {} validation batches; 0 means all", batches));
   if (dataset.size() < 2) {
     throw Error(
-        fmt::format("data: '{}' has {} tokens for validation, but at least 2 are needed; raise "
-                    "data.val_fraction or set it to 0",
-                    dataset.path(), dataset.size()));
+        fmt::format("data: '{}' has {} token{} for validation, but at least 2 are needed: give more "
+                    "(val_path, or a larger val_fraction), or neither key",
+                    dataset.path(), dataset.size(), dataset.size() == 1 ? "" : "s"));
   }
   source_ = make_step_source({std::move(dataset)}, options);
   for (int64_t next = 0; next < source_->all_samples() && (batches == 0 || this->batches() < batches);

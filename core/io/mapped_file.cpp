@@ -1,5 +1,6 @@
 #include "core/io/mapped_file.h"
 
+#include <spdlog/fmt/fmt.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -10,12 +11,14 @@
 #include <csignal>
 #include <cstdint>
 #include <cstring>
+#include <fstream>
 #include <initializer_list>
 #include <mutex>
 #include <string>
 #include <string_view>
 #include <utility>
 
+#include "core/base/error.h"
 #include "core/io/files.h"
 
 namespace pptrain::io {
@@ -127,11 +130,32 @@ void report_file_faults() {
   std::signal(SIGXFSZ, SIG_IGN);
 }
 
+namespace {
+
+// Behind a message of ENOMEM: a mapping takes no memory before it is read, so that a process has too many. ""
+// where the system does not say how many it allows.
+std::string too_many_mappings() {
+  std::ifstream file("/proc/sys/vm/max_map_count");
+  int64_t most = 0;
+  if (!(file >> most)) return "";
+  return fmt::format(
+      ". A process may have {} mappings (vm.max_map_count), and each rank in it maps each file: join the "
+      "files, "
+      "start fewer ranks in a process, or have the number raised (sysctl vm.max_map_count)",
+      most);
+}
+
+}  // namespace
+
 MappedFile::MappedFile(std::filesystem::path path) : path_(std::move(path)) {
   const RegularFile file(path_);
   if (file.size() == 0) return;
   void* const memory = ::mmap(nullptr, file.size(), PROT_READ, MAP_PRIVATE, file.descriptor(), 0);
-  if (memory == MAP_FAILED) throw file_error("cannot map", path_, errno);
+  if (memory == MAP_FAILED) {
+    const int error = errno;
+    const std::string reason = file_error("cannot map", path_, error).what();
+    throw Error(error == ENOMEM ? reason + too_many_mappings() : reason);
+  }
   bytes_ = {static_cast<const std::byte*>(memory), file.size()};
   entry_ = add_entry(bytes_, path_);
 }

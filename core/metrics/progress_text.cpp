@@ -48,6 +48,10 @@ std::string skipped_text(const StepRecord& r) {
 
 }  // namespace
 
+double unsigned_nan(double value) {
+  return std::isnan(value) ? std::abs(value) : value;
+}
+
 std::string format_line(const StepRecord& r, int64_t last_step, std::optional<double> seconds_left,
                         std::optional<int> columns) {
   // As they stand in the line, with the order in which they give way to a narrow terminal; 0: they stay.
@@ -56,9 +60,9 @@ std::string format_line(const StepRecord& r, int64_t last_step, std::optional<do
     int gives_way;
   } fields[] = {
       {fmt::format("step {}/{}", r.step, last_step), 0},
-      {fmt::format("loss {:.4f}", r.loss), 0},
+      {fmt::format("loss {:.4f}", unsigned_nan(r.loss)), 0},
       {fmt::format("lr {:.3e}", r.lr), 4},
-      {fmt::format("grad_norm {:.4f}", r.grad_norm), 5},
+      {fmt::format("grad_norm {:.4f}", unsigned_nan(r.grad_norm)), 5},
       {fmt::format("tok/s {}", with_commas(std::llround(r.tokens_per_s))), 6},
       {fmt::format("mfu {}", r.mfu > 0 ? fmt::format("{:.1f}%", 100 * r.mfu) : "unknown"), 3},
       {fmt::format("mem {:.2f} GB", r.memory_gb), 2},

@@ -33,6 +33,9 @@ class TimeLeft {
 
 // --- Records and figures in words, for people.
 
+// For printing: a processor's own NaN has a sign ("-nan"), which says nothing.
+double unsigned_nan(double value);
+
 // "step 120/800  loss 1.6387  lr 3.000e-03  ...": a line of the log. Where `columns` are too few, fields are
 // left out: the step's time first, then memory, mfu, learning rate, norm, tokens/s.
 std::string format_line(const StepRecord& record, int64_t last_step,

@@ -385,6 +385,13 @@ int64_t Tokenizer::least_vocab_size() const {
   return size;
 }
 
+bool Tokenizer::begins_twice(std::span<const int32_t> ids) const {
+  const std::vector<int32_t>& before = parts_->around.before;
+  return !before.empty() && ids.size() >= 2 * before.size() &&
+         std::ranges::equal(ids.subspan(before.size(), before.size()), before) &&
+         std::ranges::equal(ids.first(before.size()), before);
+}
+
 void Tokenizer::require_known(std::span<const int32_t> ids, int64_t vocab_size) const {
   const auto unknown = std::ranges::find_if(ids, [&](int32_t id) { return id >= vocab_size; });
   if (unknown == ids.end()) return;

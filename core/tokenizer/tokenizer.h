@@ -64,6 +64,9 @@ class Tokenizer {
   // Added tokens count only where the file puts them around a text, or where they end one: a text gets the
   // others only where they are written in it. Gemma 3 1B has one such token more than rows.
   int64_t least_vocab_size() const;
+  // Whether the ids of a text begin twice with the tokens that the file puts before one: the text has them
+  // too.
+  bool begins_twice(std::span<const int32_t> ids) const;
   // Throws UsageError that names the first of these ids that a model with `vocab_size` rows does not know.
   void require_known(std::span<const int32_t> ids, int64_t vocab_size) const;
   // Of a token as it is written in the file.

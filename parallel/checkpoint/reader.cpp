@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <system_error>
 #include <utility>
 
 #include "core/base/error.h"
@@ -63,14 +64,21 @@ Wanted index_of(const Destinations& destinations) {
   return wanted;
 }
 
+// A run may remove the checkpoint while it is read here.
 template <typename Body>
-auto or_unusable(const Body& body) {
+auto or_unusable(const std::filesystem::path& step_dir, const Body& body) {
   try {
     return body();
   } catch (const Unusable&) {
     throw;
   } catch (const Error& error) {
-    throw Unusable(error.what());
+    std::error_code unknown;
+    if (std::filesystem::exists(step_dir, unknown) || unknown) throw Unusable(error.what());
+    throw Unusable(
+        fmt::format("'{}' is gone: a run that goes on removes its old checkpoints (checkpoint.keep_last_n). "
+                    "Try again, which "
+                    "takes a newer one, or name one that stays",
+                    step_dir.string()));
   }
 }
 
@@ -110,9 +118,9 @@ struct Reader::Impl {
   std::optional<io::RegularFile> open;  // that was read last: ranks read file after file
 
   explicit Impl(const std::filesystem::path& dir)
-      : step_dir(dir), manifest(or_unusable([&] { return read_manifest(dir); })) {
+      : step_dir(dir), manifest(or_unusable(dir, [&] { return read_manifest(dir); })) {
     files.reserve(manifest.files.size());  // Stored points into it
-    or_unusable([&] {
+    or_unusable(dir, [&] {
       for (const FileEntry& entry : manifest.files) add(entry);
     });
     const auto problems = coverage_problems(manifest.files);
@@ -136,7 +144,7 @@ struct Reader::Impl {
   // Hands bytes [begin, end) of a stored slice to `take`, piece by piece. Where they are all of it and were
   // not checked before: throws Unusable unless their checksum is the manifest's.
   void stream(const std::string& tensor, Stored& stored, uint64_t begin, uint64_t end, const Take& take) {
-    or_unusable([&] {
+    or_unusable(step_dir, [&] {
       const std::string sum =
           stream_bytes(input(stored.file->path()), *stored.file, tensor, begin, end, take);
       if (stored.checked || begin > 0 || end < stored.file->bytes(tensor).size()) return;

@@ -43,8 +43,8 @@ struct Saver::Job {
   SaveTerms terms;
 };
 
-Saver::Saver(comm::Communicator& comm, SaveOptions options, bool background)
-    : comm_(comm), options_(std::move(options)), background_(background) {}
+Saver::Saver(comm::Communicator& comm, SaveOptions options, bool background, std::string newest)
+    : comm_(comm), options_(std::move(options)), background_(background), newest_(std::move(newest)) {}
 
 Saver::~Saver() {
   if (!done_.valid()) return;

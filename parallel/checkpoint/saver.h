@@ -18,8 +18,9 @@ namespace pptrain::checkpoint {
 class Saver {
  public:
   // comm: what patient() gives; while a save is under way its calls are those of the saver's thread alone.
-  // background: start() returns at once; else when all is written.
-  Saver(comm::Communicator& comm, SaveOptions options, bool background);
+  // background: start() returns at once; else when all is written. newest: the name of the checkpoint under
+  // options.root that the run goes on from; "" for none.
+  Saver(comm::Communicator& comm, SaveOptions options, bool background, std::string newest = {});
   // Waits for the save under way. Where an exception unwinds this rank it gives it some minutes, then aborts.
   ~Saver();
   Saver(const Saver&) = delete;
@@ -41,7 +42,8 @@ class Saver {
 
   // What start(), protect() and finish() took of training's time so far.
   double stalled_seconds() const { return stalled_; }
-  // The name of the newest checkpoint that this object has saved; "" for none. After finish().
+  // The name of the newest checkpoint that this object has saved, or else the run went on from; "" for none.
+  // After finish().
   const std::string& newest() const { return newest_; }
   bool busy() const;  // a save is under way
   // On rank 0: the step of the newest checkpoint that this object has completed; -1 before that.
@@ -59,7 +61,7 @@ class Saver {
   std::unique_ptr<Job> job_;  // until the next one starts
   std::future<void> done_;
   std::optional<std::string> failure_;  // of the last save
-  std::string newest_;                  // saved by this object
+  std::string newest_;
   std::atomic<int64_t> saved_step_ = -1;
   uint64_t copied_ = 0;
   double stalled_ = 0;

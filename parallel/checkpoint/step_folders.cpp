@@ -132,6 +132,8 @@ std::optional<fs::path> find_resumable(const fs::path& root,
     if (!known.contains(folder)) {
       const std::string problem = problem_of(folder);
       if (problem.empty()) return folder;
+      // Its run has removed it, and has a newer one.
+      if (!list_step_folders(root).contains(step)) return find_resumable(root, report, known);
       report(fmt::format("the checkpoint '{}' is passed over: {}", folder.string(), problem));
       known[folder] = problem;
     }

@@ -138,6 +138,17 @@ TEST_CASE("sizes that are missing are named at their section") {
   CHECK_THAT(message, contains_text("\njob.toml:4:1: train.seq_len: is required."));
 }
 
+TEST_CASE("sizes that an architecture needs are named, not the key that asks for them") {
+  const std::string message = refusal(
+      "[model]\narch = \"mixtral\"\nhidden_size = 32\nintermediate_size = 32\nnum_hidden_layers = 1\n"
+      "num_attention_heads = 2\nvocab_size = 256\n[train]\nseq_len = 8\n[data]\npath = \"x\"\n");
+  for (const char* size : {"num_experts", "num_experts_per_tok"}) {
+    CHECK_THAT(message,
+               contains_text(fmt::format(
+                   "job.toml:2:8: model.arch: mixtral needs model.{} where there is no model.hf_dir", size)));
+  }
+}
+
 TEST_CASE("a size that could not be taken starts no contradiction of its own") {
   const Folder folder;
   config::test::Overrides overrides = essentials(folder);

@@ -401,6 +401,22 @@ class Corpus(Case):
             out = self.run_pptrain("check", "--config", job, "--set", f"model.vocab_size={vocabulary}", code=2)
             self.assertIn("it is another model's", out)
 
+    def test_texts_that_begin_with_what_the_tokenizer_puts_before_them_are_counted(self):
+        begin = "<|begin_of_text|>"
+        rows = [{"text": (begin if i % 3 == 0 else "") + text, "answer": "so"} for i, text in enumerate(TEXTS[:30])]
+        (self.folder / "a.jsonl").write_bytes(lines(rows))
+        job = self.job('path = "a.jsonl"\nformat = "jsonl"\ncache = "cache"\n')
+        said = "10 of 30 documents begin twice"
+        self.assertEqual(1, self.train(job, "run").count(said))
+        (found, _), = map(read_documents, self.caches().values())
+        self.assertEqual([encoded(row["text"]) for row in rows], found)  # as the package makes them
+        out = self.train(job, "prompts", 'data.prompt_key="text"', 'data.completion_key="answer"')
+        self.assertIn(said, out)
+        self.assertNotIn("begin twice", self.train(job, "plain", "data.add_special=false"))
+        tokenize = ["tokenize", "--tokenizer", "tokenizer.json", "--key", "text", "--out", "out", "a.jsonl"]
+        self.assertIn("10 documents begin twice", self.run_pptrain(*tokenize))
+        self.assertNotIn("begin twice", self.run_pptrain(*tokenize, "--no-special", "--overwrite"))
+
     def test_a_start_says_that_what_is_validated_on_is_trained_on(self):
         texts = lines({"text": text} for text in TEXTS[:200])
         (self.folder / "data").mkdir()

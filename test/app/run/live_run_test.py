@@ -275,6 +275,17 @@ class LiveRun(Case):
             self.assertEqual(int(lost[1]) - 1 - int(lost[2]), int(lost[3]), said)
             self.assertTrue((self.run_dir / "checkpoints" / f"step_{lost[2]}").is_dir())
 
+    def test_a_save_that_fails_after_a_resume_says_what_is_saved(self):
+        self.start("train.steps=2").wait(PATIENCE)
+        process = self.start("train.steps=1000000")
+        self.wait_for_step(4)
+        checkpoints = self.run_dir / "checkpoints"
+        checkpoints.rename(self.run_dir / "elsewhere")
+        checkpoints.write_text("in the way")
+        self.command("save", "run", "--json", code=1)
+        self.until(lambda: "The newest checkpoint is step_2." in self.log(), "the newest checkpoint is not named")
+        process.kill()
+
     def test_a_run_that_diverges(self):
         letters = random.Random(1)
         text = "".join(letters.choice("abcd") for _ in range(1600)) + "".join(chr(33 + 37 * i % 90) for i in range(3200))

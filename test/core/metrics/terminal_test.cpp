@@ -153,6 +153,12 @@ TEST_CASE("a line of the log comes every interval, with means since the last") {
   CHECK_THAT(lines[5], test::contains_text("validation loss 1.5000"));
 }
 
+TEST_CASE("a loss that is no number has no sign") {
+  const double none = std::copysign(std::numeric_limits<double>::quiet_NaN(), -1.0);
+  const std::string line = metrics::format_line({.step = 1, .loss = none, .grad_norm = none}, 2);
+  CHECK_THAT(line, test::contains_text("loss nan ") && test::contains_text("grad_norm nan "));
+}
+
 TEST_CASE("a line of the log fits its terminal, and off one says how long the rest takes") {
   const metrics::StepRecord record{.step = 120,
                                    .loss = 1.6387,

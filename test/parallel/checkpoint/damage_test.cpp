@@ -242,6 +242,16 @@ TEST_CASE("a resumed run finds the newest sound checkpoint and says what it pass
     CHECK_THAT(found.reports[1], contains_text("step_10"));
     CHECK_THAT(found.reports[2], contains_text("step_9"));
   }
+  SECTION("one that its run removes while it is read is gone, not damaged") {
+    const Reader reader(folder / "step_11");
+    fs::remove_all(folder / "step_11");
+    const std::string name = reader.names("model").front();
+    const at::Tensor values = at::empty(reader.global_shape("model", name), at::kFloat);
+    const std::string gone = "step_11' is gone: a run that goes on removes its old checkpoints";
+    CHECK_THROWS_WITH(reader.read("model", name, values), contains_text(gone));
+    CHECK(find(folder.path()).path == folder / "step_10");
+    CHECK(find(folder.path()).reports.empty());
+  }
   SECTION("none is sound") {
     for (const char* step : {"step_8", "step_9", "step_10", "step_11"})
       fs::remove(folder / step / "manifest.json");
