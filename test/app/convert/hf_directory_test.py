@@ -44,8 +44,6 @@ peak_tflops = 1
 hf_dir = "{hf}"
 init = "hf"
 """
-# What eval computes for these is tested with their rotary frequencies.
-LONGROPE = ("Phi-3.5-mini-instruct", "Phi-4-mini-instruct")
 
 
 class Case(pptrain.Case):
@@ -114,8 +112,7 @@ class Published(Case):
             with self.subTest(model=name):
                 shutil.rmtree(self.hf, ignore_errors=True)
                 model = write(self.hf, name)
-                if name not in LONGROPE:
-                    self.assertEqual(self.check_eval(model).count("warning"), 0)
+                self.assertEqual(self.check_eval(model).count("warning"), 0)
                 if i % 3 == 0:  # tests of the families do it for each of them
                     self.round_trip()
 
