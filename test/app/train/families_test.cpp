@@ -15,20 +15,20 @@ using M = config::ModelSection;
 
 namespace {
 
-const Overrides tiny = {"model.hidden_size=16",
-                        "model.intermediate_size=24",
-                        "model.num_attention_heads=4",
-                        "model.initializer_range=0.2",
-                        "train.seq_len=16",
-                        "train.micro_batch_size=1",
-                        "train.grad_accum_steps=4",
-                        "train.steps=2",
-                        "eval.interval=0",
-                        "optimizer.eps=1e-3"};
+const Overrides tiny_family = {"model.hidden_size=16",
+                               "model.intermediate_size=24",
+                               "model.num_attention_heads=4",
+                               "model.initializer_range=0.2",
+                               "train.seq_len=16",
+                               "train.micro_batch_size=1",
+                               "train.grad_accum_steps=4",
+                               "train.steps=2",
+                               "eval.interval=0",
+                               "optimizer.eps=1e-3"};
 
 // All that an architecture may have, none of it at its default.
 Overrides settings_of(const models::Architecture& family) {
-  Overrides result = with(tiny, {fmt::format("model.arch={}", family.name)});
+  Overrides result = with(tiny_family, {fmt::format("model.arch={}", family.name)});
   const bool latent = family.decoder.latent_attention;
   const auto add = [&](bool has, std::initializer_list<std::string> settings) {
     if (has) result = with(result, settings);
@@ -54,7 +54,7 @@ Overrides settings_of(const models::Architecture& family) {
   return result;
 }
 
-struct Run {
+struct FamilyRun {
   test::JobResult result;
   std::map<std::string, std::string> elements;
 };
@@ -70,9 +70,9 @@ class Family {
  public:
   explicit Family(const models::Architecture& family) : settings_(settings_of(family)) {}
 
-  Run run(const Overrides& layout) const {
-    Run made{.result = test::run_small_job(job_text(), folder_.path() / "run", with(settings_, layout)),
-             .elements = test::checkpoint_elements(folder_.path() / "run")};
+  FamilyRun run(const Overrides& layout) const {
+    FamilyRun made{.result = test::run_small_job(job_text(), folder_.path() / "run", with(settings_, layout)),
+                   .elements = test::checkpoint_elements(folder_.path() / "run")};
     REQUIRE(made.result.exit_code == 0);
     REQUIRE(made.result.metrics.size() == 3);  // and what validation says
     return made;
@@ -83,13 +83,13 @@ class Family {
   test::TemporaryFolder folder_;
 };
 
-void check_equal(const Run& made, const Run& expected) {
+void check_equal(const FamilyRun& made, const FamilyRun& expected) {
   REQUIRE(expected.elements.size() > 100);
   CHECK(made.result.metrics == expected.result.metrics);
   CHECK(made.elements == expected.elements);
 }
 
-void check_close(const Run& made, const Run& expected) {
+void check_close(const FamilyRun& made, const FamilyRun& expected) {
   for (size_t step = 0; step < 2; ++step) {
     const auto ours = nlohmann::json::parse(made.result.metrics[step]),
                theirs = nlohmann::json::parse(expected.result.metrics[step]);
@@ -104,10 +104,10 @@ TEST_CASE("every family gives the bits of one rank under any pipeline and over s
   for (const models::Architecture* architecture : models::architectures) {
     CAPTURE(architecture->name);
     const Family family(*architecture);
-    const Run one = family.run({});
+    const FamilyRun one = family.run({});
     check_equal(family.run({"distributed.pp=2", "distributed.pp_schedule=zb_h1"}), one);
     check_equal(family.run({"distributed.pp=2", "distributed.pp_schedule=zbv", "train.recompute=full"}), one);
-    const Run replicas = family.run({"distributed.dp_replicate=2"});
+    const FamilyRun replicas = family.run({"distributed.dp_replicate=2"});
     check_equal(family.run({"distributed.dp_shard=2", "distributed.reshard_after_forward=true"}), replicas);
     check_equal(family.run({"distributed.pp=2", "distributed.pp_schedule=interleaved_1f1b",
                             "distributed.dp_shard=2"}),
@@ -120,7 +120,7 @@ TEST_CASE("every family trains alike on ranks that share out heads, rows or expe
   for (const models::Architecture* architecture : models::architectures) {
     CAPTURE(architecture->name);
     const Family family(*architecture);
-    const Run one = family.run({});
+    const FamilyRun one = family.run({});
     if (architecture->decoder.qk_norm == nn::QkNorm::whole) {
       CHECK_THROWS_AS(family.run({"distributed.tp=2"}), UsageError);
     } else {
