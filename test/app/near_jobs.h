@@ -1,4 +1,4 @@
-// Runs that agree but for rounding.
+// Runs that agree to the bit, or but for rounding.
 #pragma once
 
 #include <vector>
@@ -16,6 +16,15 @@ inline JobResult run(const Overrides& overrides) {
   REQUIRE(result.exit_code == 0);
   REQUIRE(result.metrics.size() >= 4);
   return result;
+}
+
+// Metrics and checkpoints have equal bits, and there are some.
+inline void check_equal(const JobResult& reference, const JobResult& other) {
+  REQUIRE(other.exit_code == 0);
+  REQUIRE(reference.metrics.size() >= 2);
+  REQUIRE(reference.checksums.size() > 30);
+  CHECK(other.metrics == reference.metrics);
+  CHECK(other.checksums == reference.checksums);
 }
 
 // Losses and gradient norms differ by the part `most` of themselves, tokens not at all.

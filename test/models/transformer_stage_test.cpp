@@ -30,7 +30,7 @@ namespace {
 
 const std::vector<Backward> every_way = {Backward::at_once, Backward::beside, Backward::split};
 
-std::vector<data::Microbatch> microbatches(const models::ModelConfig& model) {
+std::vector<data::Microbatch> stage_microbatches(const models::ModelConfig& model) {
   std::vector<data::Microbatch> result;
   const std::vector<std::vector<int64_t>> lengths = {{9, 9}, {16}, {5, 1, 8, 3}};
   for (size_t i = 0; i < lengths.size(); ++i) {
@@ -58,7 +58,7 @@ TEST_CASE("splitting a model over stages and its backward into I and W changes n
   const bool tied = GENERATE(false, true);
   const at::ScalarType dtype = GENERATE(at::kFloat, at::kBFloat16);
   const auto model = small_model(arch, tied);
-  const auto batches = microbatches(model);
+  const auto batches = stage_microbatches(model);
   Stages whole = build_stages(model, {4}, dtype);
   const StageStep expected = run_step(whole, batches, Backward::at_once);
   for (const auto& [name, grad] : expected.grads) {
@@ -94,7 +94,7 @@ TEST_CASE("adapters and frozen groups take the same bits whatever the stages and
   } else {
     model.groups = {{.match = "layers.*.mlp.*", .frozen = true}, {.match = "embedding", .frozen = true}};
   }
-  const auto batches = microbatches(model);
+  const auto batches = stage_microbatches(model);
   Stages whole = build_stages(model, {4}, dtype);
   const StageStep expected = run_step(whole, batches, Backward::at_once);
   // Four adapted projections in three sparse layers, seven in the dense one.
@@ -123,7 +123,7 @@ TEST_CASE("what is frozen changes no gradient of what learns") {
   const std::string arch = GENERATE(values<std::string>({"qwen3", "qwen3_moe"}), from_range(families));
   INFO(arch);
   auto model = small_model(arch, true);
-  const auto batches = microbatches(model);
+  const auto batches = stage_microbatches(model);
   Stages free = build_stages(model, {4}, at::kFloat);
   const StageStep all = run_step(free, batches, Backward::split);
   model.groups = {{.match = "*norm*", .frozen = true},
@@ -148,7 +148,7 @@ TEST_CASE("adapters of a family learn, with equal bits whatever the stages and t
   auto model = small_model(GENERATE(from_range(families)), true);
   INFO(model.arch);
   model.lora = {.rank = 3, .alpha = 5};
-  const auto batches = microbatches(model);
+  const auto batches = stage_microbatches(model);
   Stages whole = build_stages(model, {4}, at::kFloat);
   const StageStep expected = run_step(whole, batches, Backward::at_once);
   CHECK(expected.grads.size() >= 4 * 4 * 2);
@@ -169,7 +169,7 @@ TEST_CASE("a family's stages and recomputed activations change no bit") {
   const std::string arch = GENERATE(from_range(families));
   const auto [dtype, tied] = GENERATE(std::pair{at::kFloat, false}, std::pair{at::kBFloat16, true});
   const auto model = small_model(arch, tied);
-  const auto batches = microbatches(model);
+  const auto batches = stage_microbatches(model);
   Stages whole = build_stages(model, {4}, dtype);
   const StageStep expected = run_step(whole, batches, Backward::at_once);
   for (const auto& [name, grad] : expected.grads) {
@@ -195,7 +195,7 @@ TEST_CASE("weight gradients beside are joined a block late, and not before they 
   const c10::InferenceMode inference;
   at::set_num_threads(1);
   const auto model = small_model("qwen3_moe", false);
-  const auto batches = microbatches(model);
+  const auto batches = stage_microbatches(model);
 
   // What is told of each group, and how many gradients are on their way then.
   struct Access final : nn::WeightAccess {
@@ -259,7 +259,7 @@ TEST_CASE("a stage says what its boundary tensors are") {
   const at::ScalarType dtype = GENERATE(at::kFloat, at::kBFloat16);
   const auto model = small_model("qwen3", false);
   Stages stages = build_stages(model, {2, 2}, dtype);
-  for (const data::Microbatch& data : microbatches(model)) {
+  for (const data::Microbatch& data : stage_microbatches(model)) {
     const Tensor output = stages[0]->forward(0, data, {});
     for (const auto& stage : stages) {
       const Tensor boundary = stage->empty_boundary(data);
@@ -277,7 +277,7 @@ TEST_CASE("recomputing activations changes no bit") {
   const std::string arch = GENERATE(as<std::string>{}, "llama", "qwen3", "qwen3_moe");
   const at::ScalarType dtype = GENERATE(at::kFloat, at::kBFloat16);
   const auto model = small_model(arch, false);
-  const auto batches = microbatches(model);
+  const auto batches = stage_microbatches(model);
   Stages whole = build_stages(model, {4}, dtype);
   const StageStep expected = run_step(whole, batches, Backward::at_once);
   for (const auto recompute : {Recompute::cheap, Recompute::selective, Recompute::full}) {
@@ -301,7 +301,7 @@ TEST_CASE("forward alone gives the loss of the training forward, and keeps nothi
   at::set_num_threads(1);
   const at::ScalarType dtype = GENERATE(at::kFloat, at::kBFloat16);
   const auto model = small_model("qwen3", false);
-  const auto batches = microbatches(model);
+  const auto batches = stage_microbatches(model);
   Stages stages = build_stages(model, {2, 2}, dtype);
   Tensor x = stages[0]->forward(0, batches[0], {});
   stages[1]->forward(0, batches[0], x);
@@ -368,7 +368,7 @@ TEST_CASE("the bytes that a record holds are as predicted") {
   const at::ScalarType dtype = GENERATE(at::kFloat, at::kBFloat16);
   const auto recompute = GENERATE(Recompute::none, Recompute::cheap, Recompute::selective, Recompute::full);
   const auto model = small_model(arch, false);
-  const auto batches = microbatches(model);
+  const auto batches = stage_microbatches(model);
   Stages stages = build_stages(model, {1, 2, 1}, dtype, 7, recompute);
   int64_t tokens = 0;
   for (size_t i = 0; i < batches.size(); ++i) {
@@ -389,7 +389,7 @@ TEST_CASE("discard forgets a step between any of its passes") {
   const c10::InferenceMode inference;
   at::set_num_threads(1);
   const auto model = small_model("llama", false);
-  const auto batches = microbatches(model);
+  const auto batches = stage_microbatches(model);
   Stages stages = build_stages(model, {4}, at::kFloat);
   models::TransformerStage& stage = *stages[0];
   stage.forward(0, batches[0], {});

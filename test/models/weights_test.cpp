@@ -65,7 +65,7 @@ void write(const TemporaryFolder& folder, const Tensors& tensors) {
   write_safetensors(file, {tensors.begin(), tensors.end()});
 }
 
-std::string error_of(const std::function<void()>& f) {
+std::string load_error(const std::function<void()>& f) {
   try {
     f();
   } catch (const Error& error) {
@@ -206,7 +206,7 @@ TEST_CASE("a stage reads nothing of the others") {
   write(folder, tensors);
   Stages stages = build_stages(model, {1, 2, 1}, at::kFloat, 99);
   models::load_hf_weights(*stages[1], folder.path());
-  CHECK(error_of([&] { models::load_hf_weights(*stages[2], folder.path()); }).find("model.layers.3.") !=
+  CHECK(load_error([&] { models::load_hf_weights(*stages[2], folder.path()); }).find("model.layers.3.") !=
         std::string::npos);
 }
 
@@ -218,7 +218,7 @@ TEST_CASE("weights that do not fit are refused by name") {
   Stages stages = build_stages(model, {4}, at::kFloat, 99);
   const auto load = [&](const Tensors& tensors) {
     write(folder, tensors);
-    return error_of([&] { models::load_hf_weights(*stages[0], folder.path()); });
+    return load_error([&] { models::load_hf_weights(*stages[0], folder.path()); });
   };
   CHECK(load(sound) == "no error");
 
@@ -394,13 +394,13 @@ TEST_CASE("weights of layers that the model does not have are refused") {
   Stages shorter = build_stages(model, {1, model.layers - 1}, at::kFloat, 99);
   for (const auto& stage : shorter) {
     CHECK_THAT(
-        error_of([&] { models::load_hf_weights(*stage, folder.path()); }),
+        load_error([&] { models::load_hf_weights(*stage, folder.path()); }),
         contains_text(".weight is of layer 3, but this model has 3 (num_hidden_layers), counted from 0"));
   }
   std::erase_if(tensors, [](const auto& entry) { return entry.first.starts_with("model.layers.3."); });
   tensors["model.layers.99999999999999999999.self_attn.q_proj.weight"] = at::ones({8});
   write(folder, tensors);
   CHECK_THAT(
-      error_of([&] { models::load_hf_weights(*shorter[0], folder.path()); }),
+      load_error([&] { models::load_hf_weights(*shorter[0], folder.path()); }),
       contains_text("model.layers.99999999999999999999.self_attn.q_proj.weight is of layer 2147483647"));
 }

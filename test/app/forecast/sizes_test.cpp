@@ -53,7 +53,7 @@ std::string text_of(const Job& job, bool experts) {
 }
 
 // A matrix product's weights; norms are less than the tolerance.
-double parameters(const Job& job, bool experts) {
+double parameters_of(const Job& job, bool experts) {
   const auto size = [&](const char* key) { return static_cast<double>(job.at(key)); };
   const double hidden = size("model.hidden_size");
   const double attention = 4 * hidden * size("model.num_attention_heads") * size("model.head_dim");
@@ -90,7 +90,7 @@ TEST_CASE("what is accepted is counted without overflow") {
       continue;
     }
     ++planned;
-    const double expected = parameters(job, experts);
+    const double expected = parameters_of(job, experts);
     CHECK(static_cast<double>(models::parameter_count(plan->model)) == Approx(expected).epsilon(1e-12));
     CHECK(models::flops_per_token(plan->model, job.at("train.seq_len")) > 0);
     largest = std::max(largest, expected);

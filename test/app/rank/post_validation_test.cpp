@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "parallel/checkpoint/checkpoint.h"
+#include "test/app/near_jobs.h"
 #include "test/app/small_job.h"
 #include "test/support/catch.h"
 #include "test/support/covering.h"
@@ -21,7 +22,7 @@ using pptrain::test::with;
 
 namespace {
 
-struct Layout {
+struct SplitLayout {
   std::string schedule;
   int pp;
 };
@@ -30,7 +31,7 @@ const std::vector<std::string> schedules = {"gpipe", "1f1b",       "zb_h1",     
                                             "zbv",   "dualpipe_v", "interleaved_zb", "search"};
 constexpr size_t most_ranks = 4;
 
-app::Plan plan_of(const Layout& layout, bool post_validation, const std::filesystem::path& run_dir,
+app::Plan plan_of(const SplitLayout& layout, bool post_validation, const std::filesystem::path& run_dir,
                   const Overrides& overrides) {
   Overrides all = overrides;
   all.push_back("distributed.pp_schedule=" + layout.schedule);
@@ -39,13 +40,13 @@ app::Plan plan_of(const Layout& layout, bool post_validation, const std::filesys
   return pptrain::test::small_plan(small_job_text(), run_dir, all);
 }
 
-JobResult run(const Layout& layout, bool post_validation, const std::filesystem::path& run_dir,
+JobResult run(const SplitLayout& layout, bool post_validation, const std::filesystem::path& run_dir,
               const Overrides& overrides) {
   return pptrain::test::run_plan(plan_of(layout, post_validation, run_dir, overrides));
 }
 
-const Overrides base = {"model.num_hidden_layers=8", "train.grad_accum_steps=8", "train.steps=9",
-                        "eval.interval=6", "train.micro_batch_size=1"};
+const Overrides validated_job = {"model.num_hidden_layers=8", "train.grad_accum_steps=8", "train.steps=9",
+                                 "eval.interval=6", "train.micro_batch_size=1"};
 
 constexpr double out_of_reach = 1e6;  // of any grad norm here
 
@@ -56,13 +57,6 @@ std::vector<nlohmann::json> steps_of(const JobResult& result) {
     if (record.contains("grad_norm")) steps.push_back(record);
   }
   return steps;
-}
-
-void check_equal(const JobResult& reference, const JobResult& other) {
-  REQUIRE(other.exit_code == 0);
-  REQUIRE(reference.checksums.size() > 70);
-  CHECK(other.metrics == reference.metrics);
-  CHECK(other.checksums == reference.checksums);
 }
 
 // The grad norm that lies in the middle of those of `overrides`' steps: clipping by it is sometimes active.
@@ -87,7 +81,7 @@ void check_jobs(const std::vector<Overrides>& jobs) {
     if (limit > 0 && limit < out_of_reach) REQUIRE(pptrain::test::steps_over(reference, limit) > 0);
     for (const Combination& row : rows) {
       if (row[0] != j) continue;
-      const Layout layout{schedules[row[1]], static_cast<int>(row[2]) + 1};
+      const SplitLayout layout{schedules[row[1]], static_cast<int>(row[2]) + 1};
       CAPTURE(layout.schedule, layout.pp, jobs[j]);
       check_equal(reference, run(layout, true, folder.path() / "run", jobs[j]));
     }
@@ -116,25 +110,26 @@ std::filesystem::path poisoned_checkpoint(const std::filesystem::path& root, con
 TEST_CASE("post-validation gives the bits of the barrier, whatever is clipped or not finite") {
   const TemporaryFolder folder;
   const Overrides bf16 = {"train.dtype=bf16", "model.tie_word_embeddings=true"};
-  const std::string sometimes = "train.grad_clip=" + std::to_string(middle_norm(folder, base));
+  const std::string sometimes = "train.grad_clip=" + std::to_string(middle_norm(folder, validated_job));
   const std::string start =
-      "checkpoint.resume=" + poisoned_checkpoint(folder.path() / "poisoned", base).string();
+      "checkpoint.resume=" + poisoned_checkpoint(folder.path() / "poisoned", validated_job).string();
   const Overrides poisoned =
-      with(base, {start, "train.grad_clip=0", "train.max_skipped_steps=100", "train.steps=12"});
+      with(validated_job, {start, "train.grad_clip=0", "train.max_skipped_steps=100", "train.steps=12"});
   const JobResult once = run({"gpipe", 1}, false, folder.path() / "once", poisoned);
   int skipped = 0;
   for (const auto& step : steps_of(once)) skipped += step.at("skipped").get<bool>();
   REQUIRE((skipped > 2 && skipped < 10));
   const std::string never = fmt::format("train.grad_clip={}", out_of_reach);
-  check_jobs({with(base, {"train.grad_clip=0"}), with(base, bf16, Overrides{never}), with(base, {sometimes}),
-              with(base, bf16, Overrides{sometimes}), with(base, {"train.grad_clip=1e-3"}), poisoned});
+  check_jobs({with(validated_job, {"train.grad_clip=0"}), with(validated_job, bf16, Overrides{never}),
+              with(validated_job, {sometimes}), with(validated_job, bf16, Overrides{sometimes}),
+              with(validated_job, {"train.grad_clip=1e-3"}), poisoned});
 }
 
 TEST_CASE("too many skipped steps end a run as they do with the barrier") {
   const TemporaryFolder folder;
   const std::string start =
-      "checkpoint.resume=" + poisoned_checkpoint(folder.path() / "poisoned", base).string();
-  const Overrides overrides = with(base, {start, "train.max_skipped_steps=1"});
+      "checkpoint.resume=" + poisoned_checkpoint(folder.path() / "poisoned", validated_job).string();
+  const Overrides overrides = with(validated_job, {start, "train.max_skipped_steps=1"});
   for (const bool post_validation : {false, true}) {
     CHECK_THROWS_WITH(run({"zb_h2", 2}, post_validation, folder.path() / "run", overrides),
                       pptrain::test::contains_text("max_skipped_steps = 1"));
@@ -145,7 +140,7 @@ TEST_CASE("where a step is not finite, weights are looked at as they were before
   const TemporaryFolder folder;
   // The first step leaves weights that are finite and too large for the second.
   const Overrides overrides =
-      with(base, {"optimizer.lr=1e18", "train.grad_clip=0", "train.max_skipped_steps=0"});
+      with(validated_job, {"optimizer.lr=1e18", "train.grad_clip=0", "train.max_skipped_steps=0"});
   for (const bool post_validation : {false, true}) {
     CAPTURE(post_validation);
     CHECK_THROWS_WITH(run({"zb_h2", 2}, post_validation, folder.path() / "run", overrides),
@@ -157,12 +152,12 @@ TEST_CASE("where a step is not finite, weights are looked at as they were before
 
 TEST_CASE("post-validation gives the bits of the barrier on replicas") {
   const TemporaryFolder folder;
-  const Overrides replicas = with(base, {"distributed.dp_replicate=2", "train.grad_accum_steps=4"});
+  const Overrides replicas = with(validated_job, {"distributed.dp_replicate=2", "train.grad_accum_steps=4"});
   const std::string clip = "train.grad_clip=" + std::to_string(middle_norm(folder, replicas));
   for (const Overrides& overrides : {with(replicas, {"train.grad_clip=0"}), with(replicas, {clip})}) {
     const JobResult reference = run({"gpipe", 1}, false, folder.path() / "reference", overrides);
-    for (const Layout& layout :
-         {Layout{"1f1b", 2}, Layout{"zb_h2", 2}, Layout{"zbv", 2}, Layout{"zb_h2", 3}}) {
+    for (const SplitLayout& layout :
+         {SplitLayout{"1f1b", 2}, SplitLayout{"zb_h2", 2}, SplitLayout{"zbv", 2}, SplitLayout{"zb_h2", 3}}) {
       CAPTURE(layout.schedule, layout.pp);
       check_equal(reference, run(layout, true, folder.path() / "run", overrides));
     }
@@ -171,8 +166,9 @@ TEST_CASE("post-validation gives the bits of the barrier on replicas") {
 
 TEST_CASE("a run with post-validation resumes from any checkpoint, and any run from its") {
   const TemporaryFolder folder;
-  const std::string clip = "train.grad_clip=" + std::to_string(middle_norm(folder, base));
-  const Overrides overrides = with(base, {clip, "checkpoint.interval=4", "checkpoint.keep_last_n=0"});
+  const std::string clip = "train.grad_clip=" + std::to_string(middle_norm(folder, validated_job));
+  const Overrides overrides =
+      with(validated_job, {clip, "checkpoint.interval=4", "checkpoint.keep_last_n=0"});
   const JobResult reference = run({"gpipe", 1}, false, folder.path() / "reference", overrides);
   for (const auto& [first, second] :
        {std::pair(true, true), std::pair(true, false), std::pair(false, true)}) {
@@ -187,7 +183,7 @@ TEST_CASE("a run with post-validation resumes from any checkpoint, and any run f
 
 TEST_CASE("a signal stops a run with post-validation soon, and it resumes bit for bit") {
   const TemporaryFolder folder;
-  const Overrides overrides = with(base, {"train.grad_clip=0", "eval.interval=0"});
+  const Overrides overrides = with(validated_job, {"train.grad_clip=0", "eval.interval=0"});
   const JobResult reference = run({"gpipe", 1}, false, folder.path() / "reference", overrides);
   const auto run_dir = folder.path() / "run";
   const app::Plan plan = plan_of({"zb_h2", 2}, true, run_dir, overrides);

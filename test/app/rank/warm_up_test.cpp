@@ -132,8 +132,8 @@ void check_same(const Outcome& expected, const Outcome& actual) {
   }
 }
 
-const Overrides base = {"model.hidden_size=16", "model.intermediate_size=40", "train.seq_len=8",
-                        "train.grad_accum_steps=4", "train.micro_batch_size=1"};
+const Overrides warm_job = {"model.hidden_size=16", "model.intermediate_size=40", "train.seq_len=8",
+                            "train.grad_accum_steps=4", "train.micro_batch_size=1"};
 const Overrides experts = {"model.arch=qwen3_moe",        "model.num_experts=4",
                            "model.num_experts_per_tok=2", "model.moe_intermediate_size=16",
                            "model.mlp_only_layers=[2]",   "model.router_aux_loss_coef=0.1"};
@@ -154,7 +154,7 @@ TEST_CASE("a warm-up changes no bit of what follows, nor do weight gradients bes
       Overrides{"distributed.tp=2", "distributed.cp=2"},
       Overrides{"distributed.pp=2", "data.document_end=10", "data.lengths=exact", "data.packing=best_fit"},
       with(experts, Overrides{"distributed.dp_shard=2", "distributed.ep=2"}));
-  const Overrides overrides = with(base, job);
+  const Overrides overrides = with(warm_job, job);
   CAPTURE(job);
   const Outcome expected = run(overrides, {});
   CHECK(expected.beside == 0);
@@ -178,8 +178,8 @@ TEST_CASE("ranks whose documents have one length warm up as often as those whose
   }
   const std::string quoted = '"' + file.string() + '"';
   const Overrides documents =
-      with(base, {"data.path=" + quoted, "data.val_path=" + quoted, "data.val_fraction=0",
-                  "data.document_end=10", "data.lengths=exact", "data.packing=none"});
+      with(warm_job, {"data.path=" + quoted, "data.val_path=" + quoted, "data.val_fraction=0",
+                      "data.document_end=10", "data.lengths=exact", "data.packing=none"});
   const Overrides layout =
       GENERATE(Overrides{"distributed.dp_shard=2", "distributed.reshard_after_forward=true"},
                Overrides{"distributed.dp_replicate=2"},

@@ -33,13 +33,13 @@ namespace {
 
 const std::filesystem::path root = PPTRAIN_SOURCE_DIR;
 
-pptrain::app::Plan plan_with(const Overrides& overrides) {
+pptrain::app::Plan loaded(const Overrides& overrides) {
   return pptrain::test::small_plan(pptrain::test::small_job_text(), "run", overrides);
 }
 
 std::string refusal(const Overrides& overrides) {
   try {
-    plan_with(overrides);
+    loaded(overrides);
   } catch (const UsageError& error) {
     return error.what();
   }
@@ -66,7 +66,7 @@ TEST_CASE("the schedules and devices that options propose are those there are") 
 
 TEST_CASE("schedules are found by any spelling, and their stages filled in") {
   const auto resolved = [](const std::string& name) {
-    return plan_with({"distributed.pp=2", "train.grad_accum_steps=4", "distributed.pp_schedule=" + name})
+    return loaded({"distributed.pp=2", "train.grad_accum_steps=4", "distributed.pp_schedule=" + name})
         .job.distributed;
   };
   CHECK(resolved("1F1B").pp_schedule == "1f1b");
@@ -100,7 +100,7 @@ TEST_CASE("a split must fill the stages with the model's layers") {
     overrides.push_back("distributed.pp_split=" + split);
     return overrides;
   };
-  const auto layers = [&](const std::string& split) { return plan_with(with(split)).layers; };
+  const auto layers = [&](const std::string& split) { return loaded(with(split)).layers; };
   CHECK(layers("[3, 1]") == pptrain::pipeline::LayerAssignment{{0, 3}, {3, 4}});
   CHECK(layers("*|1") == pptrain::pipeline::LayerAssignment{{0, 3}, {3, 4}});
   CHECK(layers("Et|tttL") == pptrain::pipeline::LayerAssignment{{0, 1}, {1, 4}});
@@ -120,17 +120,16 @@ TEST_CASE("recompute is one word, or one for each stage") {
   const auto with = [](const std::string& recompute) {
     return Overrides{"distributed.pp=2", "train.grad_accum_steps=2", "train.recompute=" + recompute};
   };
-  CHECK(plan_with(with("cheap")).job.train.recompute == std::vector<std::string>{"cheap"});
-  CHECK(plan_with(with(R"(["full", "none"])")).job.train.recompute ==
-        std::vector<std::string>{"full", "none"});
+  CHECK(loaded(with("cheap")).job.train.recompute == std::vector<std::string>{"cheap"});
+  CHECK(loaded(with(R"(["full", "none"])")).job.train.recompute == std::vector<std::string>{"full", "none"});
   CHECK_THAT(refusal(with(R"(["full", "none", "none"])")), contains_text("3 words for 2 stages"));
-  CHECK(plan_with(with("full:3/none:1,cheap")).job.train.recompute ==
+  CHECK(loaded(with("full:3/none:1,cheap")).job.train.recompute ==
         std::vector<std::string>{"full:3/none:1", "cheap"});
   for (const std::string wrong :
        {"full:3/none", "full:0", "auto:1", "full:/none:1", "full:1/", "full:-1", "some:1", ":1"})
     CHECK_THAT(refusal(with(wrong)), contains_text("is not a valid value"));
   CHECK_THAT(refusal(with(R"(["full", "some"])")), contains_text("\"some\" is not a valid value"));
-  CHECK(plan_with(with(R"(["auto"])")).job.train.recompute == std::vector<std::string>{"none"});
+  CHECK(loaded(with(R"(["auto"])")).job.train.recompute == std::vector<std::string>{"none"});
   // Refused at its key, whether the stages are known or left to the search.
   const std::string refused = "recompute=[\"full\", \"auto\"]: auto is for all stages";
   Overrides several = with(R"(["full", "auto"])");
@@ -202,7 +201,7 @@ TEST_CASE("the search asks nothing of the schedule that it replaces") {
 TEST_CASE(
     "recompute is none on CPUs and cheap on GPUs where a job leaves it open, less where a search finds "
     "room") {
-  const auto recompute = [](const Overrides& overrides) { return plan_with(overrides).job.train.recompute; };
+  const auto recompute = [](const Overrides& overrides) { return loaded(overrides).job.train.recompute; };
   const auto words = [](const char* word) { return std::vector<std::string>{word}; };
   CHECK(recompute({}) == words("none"));
   CHECK(recompute({"train.recompute=auto"}) == words("none"));
@@ -215,8 +214,8 @@ TEST_CASE(
   };
   CHECK(open("distributed.pp_split=cost") == words("cheap"));
   CHECK(open("distributed.pp_schedule=auto") == words("none"));
-  CHECK(plan_with(gpu).chooses_recompute);
-  CHECK_FALSE(plan_with(with(gpu, {"train.recompute=cheap"})).chooses_recompute);
+  CHECK(loaded(gpu).chooses_recompute);
+  CHECK_FALSE(loaded(with(gpu, {"train.recompute=cheap"})).chooses_recompute);
 }
 
 TEST_CASE("heads that no GPU computes are refused before anything starts") {
@@ -233,7 +232,7 @@ TEST_CASE("heads that no GPU computes are refused before anything starts") {
   CHECK_THAT(refusal({"run.device=cuda", "train.dtype=fp32", "model.head_dim=6"}),
              contains_text("in fp32 takes multiples of 4"));
   // A CPU's job whose costs are those of a GPU.
-  const pptrain::app::Plan plan = plan_with(odd);
+  const pptrain::app::Plan plan = loaded(odd);
   CHECK_NOTHROW(pptrain::app::make_cost_source(plan, "cpu"));
   CHECK_THROWS_AS(pptrain::app::make_cost_source(plan, "h100"), UsageError);
 }
@@ -242,7 +241,7 @@ TEST_CASE("a schedule from a file must be the job's, and sound") {
   const std::string file = (root / "configs/schedules/1f1b_p2_m4_with_communication.csv").string();
   const std::vector<std::string> fitting = {"distributed.pp=2", "train.grad_accum_steps=4",
                                             "distributed.pp_schedule=" + file};
-  CHECK(plan_with(fitting).job.distributed.pp_stages_per_rank == 1);
+  CHECK(loaded(fitting).job.distributed.pp_stages_per_rank == 1);
   std::vector<std::string> other = fitting;
   other[1] = "train.grad_accum_steps=5";
   CHECK_THAT(refusal(other), contains_text("grad_accum_steps = 5, but the schedule in") &&
@@ -265,7 +264,7 @@ TEST_CASE("the job names the axes in the order of the mesh") {
 
 TEST_CASE("a plan on another mesh has the mesh's sizes in its job") {
   const pptrain::mesh::MeshShape mesh{.pp = 2, .dp_replicate = 3, .dp_shard = 4, .cp = 5, .tp = 6, .ep = 8};
-  const pptrain::app::PlanBase base = on_mesh(plan_with({}), mesh);
+  const pptrain::app::PlanBase base = on_mesh(loaded({}), mesh);
   CHECK((pptrain::app::plan_base(base.job).mesh == mesh));
   CHECK(base.job.distributed.cp == 5);
   CHECK(base.job.distributed.ep == 8);
@@ -273,7 +272,7 @@ TEST_CASE("a plan on another mesh has the mesh's sizes in its job") {
 
 TEST_CASE("a plan holds what every reader of the job needs") {
   const pptrain::app::Plan plan =
-      plan_with({"distributed.pp=2", "distributed.dp_replicate=3", "train.grad_accum_steps=4"});
+      loaded({"distributed.pp=2", "distributed.dp_replicate=3", "train.grad_accum_steps=4"});
   CHECK(plan.mesh.world_size() == 6);
   CHECK(plan.model.layers == 4);
   CHECK(plan.layers == pptrain::pipeline::LayerAssignment{{0, 2}, {2, 4}});
@@ -285,7 +284,7 @@ TEST_CASE("a plan holds what every reader of the job needs") {
 TEST_CASE("what auto and cost chose reads back as the same plan") {
   const Overrides base = {"distributed.pp=2", "train.grad_accum_steps=4", "model.hidden_size=64"};
   for (const std::string open : {"distributed.pp_schedule=auto", "distributed.pp_split=cost"}) {
-    const pptrain::app::Plan plan = plan_with(pptrain::test::with(base, {open}));
+    const pptrain::app::Plan plan = loaded(pptrain::test::with(base, {open}));
     CHECK(plan.job.distributed.pp_schedule == plan.schedule.name);
     CHECK(plan.job.distributed.pp_split.layers == pptrain::pipeline::layers_per_stage(plan.layers));
     const pptrain::app::Plan again =
@@ -299,18 +298,18 @@ TEST_CASE("what auto and cost chose reads back as the same plan") {
 TEST_CASE("a searched schedule is the same each time, no slower than the named ones, and kept as a file") {
   const Overrides job = {"distributed.pp=2", "train.grad_accum_steps=4", "model.hidden_size=64",
                          "distributed.pp_costs=h100", "distributed.pp_schedule=Search"};
-  const pptrain::app::Plan plan = plan_with(job);
+  const pptrain::app::Plan plan = loaded(job);
   CHECK(plan.job.distributed.pp_schedule == "search");
   REQUIRE(plan.searched);
   CHECK_FALSE(plan.named.empty());
   const auto source = pptrain::app::make_cost_source(plan, "h100");
   CHECK(pptrain::app::predict(plan, source).step_time <= plan.named_time);
-  CHECK(fingerprint(plan_with(job)) == fingerprint(plan));
+  CHECK(fingerprint(loaded(job)) == fingerprint(plan));
 
   const pptrain::config::JobConfig saved = job_to_save(plan);
   CHECK(saved.distributed.pp_schedule ==
         std::filesystem::absolute(std::filesystem::path(plan.job.run.dir) / "schedule.csv").string());
-  CHECK(job_to_save(plan_with({})) == pptrain::config::with_absolute_paths(plan_with({}).job));
+  CHECK(job_to_save(loaded({})) == pptrain::config::with_absolute_paths(loaded({}).job));
   // The numbers tell what is missing.
   const std::string refused = refusal(with(job, {"distributed.pp_memory_gb=1e-6"}));
   const std::regex numbers("no schedule fits into (\\S+) GB a rank: .* needs (\\S+) GB\\.");
@@ -384,7 +383,7 @@ TEST_CASE("the fingerprint is of what ranks must agree on") {
     return "distributed.pp_schedule=" + (folder.path() / name).string();
   };
   const auto print = [](const Overrides& more) {
-    return fingerprint(plan_with(
+    return fingerprint(loaded(
         pptrain::test::with(Overrides{"distributed.pp=2", "train.grad_accum_steps=2", "run.dir=a"}, more)));
   };
   const std::string plain = print({});
@@ -413,7 +412,7 @@ TEST_CASE("a rank that awaits what rank 0 chooses takes it whole") {
         Overrides{"distributed.pp_schedule=auto", "train.recompute=auto", "distributed.pp=1"}}) {
     CAPTURE(open);
     const Overrides job = with(base, open);
-    const pptrain::app::Plan chosen = plan_with(job);
+    const pptrain::app::Plan chosen = loaded(job);
     const pptrain::app::Plan waiting = pptrain::app::parse_plan(
         pptrain::test::small_job_text(), "small.toml", with(job, {"run.dir=run"}), {.awaits_choices = true});
     REQUIRE(waiting.awaits_choices);
@@ -426,7 +425,7 @@ TEST_CASE("a rank that awaits what rank 0 chooses takes it whole") {
     CHECK(taken.named == chosen.named);
     CHECK(job_to_save(taken) == job_to_save(chosen));
   }
-  CHECK_FALSE(plan_with(base).awaits_choices);
+  CHECK_FALSE(loaded(base).awaits_choices);
 }
 
 TEST_CASE("pp_head = \"auto\" spreads the head where that is faster") {
@@ -442,11 +441,11 @@ TEST_CASE("pp_head = \"auto\" spreads the head where that is faster") {
     CAPTURE(more);
     const Overrides job = with(large_head, more);
     const auto time_of = [&](const char* head) {
-      const pptrain::app::Plan plan = plan_with(with(job, {std::string("distributed.pp_head=") + head}));
+      const pptrain::app::Plan plan = loaded(with(job, {std::string("distributed.pp_head=") + head}));
       return pptrain::app::predict(plan, pptrain::app::make_cost_source(plan, "")).step_time;
     };
     const bool pays = time_of("spread") < .99 * time_of("last");
-    const pptrain::app::Plan plan = plan_with(job);
+    const pptrain::app::Plan plan = loaded(job);
     CHECK(plan.job.distributed.pp_head == (pays ? HeadPlace::spread : HeadPlace::last));
     CHECK(plan.schedule.spread_head == pays);
     chosen.insert(plan.job.distributed.pp_head);
@@ -458,10 +457,10 @@ TEST_CASE("a searched order takes a spread head, and is no slower than the named
   for (const char* memory : {"0", "0.1"}) {
     CAPTURE(memory);
     const pptrain::app::Plan plan =
-        plan_with({"distributed.pp=4", "train.grad_accum_steps=16", "model.hidden_size=256",
-                   "model.num_hidden_layers=8", "model.vocab_size=8192", "distributed.pp_head=spread",
-                   "distributed.pp_costs=h100", "distributed.pp_schedule=search",
-                   std::string("distributed.pp_memory_gb=") + memory});
+        loaded({"distributed.pp=4", "train.grad_accum_steps=16", "model.hidden_size=256",
+                "model.num_hidden_layers=8", "model.vocab_size=8192", "distributed.pp_head=spread",
+                "distributed.pp_costs=h100", "distributed.pp_schedule=search",
+                std::string("distributed.pp_memory_gb=") + memory});
     CHECK(plan.searched);
     CHECK(plan.schedule.spread_head);
     const auto predicted = pptrain::app::predict(plan, pptrain::app::make_cost_source(plan, "h100"));

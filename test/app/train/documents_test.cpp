@@ -8,6 +8,7 @@
 #include "app/forecast/prediction.h"
 #include "app/forecast/stage_choices.h"
 #include "core/base/error.h"
+#include "test/app/near_jobs.h"
 #include "test/app/small_job.h"
 #include "test/support/bounds.h"
 #include "test/support/catch.h"
@@ -39,7 +40,7 @@ std::filesystem::path write_corpus(const std::filesystem::path& folder) {
   return folder / "corpus.txt";
 }
 
-const Overrides base = {
+const Overrides documents_job = {
     "data.document_end=10",     "train.seq_len=32",          "train.micro_batch_size=1", "train.steps=4",
     "train.grad_accum_steps=4", "model.num_hidden_layers=8", "eval.interval=2",          "eval.batches=0"};
 
@@ -54,14 +55,6 @@ struct Mode {
 const std::vector<Mode> modes = {{"sequential", "exact"}, {"best_fit", "exact"},    {"none", "exact"},
                                  {"best_fit", "padded"},  {"sequential", "padded"}, {"best_fit", "fixed"},
                                  {"none", "fixed"}};
-
-void check_equal(const JobResult& reference, const JobResult& other) {
-  REQUIRE(other.exit_code == 0);
-  REQUIRE(reference.metrics.size() >= 4);
-  REQUIRE(reference.checksums.size() > 30);
-  CHECK(other.metrics == reference.metrics);
-  CHECK(other.checksums == reference.checksums);
-}
 
 const Overrides experts = {"model.arch=qwen3_moe",         "model.num_experts=4",
                            "model.num_experts_per_tok=2",  "model.moe_intermediate_size=16",
@@ -92,7 +85,7 @@ TEST_CASE("documents of any packing and lengths give the bits of one rank on eve
       {"distributed.pp=2", "distributed.pp_schedule=dualpipe_v"},
       {"distributed.pp=2", "distributed.pp_schedule=zb_h2", "optimizer.post_validation=true"}};
   for (const Mode& mode : modes) {
-    const Overrides common = with(base, mode.overrides());
+    const Overrides common = with(documents_job, mode.overrides());
     const JobResult reference = run_small_job(text, folder.path() / "reference", common);
     for (const Overrides& layout : layouts) {
       CAPTURE(mode.packing, mode.lengths, layout);
@@ -105,7 +98,7 @@ TEST_CASE("steps that choose what their microbatches recompute give the same bit
   const TemporaryFolder folder;
   const std::string text = small_job_text(write_corpus(folder.path()));
   for (const std::string lengths : {"exact", "padded"}) {
-    const Overrides job = with(base, {"data.packing=best_fit", "data.lengths=" + lengths});
+    const Overrides job = with(documents_job, {"data.packing=best_fit", "data.lengths=" + lengths});
     const JobResult reference = run_small_job(text, folder.path() / "reference", job);
     for (const std::string schedule : {"1f1b", "zbv"}) {
       const auto plan_with = [&](const std::string& recompute) {
@@ -142,7 +135,7 @@ TEST_CASE("documents on other meshes give nearly the numbers of one rank, over t
     for (const bool sparse : {false, true}) {
       if (sparse && mode.packing == "sequential") continue;
       const Overrides common =
-          with(base, mode.overrides(), Overrides{"train.micro_batch_size=2", "optimizer.lr=1e-3"},
+          with(documents_job, mode.overrides(), Overrides{"train.micro_batch_size=2", "optimizer.lr=1e-3"},
                sparse ? experts : Overrides{});
       const auto reference_dir = folder.path() / "reference";
       REQUIRE(run_small_job(text, reference_dir, common).exit_code == 0);
@@ -208,7 +201,7 @@ TEST_CASE("a run on documents resumes in the middle of an epoch, also on another
   const std::string text = small_job_text(write_corpus(folder.path()));
   for (const Mode& mode : modes) {
     const Overrides common =
-        with(base, mode.overrides(), Overrides{"train.steps=9", "lr_schedule.name=constant"});
+        with(documents_job, mode.overrides(), Overrides{"train.steps=9", "lr_schedule.name=constant"});
     const JobResult whole = run_small_job(text, folder.path() / "whole", common);
     const auto run_dir = folder.path() / "resumed";
     std::filesystem::remove_all(run_dir);
@@ -245,8 +238,8 @@ TEST_CASE("steps balanced by the schedule hold the same tokens, give nearly the 
       {"distributed.tp=2", "distributed.cp=2"}};
   for (const Mode& mode : {Mode{"none", "exact"}, Mode{"best_fit", "exact"}}) {
     for (const Overrides& mesh : meshes) {
-      const Overrides common =
-          with(base, mode.overrides(), mesh, Overrides{"optimizer.lr=1e-3", "lr_schedule.name=constant"});
+      const Overrides common = with(documents_job, mode.overrides(), mesh,
+                                    Overrides{"optimizer.lr=1e-3", "lr_schedule.name=constant"});
       const Overrides balanced = with(common, {"data.balance=schedule"});
       const auto run_dir = folder.path() / "run";
       REQUIRE(run_small_job(text, run_dir, common).exit_code == 0);
@@ -275,7 +268,7 @@ TEST_CASE("what padding costs is in the metrics, and exact lengths have none") {
   const std::string text = small_job_text(write_corpus(folder.path()));
   const auto sums = [&](const Mode& mode) {
     REQUIRE(run_small_job(text, folder.path() / "run",
-                          with(base, mode.overrides(), Overrides{"distributed.dp_replicate=2"}))
+                          with(documents_job, mode.overrides(), Overrides{"distributed.dp_replicate=2"}))
                 .exit_code == 0);
     int64_t computed = 0, padding = 0, tokens = 0;
     for (const Json& step : steps_in(folder.path() / "run")) {
@@ -307,7 +300,7 @@ TEST_CASE("padding changes neither the balance of experts nor what is said of th
   const std::string text = small_job_text(write_corpus(folder.path()));
   const auto steps = [&](const std::string& lengths) {
     REQUIRE(run_small_job(text, folder.path() / "run",
-                          with(base, Mode{"none", lengths}.overrides(), experts,
+                          with(documents_job, Mode{"none", lengths}.overrides(), experts,
                                Overrides{"train.micro_batch_size=8", "train.grad_accum_steps=1",
                                          "model.router_bias_update_rate=0.01", "optimizer.lr=1e-3"}))
                 .exit_code == 0);
@@ -345,12 +338,12 @@ TEST_CASE("packing and lengths act only where documents are known, and decide th
   CHECK_THROWS_WITH(plan({"data.document_end=10", "data.format=megatron"}),
                     contains_text("data.document_end"));
   // Others than the checkpoint's.
-  run_small_job(text, folder.path() / "run", with(base, Overrides{"train.steps=1"}));
+  run_small_job(text, folder.path() / "run", with(documents_job, Overrides{"train.steps=1"}));
   for (const auto& [key, value] : {std::pair("packing", "best_fit"), std::pair("lengths", "exact")}) {
-    CHECK_THROWS_WITH(
-        run_small_job(text, folder.path() / "run",
-                      with(base, Overrides{fmt::format("data.{}={}", key, value), "checkpoint.resume=auto"})),
-        contains_text(fmt::format("data.{} was", key)) && contains_text("checkpoint.data"));
+    CHECK_THROWS_WITH(run_small_job(text, folder.path() / "run",
+                                    with(documents_job, Overrides{fmt::format("data.{}={}", key, value),
+                                                                  "checkpoint.resume=auto"})),
+                      contains_text(fmt::format("data.{} was", key)) && contains_text("checkpoint.data"));
   }
 }
 

@@ -18,7 +18,7 @@ using test::Overrides;
 
 namespace {
 
-struct Run {
+struct FamilyRun {
   test::JobResult result;
   std::map<std::string, std::string> elements;
 };
@@ -27,10 +27,10 @@ class Family {
  public:
   explicit Family(const models::Architecture& family) : settings_(test::family_settings(family)) {}
 
-  Run run(const Overrides& layout) const {
-    Run made{.result = test::run_small_job(test::family_job_text(), folder_.path() / "run",
-                                           with(settings_, layout)),
-             .elements = test::checkpoint_elements(folder_.path() / "run")};
+  FamilyRun run(const Overrides& layout) const {
+    FamilyRun made{.result = test::run_small_job(test::family_job_text(), folder_.path() / "run",
+                                                 with(settings_, layout)),
+                   .elements = test::checkpoint_elements(folder_.path() / "run")};
     REQUIRE(made.result.exit_code == 0);
     REQUIRE(made.result.metrics.size() == 3);  // and what validation says
     return made;
@@ -41,7 +41,7 @@ class Family {
   test::TemporaryFolder folder_;
 };
 
-void check_equal(const Run& made, const Run& expected) {
+void check_equal(const FamilyRun& made, const FamilyRun& expected) {
   REQUIRE(expected.elements.size() > 100);
   CHECK(made.result.metrics == expected.result.metrics);
   CHECK(made.elements == expected.elements);
@@ -76,7 +76,7 @@ void check_reads_back(const app::Plan& plan) {
   CHECK(fingerprint(again) == fingerprint(plan));
 }
 
-void check_close(const Run& made, const Run& expected) {
+void check_close(const FamilyRun& made, const FamilyRun& expected) {
   for (size_t step = 0; step < 2; ++step) {
     const auto ours = nlohmann::json::parse(made.result.metrics[step]),
                theirs = nlohmann::json::parse(expected.result.metrics[step]);
@@ -114,10 +114,10 @@ TEST_CASE("every family gives the bits of one rank under any pipeline and over s
   for (const models::Architecture* architecture : models::architectures) {
     CAPTURE(architecture->name);
     const Family family(*architecture);
-    const Run one = family.run({});
+    const FamilyRun one = family.run({});
     check_equal(family.run({"distributed.pp=2", "distributed.pp_schedule=zb_h1"}), one);
     check_equal(family.run({"distributed.pp=2", "distributed.pp_schedule=zbv", "train.recompute=full"}), one);
-    const Run replicas = family.run({"distributed.dp_replicate=2"});
+    const FamilyRun replicas = family.run({"distributed.dp_replicate=2"});
     check_equal(family.run({"distributed.dp_shard=2", "distributed.reshard_after_forward=true"}), replicas);
     check_equal(family.run({"distributed.pp=2", "distributed.pp_schedule=interleaved_1f1b",
                             "distributed.dp_shard=2"}),
@@ -130,7 +130,7 @@ TEST_CASE("every family trains alike on ranks that share out heads, rows or expe
   for (const models::Architecture* architecture : models::architectures) {
     CAPTURE(architecture->name);
     const Family family(*architecture);
-    const Run one = family.run({});
+    const FamilyRun one = family.run({});
     if (architecture->decoder.qk_norm == nn::QkNorm::whole) {
       CHECK_THROWS_AS(family.run({"distributed.tp=2"}), UsageError);
     } else {

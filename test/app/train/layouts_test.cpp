@@ -4,6 +4,7 @@
 #include "app/plan/run_files.h"
 #include "core/base/error.h"
 #include "parallel/schedule/generators/generators.h"
+#include "test/app/near_jobs.h"
 #include "test/app/small_job.h"
 #include "test/support/bounds.h"
 #include "test/support/catch.h"
@@ -27,27 +28,19 @@ namespace {
 
 const std::filesystem::path root = PPTRAIN_SOURCE_DIR;
 
-constexpr double grad_clip = 0.2;  // Comparison checks that it acts
+constexpr double layouts_grad_clip = 0.2;  // Comparison checks that it acts
 
 // Eight layers, so that four ranks can hold two stages each; small enough for thousands of runs.
-const Overrides tiny = {"model.hidden_size=16",
-                        "model.intermediate_size=24",
-                        "model.num_hidden_layers=8",
-                        "model.num_attention_heads=2",
-                        "model.num_key_value_heads=1",
-                        "train.seq_len=8",
-                        "train.micro_batch_size=1",
-                        "train.steps=2",
-                        "eval.interval=0",
-                        fmt::format("train.grad_clip={}", grad_clip)};
-
-void check_equal(const JobResult& reference, const JobResult& other) {
-  REQUIRE(other.exit_code == 0);
-  REQUIRE(reference.metrics.size() >= 2);
-  REQUIRE(reference.checksums.size() > 30);
-  CHECK(other.metrics == reference.metrics);
-  CHECK(other.checksums == reference.checksums);
-}
+const Overrides tiny_layout = {"model.hidden_size=16",
+                               "model.intermediate_size=24",
+                               "model.num_hidden_layers=8",
+                               "model.num_attention_heads=2",
+                               "model.num_key_value_heads=1",
+                               "train.seq_len=8",
+                               "train.micro_batch_size=1",
+                               "train.steps=2",
+                               "eval.interval=0",
+                               fmt::format("train.grad_clip={}", layouts_grad_clip)};
 
 struct Layout {
   std::string schedule;
@@ -90,7 +83,7 @@ class Comparison {
     const auto [known, first] = references_.try_emplace(job);
     if (first) {
       known->second = run_small_job(text_, folder_.path() / "reference", job);
-      REQUIRE(steps_over(known->second, grad_clip) > 0);
+      REQUIRE(steps_over(known->second, layouts_grad_clip) > 0);
       std::filesystem::remove_all(folder_.path() / "reference");
     }
     return known->second;
@@ -149,9 +142,9 @@ TEST_CASE("every schedule gives the bits of one rank, for m from 1 to 32", "[sch
   for (const Combination& row : rows) {
     const Layout layout = layout_of(row);
     const int m = microbatches[row[2]];
-    comparison.check(layout, with(tiny, {fmt::format("train.grad_accum_steps={}", m),
-                                         layout.stages(m) <= 4 ? "model.num_hidden_layers=4"
-                                                               : "model.num_hidden_layers=8"}));
+    comparison.check(layout, with(tiny_layout, {fmt::format("train.grad_accum_steps={}", m),
+                                                layout.stages(m) <= 4 ? "model.num_hidden_layers=4"
+                                                                      : "model.num_hidden_layers=8"}));
   }
 }
 
@@ -177,7 +170,7 @@ TEST_CASE("every schedule gives the bits of one rank for every architecture in b
   for (const Combination& row : rows) {
     comparison.check(
         layout_of(row),
-        with(tiny, models[row[2]],
+        with(tiny_layout, models[row[2]],
              Overrides{"train.dtype=bf16", fmt::format("train.grad_accum_steps={}", microbatches[row[3]])}));
   }
 }
@@ -190,7 +183,7 @@ TEST_CASE("any number of stages per rank gives the same bits", "[layouts]") {
                  {"looped_bfs", 1, 8},
                  {"interleaved_zb", 2, 3},
                  {"interleaved_zb", 4, 1}},
-                {2, 4, 5}, tiny);
+                {2, 4, 5}, tiny_layout);
 }
 
 TEST_CASE("gpipe and 1f1b give the bits of one rank at larger sizes, with evaluation", "[layouts]") {
@@ -215,7 +208,7 @@ TEST_CASE("a schedule from a file gives the same bits", "[layouts]") {
                                                       {"dualpipe_v_p4_m8", 4, 8},
                                                       {with_unshard, 2, 4}}) {
     const TemporaryFolder folder;
-    const Overrides base = with(tiny, {fmt::format("train.grad_accum_steps={}", m)});
+    const Overrides base = with(tiny_layout, {fmt::format("train.grad_accum_steps={}", m)});
     const JobResult reference = run_small_job(text, folder.path() / "reference", base);
     const std::string folder_of = file == with_unshard ? "test/golden/schedules" : "configs/schedules";
     const std::string path = (root / folder_of / (file + ".csv")).string();
@@ -230,7 +223,7 @@ TEST_CASE("a schedule from a file gives the same bits", "[layouts]") {
 TEST_CASE("a searched schedule gives the same bits, and is kept beside the run", "[layouts]") {
   const std::string text = small_job_text();
   const TemporaryFolder folder;
-  const Overrides base = with(tiny, {"train.grad_accum_steps=4"});
+  const Overrides base = with(tiny_layout, {"train.grad_accum_steps=4"});
   const Overrides two = with(base, {"distributed.pp=2"});
   const JobResult reference = run_small_job(text, folder.path() / "reference", base);
   check_equal(reference,

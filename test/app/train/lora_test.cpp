@@ -22,19 +22,19 @@ using namespace pptrain::test;
 
 namespace {
 
-struct Result {
+struct LoraResult {
   JobResult job;
   std::map<std::string, std::string> elements;
 };
 
-Result run(const fs::path& run_dir, const Overrides& overrides) {
-  Result result{.job = run_small_job(small_job_text(), run_dir, overrides), .elements = {}};
+LoraResult run(const fs::path& run_dir, const Overrides& overrides) {
+  LoraResult result{.job = run_small_job(small_job_text(), run_dir, overrides), .elements = {}};
   REQUIRE(result.job.exit_code == 0);
   result.elements = checkpoint_elements(run_dir);
   return result;
 }
 
-void check_equal(const Result& reference, const Result& other) {
+void check_equal(const LoraResult& reference, const LoraResult& other) {
   REQUIRE(reference.job.metrics.size() >= 3);
   CHECK(other.job.metrics == reference.job.metrics);
   CHECK(other.elements == reference.elements);
@@ -46,7 +46,7 @@ const Overrides frozen_groups = {
     "optimizer.groups=[{match=\"layers.*.mlp.*\", frozen=true}, {match=\"embedding\", frozen=true}]",
     "train.grad_accum_steps=4", "train.micro_batch_size=1"};
 
-Overrides layout(const std::string& schedule, int pp, int dp_shard = 1) {
+Overrides lora_layout(const std::string& schedule, int pp, int dp_shard = 1) {
   return {"distributed.pp_schedule=" + schedule, fmt::format("distributed.pp={}", pp),
           fmt::format("distributed.dp_shard={}", dp_shard)};
 }
@@ -58,29 +58,29 @@ TEST_CASE("adapters and frozen groups have equal bits on every pipeline and shar
   const Overrides job = with(GENERATE(adapters, frozen_groups), {"model.tie_word_embeddings=true"});
   const auto dtype = GENERATE(as<std::string>{}, "train.dtype=fp32", "train.dtype=bf16");
   const Overrides base = with(job, {dtype});
-  const Result reference = run(folder.path() / "one", base);
+  const LoraResult reference = run(folder.path() / "one", base);
   CHECK(reference.elements.size() == (job[0] == "lora.rank=3" ? 3 * 4 * 7 * 2 : 3 * (4 * 6 + 1)));
-  check_equal(reference, run(folder.path() / "a", with(base, layout("zb_h1", 2))));
+  check_equal(reference, run(folder.path() / "a", with(base, lora_layout("zb_h1", 2))));
   check_equal(reference,
-              run(folder.path() / "b", with(with(base, layout("zbv", 2)), {"train.recompute=full"})));
+              run(folder.path() / "b", with(with(base, lora_layout("zbv", 2)), {"train.recompute=full"})));
 
   const Overrides two = with(base, {"train.grad_accum_steps=2"});
-  const Result replicas = run(folder.path() / "two", with(two, {"distributed.dp_replicate=2"}));
-  check_equal(replicas, run(folder.path() / "c", with(two, layout("1f1b", 1, 2))));
-  check_equal(replicas, run(folder.path() / "d", with(two, layout("zb_h1", 2, 2))));
-  check_equal(replicas, run(folder.path() / "e", with(with(two, layout("zb_h1", 2, 2)),
+  const LoraResult replicas = run(folder.path() / "two", with(two, {"distributed.dp_replicate=2"}));
+  check_equal(replicas, run(folder.path() / "c", with(two, lora_layout("1f1b", 1, 2))));
+  check_equal(replicas, run(folder.path() / "d", with(two, lora_layout("zb_h1", 2, 2))));
+  check_equal(replicas, run(folder.path() / "e", with(with(two, lora_layout("zb_h1", 2, 2)),
                                                       {"distributed.reshard_after_forward=true"})));
 }
 
 TEST_CASE("a run of adapters goes on from its checkpoint on another layout, and learns", "[lora]") {
   const TemporaryFolder folder;
   const Overrides base = with(adapters, {"train.steps=6"});
-  const Result whole = run(folder.path() / "whole", base);
+  const LoraResult whole = run(folder.path() / "whole", base);
   const auto run_dir = folder.path() / "parts";
   run(run_dir, with(base, {"train.steps=3", "lr_schedule.name=constant"}));
   const Overrides resumed = with(base, {"checkpoint.resume=auto", "lr_schedule.name=constant"});
-  const Result there = run(run_dir, with(resumed, layout("zb_h1", 2)));
-  const Result uninterrupted = run(folder.path() / "constant", with(base, {"lr_schedule.name=constant"}));
+  const LoraResult there = run(run_dir, with(resumed, lora_layout("zb_h1", 2)));
+  const LoraResult uninterrupted = run(folder.path() / "constant", with(base, {"lr_schedule.name=constant"}));
   CHECK(there.elements == uninterrupted.elements);
   CHECK(there.elements != whole.elements);
 
@@ -100,7 +100,7 @@ TEST_CASE("adapters of tensor- and context-parallel ranks and of replicas train 
   const TemporaryFolder folder;
   const Overrides base = with(adapters, {"train.grad_accum_steps=2", "train.micro_batch_size=2"});
   const auto loss = [&](const std::string& name, const Overrides& more) {
-    const Result result = run(folder.path() / name, with(base, more));
+    const LoraResult result = run(folder.path() / name, with(base, more));
     std::vector<double> losses;
     for (const std::string& line : result.job.metrics) {
       const auto record = nlohmann::json::parse(line);
@@ -125,9 +125,9 @@ TEST_CASE("sparse models train adapters of attention, with frozen experts", "[lo
   const TemporaryFolder folder;
   const Overrides sparse = with(adapters, {"model.arch=qwen3_moe", "model.num_experts=4",
                                            "model.num_experts_per_tok=2", "model.moe_intermediate_size=16"});
-  const Result one = run(folder.path() / "one", sparse);
+  const LoraResult one = run(folder.path() / "one", sparse);
   CHECK(one.elements.size() == 3 * 4 * 4 * 2);
-  const Result two =
+  const LoraResult two =
       run(folder.path() / "two", with(sparse, {"distributed.pp=2", "distributed.pp_schedule=zb_h1"}));
   check_equal(one, two);
   run(folder.path() / "ep", with(sparse, {"distributed.dp_shard=2", "distributed.ep=2"}));
@@ -209,8 +209,9 @@ TEST_CASE("a rank of adapters holds what its plan says, within 3 %", "[lora]") {
                          "train.grad_accum_steps=4",
                          "lora.rank=8"};
   for (const Overrides& layout_of_job :
-       {layout("1f1b", 1), layout("1f1b", 2), layout("zb_h1", 2), layout("zbv", 2), layout("1f1b", 1, 2),
-        with(layout("zb_h1", 2), {"train.recompute=full"}), with(layout("zb_h1", 2), {"train.dtype=bf16"})}) {
+       {lora_layout("1f1b", 1), lora_layout("1f1b", 2), lora_layout("zb_h1", 2), lora_layout("zbv", 2),
+        lora_layout("1f1b", 1, 2), with(lora_layout("zb_h1", 2), {"train.recompute=full"}),
+        with(lora_layout("zb_h1", 2), {"train.dtype=bf16"})}) {
     const TemporaryFolder folder;
     const app::Plan plan = small_plan(small_job_text(), folder.path(), with(job, layout_of_job));
     const app::Prediction predicted = app::predict(plan, app::CostSource{.device = app::find_device("cpu")});

@@ -20,7 +20,7 @@ using pptrain::test::TemporaryFolder;
 
 namespace {
 
-struct Layout {
+struct MpiLayout {
   std::string schedule;
   int pp;
   int microbatches;
@@ -37,19 +37,19 @@ struct Layout {
   }
 };
 
-constexpr int most_ranks = 4;
+constexpr int most_mpi_ranks = 4;
 
 // All pairs of schedule, ranks, microbatches and dtype; the model's four layers must fill the stages.
-std::vector<Layout> layouts() {
+std::vector<MpiLayout> layouts() {
   const std::vector<std::string> schedules = pptrain::schedule::training_schedule_names();
   const std::array dtypes{"fp32", "bf16"};
   const std::vector<int> microbatches =
       pptrain::test::all_wanted() ? std::vector{1, 2, 3, 4, 5, 6, 7, 8} : std::vector{1, 2, 3, 5, 8};
   const auto layout_of = [&](const Combination& row) {
-    return Layout{schedules[row[0]], static_cast<int>(row[1]) + 1, microbatches[row[2]], dtypes[row[3]]};
+    return MpiLayout{schedules[row[0]], static_cast<int>(row[1]) + 1, microbatches[row[2]], dtypes[row[3]]};
   };
   const auto exists = [&](const Combination& row) {
-    const Layout layout = layout_of(row);
+    const MpiLayout layout = layout_of(row);
     try {
       return pptrain::schedule::make_schedule(
                  {.name = layout.schedule, .ranks = layout.pp, .microbatches = layout.microbatches})
@@ -58,9 +58,10 @@ std::vector<Layout> layouts() {
       return false;
     }
   };
-  std::vector<Layout> result;
-  for (const Combination& row : take_pairs(
-           std::array<size_t, 4>{schedules.size(), most_ranks, microbatches.size(), dtypes.size()}, exists)) {
+  std::vector<MpiLayout> result;
+  for (const Combination& row :
+       take_pairs(std::array<size_t, 4>{schedules.size(), most_mpi_ranks, microbatches.size(), dtypes.size()},
+                  exists)) {
     result.push_back(layout_of(row));
   }
   return result;
@@ -192,17 +193,17 @@ TEST_CASE("under mpirun every layout equals one process bit for bit") {
   if (!pptrain::test::has_mpi()) return;
   const std::string text = small_job_text();
   const TemporaryFolder folder;
-  const std::vector<Layout> all = layouts();
+  const std::vector<MpiLayout> all = layouts();
   CHECK(all.size() >= 40);
   std::map<std::vector<std::string>, JobResult> references;
-  for (const Layout& layout : all) {
+  for (const MpiLayout& layout : all) {
     const auto [reference, first] = references.try_emplace(layout.common());
     if (first)
       reference->second = run_small_job(text, folder.path() / "reference" / layout.name(), layout.common());
   }
-  for (int pp = 1; pp <= most_ranks; ++pp) {
+  for (int pp = 1; pp <= most_mpi_ranks; ++pp) {
     nlohmann::json jobs = nlohmann::json::array();
-    for (const Layout& layout : all) {
+    for (const MpiLayout& layout : all) {
       if (layout.pp != pp) continue;
       jobs.push_back({{"text", text},
                       {"run_dir", (folder.path() / layout.name()).string()},
@@ -214,7 +215,7 @@ TEST_CASE("under mpirun every layout equals one process bit for bit") {
     INFO(ended.output);
     REQUIRE(ended.code == 0);
   }
-  for (const Layout& layout : all) {
+  for (const MpiLayout& layout : all) {
     const JobResult& reference = references.at(layout.common());
     const JobResult result = pptrain::test::read_result(folder.path() / layout.name(), 0);
     CAPTURE(layout.name());

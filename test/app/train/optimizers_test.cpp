@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "test/app/near_jobs.h"
 #include "test/app/small_job.h"
 #include "test/support/catch.h"
 
@@ -25,13 +26,6 @@ Overrides base_of(const std::string& optimizer, const std::string& dtype) {
 
 Overrides layout(const std::string& schedule, int pp) {
   return {"distributed.pp_schedule=" + schedule, fmt::format("distributed.pp={}", pp)};
-}
-
-void check_equal(const JobResult& reference, const JobResult& other) {
-  REQUIRE(other.exit_code == 0);
-  REQUIRE(reference.checksums.size() > 60);
-  CHECK(other.metrics == reference.metrics);
-  CHECK(other.checksums == reference.checksums);
 }
 
 }  // namespace

@@ -20,8 +20,8 @@ using Json = nlohmann::json;
 
 namespace {
 
-const Overrides base = {"train.steps=6", "train.grad_accum_steps=4", "checkpoint.interval=2",
-                        "train.dtype=bf16", "checkpoint.keep_last_n=0"};
+const Overrides resumed_job = {"train.steps=6", "train.grad_accum_steps=4", "checkpoint.interval=2",
+                               "train.dtype=bf16", "checkpoint.keep_last_n=0"};
 
 // Leaves a run as it was when killed after step 4: its later checkpoints do not exist.
 void forget_after_step_4(const std::filesystem::path& run_dir) {
@@ -52,7 +52,7 @@ TEST_CASE("resuming equals not stopping, on any pp and schedule") {
   for (const std::string tied : {"false", "true"}) {
     const std::string text = small_job_text();
     const TemporaryFolder folder;
-    const auto common = with(base, {"model.tie_word_embeddings=" + tied});
+    const auto common = with(resumed_job, {"model.tie_word_embeddings=" + tied});
     const JobResult whole = run_small_job(text, folder.path() / "whole", with(common, {"distributed.pp=2"}));
     REQUIRE(whole.checksums.size() > 30);
     for (const std::vector<std::string>& layout :
@@ -78,14 +78,14 @@ TEST_CASE("a damaged checkpoint is passed over for the newest sound one") {
   const std::string text = small_job_text();
   const TemporaryFolder folder;
   const auto run_dir = folder.path() / "run";
-  const JobResult whole = run_small_job(text, run_dir, base);
+  const JobResult whole = run_small_job(text, run_dir, resumed_job);
   for (const auto& entry : std::filesystem::recursive_directory_iterator(run_dir / "checkpoints/step_6")) {
     if (entry.path().filename() != "model.safetensors") continue;
     std::fstream file(entry.path(), std::ios::in | std::ios::out | std::ios::binary);
     file.seekp(-5, std::ios::end);
     file.put('\x5a');
   }
-  const JobResult resumed = run_small_job(text, run_dir, with(base, {"checkpoint.resume=auto"}));
+  const JobResult resumed = run_small_job(text, run_dir, with(resumed_job, {"checkpoint.resume=auto"}));
   CHECK(resumed.metrics == whole.metrics);
   CHECK(resumed.checksums == whole.checksums);
   CHECK(std::filesystem::exists(run_dir / "checkpoints.1/step_6"));  // set aside, not deleted
@@ -95,7 +95,7 @@ TEST_CASE("a run whose checkpoints are all damaged is not begun anew") {
   const std::string text = small_job_text();
   const TemporaryFolder folder;
   const auto run_dir = folder.path() / "run";
-  run_small_job(text, run_dir, base);
+  run_small_job(text, run_dir, resumed_job);
   for (const auto& entry : std::filesystem::recursive_directory_iterator(run_dir / "checkpoints")) {
     if (entry.path().filename() != "model.safetensors") continue;
     std::fstream file(entry.path(), std::ios::in | std::ios::out | std::ios::binary);
@@ -103,8 +103,8 @@ TEST_CASE("a run whose checkpoints are all damaged is not begun anew") {
     file.put('\x5a');
   }
   const auto resume = [&](const std::string& from) {
-    start_plan(
-        small_plan(text, run_dir, with(base, {"checkpoint.resume=\"" + from + "\"", "train.steps=8"})));
+    start_plan(small_plan(text, run_dir,
+                          with(resumed_job, {"checkpoint.resume=\"" + from + "\"", "train.steps=8"})));
   };
   using pptrain::test::contains_text;
   CHECK_THROWS_WITH(resume("auto"), contains_text("none of the checkpoints in") &&
@@ -118,9 +118,9 @@ TEST_CASE("a start says which job, program and checkpoint the lines after it are
   const std::string text = small_job_text();
   const TemporaryFolder folder;
   run_small_job(text, folder.path() / "run",
-                with(base, {"train.steps=2", "eval.interval=0", "data.val_fraction=0"}));
+                with(resumed_job, {"train.steps=2", "eval.interval=0", "data.val_fraction=0"}));
   run_small_job(text, folder.path() / "run",
-                with(base, {"checkpoint.resume=auto", "eval.interval=0", "data.val_fraction=0"}));
+                with(resumed_job, {"checkpoint.resume=auto", "eval.interval=0", "data.val_fraction=0"}));
   const std::vector<Json> lines = lines_of(folder.path() / "run/metrics.jsonl");
   REQUIRE(lines.size() == 8);
   CHECK(lines[0].at("start") == "new");
@@ -151,13 +151,13 @@ TEST_CASE("a start says which job, program and checkpoint the lines after it are
 TEST_CASE("the same command goes on with a stopped run, whatever it began from") {
   const std::string text = small_job_text();
   const TemporaryFolder folder;
-  run_small_job(text, folder.path() / "parent", with(base, {"train.steps=2"}));
+  run_small_job(text, folder.path() / "parent", with(resumed_job, {"train.steps=2"}));
   for (const std::string& resume :
        {std::string("none"), (folder.path() / "parent/checkpoints/step_2").string(),
         std::string("restart")}) {
     CAPTURE(resume);
     const auto job = [&](const std::string& run_dir) {
-      return small_plan(text, folder.path() / run_dir, with(base, {"checkpoint.resume=" + resume}));
+      return small_plan(text, folder.path() / run_dir, with(resumed_job, {"checkpoint.resume=" + resume}));
     };
     const JobResult whole = run_plan(job("whole"));
     const auto run_dir = folder.path() / "run";
@@ -179,9 +179,9 @@ TEST_CASE("the same command goes on with a stopped run, whatever it began from")
 TEST_CASE("what the first start began from may be gone later") {
   const std::string text = small_job_text();
   const TemporaryFolder folder;
-  run_small_job(text, folder.path() / "parent", with(base, {"train.steps=2"}));
+  run_small_job(text, folder.path() / "parent", with(resumed_job, {"train.steps=2"}));
   const Overrides job =
-      with(base, {"checkpoint.resume=" + (folder.path() / "parent/checkpoints/step_2").string()});
+      with(resumed_job, {"checkpoint.resume=" + (folder.path() / "parent/checkpoints/step_2").string()});
   stop_after_a_step(small_plan(text, folder.path() / "run", job));
   std::filesystem::remove_all(folder.path() / "parent");
   CHECK(start_plan(small_plan(text, folder.path() / "run", job)).exit_code == 0);
@@ -192,9 +192,9 @@ TEST_CASE("starting over takes its own word, and loses nothing of the run before
   const std::string text = small_job_text();
   const TemporaryFolder folder;
   const auto run_dir = folder.path() / "run";
-  run_small_job(text, run_dir, base);
+  run_small_job(text, run_dir, resumed_job);
   const auto start = [&](const Overrides& more) {
-    return start_plan(small_plan(text, run_dir, with(base, more)));
+    return start_plan(small_plan(text, run_dir, with(resumed_job, more)));
   };
   const std::vector<Json> before = lines_of(run_dir / "metrics.jsonl");
   CHECK(start({"train.steps=2", "checkpoint.resume=none"}).exit_code == 0);  // nothing to do: it is at step 6
@@ -217,11 +217,11 @@ TEST_CASE("a run whose checkpoints are all damaged stops, and starts over when i
   const std::string text = small_job_text();
   const TemporaryFolder folder;
   const auto run_dir = folder.path() / "run";
-  run_small_job(text, run_dir, with(base, {"train.steps=2"}));
+  run_small_job(text, run_dir, with(resumed_job, {"train.steps=2"}));
   std::filesystem::resize_file(run_dir / "checkpoints/step_2/manifest.json", 10);
   const auto start = [&](const std::string& resume) {
     return start_plan(
-        small_plan(text, run_dir, with(base, {"train.steps=2", "checkpoint.resume=" + resume})));
+        small_plan(text, run_dir, with(resumed_job, {"train.steps=2", "checkpoint.resume=" + resume})));
   };
   for (const char* resume : {"auto", "none"}) {
     CHECK_THROWS_WITH(start(resume), pptrain::test::contains_text("none of the checkpoints in"));
@@ -247,10 +247,11 @@ TEST_CASE("a run goes on with other data only where the job says how") {
   for (const auto& [change, words] : changes) {
     CAPTURE(change);
     std::filesystem::remove_all(run_dir);
-    run_small_job(text, run_dir, base);
+    run_small_job(text, run_dir, resumed_job);
     const auto start = [&](const Overrides& more) {
-      return start_plan(small_plan(
-          text, run_dir, with(base, Overrides{"checkpoint.resume=auto", "train.steps=7", change}, more)));
+      return start_plan(
+          small_plan(text, run_dir,
+                     with(resumed_job, Overrides{"checkpoint.resume=auto", "train.steps=7", change}, more)));
     };
     CHECK_THROWS_WITH(start({}), pptrain::test::contains_text(words));
     CHECK(start({"checkpoint.data=restart"}).exit_code == 0);
@@ -262,10 +263,10 @@ TEST_CASE("a run goes on with other data only where the job says how") {
     CHECK(start({"train.steps=8"}).exit_code == 0);
   }
   std::filesystem::remove_all(run_dir);
-  run_small_job(text, run_dir, base);
+  run_small_job(text, run_dir, resumed_job);
   const Overrides moved = {"checkpoint.resume=auto", "train.steps=7",
                            "data.path=" + (folder.path() / "same.txt").string()};
-  CHECK(start_plan(small_plan(text, run_dir, with(base, moved))).exit_code == 0);
+  CHECK(start_plan(small_plan(text, run_dir, with(resumed_job, moved))).exit_code == 0);
 }
 
 TEST_CASE("a run on a folder of files goes on, unless the folder holds other ones") {
@@ -275,7 +276,7 @@ TEST_CASE("a run on a folder of files goes on, unless the folder holds other one
   std::filesystem::create_directory(data);
   for (const char* name : {"a.txt", "b.txt"})
     std::filesystem::copy_file(pptrain::test::shakespeare, data / name);
-  const Overrides on_folder = with(base, Overrides{"data.path=" + data.string()});
+  const Overrides on_folder = with(resumed_job, Overrides{"data.path=" + data.string()});
   CHECK(run_small_job(text, run_dir, on_folder).exit_code == 0);
   const auto start = [&](const std::string& steps) {
     return start_plan(small_plan(text, run_dir, with(on_folder, Overrides{"checkpoint.resume=auto", steps})))
@@ -289,10 +290,11 @@ TEST_CASE("a run on a folder of files goes on, unless the folder holds other one
 TEST_CASE("a model with other heads of the same weights does not resume") {
   const std::string text = small_job_text();
   const TemporaryFolder folder;
-  run_small_job(text, folder.path() / "run", base);
+  run_small_job(text, folder.path() / "run", resumed_job);
   const auto start = [&](const Overrides& more) {
-    return start_plan(small_plan(text, folder.path() / "run",
-                                 with(base, Overrides{"checkpoint.resume=auto", "train.steps=8"}, more)));
+    return start_plan(
+        small_plan(text, folder.path() / "run",
+                   with(resumed_job, Overrides{"checkpoint.resume=auto", "train.steps=8"}, more)));
   };
   CHECK_THROWS_WITH(start({"model.num_attention_heads=8", "model.num_key_value_heads=4", "model.head_dim=4"}),
                     pptrain::test::contains_text(
@@ -306,9 +308,10 @@ TEST_CASE("a model with other heads of the same weights does not resume") {
 TEST_CASE("a smaller model does not resume from a larger one's checkpoint") {
   const std::string text = small_job_text();
   const TemporaryFolder folder;
-  run_small_job(text, folder.path() / "run", base);
+  run_small_job(text, folder.path() / "run", resumed_job);
   CHECK_THROWS_WITH(
-      run_small_job(text, folder.path() / "run",
-                    with(base, {"checkpoint.resume=auto", "model.num_hidden_layers=3", "train.steps=8"})),
+      run_small_job(
+          text, folder.path() / "run",
+          with(resumed_job, {"checkpoint.resume=auto", "model.num_hidden_layers=3", "train.steps=8"})),
       pptrain::test::contains_text("another model or optimizer: model.num_hidden_layers was 4, is 3"));
 }

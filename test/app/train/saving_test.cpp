@@ -39,8 +39,8 @@ int64_t count_steps(const fs::path& checkpoints) {
   return steps;
 }
 
-const Overrides base = {"train.steps=12",           "train.grad_accum_steps=4", "checkpoint.interval=1",
-                        "checkpoint.keep_last_n=0", "train.dtype=bf16",         "eval.interval=0"};
+const Overrides saved_job = {"train.steps=12",           "train.grad_accum_steps=4", "checkpoint.interval=1",
+                             "checkpoint.keep_last_n=0", "train.dtype=bf16",         "eval.interval=0"};
 
 }  // namespace
 
@@ -58,7 +58,7 @@ TEST_CASE("checkpoints of the background are, byte for byte, those that training
     const TemporaryFolder folder;
     const auto run = [&](const std::string& async) {
       return run_small_job(text, folder.path() / async,
-                           with(with(base, layout), {"checkpoint.async=" + async}));
+                           with(with(saved_job, layout), {"checkpoint.async=" + async}));
     };
     const JobResult waited = run("false"), went_on = run("true");
     CHECK(waited.metrics == went_on.metrics);
@@ -74,8 +74,8 @@ TEST_CASE("a checkpoint is saved when minutes have passed, at the same step on a
     CAPTURE(post_validation);
     const TemporaryFolder folder;
     const Overrides common =
-        with(base, {"train.steps=60", "checkpoint.interval=0", "distributed.pp=2", "train.grad_clip=0",
-                    "distributed.dp_replicate=2", "optimizer.post_validation=" + post_validation});
+        with(saved_job, {"train.steps=60", "checkpoint.interval=0", "distributed.pp=2", "train.grad_clip=0",
+                         "distributed.dp_replicate=2", "optimizer.post_validation=" + post_validation});
     const JobResult plain = run_small_job(text, folder.path() / "plain", common);
     const JobResult saving =
         run_small_job(text, folder.path() / "saving", with(common, {"checkpoint.minutes=0.00005"}));

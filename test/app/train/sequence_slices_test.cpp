@@ -14,25 +14,20 @@ using namespace pptrain::test;
 
 namespace {
 
-const Overrides base = {"model.num_hidden_layers=8", "train.steps=3",
-                        "train.grad_accum_steps=4",  "train.seq_len=48",
-                        "eval.interval=3",           "eval.batches=2",
-                        "data.val_fraction=0.1",     "distributed.pp_sequence_slices=3"};
+const Overrides sliced_job = {"model.num_hidden_layers=8", "train.steps=3",
+                              "train.grad_accum_steps=4",  "train.seq_len=48",
+                              "eval.interval=3",           "eval.batches=2",
+                              "data.val_fraction=0.1",     "distributed.pp_sequence_slices=3"};
 const Overrides whole = {"distributed.pp_sequence_slices=1"};
 const Overrides balanced = {"model.arch=qwen3_moe",           "model.num_experts=4",
                             "model.num_experts_per_tok=2",    "model.moe_intermediate_size=16",
                             "model.router_aux_loss_coef=0.1", "model.router_z_loss_coef=0.01"};
 
-void check_equal(const JobResult& a, const JobResult& b) {
-  CHECK(a.metrics == b.metrics);
-  CHECK(a.checksums == b.checksums);
-}
-
 }  // namespace
 
 TEST_CASE("sequence slices give the same bits under every schedule, and whole microbatches' losses") {
   for (const std::string dtype : {"fp32", "bf16"}) {
-    const Overrides job = with(base, {"train.dtype=" + dtype, "metrics.microbatch_losses=true"});
+    const Overrides job = with(sliced_job, {"train.dtype=" + dtype, "metrics.microbatch_losses=true"});
     const JobResult one = run(job);
     check_near(one, run(with(job, whole)), dtype == "fp32" ? 1e-5 : 3e-2);
     for (const std::string& name : pptrain::schedule::training_schedule_names()) {
@@ -47,7 +42,8 @@ TEST_CASE("sequence slices give the same bits under every schedule, and whole mi
 }
 
 TEST_CASE("sequence slices keep their bits with every axis that does so") {
-  const Overrides job = with(base, {"train.dtype=fp32", "distributed.pp=2", "distributed.pp_schedule=zbv"});
+  const Overrides job =
+      with(sliced_job, {"train.dtype=fp32", "distributed.pp=2", "distributed.pp_schedule=zbv"});
   for (const Overrides& kind : std::vector<Overrides>{
            {},
            {"data.lengths=exact", "data.document_end=10"},
@@ -73,7 +69,7 @@ TEST_CASE("sequence slices keep their bits with every axis that does so") {
 }
 
 TEST_CASE("routers' losses are of whole microbatches, to the bit under every schedule of slices") {
-  const Overrides job = with(with(base, balanced), {"train.dtype=fp32"});
+  const Overrides job = with(with(sliced_job, balanced), {"train.dtype=fp32"});
   const JobResult one = run(job), uncut = run(with(job, whole));
   check_near(one, uncut, 1e-5);
   // They act: without them the weights are others.
@@ -94,8 +90,9 @@ TEST_CASE("routers' losses are of whole microbatches, to the bit under every sch
 }
 
 TEST_CASE("sequence slices go with a spread head, under every schedule with the same bits") {
-  const Overrides job = with(base, {"train.dtype=fp32", "distributed.pp=2", "distributed.pp_head=spread",
-                                    "metrics.microbatch_losses=true", "train.label_smoothing=0.1"});
+  const Overrides job =
+      with(sliced_job, {"train.dtype=fp32", "distributed.pp=2", "distributed.pp_head=spread",
+                        "metrics.microbatch_losses=true", "train.label_smoothing=0.1"});
   const JobResult reference = run(job);
   check_near(reference, run(with(job, {"distributed.pp_head=last"})), 2e-5);
   check_near(reference, run(with(job, whole)), 1e-4);
@@ -116,7 +113,7 @@ TEST_CASE("sequence slices go with a spread head, under every schedule with the 
 
 TEST_CASE("a searched order of sequence slices trains with the same bits, and goes on from its folder") {
   const TemporaryFolder folder;
-  const Overrides job = with(base, {"train.dtype=fp32", "train.steps=4", "checkpoint.interval=2"});
+  const Overrides job = with(sliced_job, {"train.dtype=fp32", "train.steps=4", "checkpoint.interval=2"});
   const JobResult one = run(job);
   for (const std::string head : {"last", "spread"}) {
     CAPTURE(head);
@@ -137,8 +134,8 @@ TEST_CASE("a searched order of sequence slices trains with the same bits, and go
 }
 
 TEST_CASE("documents are balanced by the schedule's end in slices and with a spread head") {
-  const Overrides job = with(base, {"train.dtype=fp32", "distributed.pp=2", "data.lengths=exact",
-                                    "data.document_end=10", "distributed.dp_replicate=2"});
+  const Overrides job = with(sliced_job, {"train.dtype=fp32", "distributed.pp=2", "data.lengths=exact",
+                                          "data.document_end=10", "distributed.dp_replicate=2"});
   for (const Overrides& kind :
        std::vector<Overrides>{{},
                               {"distributed.pp_head=spread"},
@@ -150,7 +147,7 @@ TEST_CASE("documents are balanced by the schedule's end in slices and with a spr
 }
 
 TEST_CASE("sequence slices go with post-validation, also where steps are taken back") {
-  const Overrides job = with(base, {"train.dtype=fp32", "train.grad_clip=0.3", "train.steps=6"});
+  const Overrides job = with(sliced_job, {"train.dtype=fp32", "train.grad_clip=0.3", "train.steps=6"});
   const JobResult expected = run(job);
   CHECK(steps_over(expected, 0.3) > 0);
   for (const std::string name : {"1f1b", "zbv", "zb_h1"})
@@ -161,7 +158,7 @@ TEST_CASE("sequence slices go with post-validation, also where steps are taken b
 
 TEST_CASE("a run with sequence slices goes on from its checkpoints on another layout") {
   const TemporaryFolder folder;
-  const Overrides job = with(base, {"train.dtype=fp32", "checkpoint.interval=2", "train.steps=6"});
+  const Overrides job = with(sliced_job, {"train.dtype=fp32", "checkpoint.interval=2", "train.steps=6"});
   const JobResult all =
       run_small_job(small_job_text(), folder.path() / "all", with(job, {"distributed.pp=2"}));
   REQUIRE(all.exit_code == 0);
@@ -176,8 +173,9 @@ TEST_CASE("a run with sequence slices goes on from its checkpoints on another la
 
 TEST_CASE("this machine's costs are of whole microbatches, of which slices are a part") {
   const auto scale = [](int slices) {
-    const pptrain::app::Plan plan = small_plan(
-        small_job_text(), "/nowhere", with(base, {fmt::format("distributed.pp_sequence_slices={}", slices)}));
+    const pptrain::app::Plan plan =
+        small_plan(small_job_text(), "/nowhere",
+                   with(sliced_job, {fmt::format("distributed.pp_sequence_slices={}", slices)}));
     return pptrain::app::measure_machine(plan).calibration.backward_weight;
   };
   const double whole_scale = std::min(scale(1), scale(1)), slices_scale = std::min(scale(16), scale(16));
@@ -186,7 +184,7 @@ TEST_CASE("this machine's costs are of whole microbatches, of which slices are a
 
 TEST_CASE("auto takes sequence slices where they pay, and what they do not go with is refused") {
   const auto plan = [](const Overrides& overrides) {
-    return small_plan(small_job_text(), "/nowhere", with(base, overrides));
+    return small_plan(small_job_text(), "/nowhere", with(sliced_job, overrides));
   };
   const Overrides automatic = {"distributed.pp=4",
                                "distributed.pp_schedule=auto",

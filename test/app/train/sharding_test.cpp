@@ -70,19 +70,19 @@ const Overrides every_microbatch = {"distributed.reduce_gradients=microbatch"};
 constexpr double grad_clip = 0.2;
 
 // Four layers of two or three pieces each, the embedding of four.
-const Overrides tiny = {"model.hidden_size=16",
-                        "model.intermediate_size=40",
-                        "model.num_attention_heads=2",
-                        "model.num_key_value_heads=1",
-                        "train.seq_len=8",
-                        "train.micro_batch_size=1",
-                        "train.grad_accum_steps=4",
-                        "train.steps=2",
-                        "eval.interval=2",
-                        "eval.batches=1",
-                        fmt::format("train.grad_clip={}", grad_clip)};
+const Overrides tiny_shards = {"model.hidden_size=16",
+                               "model.intermediate_size=40",
+                               "model.num_attention_heads=2",
+                               "model.num_key_value_heads=1",
+                               "train.seq_len=8",
+                               "train.micro_batch_size=1",
+                               "train.grad_accum_steps=4",
+                               "train.steps=2",
+                               "eval.interval=2",
+                               "eval.batches=1",
+                               fmt::format("train.grad_clip={}", grad_clip)};
 
-const std::vector<std::string> schedules = {"1f1b", "gpipe", "zb_h1", "zbv", "interleaved_1f1b"};
+const std::vector<std::string> some_schedules = {"1f1b", "gpipe", "zb_h1", "zbv", "interleaved_1f1b"};
 
 }  // namespace
 
@@ -91,17 +91,17 @@ TEST_CASE("dp_shard gives the bits of dp_replicate under every schedule and poli
   const std::vector<Overrides> reduces = {{}, every_microbatch};
   const std::vector<Overrides> policies = {keep, reshard};
   constexpr int fewest = 2, counts = 3, pipelines = 2;
-  const auto rows =
-      take_pairs(std::array<size_t, 5>{counts, reduces.size(), schedules.size(), pipelines, policies.size()});
+  const auto rows = take_pairs(
+      std::array<size_t, 5>{counts, reduces.size(), some_schedules.size(), pipelines, policies.size()});
   for (size_t r = 0; r < counts; ++r) {
     const int ranks = fewest + static_cast<int>(r);
     for (size_t i = 0; i < reduces.size(); ++i) {
-      const Overrides base = with(tiny, reduces[i]);
+      const Overrides base = with(tiny_shards, reduces[i]);
       const Result reference = run(folder.path() / "reference", with(base, shards(1, ranks)));
       REQUIRE(steps_over(reference.job, grad_clip) > 0);
       for (const Combination& row : rows) {
         if (row[0] != r || row[1] != i) continue;
-        const Overrides layout = schedule_of(schedules[row[2]], static_cast<int>(row[3]) + 1);
+        const Overrides layout = schedule_of(some_schedules[row[2]], static_cast<int>(row[3]) + 1);
         CAPTURE(ranks, reduces[i], layout, policies[row[4]]);
         check_equal(reference,
                     run(folder.path() / "shards", with(base, layout, shards(ranks), policies[row[4]])));
@@ -134,7 +134,7 @@ TEST_CASE("tied, bfloat16, recomputed and post-validated jobs are no exceptions"
   CHECK(rows.size() >= 16);
   for (size_t e = 0; e < extras.size(); ++e) {
     for (size_t r = 0; r < reduces.size(); ++r) {
-      const Overrides base = with(tiny, extras[e], reduces[r]);
+      const Overrides base = with(tiny_shards, extras[e], reduces[r]);
       const Result reference = run(folder.path() / "reference", with(base, shards(1, 2)));
       for (const Combination& row : rows) {
         if (row[0] != e || row[1] != r) continue;
@@ -150,18 +150,19 @@ TEST_CASE("PyTorch's own UNSHARD and RESHARD gather and free shards", "[sharding
   const TemporaryFolder folder;
   const std::filesystem::path file = std::filesystem::path(PPTRAIN_SOURCE_DIR) /
                                      "test/golden/schedules/interleaved_1f1b_p2_v2_m4_with_communication.csv";
-  const Result reference = run(folder.path() / "reference", with(tiny, shards(1, 2)));
+  const Result reference = run(folder.path() / "reference", with(tiny_shards, shards(1, 2)));
   for (const Overrides& policy : {keep, reshard}) {
     CAPTURE(policy);
-    check_equal(reference,
-                run(folder.path() / "file", with(tiny, schedule_of(file.string(), 2), shards(2), policy)));
+    check_equal(reference, run(folder.path() / "file",
+                               with(tiny_shards, schedule_of(file.string(), 2), shards(2), policy)));
   }
 }
 
 TEST_CASE("a run resumes on any layout, to the bit where data ranks are as many", "[sharding]") {
   const TemporaryFolder folder;
-  Overrides base = with(tiny, {"train.steps=6", "checkpoint.interval=4", "checkpoint.keep_last_n=0",
-                               "eval.interval=0", "train.dtype=bf16", "model.tie_word_embeddings=true"});
+  Overrides base =
+      with(tiny_shards, {"train.steps=6", "checkpoint.interval=4", "checkpoint.keep_last_n=0",
+                         "eval.interval=0", "train.dtype=bf16", "model.tie_word_embeddings=true"});
   std::erase(base, "eval.batches=1");
   const auto resume = [&](const Overrides& layout) {
     const auto run_dir = folder.path() / "resumed";
@@ -253,7 +254,7 @@ TEST_CASE("streamed weights are whole a few groups at a time, and nothing of a s
         const TemporaryFolder folder;
         const app::Plan plan =
             pptrain::test::small_plan(small_job_text(), folder.path(),
-                                      with(tiny, Overrides{"model.num_hidden_layers=8"},
+                                      with(tiny_shards, Overrides{"model.num_hidden_layers=8"},
                                            schedule_of(schedule, pp), shards(2), policy, reduce));
         std::mutex mutex;  // Catch's assertions are not for several threads at once
         app::run_ranks(plan, [&](app::RunContext& context) {

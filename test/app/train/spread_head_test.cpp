@@ -17,8 +17,8 @@ using namespace pptrain::test;
 
 namespace {
 
-const Overrides base = {"model.num_hidden_layers=8", "train.steps=3",  "train.grad_accum_steps=6",
-                        "eval.interval=3",           "eval.batches=2", "data.val_fraction=0.1"};
+const Overrides spread_job = {"model.num_hidden_layers=8", "train.steps=3",  "train.grad_accum_steps=6",
+                              "eval.interval=3",           "eval.batches=2", "data.val_fraction=0.1"};
 const Overrides spread = {"distributed.pp_head=spread"};
 
 }  // namespace
@@ -26,7 +26,7 @@ const Overrides spread = {"distributed.pp_head=spread"};
 TEST_CASE("a spread head gives the same bits under every schedule, and the whole head's losses") {
   for (const auto& [ranks, dtype, near] : {std::tuple(2, "fp32", 1e-5), std::tuple(3, "bf16", 1e-2)}) {
     const Overrides job =
-        with(base, {fmt::format("distributed.pp={}", ranks), fmt::format("train.dtype={}", dtype)});
+        with(spread_job, {fmt::format("distributed.pp={}", ranks), fmt::format("train.dtype={}", dtype)});
     const JobResult whole = run(job), reference = run(with(job, spread));
     check_near(reference, whole, near);
     CHECK(reference.metrics != whole.metrics);  // its sums over the vocabulary are others
@@ -65,7 +65,7 @@ TEST_CASE("a spread head goes with every axis") {
       {"lora.rank=2"}};
   for (const Overrides& axis : axes) {
     CAPTURE(axis);
-    const Overrides job = with(with(base, {"distributed.pp=2", "train.dtype=fp32"}), axis);
+    const Overrides job = with(with(spread_job, {"distributed.pp=2", "train.dtype=fp32"}), axis);
     check_near(run(with(job, spread)), run(job), 2e-5);
   }
 }
@@ -74,8 +74,8 @@ TEST_CASE("a run with a spread head goes on from its checkpoints, as it was or w
   for (const std::string tied : {"false", "true"}) {
     const std::string text = small_job_text();
     const TemporaryFolder folder;
-    const Overrides job = with(base, {"train.dtype=fp32", "distributed.pp=2", "checkpoint.interval=2",
-                                      "model.tie_word_embeddings=" + tied, "train.steps=6"});
+    const Overrides job = with(spread_job, {"train.dtype=fp32", "distributed.pp=2", "checkpoint.interval=2",
+                                            "model.tie_word_embeddings=" + tied, "train.steps=6"});
     const JobResult whole = run_small_job(text, folder.path() / "whole", with(job, spread));
     REQUIRE(whole.exit_code == 0);
     const auto resumed = [&](const Overrides& layout) {
@@ -97,7 +97,8 @@ TEST_CASE("a run with a spread head goes on from its checkpoints, as it was or w
 
 TEST_CASE("the order of a spread head is kept beside the run, which goes on from it") {
   const TemporaryFolder folder;
-  const Overrides job = with(base, spread, Overrides{"distributed.pp=2", "distributed.pp_schedule=zbv"});
+  const Overrides job =
+      with(spread_job, spread, Overrides{"distributed.pp=2", "distributed.pp_schedule=zbv"});
   const auto run_dir = folder.path() / "run";
   const JobResult first = run_small_job(small_job_text(), run_dir, job);
   const std::string order = content(run_dir / "schedule.csv");
@@ -120,7 +121,7 @@ TEST_CASE("a spread head gives the same bits with post-validation, also where st
   for (const auto& [ranks, schedule] :
        {std::pair(2, "zbv"), std::pair(2, "auto"), std::pair(3, "zb_h2"), std::pair(3, "1f1b")}) {
     const Overrides job =
-        with(base, spread,
+        with(spread_job, spread,
              Overrides{fmt::format("distributed.pp={}", ranks), "train.steps=9",
                        fmt::format("distributed.pp_schedule={}", schedule), "train.grad_clip=0"});
     std::vector<double> norms;
@@ -150,7 +151,7 @@ TEST_CASE("ranks that share out embedding and head hold what is predicted") {
     const TemporaryFolder folder;
     const pptrain::app::Plan plan = small_plan(
         small_job_text(), folder.path(),
-        with(base, spread,
+        with(spread_job, spread,
              Overrides{"distributed.pp=4", "model.hidden_size=64", "model.intermediate_size=128",
                        "model.vocab_size=1024", fmt::format("distributed.pp_schedule={}", schedule),
                        fmt::format("train.dtype={}", dtype)}));
@@ -185,7 +186,7 @@ TEST_CASE("ranks that share out embedding and head hold what is predicted") {
 }
 
 TEST_CASE("auto takes a schedule for a spread head, and what it does not go with is refused") {
-  const Overrides job = with(base, spread, Overrides{"distributed.pp=2"});
+  const Overrides job = with(spread_job, spread, Overrides{"distributed.pp=2"});
   const pptrain::app::Plan plan =
       small_plan(small_job_text(), "unused", with(job, Overrides{"distributed.pp_schedule=auto"}));
   CHECK(plan.schedule.spread_head);

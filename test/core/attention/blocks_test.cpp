@@ -39,19 +39,19 @@ void put_rows(const Tensor& from, const tokens::ContextSplit& split, int rank, c
   }
 }
 
-struct Result {
+struct BlockResult {
   Tensor out, logsumexp, dq, dk, dv;
 };
 
 // What all ranks find, each with the keys of one rank after the other.
-Result in_parts(BackEnd back_end, const tokens::ContextSplit& split, const tokens::Segments& segments,
-                const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& dout) {
+BlockResult in_parts(BackEnd back_end, const tokens::ContextSplit& split, const tokens::Segments& segments,
+                     const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& dout) {
   const auto f32 = q.options().dtype(at::kFloat);
-  Result all{.out = at::empty(q.sizes(), q.options()),
-             .logsumexp = at::empty({q.size(0), q.size(1)}, f32),
-             .dq = at::zeros(q.sizes(), f32),
-             .dk = at::zeros(k.sizes(), f32),
-             .dv = at::zeros(k.sizes(), f32)};
+  BlockResult all{.out = at::empty(q.sizes(), q.options()),
+                  .logsumexp = at::empty({q.size(0), q.size(1)}, f32),
+                  .dq = at::zeros(q.sizes(), f32),
+                  .dk = at::zeros(k.sizes(), f32),
+                  .dv = at::zeros(k.sizes(), f32)};
   for (int r = 0; r < split.parts(); ++r) {
     const auto blocks = [&](int keys) {
       return tokens::attention_blocks(tokens::document_pieces(split, r, segments),
@@ -110,7 +110,7 @@ TEST_CASE("parts of attention add up to the whole, with its gradients", "[attent
   const Tensor expected = masked_attention(lq, lk, lv, segments);
   expected.backward(dout.to(at::kDouble));
   const c10::InferenceMode inference;
-  const Result actual = in_parts(back_end, split, segments, q, k, v, dout);
+  const BlockResult actual = in_parts(back_end, split, segments, q, k, v, dout);
   CHECK(relative_error(actual.out, expected) < tolerance(type));
   CHECK(relative_error(actual.dq, lq.grad()) < tolerance(type));
   CHECK(relative_error(actual.dk, lk.grad()) < tolerance(type));

@@ -57,7 +57,7 @@ std::string other_value(const Option& option) {
   return std::visit(Other{option, toml_value(option, JobConfig()).value_or("")}, option.target);
 }
 
-std::string read(const std::string& path) {
+std::string read_shipped(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   std::stringstream text;
   text << file.rdbuf();
@@ -220,13 +220,13 @@ shuffle = false
 TEST_CASE("configs/reference.toml is what the table of options says") {
   const std::string path = std::string(PPTRAIN_SOURCE_DIR) + "/configs/reference.toml";
   INFO("To regenerate it: pptrain config --reference > configs/reference.toml");
-  CHECK(read(path) == reference_toml());
+  CHECK(read_shipped(path) == reference_toml());
 }
 
 TEST_CASE("configs/schema.json is what the table of options says") {
   const std::string path = std::string(PPTRAIN_SOURCE_DIR) + "/configs/schema.json";
   INFO("To regenerate it: pptrain config --schema > configs/schema.json");
-  CHECK(read(path) == json_schema());
+  CHECK(read_shipped(path) == json_schema());
 }
 
 TEST_CASE("the reference has every key with its default") {

@@ -24,15 +24,15 @@ using pptrain::test::contains_text;
 namespace {
 
 constexpr int64_t end_id = 1;
-constexpr int64_t seq_len = 24;
+constexpr int64_t row_length = 24;
 
 // Every token but ends is another one: 2, 3, 4, ...
-struct Corpus {
+struct DocumentCorpus {
   std::vector<uint16_t> ids;
   std::vector<int64_t> starts{0};  // of documents, and the end
 
-  // Long-tailed lengths, longer than seq_len too.
-  Corpus(int documents, uint32_t seed) {
+  // Long-tailed lengths, longer than row_length too.
+  DocumentCorpus(int documents, uint32_t seed) {
     std::mt19937 random(seed);
     std::lognormal_distribution<double> length(1.8, 1.0);
     for (int d = 0; d < documents; ++d) {
@@ -58,7 +58,7 @@ const std::vector<Mode> modes = {
     {Packing::best_fit, Lengths::exact},    {Packing::best_fit, Lengths::padded}};
 
 LoaderOptions options_of(const Mode& mode, int64_t b = 2, int64_t m = 3, int64_t dp = 2) {
-  return {.seq_len = seq_len,
+  return {.seq_len = row_length,
           .micro_batch_size = b,
           .microbatches = m,
           .dp_size = dp,
@@ -97,7 +97,7 @@ struct Seen {
     int64_t counted = 0;
     for (int64_t d = 0; d < microbatch.segments.documents(); ++d) {
       const int64_t first = microbatch.segments.first(d), length = microbatch.segments.length(d);
-      REQUIRE(length <= seq_len);
+      REQUIRE(length <= row_length);
       bool in_filling = false;
       for (int64_t i = 0; i < length; ++i) {
         const auto at = static_cast<size_t>(first + i);
@@ -134,7 +134,7 @@ struct Seen {
 
 TEST_CASE("an epoch of whole documents shows each token once, whatever the packing and the lengths") {
   const ScratchFolder folder;
-  const Corpus corpus(300, 5);
+  const DocumentCorpus corpus(300, 5);
   const TokenDataset dataset = corpus.dataset(folder);
   for (const Mode& mode : modes) {
     for (const bool shuffle : {false, true}) {
@@ -159,8 +159,8 @@ TEST_CASE("an epoch of whole documents shows each token once, whatever the packi
           REQUIRE(b.global_tokens == a.global_tokens);
           REQUIRE(a.global_targets == a.targets + b.targets);
           REQUIRE(b.global_targets == a.global_targets);
-          REQUIRE(a.token_count() <= 2 * seq_len);
-          if (mode.lengths == Lengths::fixed) REQUIRE(a.token_count() == 2 * seq_len);
+          REQUIRE(a.token_count() <= 2 * row_length);
+          if (mode.lengths == Lengths::fixed) REQUIRE(a.token_count() == 2 * row_length);
           if (next + steps[0].samples <= pieces) {  // of this epoch alone
             seen.add(a);
             seen.add(b);
@@ -187,7 +187,7 @@ TEST_CASE("an epoch of whole documents shows each token once, whatever the packi
 TEST_CASE("an epoch of validation in whole documents has every target once") {
   const ScratchFolder folder;
   for (const int documents : {1, 3, 50, 173}) {
-    const Corpus corpus(documents, 9);
+    const DocumentCorpus corpus(documents, 9);
     const TokenDataset dataset = corpus.dataset(folder);
     if (dataset.size() < 2) continue;
     for (const Mode& mode : modes) {
@@ -210,7 +210,7 @@ TEST_CASE("an epoch of validation in whole documents has every target once") {
 
 TEST_CASE("a step of whole documents begins anywhere, without those before it") {
   const ScratchFolder folder;
-  const TokenDataset dataset = Corpus(200, 3).dataset(folder);
+  const TokenDataset dataset = DocumentCorpus(200, 3).dataset(folder);
   for (const Mode& mode : modes) {
     const DataLoader loader(dataset, options_of(mode), true, 11), other(dataset, options_of(mode), true, 11);
     int64_t next = 0;
@@ -225,12 +225,12 @@ TEST_CASE("a step of whole documents begins anywhere, without those before it") 
 
 TEST_CASE("a step balanced by its schedule takes the same documents, begins anywhere and ends no later") {
   const ScratchFolder folder;
-  const TokenDataset dataset = Corpus(300, 3).dataset(folder);
+  const TokenDataset dataset = DocumentCorpus(300, 3).dataset(folder);
   const auto taken = [](const std::vector<Step>& ranks) {
     std::vector<int64_t> ids;
     for (const Step& step : ranks) {
       for (const Microbatch& microbatch : step.microbatches) {
-        CHECK(microbatch.token_count() <= 2 * seq_len);
+        CHECK(microbatch.token_count() <= 2 * row_length);
         for (const int64_t id : values(microbatch.tokens)) ids.push_back(id);
       }
     }
@@ -272,7 +272,7 @@ TEST_CASE("a step balanced by its schedule takes the same documents, begins anyw
 
 TEST_CASE("a step takes the same documents into each microbatch, however many data ranks share it") {
   const ScratchFolder folder;
-  const TokenDataset dataset = Corpus(400, 8).dataset(folder);
+  const TokenDataset dataset = DocumentCorpus(400, 8).dataset(folder);
   for (const Mode& mode : modes) {
     if (mode.lengths == Lengths::padded) continue;  // as long as the longest, which depends on the ranks
     const DataLoader whole(dataset, options_of(mode, /*b=*/4, /*m=*/3, /*dp=*/1), true, 2);
@@ -302,7 +302,7 @@ TEST_CASE("a step takes the same documents into each microbatch, however many da
 
 TEST_CASE("padded microbatches are as long as the step's longest, exact ones compute fewer tokens") {
   const ScratchFolder folder;
-  const TokenDataset dataset = Corpus(400, 4).dataset(folder);
+  const TokenDataset dataset = DocumentCorpus(400, 4).dataset(folder);
   for (const Packing packing : {Packing::none, Packing::sequential, Packing::best_fit}) {
     const DataLoader exact(dataset, options_of({packing, Lengths::exact}), true, 1),
         padded(dataset, options_of({packing, Lengths::padded}), true, 1);
@@ -318,7 +318,7 @@ TEST_CASE("padded microbatches are as long as the step's longest, exact ones com
         own += microbatch.global_tokens;
         CHECK(microbatch.token_count() == b.microbatches[0].token_count());
       }
-      CHECK((longest % 8 == 0 || longest == 2 * seq_len));
+      CHECK((longest % 8 == 0 || longest == 2 * row_length));
       CHECK(b.tokens == 6 * longest);
       CHECK(own == a.tokens);
       of_exact += a.tokens;
@@ -361,7 +361,7 @@ TEST_CASE("the last document grows over the filling, and none is longer than a r
 
 TEST_CASE("context-parallel ranks share out lists of any length") {
   const ScratchFolder folder;
-  const TokenDataset dataset = Corpus(300, 6).dataset(folder);
+  const TokenDataset dataset = DocumentCorpus(300, 6).dataset(folder);
   const auto order = GENERATE(tokens::ContextOrder::zigzag, tokens::ContextOrder::contiguous);
   for (const Mode& mode : modes) {
     LoaderOptions options = options_of(mode);
@@ -440,7 +440,7 @@ TEST_CASE("a list is long enough for every rank that shares it") {
 TEST_CASE("rows of a file with an index are cut at its documents") {
   const ScratchFolder folder;
   // The same documents, by their index and by the token that ends them.
-  const Corpus corpus(120, 12);
+  const DocumentCorpus corpus(120, 12);
   const TokenDataset by_end = corpus.dataset(folder);
   write_ids(folder, "m.bin", corpus.ids);
   std::string index("MMIDIDX\0\0", 9);
@@ -480,7 +480,7 @@ TEST_CASE("rows of a file with an index are cut at its documents") {
 
 TEST_CASE("whole documents need to know where they end") {
   const ScratchFolder folder;
-  const TokenDataset dataset = Corpus(5, 1).dataset(folder);
+  const TokenDataset dataset = DocumentCorpus(5, 1).dataset(folder);
   LoaderOptions options = options_of({Packing::best_fit, Lengths::exact});
   options.document_end.reset();
   CHECK_THROWS_WITH(DataLoader(dataset, options, true, 0), contains_text("nothing says where the documents"));

@@ -20,7 +20,7 @@ using pptrain::test::contains_text;
 namespace {
 
 constexpr size_t piece = 16 << 10;
-constexpr size_t whole = 24 * piece;
+constexpr size_t whole_size = 24 * piece;
 
 std::string noise(size_t bytes) {
   std::string text(bytes, '\0');
@@ -41,8 +41,8 @@ std::string with_byte(std::string text, size_t at) {
 }  // namespace
 
 TEST_CASE("places lie in the file, apart, from head to tail") {
-  for (const uint64_t size : {uint64_t{0}, uint64_t{1}, uint64_t{piece}, uint64_t{whole}, uint64_t{whole + 1},
-                              uint64_t{10'000'000'019}, uint64_t{1} << 62}) {
+  for (const uint64_t size : {uint64_t{0}, uint64_t{1}, uint64_t{piece}, uint64_t{whole_size},
+                              uint64_t{whole_size + 1}, uint64_t{10'000'000'019}, uint64_t{1} << 62}) {
     for (const uint64_t files : {1, 7, 1000}) {
       const std::vector<Place> places = places_of(size, files);
       uint64_t end = 0, bytes = 0;
@@ -54,15 +54,15 @@ TEST_CASE("places lie in the file, apart, from head to tail") {
       }
       CHECK(end == size);
       CHECK((size == 0 || places.front().offset == 0));
-      CHECK(bytes <= whole);
-      if (files == 1) CHECK(bytes == std::min<uint64_t>(size, whole));
+      CHECK(bytes <= whole_size);
+      if (files == 1) CHECK(bytes == std::min<uint64_t>(size, whole_size));
     }
   }
 }
 
 TEST_CASE("a fingerprint tells files by length and content, not by name") {
   const ScratchFolder folder;
-  const std::string text = noise(whole + 100'000);
+  const std::string text = noise(whole_size + 100'000);
   const std::string print = fingerprint(folder.write("a", text));
   CHECK(print.size() == 32);
   CHECK(fingerprint(folder.write("b", text)) == print);

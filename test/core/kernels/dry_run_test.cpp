@@ -40,8 +40,8 @@ Cost moved(double bytes) {
   return {.bytes = bytes, .kernels = 1};
 }
 
-constexpr double kEps = 1e-5;
-const std::optional<Tensor> none;
+constexpr double dry_eps = 1e-5;
+const std::optional<Tensor> no_tensor;
 
 }  // namespace
 
@@ -50,16 +50,16 @@ TEST_CASE("norms and activations record their arguments' bytes", "[dry_run]") {
   const double t = type == at::kFloat ? 4 : 2;  // bytes of an activation
   const Tensor x = meta({6, 10}, type), weight = meta({10}), rstd = meta({6}), wide = meta({6, 20}, type);
   Tensor y = meta({6, 10}, type), out = rstd, grad = meta({10}), dwide = meta({6, 20}, type);
-  CHECK(cost_of([&] { kernels::rms_norm(x, weight, kEps, y, out); }) == moved(2 * 60 * t + 40 + 24));
-  CHECK(cost_of([&] { kernels::add_rms_norm(x, x, weight, kEps, y, y, out); }) ==
+  CHECK(cost_of([&] { kernels::rms_norm(x, weight, dry_eps, y, out); }) == moved(2 * 60 * t + 40 + 24));
+  CHECK(cost_of([&] { kernels::add_rms_norm(x, x, weight, dry_eps, y, y, out); }) ==
         moved(4 * 60 * t + 40 + 24));
   // The weight's gradient is read and written.
-  CHECK(cost_of([&] { kernels::rms_norm_backward(x, x, weight, rstd, none, y, grad); }) ==
+  CHECK(cost_of([&] { kernels::rms_norm_backward(x, x, weight, rstd, no_tensor, y, grad); }) ==
         moved(3 * 60 * t + 40 + 24 + 2 * 40));
   CHECK(cost_of([&] { kernels::rms_norm_backward(x, x, weight, rstd, x, y, grad); }) ==
         moved(4 * 60 * t + 40 + 24 + 2 * 40));
   CHECK(cost_of([&] { kernels::swiglu(wide, y); }) == moved((120 + 60) * t));
-  CHECK(cost_of([&] { kernels::swiglu_backward(x, wide, dwide, none); }) == moved((60 + 120 + 120) * t));
+  CHECK(cost_of([&] { kernels::swiglu_backward(x, wide, dwide, no_tensor); }) == moved((60 + 120 + 120) * t));
   CHECK(cost_of([&] { kernels::swiglu_backward(x, wide, dwide, y); }) == moved((2 * 60 + 120 + 120) * t));
 }
 
@@ -71,7 +71,7 @@ TEST_CASE("products record operations, and the weights they read apart", "[dry_r
                dy = meta({6, 20}, type);
   Tensor y = meta({6, 20}, type), dx = meta({6, 10}, type), grad = meta({20, 10}), bias_grad = meta({20});
   const double operands = (60 + 200 + 120) * t;
-  CHECK(cost_of([&] { kernels::linear(x, weight, none, y); }) ==
+  CHECK(cost_of([&] { kernels::linear(x, weight, no_tensor, y); }) ==
         Cost{.product_flops = flops, .bytes = operands, .weight_bytes = 200 * t, .kernels = 1});
   CHECK(cost_of([&] { kernels::linear(x, weight, bias, y); }) ==
         Cost{.product_flops = flops, .bytes = operands + 20 * t, .weight_bytes = 200 * t, .kernels = 1});
@@ -108,7 +108,7 @@ TEST_CASE("norm_rope records rows of the tables, not the tables", "[dry_run]") {
   const Tensor y = meta({6, 5, 8}, at::kBFloat16), rstd = meta({6, 5}), weight_grad = meta({8});
   const double angles = 6 * 4 + 6 * 2 * 4 * 4;  // positions, and a row of cos and sin for each
   const auto forward = [&](const std::vector<kernels::HeadsPart>& parts) {
-    return cost_of([&] { kernels::norm_rope(parts, kEps, table, positions); });
+    return cost_of([&] { kernels::norm_rope(parts, dry_eps, table, positions); });
   };
   const auto backward = [&](const std::vector<kernels::HeadsGradient>& parts) {
     return cost_of([&] { kernels::norm_rope_backward(parts, table, positions); });
@@ -135,7 +135,7 @@ TEST_CASE("the optimizer's kernels record what they read and write", "[dry_run]"
   const auto step = [&](const std::optional<Tensor>& copy, const std::optional<kernels::StepPrevious>& kept) {
     return cost_of([&] { kernels::adamw({{weight, grad, exp_avg, exp_avg_sq, copy, {.lr = 1}, kept}}); });
   };
-  CHECK(step(none, std::nullopt) == moved(7 * 400));
+  CHECK(step(no_tensor, std::nullopt) == moved(7 * 400));
   CHECK(step(compute, previous) == moved(7 * 400 + 200 + 3 * 400));
   CHECK(cost_of([&] { kernels::add_squares({{grad, 0}}, sum); }) == moved(400 + 160));
   CHECK(cost_of([&] { kernels::add_squares({{grad, 0}, {weight, 0}}, sum); }) == moved(2 * 400 + 160));
@@ -240,7 +240,7 @@ TEST_CASE("what a GPU's libraries take counts while the call lasts, and only on 
   DryRun run(kind);
   CHECK(kernels::dry_gpu() == kind);
   Tensor y = meta({6, 20}, at::kBFloat16);
-  kernels::linear(x, weight, none, y);
+  kernels::linear(x, weight, no_tensor, y);
   CHECK(run.current_bytes() == 240);
   CHECK(run.peak_bytes() == 240 + scratch);
   run.reset_peak();
@@ -257,7 +257,7 @@ TEST_CASE("what a GPU's libraries take counts while the call lasts, and only on 
   kernels::grouped_linear(x, order, 4, ends, experts, out);
   CHECK(run.peak_bytes() == 1160 + 960 + (gpu ? 24 * 10 * 2 : 0) + scratch);
   run.reset_peak();
-  kernels::grouped_weight_gradient(dy, none, x, order, 4, ends, all);
+  kernels::grouped_weight_gradient(dy, no_tensor, x, order, 4, ends, all);
   CHECK(run.peak_bytes() == 1160 + 960 + (gpu ? 24 * 10 * 2 : 0) + scratch);
   {
     const DryRun inner;  // a CPU's, whatever is around it

@@ -19,7 +19,7 @@ namespace cpu = pptrain::kernels::cpu;
 
 namespace {
 
-const auto f32 = at::TensorOptions().dtype(at::kFloat);
+const auto single = at::TensorOptions().dtype(at::kFloat);
 
 // Large enough that every kernel divides its work.
 std::vector<Tensor> run_all(at::ScalarType type) {
@@ -27,19 +27,19 @@ std::vector<Tensor> run_all(at::ScalarType type) {
   const int64_t rows = 400, dim = 520, heads = 8, head_dim = 64, vocab = 3001;
   std::vector<Tensor> results;
   const Tensor x = random({rows, dim}, type), dy = random({rows, dim}, type);
-  const Tensor weight = at::rand({dim}, f32);
-  Tensor y = at::empty_like(x), rstd = at::empty({rows}, f32), dx = at::empty_like(x),
-         grad = at::zeros({dim}, f32);
+  const Tensor weight = at::rand({dim}, single);
+  Tensor y = at::empty_like(x), rstd = at::empty({rows}, single), dx = at::empty_like(x),
+         grad = at::zeros({dim}, single);
   kernels::rms_norm(x, weight, 1e-6, y, rstd);
   kernels::rms_norm_backward(dy, x, weight, rstd, y, dx, grad);
   results.insert(results.end(), {y, rstd, dx, grad});
 
   const Tensor q = random({rows, heads, head_dim}, type), dq = random({rows, heads, head_dim}, type);
-  const kernels::RopeTable table{.cos = at::randn({rows, head_dim / 2}, f32),
-                                 .sin = at::randn({rows, head_dim / 2}, f32)};
-  const Tensor positions = at::arange(rows, at::kInt), norm = at::rand({head_dim}, f32);
-  Tensor rotated = at::empty_like(q), head_rstd = at::empty({rows, heads}, f32), out = at::empty_like(q);
-  Tensor norm_grad = at::zeros({head_dim}, f32);
+  const kernels::RopeTable table{.cos = at::randn({rows, head_dim / 2}, single),
+                                 .sin = at::randn({rows, head_dim / 2}, single)};
+  const Tensor positions = at::arange(rows, at::kInt), norm = at::rand({head_dim}, single);
+  Tensor rotated = at::empty_like(q), head_rstd = at::empty({rows, heads}, single), out = at::empty_like(q);
+  Tensor norm_grad = at::zeros({head_dim}, single);
   kernels::norm_rope({{.x = q, .y = rotated, .weight = norm, .rstd = head_rstd}}, 1e-6, table, positions);
   kernels::norm_rope_backward(
       {{.dy = dq, .dx = out, .x = q, .weight = norm, .rstd = head_rstd, .weight_grad = norm_grad}}, table,
@@ -48,7 +48,7 @@ std::vector<Tensor> run_all(at::ScalarType type) {
 
   const Tensor gate_up = random({rows, 2 * dim}, type);
   Tensor act = at::empty({rows, dim}, x.options()), dgate_up = at::empty_like(gate_up),
-         bias = at::zeros({2 * dim}, f32);
+         bias = at::zeros({2 * dim}, single);
   kernels::swiglu(gate_up, act);
   Tensor again = at::empty_like(act);
   kernels::swiglu_backward(dy, gate_up, dgate_up, again);
@@ -62,17 +62,17 @@ std::vector<Tensor> run_all(at::ScalarType type) {
     results.insert(results.end(), {value, slope});
   }
 
-  Tensor logits = random({rows, vocab}, type), loss = at::empty({rows}, f32),
-         table_grad = at::zeros({vocab, dim}, f32);
+  Tensor logits = random({rows, vocab}, type), loss = at::empty({rows}, single),
+         table_grad = at::zeros({vocab, dim}, single);
   const Tensor tokens = at::randint(0, vocab, {rows}, at::kLong);
   kernels::cross_entropy(logits, tokens, loss, true);
   kernels::embedding_backward(tokens.remainder(50), dy, {.first = 0, .vocab = vocab}, table_grad);
   results.insert(results.end(), {logits, loss, table_grad});
 
   const int64_t size = 300000;
-  Tensor w = at::randn({size}, f32), m = at::randn({size}, f32), v = at::rand({size}, f32);
+  Tensor w = at::randn({size}, single), m = at::randn({size}, single), v = at::rand({size}, single);
   Tensor compute = at::empty({size}, at::kBFloat16), squares = at::zeros({20}, at::kLong);
-  const Tensor g = at::randn({size}, f32);
+  const Tensor g = at::randn({size}, single);
   const kernels::StepPrevious kept{at::empty_like(w), at::empty_like(w), at::empty_like(w)};
   kernels::adamw({{w, g, m, v, compute, {.lr = 1e-2, .weight_decay = 0.1, .step = 3}, kept}});
   kernels::add_squares({{g, 0}}, squares);
@@ -102,8 +102,8 @@ TEST_CASE("adamw and sums do not depend on where in a buffer an element lies", "
   at::set_num_threads(1);
   at::manual_seed(test::seed(3));
   const int64_t size = 203;
-  const Tensor g = at::randn({size}, f32), w0 = at::randn({size}, f32), m0 = at::randn({size}, f32),
-               v0 = at::rand({size}, f32);
+  const Tensor g = at::randn({size}, single), w0 = at::randn({size}, single), m0 = at::randn({size}, single),
+               v0 = at::rand({size}, single);
   const kernels::StepArgs args{.lr = 1e-2, .weight_decay = 0.1, .grad_scale = 0.3, .step = 2};
   Tensor w = w0.clone(), m = m0.clone(), v = v0.clone(), compute = at::empty({size}, at::kBFloat16);
   kernels::adamw({{w, g, m, v, compute, args, std::nullopt}});
@@ -123,10 +123,10 @@ TEST_CASE("adamw keeps what it overwrites, wherever it lies", "[kernels]") {
   CAPTURE(threads, offset, size);
   at::set_num_threads(static_cast<int>(threads));
   at::manual_seed(test::seed(7));
-  const Tensor g = at::randn({size}, f32), w0 = at::randn({size}, f32), m0 = at::randn({size}, f32),
-               v0 = at::rand({size}, f32);
+  const Tensor g = at::randn({size}, single), w0 = at::randn({size}, single), m0 = at::randn({size}, single),
+               v0 = at::rand({size}, single);
   Tensor w = w0.clone(), m = m0.clone(), v = v0.clone(), w1 = w0.clone(), m1 = m0.clone(), v1 = v0.clone();
-  const Tensor kept = at::full({3, size + offset + 1}, -7, f32);
+  const Tensor kept = at::full({3, size + offset + 1}, -7, single);
   const auto row = [&](int64_t i) { return kept[i].narrow(0, offset, size); };
   const kernels::StepArgs args{.lr = 1e-2, .weight_decay = 0.1, .grad_scale = 0.3, .step = 2};
   kernels::adamw({{w, g, m, v, std::nullopt, args, kernels::StepPrevious{row(0), row(1), row(2)}}});
@@ -142,9 +142,9 @@ TEST_CASE("adamw keeps what it overwrites, wherever it lies", "[kernels]") {
 }
 
 TEST_CASE("zero gaps stay zero under adamw", "[kernels]") {
-  Tensor w = at::zeros({64}, f32), m = at::zeros({64}, f32), v = at::zeros({64}, f32);
+  Tensor w = at::zeros({64}, single), m = at::zeros({64}, single), v = at::zeros({64}, single);
   kernels::adamw(
-      {{w, at::zeros({64}, f32), m, v, std::nullopt, {.lr = 1, .weight_decay = 0.1}, std::nullopt}});
+      {{w, at::zeros({64}, single), m, v, std::nullopt, {.lr = 1, .weight_decay = 0.1}, std::nullopt}});
   CHECK(w.abs().sum().item<float>() == 0);
 }
 
@@ -154,7 +154,7 @@ TEST_CASE("all instruction sets agree", "[kernels]") {
   const Tensor logits = random({4, vocab}, at::kBFloat16) * 6;
   const Tensor labels = at::tensor({0, 1002, 17, -100}, at::kLong);
   const auto run = [&](const cpu::Loops& loops) {
-    Tensor x = logits.clone(), loss = at::empty({4}, f32), scratch = at::empty({vocab}, f32);
+    Tensor x = logits.clone(), loss = at::empty({4}, single), scratch = at::empty({vocab}, single);
     const cpu::SoftmaxArgs<uint16_t> args{.logits = static_cast<uint16_t*>(x.data_ptr()),
                                           .labels = labels.const_data_ptr<int64_t>(),
                                           .width = vocab,
@@ -177,7 +177,7 @@ TEST_CASE("all instruction sets agree", "[kernels]") {
 
 TEST_CASE("rounding to bfloat16 is ATen's", "[kernels]") {
   at::manual_seed(test::seed(2));
-  Tensor values = at::randn({4096}, f32) * at::pow(10.0, at::randn({4096}, f32) * 10);
+  Tensor values = at::randn({4096}, single) * at::pow(10.0, at::randn({4096}, single) * 10);
   values.masked_fill_(values.abs() < 1.2e-38, 0);  // AVX512-BF16 flushes what is below the normal numbers
   values[0] = std::numeric_limits<float>::infinity();
   values[1] = -std::numeric_limits<float>::infinity();

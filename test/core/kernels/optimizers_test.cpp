@@ -18,15 +18,15 @@ using kernels::Cost;
 
 namespace {
 
-const auto f32 = at::TensorOptions().dtype(at::kFloat);
+const auto float32 = at::TensorOptions().dtype(at::kFloat);
 const std::optional<Tensor> none;
 
 struct Values {
   explicit Values(int64_t size) {
     at::manual_seed(test::seed(9));
-    weight = at::randn({size}, f32);
-    grad = at::randn({size}, f32);
-    average = at::randn({size}, f32);
+    weight = at::randn({size}, float32);
+    grad = at::randn({size}, float32);
+    average = at::randn({size}, float32);
     rounded = at::empty({size}, at::kBFloat16);
   }
   Tensor weight, grad, average, rounded;
@@ -61,10 +61,10 @@ TEST_CASE("lion is the paper's formula, element by element", "[kernels]") {
 }
 
 TEST_CASE("lion does not move where its direction is zero or not a number", "[kernels]") {
-  Tensor weight = at::ones({2}, f32), average = at::zeros({2}, f32);
+  Tensor weight = at::ones({2}, float32), average = at::zeros({2}, float32);
   const Tensor grad = at::tensor({0.0F, std::numeric_limits<float>::quiet_NaN()});
   kernels::lion({{weight, grad, average, {}, none, {.lr = 0.5}, std::nullopt}});
-  CHECK(same_bits(weight, at::ones({2}, f32)));
+  CHECK(same_bits(weight, at::ones({2}, float32)));
   CHECK(std::isnan(average[1].item<float>()));
 }
 
@@ -73,7 +73,7 @@ TEST_CASE("momentum and descend are what they say, also in place and rounded", "
   const auto type = GENERATE(at::kFloat, at::kBFloat16);
   at::set_num_threads(static_cast<int>(threads));
   Values v(size);
-  Tensor next = at::empty({size}, type), exact = at::empty({size}, f32);
+  Tensor next = at::empty({size}, type), exact = at::empty({size}, float32);
   kernels::momentum(v.average, v.grad, next, /*beta=*/0.9, /*grad_scale=*/2);
   kernels::momentum(v.average, v.grad, exact, /*beta=*/0.9, /*grad_scale=*/2);
   const Tensor expected = v.average.to(at::kDouble) * 0.9 + v.grad.to(at::kDouble) * 0.2;

@@ -25,8 +25,8 @@ using Mode = nn::WeightGradQueue::Mode;
 
 namespace {
 
-struct Setup {
-  Setup() {
+struct ExpertSetup {
+  ExpertSetup() {
     at::set_num_threads(1);
     at::manual_seed(test::seed(31));
   }
@@ -82,7 +82,7 @@ std::vector<nn::ExpertsConfig> routers() {
 }  // namespace
 
 TEST_CASE("routers by sigmoids and groups, and shared experts", "[nn][experts]") {
-  const Setup setup;
+  const ExpertSetup setup;
   const auto type = GENERATE(at::kFloat, at::kBFloat16);
   for (const nn::ExpertsConfig& config : routers()) {
     CAPTURE(type, config.groups, config.shared, config.normalise);
@@ -114,7 +114,7 @@ TEST_CASE("routers by sigmoids and groups, and shared experts", "[nn][experts]")
 }
 
 TEST_CASE("experts with biases and clamped values, as in gpt-oss", "[nn][experts]") {
-  const Setup setup;
+  const ExpertSetup setup;
   const auto type = GENERATE(at::kFloat, at::kBFloat16);
   nn::ExpertsConfig config = small_experts();
   config.limit = 0.7;
@@ -157,7 +157,7 @@ TEST_CASE("routers refuse what they cannot do", "[nn][experts]") {
 }
 
 TEST_CASE("experts: output, input gradient, weight gradients and the router's losses", "[nn][experts]") {
-  const Setup setup;
+  const ExpertSetup setup;
   const auto type = GENERATE(at::kFloat, at::kBFloat16);
   const bool normalise = GENERATE(false, true);
   const bool biased = GENERATE(false, true);
@@ -192,7 +192,7 @@ TEST_CASE("experts: output, input gradient, weight gradients and the router's lo
 }
 
 TEST_CASE("filling counts in no loss of the router, and in no load", "[nn][experts]") {
-  const Setup setup;
+  const ExpertSetup setup;
   nn::ExpertsConfig config = small_experts();
   config.balance_bias = true;
   ExpertLayer model(config), exact(config);
@@ -222,7 +222,7 @@ TEST_CASE("filling counts in no loss of the router, and in no load", "[nn][exper
 }
 
 TEST_CASE("the router's losses of lists in sequence slices are those of whole lists", "[nn][experts]") {
-  const Setup setup;
+  const ExpertSetup setup;
   const auto recompute =
       GENERATE(std::optional<Keep>{}, std::optional(Keep::nothing), std::optional(Keep::products));
   const bool filled = GENERATE(false, true);
@@ -284,7 +284,7 @@ TEST_CASE("the router's losses of lists in sequence slices are those of whole li
 }
 
 TEST_CASE("deferred weight gradients and recomputation give the same bits", "[nn][experts]") {
-  const Setup setup;
+  const ExpertSetup setup;
   const auto type = GENERATE(at::kFloat, at::kBFloat16);
   const Tensor x = random({41, 24}, type), dy = random({41, 24}, type);
   ExpertLayer plain(small_experts(), type);
@@ -304,7 +304,7 @@ TEST_CASE("deferred weight gradients and recomputation give the same bits", "[nn
 }
 
 TEST_CASE("a recomputed layer follows the routing of its forward pass", "[nn][experts]") {
-  const Setup setup;
+  const ExpertSetup setup;
   const c10::InferenceMode inference;
   ExpertLayer model(small_experts());
   const Tensor x = random({12, 24}, at::kFloat);
@@ -324,7 +324,7 @@ TEST_CASE("a recomputed layer follows the routing of its forward pass", "[nn][ex
 }
 
 TEST_CASE("all tokens to one expert, and experts without tokens", "[nn][experts]") {
-  const Setup setup;
+  const ExpertSetup setup;
   nn::ExpertsConfig config = small_experts();
   config.balance_bias = true;
   config.chosen = 1;
@@ -345,7 +345,7 @@ TEST_CASE("all tokens to one expert, and experts without tokens", "[nn][experts]
 }
 
 TEST_CASE("the router's losses need to know the global microbatch", "[nn][experts]") {
-  const Setup setup;
+  const ExpertSetup setup;
   const c10::InferenceMode inference;
   ExpertLayer model(small_experts());
   const Tensor x = random({3, 24}, at::kFloat);

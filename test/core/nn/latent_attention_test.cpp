@@ -27,7 +27,7 @@ using Mode = nn::WeightGradQueue::Mode;
 
 namespace {
 
-struct Oracle {
+struct LatentOracle {
   Tensor x, y;
   std::vector<std::pair<std::string, Tensor>> weights;
 };
@@ -42,9 +42,9 @@ Tensor rotate_heads(const nn::LatentAttentionConfig& c, const Tensor& x, const T
   return at::stack({even * wide_cos - odd * wide_sin, odd * wide_cos + even * wide_sin}, -1).flatten(-2);
 }
 
-Oracle plain_layer(nn::ParameterGroup& store, const nn::LatentAttentionConfig& c, const Tensor& x,
-                   const nn::TokenInfo& tokens) {
-  Oracle o{.x = leaf(x), .y = {}, .weights = {}};
+LatentOracle plain_layer(nn::ParameterGroup& store, const nn::LatentAttentionConfig& c, const Tensor& x,
+                         const nn::TokenInfo& tokens) {
+  LatentOracle o{.x = leaf(x), .y = {}, .weights = {}};
   const auto weight = [&](const std::string& name) {
     o.weights.emplace_back(name, leaf(name.find("norm") == std::string::npos ? store.find(name)->compute
                                                                              : store.find(name)->master));
@@ -75,7 +75,7 @@ Oracle plain_layer(nn::ParameterGroup& store, const nn::LatentAttentionConfig& c
   return o;
 }
 
-const nn::LatentAttentionConfig kConfigs[] = {
+const nn::LatentAttentionConfig latent_configs[] = {
     {.hidden = 32, .heads = 4, .kv_rank = 12, .nope_dim = 8, .rope_dim = 4, .v_dim = 6},
     {.hidden = 40,
      .heads = 3,
@@ -96,7 +96,7 @@ const nn::LatentAttentionConfig kConfigs[] = {
      .bias = true},
 };
 
-void fill_vectors(nn::ParameterGroup& store) {
+void fill_latent_vectors(nn::ParameterGroup& store) {
   for (nn::Slice* p : store.slices()) {
     if (p->master.dim() == 1) p->master.uniform_(0.5, 1.5);
   }
@@ -109,7 +109,7 @@ TEST_CASE("LatentAttention: forward, backward_input, backward_weight", "[nn]") {
   at::set_num_threads(1);
   at::manual_seed(test::seed(9));
   const auto type = GENERATE(at::kFloat, at::kBFloat16);
-  nn::LatentAttentionConfig config = kConfigs[GENERATE(0, 1, 2)];
+  nn::LatentAttentionConfig config = latent_configs[GENERATE(0, 1, 2)];
   config.init_std = config.o_init_std = 0.2;
   const auto starts = GENERATE(std::vector<int32_t>{0, 21, 42}, std::vector<int32_t>{0, 5, 35, 36, 42});
   const nn::TokenInfo tokens{.positions = at::cat({at::arange(21, at::kInt), at::arange(21, at::kInt) + 40}),
@@ -119,9 +119,9 @@ TEST_CASE("LatentAttention: forward, backward_input, backward_weight", "[nn]") {
   nn::LatentAttention layer(store, "attn", config);
   store.materialise(at::kCPU, type);
   store.initialise(5);
-  fill_vectors(store);
+  fill_latent_vectors(store);
   const Tensor x = random({42, config.hidden}, type), dy = random({42, config.hidden}, type);
-  const Oracle oracle = plain_layer(store, config, x, tokens);
+  const LatentOracle oracle = plain_layer(store, config, x, tokens);
   oracle.y.backward(dy.to(at::kDouble));
 
   const c10::InferenceMode inference;
@@ -151,7 +151,7 @@ TEST_CASE("LatentAttention: forward, backward_input, backward_weight", "[nn]") {
 
 TEST_CASE("LatentAttention on the meta device: shapes, and the operations of its core", "[nn]") {
   const c10::InferenceMode inference;
-  const nn::LatentAttentionConfig& config = kConfigs[1];
+  const nn::LatentAttentionConfig& config = latent_configs[1];
   nn::ParameterGroup store;
   nn::LatentAttention layer(store, "attn", config);
   const nn::TokenInfo tokens{.positions = at::arange(20, at::TensorOptions(at::kMeta).dtype(at::kInt)),
@@ -168,7 +168,7 @@ TEST_CASE("LatentAttention on the meta device: shapes, and the operations of its
 
 TEST_CASE("LatentAttention refuses shapes that do not fit", "[nn]") {
   nn::ParameterGroup store;
-  nn::LatentAttentionConfig wide = kConfigs[0], odd = kConfigs[0];
+  nn::LatentAttentionConfig wide = latent_configs[0], odd = latent_configs[0];
   wide.v_dim = 13;
   odd.rope_dim = 3;
   CHECK_THROWS_WITH(nn::LatentAttention(store, "a", wide), contains_text("values no wider than keys"));

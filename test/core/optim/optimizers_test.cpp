@@ -20,7 +20,7 @@ using at::Tensor;
 namespace {
 
 // One parameter of each role, and two matrices.
-void declare(nn::ParameterGroup& group) {
+void declare_all(nn::ParameterGroup& group) {
   group.add({{.name = "embed.weight", .shape = {9, 6}, .role = nn::Role::embedding}});
   group.add({{.name = "layers.0.attn.q.weight", .shape = {8, 6}},
              {.name = "layers.0.attn.k.weight", .shape = {4, 6}}});
@@ -33,7 +33,7 @@ void declare(nn::ParameterGroup& group) {
 
 std::unique_ptr<nn::ParameterGroup> make_group(at::ScalarType type = at::kFloat) {
   auto group = std::make_unique<nn::ParameterGroup>();
-  declare(*group);
+  declare_all(*group);
   group->materialise(at::kCPU, type);
   group->initialise(1);
   for (nn::Slice* p : group->slices()) p->grad.fill_(0.5);
