@@ -15,15 +15,15 @@ using test::with;
 
 namespace {
 
-struct Job {
+struct WatchedJob {
   std::string name;
   Overrides settings;
 };
 
 // Every family, and RoPE whose frequencies follow from a text's length: training's rows are as long as the
 // original length, samples longer; documents are shorter and longer.
-std::vector<Job> all_jobs() {
-  std::vector<Job> jobs;
+std::vector<WatchedJob> all_jobs() {
+  std::vector<WatchedJob> jobs;
   for (const models::Architecture* family : models::architectures)
     jobs.push_back({std::string(family->name), test::family_settings(*family)});
   const Overrides heads = with(test::tiny, {"model.num_key_value_heads=2", "model.head_dim=8"});
@@ -109,7 +109,7 @@ double take_eval_loss(std::vector<std::string>& lines) {
 TEST_CASE("a run that is watched has the bits of one that is not, and eval finds its losses",
           "[bystanders]") {
   const test::TemporaryFolder folder;
-  for (const Job& job : all_jobs()) {
+  for (const WatchedJob& job : all_jobs()) {
     for (const Overrides& layout : layouts_of(job.name)) {
       CAPTURE(job.name, layout);
       const Overrides settings = with(job.settings, layout);

@@ -12,7 +12,7 @@ using namespace pptrain::test;
 
 namespace {
 
-class Host {
+class MemoryHost {
  public:
   void write(const std::filesystem::path& file, const std::string& text) {
     std::filesystem::create_directories((folder_.path() / file).parent_path());
@@ -27,7 +27,7 @@ class Host {
 }  // namespace
 
 TEST_CASE("the memory that a process may use is that of its control groups, where they have less") {
-  Host host;
+  MemoryHost host;
   const auto limit = [&] { return memory_limit(host.root()); };
   const int64_t all = limit();
   REQUIRE(all > int64_t{1} << 20);
@@ -45,7 +45,7 @@ TEST_CASE("the memory that a process may use is that of its control groups, wher
 }
 
 TEST_CASE("available memory is the host's, or what a control group leaves, with files in its page cache") {
-  Host host;
+  MemoryHost host;
   const auto available = [&] { return available_memory(host.root()); };
   REQUIRE_FALSE(available());
   host.write("proc/meminfo",
