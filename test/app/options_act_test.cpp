@@ -80,7 +80,7 @@ const Overrides watched =
 const Overrides tokens = {"data.path={files}/tokens.bin"};
 const Overrides texts = {"data.path={files}/texts.jsonl", "data.format=jsonl", "data.tokenizer={tokenizer}",
                          "model.vocab_size=1024"};
-const Overrides prompts = with(texts, {"data.prompt_key=text", "data.completion_key=answer"});
+const Overrides prompt_keys = with(texts, {"data.prompt_key=text", "data.completion_key=answer"});
 const Overrides lists = with(texts, {"data.tokens_key=tokens"});
 const Overrides chats = with(texts, {"data.messages_key=messages", "data.chat.user_prefix=U",
                                      "data.chat.assistant_prefix=A", "train.seq_len=128"});
@@ -303,8 +303,8 @@ std::vector<Row> data_rows() {
       by_value("data.format", numbers, "bin", tokens),
       by_value("data.dtype", numbers, "uint32", with(tokens, {"data.format=bin"})),
       by_value("data.text_key", numbers, "answer", texts),
-      by_value("data.prompt_key", numbers, "question", prompts),
-      by_value("data.completion_key", numbers, "question", prompts),
+      by_value("data.prompt_key", numbers, "question", prompt_keys),
+      by_value("data.completion_key", numbers, "question", prompt_keys),
       by_value("data.messages_key", numbers, "other_messages", chats),
       by_value("data.tokens_key", numbers, "other_tokens", lists),
       by_value("data.labels_key", numbers, "labels", lists),

@@ -175,8 +175,8 @@ TEST_CASE(
                                          {"distributed.pp=2", "distributed.pp_sequence_slices=2"}};
   for (const Overrides& variant : {test::longrope_up_to(12), test::dynamic_rope(12)}) {
     for (const Mode& mode : {Mode{"best_fit", "exact"}, Mode{"none", "fixed"}, Mode{"none", "padded"}}) {
-      const Overrides common =
-          with(base, variant, mode.overrides(), Overrides{"train.micro_batch_size=2", "optimizer.lr=1e-3"});
+      const Overrides common = with(documents_job, variant, mode.overrides(),
+                                    Overrides{"train.micro_batch_size=2", "optimizer.lr=1e-3"});
       const auto run_dir = folder.path() / "reference";
       const JobResult reference = run_small_job(text, run_dir, common);
       const std::vector<Json> expected = steps_in(run_dir);

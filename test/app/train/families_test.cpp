@@ -29,7 +29,7 @@ class Family {
 
   FamilyRun run(const Overrides& layout) const {
     FamilyRun made{.result = test::run_small_job(test::family_job_text(), folder_.path() / "run",
-                                                 with(settings_, layout)),
+                                                 test::with(settings_, layout)),
                    .elements = test::checkpoint_elements(folder_.path() / "run")};
     REQUIRE(made.result.exit_code == 0);
     REQUIRE(made.result.metrics.size() == 3);  // and what validation says
@@ -92,8 +92,8 @@ TEST_CASE("every family's job reads back to itself, in full and as it was given"
   const test::TemporaryFolder folder;
   for (const models::Architecture* family : models::architectures) {
     CAPTURE(family->name);
-    const Overrides settings = settings_of(*family);
-    config::ModelSection model = app::parse_plan(job_text(), "small.toml", settings).job.model;
+    const Overrides settings = test::family_settings(*family);
+    config::ModelSection model = app::parse_plan(test::family_job_text(), "small.toml", settings).job.model;
     models::finish_model(model, 16, [](auto, const std::string&) {});  // DeepSeek's config.json says more
     const auto hf = folder.path() / std::string(family->name);
     test::write_file(hf / "config.json", models::hf_config(model, at::kFloat, {}).dump());
@@ -103,9 +103,9 @@ TEST_CASE("every family's job reads back to itself, in full and as it was given"
           Overrides{"distributed.pp=2", "distributed.pp_schedule=auto", "distributed.dp_replicate=2"},
           Overrides{"distributed.pp=2", "distributed.pp_split=cost", "distributed.dp_shard=2"}}) {
       CAPTURE(layout);
-      const Overrides here = with(layout, {"run.dir=" + folder.path().string()});
-      check_reads_back(app::parse_plan(job_text(), "small.toml", with(settings, here)));
-      check_reads_back(app::parse_plan(no_model_text(), "small.toml", with(by_hf, here)));
+      const Overrides here = test::with(layout, {"run.dir=" + folder.path().string()});
+      check_reads_back(app::parse_plan(test::family_job_text(), "small.toml", test::with(settings, here)));
+      check_reads_back(app::parse_plan(no_model_text(), "small.toml", test::with(by_hf, here)));
     }
   }
 }

@@ -42,7 +42,7 @@ struct Outcome {
   Clock::time_point event;
 };
 
-struct Rank {
+struct LiveRank {
   Activity activity;
   std::atomic<bool> ended = false;
 };
@@ -60,7 +60,7 @@ void run_with_dead_rank(int size, int dead, Outcome& outcome, Die&& die) {
   outcome.after.assign(static_cast<size_t>(size), 0ms);
   run_thread_ranks(size, [&](Communicator& world) {
     const int r = world.rank();
-    Rank rank;
+    LiveRank rank;
     rank.activity.set(Doing::work, "F stage " + std::to_string(r) + " microbatch 9");
     if (r == dead) {
       Ring ring = make_ring(world, 5s);
@@ -149,7 +149,7 @@ TEST_CASE("a failure is told to all, and the first one counts", "[clock]") {
   std::vector<int> ended, first;
   std::vector<std::string> said;
   run_thread_ranks(4, [&](Communicator& world) {
-    Rank rank;
+    LiveRank rank;
     Heartbeat::Options options;
     options.say = [&](const std::string& text) {
       const std::lock_guard lock(mutex);

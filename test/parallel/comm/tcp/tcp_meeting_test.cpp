@@ -55,7 +55,7 @@ std::future<Came> start(int rank, int size, const Rendezvous& rendezvous) {
 Rendezvous somewhere(std::chrono::milliseconds timeout = 30s) {
   Rendezvous rendezvous;
   rendezvous.host = "127.0.0.1";
-  rendezvous.port = test::free_port();
+  rendezvous.port = pptrain::test::free_port();
   rendezvous.timeout = timeout;
   return rendezvous;
 }
