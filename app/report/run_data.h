@@ -32,7 +32,7 @@ struct EvaluationPoint {
   double bits_per_byte = 0;  // NaN: not known
 };
 
-// The job of earlier starts, which a later start has replaced: job.1.toml, ...
+// The job of earlier starts, which a later start has replaced: resolved.1.toml, ...
 struct EarlierJob {
   std::string file;  // its name
   config::JobConfig job;

@@ -1,4 +1,4 @@
-"""scripts/tolerances.py: what tests record in C++ and Python, and the table of it.
+"""scripts/tolerances.sh and tolerances.py: what tests record in C++ and Python, and the table of it.
 
     tolerances_test.py TEST_SUPPORT BUILD [unittest arguments]
 """

@@ -291,7 +291,7 @@ class Report(unittest.TestCase):
         different = {row[0]: row[1:] for row in data["differences"]}
         self.assertEqual(different.pop("optimizer.lr")[1], "0.01")
         self.assertEqual(different.pop("profile.trace"), ["true", "false"])
-        self.assertEqual(different.pop("run.dir"), ['"a"', '"b"'])
+        self.assertEqual(different.pop("run.dir"), [f'"{self.folder.resolve() / name}"' for name in "ab"])
         self.assertEqual(different, {})
         self.assertFalse(data["other_tokens"])
 
@@ -349,16 +349,16 @@ class Report(unittest.TestCase):
         text = (self.folder / "again.html").read_text()
         self.assertRegex(text, r"Step \d+ as it ran in start 2 \(pp 1\), of trace.json")
         # The schedule and the job of the first start stay.
-        self.assertIn("A step as planned from job.1.toml, the job of an earlier start", text)
+        self.assertIn("A step as planned from resolved.1.toml, the job of an earlier start", text)
         self.assertEqual(text.count('<figure class="schedule">'), 2)
         data = Page(text).data()
-        self.assertEqual(data["jobs"], ["again, job.1.toml", "again"])
+        self.assertEqual(data["jobs"], ["again, resolved.1.toml", "again"])
         different = {row[0]: row[1:] for row in data["differences"]}
         self.assertEqual((different["distributed.pp"], different["train.steps"]), (["2", "1"], ["2", "6"]))
         if BROWSER:
             page, complaints = self.browse(self.folder / "again.html")
             self.assertEqual(complaints, [])
-            self.assertIn("again, job.1.toml</th>", page)
+            self.assertIn("again, resolved.1.toml</th>", page)
 
     def test_schedules_as_they_ran_and_as_planned(self):
         self.assertIn("Step 4 as it ran in start 1 (pp 2), of trace.json", self.text)

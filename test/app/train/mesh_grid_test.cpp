@@ -193,55 +193,80 @@ at::Tensor lion_signs(const at::Tensor& before, const at::Tensor& after) {
   return direction.sign().masked_fill(direction.abs().lt(rounding), std::nan(""));
 }
 
-// A weight whose step has the sign of next to nothing goes the other way in another run, as far as any other:
-// how many do, and how far the weights are apart, is chance. But each weight follows its own run's average,
-// so that weights are equal wherever the averages of both runs have had one sign.
-void check_lion_weights(const Folders& folders, const GridJob& job) {
-  const Tensors reference = read(folders.reference, 3, "model"), run = read(folders.run, 3, "model");
-  std::map<std::string, at::Tensor> known;
+// Which weights went the same way in all three steps of two runs, and do so beyond rounding.
+std::map<std::string, at::Tensor> same_ways(const fs::path& run, const fs::path& reference) {
+  std::map<std::string, at::Tensor> same;
   Tensors before, reference_before;
   for (int step = 1; step <= 3; ++step) {
-    const Tensors after = read(folders.run, step, "lion.exp_avg"),
-                  reference_after = read(folders.reference, step, "lion.exp_avg");
+    const Tensors after = read(run, step, "lion.exp_avg"),
+                  reference_after = read(reference, step, "lion.exp_avg");
     for (const auto& [name, moment] : after) {
       const at::Tensor zero = at::zeros_like(moment);
       const auto signs = [&](const Tensors& then, const Tensors& now) {
         return lion_signs(step == 1 ? zero : then.at(name), now.at(name));
       };
-      const at::Tensor same = signs(before, after).eq(signs(reference_before, reference_after));
-      known[name] = step == 1 ? same : known.at(name).logical_and(same);
+      const at::Tensor now_same = signs(before, after).eq(signs(reference_before, reference_after));
+      same[name] = step == 1 ? now_same : same.at(name).logical_and(now_same);
     }
     before = after;
     reference_before = reference_after;
   }
-  int64_t compared = 0, elements = 0;
+  return same;
+}
+
+double count(const std::map<std::string, at::Tensor>& flags) {
+  double sum = 0;
+  for (const auto& [name, tensor] : flags) sum += tensor.sum().item<double>();
+  return sum;
+}
+
+double size_of(const std::map<std::string, at::Tensor>& flags) {
+  double sum = 0;
+  for (const auto& [name, tensor] : flags) sum += static_cast<double>(tensor.numel());
+  return sum;
+}
+
+// A weight whose step has the sign of next to nothing goes the other way in another run, as far as any other:
+// how many do, and how far the weights are apart, is chance. But each weight follows its own run's average,
+// so that weights are equal wherever the averages of both runs have had one sign.
+void check_lion_weights(const Folders& folders, const GridJob& job,
+                        const std::map<std::string, at::Tensor>& known) {
+  const Tensors reference = read(folders.reference, 3, "model"), run = read(folders.run, 3, "model");
   for (const auto& [name, same] : known) {
     CAPTURE(name);
     const at::Tensor expected = reference.at(name).masked_select(same);
     const at::Tensor apart = run.at(name).masked_select(same).sub(expected).abs();
-    compared += expected.numel();
-    elements += same.numel();
     // Units of the last place: one for each step.
     if (expected.numel() > 0) CHECK(largest(apart / (expected.abs() + 1e-6)) <= 3 * 0x1p-23);
   }
   // In bfloat16 one step of some hundred has another sign.
-  CHECK(static_cast<double>(compared) > (job.dtype == "bf16" ? 0.8 : 0.99) * static_cast<double>(elements));
+  CHECK(count(known) > (job.dtype == "bf16" ? 0.8 : 0.99) * size_of(known));
 }
 
-// Lion's averages after three steps. As many signs are others as gradients differ, and a weight that went the
-// other way is as far off as any: distances grow with the root of what rounding made of the gradients.
-void check_lion_moments(const Folders& folders, const GridJob& job) {
+// Lion's averages after three steps. What weights that went the other way make of a gradient adds up like
+// steps of a random walk, as the root of their number; of few, one may weigh several times what another does.
+// The other dtype's run says what its number of them made.
+void check_lion_moments(const Folders& folders, const GridJob& job,
+                        const std::map<std::string, at::Tensor>& known) {
+  double part = part_of_spread(job);
+  if (job.dtype != "bf16") {
+    const std::map<std::string, at::Tensor> known_other = same_ways(folders.other, folders.reference);
+    const double others = size_of(known_other) - count(known_other);
+    REQUIRE(others > 0);
+    part += 4 * std::sqrt((size_of(known) - count(known)) / others);
+  }
   const Tensors reference = read(folders.reference, 3, "lion.exp_avg");
   check_tensors(read(folders.run, 3, "lion.exp_avg"), reference, read(folders.other, 3, "lion.exp_avg"),
-                reference, job.dtype == "bf16" ? part_of_spread(job) : std::sqrt(part_of_spread(job)), 0);
+                reference, part, 0);
 }
 
 void check_weights(const Folders& folders, const GridJob& job) {
   if (is_smooth(job)) {
     check_smooth_weights(folders, job);
   } else {
-    check_lion_moments(folders, job);
-    check_lion_weights(folders, job);
+    const std::map<std::string, at::Tensor> known = same_ways(folders.run, folders.reference);
+    check_lion_moments(folders, job, known);
+    check_lion_weights(folders, job, known);
   }
 }
 

@@ -23,7 +23,7 @@ std::map<std::string, std::string> files_below(const fs::path& folder) {
     std::string text{std::istreambuf_iterator<char>(file), {}};
     if (entry.path().extension() == ".json") {
       auto manifest = nlohmann::json::parse(text);
-      manifest.erase("job");
+      for (const char* key : {"job", "given"}) manifest.erase(key);
       manifest.erase("manifest_xxh3_128");
       text = manifest.dump();
     }
