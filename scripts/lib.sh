@@ -229,6 +229,16 @@ build() {
   ninja -C "$dir" -j "$(jobs)" "$@" >&2 || die "the build failed, see above"
 }
 
+# build_tests PRESET: builds everything, after all the set-up that is missing.
+build_tests() {
+  lock_checkout
+  ensure_packages
+  ensure_toolchain
+  [[ -n ${PPTRAIN_TORCH_DIR:-} ]] || ensure_requirements requirements-test
+  build "$1" all
+  unlock_checkout
+}
+
 # --- Packages -----------------------------------------------------------------------------------------------------
 
 project_version() { sed -n 's/^project(pptrain VERSION \([0-9.]*\).*/\1/p' "$root/CMakeLists.txt"; }

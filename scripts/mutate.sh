@@ -11,11 +11,6 @@ source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 for argument; do
   [[ $argument != -h && $argument != --help ]] || { sed -n '2,7s/^# *//p' "$0" && exit; }
 done
-lock_checkout
-ensure_packages
-ensure_toolchain
-[[ -n ${PPTRAIN_TORCH_DIR:-} ]] || ensure_requirements requirements-test
-build release all
-unlock_checkout
+build_tests release
 cd "$root"
 exec python3 "$scripts/mutate.py" --build "$(build_dir release)" "$@"

@@ -24,12 +24,7 @@ while (($#)); do
 done
 check_preset "$preset"
 
-lock_checkout
-ensure_packages
-ensure_toolchain
-[[ -n ${PPTRAIN_TORCH_DIR:-} ]] || ensure_requirements requirements-test
-build "$preset" all
-unlock_checkout
+build_tests "$preset"
 allow_mpirun_as_root
 # More ranks than cores are what a test wants, and no rank is tied to a core that another one uses.
 export OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_MCA_hwloc_base_binding_policy=none

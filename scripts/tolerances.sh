@@ -12,12 +12,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 for argument; do
   [[ $argument != -h && $argument != --help ]] || { sed -n '2,9s/^# *//p' "$0" && exec python3 "$scripts/tolerances.py" --help; }
 done
-lock_checkout
-ensure_packages
-ensure_toolchain
-[[ -n ${PPTRAIN_TORCH_DIR:-} ]] || ensure_requirements requirements-test
-build release all
-unlock_checkout
+build_tests release
 allow_mpirun_as_root
 cd "$root"
 exec python3 "$scripts/tolerances.py" --build "$(build_dir release)" "$@"
