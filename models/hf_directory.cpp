@@ -257,8 +257,7 @@ void HfDirectory::warn_of_own_head() {
   if (!both || !read_hf_config(files_.folder().string()).tie_word_embeddings) return;
   warnings_.push_back(fmt::format(
       "{}: {} differs from {}, though config.json says tie_word_embeddings: the head is a matrix of its own, "
-      "as "
-      "in transformers 5. Write false into config.json, or remove {} if the embedding is the head",
+      "as in transformers 5. Write false into config.json, or remove {} if the embedding is the head",
       files_.folder().string(), both->head, both->embedding, both->head));
 }
 

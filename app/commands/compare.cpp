@@ -123,10 +123,8 @@ bool print_difference(const DiffArguments& arguments) {
   if (step_a != step_b)
     text += fmt::format(
         "different steps: A is of step {}, B of step {}, so their weights differ. Give two checkpoints of "
-        "one "
-        "step to see which tensors differ, or ask pptrain bisect for the first step that differs; --json "
-        "lists "
-        "all tensors\n",
+        "one step to see which tensors differ, or ask pptrain bisect for the first step that differs; "
+        "--json lists all tensors\n",
         step_a, step_b);
   for (const TensorDifference& tensor : tensors)
     if (!tensor.is_equal() && step_a == step_b) text += describe(tensor);

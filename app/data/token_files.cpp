@@ -112,8 +112,7 @@ class Reporter {
     if (latest_.begun_twice > 0)
       spdlog::warn(
           "{}: {} of {} documents begin twice: the texts have the tokens that the tokenizer puts before "
-          "each. "
-          "data.add_special = false takes the texts as they are",
+          "each. data.add_special = false takes the texts as they are",
           wish_.key, metrics::with_commas(latest_.begun_twice), metrics::with_commas(latest_.documents));
     const corpus::DocumentFormat& format = wish_.request.format;
     if (!latest_.end_id && !format.has_messages() && !format.has_tokens())

@@ -116,9 +116,8 @@ std::string MemoryFit::describe() const {
 
 std::string MemoryFit::shortage() const {
   return fmt::format(
-      "{}. {}pptrain plan --search --memory-gb {:.1f} finds what fits. run.force_memory = true starts all "
-      "the "
-      "same",
+      "{}. {}pptrain plan --search --memory-gb {:.1f} finds what fits. run.force_memory = true starts "
+      "all the same",
       describe(),
       of_host ? "Use more hosts or ranks, train.recompute, or a smaller train.micro_batch_size; "
               : "pptrain plan says what makes it fit; ",

@@ -289,9 +289,8 @@ int Trainer::finish(bool stopped) {
   }
   if (in_vain) {
     const std::string report = fmt::format(
-        "nothing was learned: all {} steps were skipped. The loss or the gradient was never finite, or no "
-        "row "
-        "had a token to learn (see the log's SKIPPED lines)",
+        "nothing was learned: all {} steps were skipped. The loss or the gradient was never finite, or "
+        "no row had a token to learn (see the log's SKIPPED lines)",
         state_.step);
     spdlog::error("{}", report);
     end_run_dir({.how = RunPhase::failed, .step = state_.step, .checkpoint = name, .message = report});

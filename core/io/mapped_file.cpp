@@ -140,8 +140,7 @@ std::string too_many_mappings() {
   if (!(file >> most)) return "";
   return fmt::format(
       ". A process may have {} mappings (vm.max_map_count), and each rank in it maps each file: join the "
-      "files, "
-      "start fewer ranks in a process, or have the number raised (sysctl vm.max_map_count)",
+      "files, start fewer ranks in a process, or have the number raised (sysctl vm.max_map_count)",
       most);
 }
 

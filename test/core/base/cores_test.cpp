@@ -5,31 +5,14 @@
 
 #include <cmath>
 #include <filesystem>
-#include <fstream>
 #include <string>
 #include <thread>
 
-#include "test/core/io/scratch_folder.h"
+#include "test/core/base/host_files.h"
 #include "test/support/catch.h"
 
 using namespace pptrain;
 using namespace pptrain::test;
-
-namespace {
-
-class Host {
- public:
-  void write(const std::filesystem::path& file, const std::string& text) {
-    std::filesystem::create_directories((folder_.path() / file).parent_path());
-    std::ofstream(folder_.path() / file) << text << "\n";
-  }
-  Cores cores() const { return process_cores(folder_.path()); }
-
- private:
-  ScratchFolder folder_;
-};
-
-}  // namespace
 
 TEST_CASE("a thread that is bound to one processor has one core") {
   std::thread([] {
@@ -47,30 +30,30 @@ TEST_CASE("a thread that is bound to one processor has one core") {
 }
 
 TEST_CASE("a control group's quota bounds the cores, its own or one that holds it") {
-  Host host;
-  const auto processors = static_cast<int64_t>(host.cores().processors.size());
-  CHECK(host.cores().count() == processors);
-  CHECK(std::isinf(host.cores().quota));
+  HostFiles host;
+  const auto processors = static_cast<int64_t>(process_cores(host.root()).processors.size());
+  CHECK(process_cores(host.root()).count() == processors);
+  CHECK(std::isinf(process_cores(host.root()).quota));
   host.write("proc/self/cgroup", "0::/job/step\n");
   host.write("sys/fs/cgroup/job/step/cpu.max", "max 100000");
-  CHECK(std::isinf(host.cores().quota));
+  CHECK(std::isinf(process_cores(host.root()).quota));
   host.write("sys/fs/cgroup/job/cpu.max", "150000 100000");
-  CHECK(host.cores().quota == 1.5);
-  CHECK(host.cores().count() == 1);
-  CHECK(std::filesystem::path(host.cores().group).filename() == "job");
+  CHECK(process_cores(host.root()).quota == 1.5);
+  CHECK(process_cores(host.root()).count() == 1);
+  CHECK(std::filesystem::path(process_cores(host.root()).group).filename() == "job");
   host.write("sys/fs/cgroup/cpu.max", "50000 100000");  // a container's own view
-  CHECK(host.cores().quota == 0.5);
-  CHECK(host.cores().count() == 1);  // at least
+  CHECK(process_cores(host.root()).quota == 0.5);
+  CHECK(process_cores(host.root()).count() == 1);  // at least
 }
 
 TEST_CASE("quotas of the first version of control groups count too") {
-  Host host;
+  HostFiles host;
   host.write("proc/self/cgroup", "5:memory:/other\n4:cpu,cpuacct:/job\n");
   host.write("sys/fs/cgroup/cpu/job/cpu.cfs_quota_us", "-1");
   host.write("sys/fs/cgroup/cpu/job/cpu.cfs_period_us", "100000");
-  CHECK(std::isinf(host.cores().quota));
+  CHECK(std::isinf(process_cores(host.root()).quota));
   host.write("sys/fs/cgroup/cpu/job/cpu.cfs_quota_us", "125000");
-  CHECK(host.cores().quota == 1.25);
+  CHECK(process_cores(host.root()).quota == 1.25);
 }
 
 TEST_CASE("whole cores are those that never wait for a quota") {

@@ -1,33 +1,16 @@
 #include "core/base/host_memory.h"
 
 #include <filesystem>
-#include <fstream>
 #include <string>
 
-#include "test/core/io/scratch_folder.h"
+#include "test/core/base/host_files.h"
 #include "test/support/catch.h"
 
 using namespace pptrain;
 using namespace pptrain::test;
 
-namespace {
-
-class MemoryHost {
- public:
-  void write(const std::filesystem::path& file, const std::string& text) {
-    std::filesystem::create_directories((folder_.path() / file).parent_path());
-    std::ofstream(folder_.path() / file) << text << "\n";
-  }
-  const std::filesystem::path& root() const { return folder_.path(); }
-
- private:
-  ScratchFolder folder_;
-};
-
-}  // namespace
-
 TEST_CASE("the memory that a process may use is that of its control groups, where they have less") {
-  MemoryHost host;
+  HostFiles host;
   const auto limit = [&] { return memory_limit(host.root()); };
   const int64_t all = limit();
   REQUIRE(all > int64_t{1} << 20);
@@ -45,7 +28,7 @@ TEST_CASE("the memory that a process may use is that of its control groups, wher
 }
 
 TEST_CASE("available memory is the host's, or what a control group leaves, with files in its page cache") {
-  MemoryHost host;
+  HostFiles host;
   const auto available = [&] { return available_memory(host.root()); };
   REQUIRE_FALSE(available());
   host.write("proc/meminfo",
