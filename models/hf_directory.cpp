@@ -313,10 +313,6 @@ void HfDirectory::load(TransformerStage& stage) const {
   stage.parameters().refresh_compute();
 }
 
-void load_hf_weights(TransformerStage& stage, const fs::path& hf_dir) {
-  HfDirectory(stage.model(), hf_dir).load(stage);
-}
-
 WeightMap weight_map(const ModelConfig& model, const StageSlice& slice) {
   TransformerStage stage(model, slice);
   std::vector<const nn::ParameterSpec*> specs = stage.parameters().specs();

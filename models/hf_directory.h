@@ -78,9 +78,6 @@ class HfDirectory {
   std::vector<std::string> others_, unknown_, predicting_, notes_, warnings_;
 };
 
-// HfDirectory(stage.model(), hf_dir).load(stage).
-void load_hf_weights(TransformerStage& stage, const std::filesystem::path& hf_dir);
-
 // The tensors of a directory that is written, in the order of the model's parameters; none for a tied head.
 // Throws Error for a parameter that transformers' model lacks: a bias that balances experts.
 std::vector<HfTensor> hf_tensors(const ModelConfig& model);

@@ -79,7 +79,7 @@ class TransformerStage final : public pipeline::Stage {
                    const Seams& seams = {});
 
   // Allocates parameters. compute_dtype: float32 or bfloat16. Then fill the masters:
-  // parameters().initialise(seed), load_hf_weights, or a checkpoint and refresh_compute().
+  // parameters().initialise(seed), HfDirectory::load(), or a checkpoint and refresh_compute().
   void materialise(at::Device device, at::ScalarType compute_dtype, bool with_gradients = true,
                    const nn::ParameterStore::PlaceOf& place_of = {});
 

@@ -61,7 +61,7 @@ class Model {
   }
 
   void load(const std::string& hf_dir) {
-    for (auto& stage : stages_) models::load_hf_weights(*stage, hf_dir);
+    for (auto& stage : stages_) models::HfDirectory(stage->model(), hf_dir).load(*stage);
   }
 
   // [documents, longest, vocab]; all documents are of one length.

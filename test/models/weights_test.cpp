@@ -74,6 +74,10 @@ std::string load_error(const std::function<void()>& f) {
   return "no error";
 }
 
+void load_weights(models::TransformerStage& stage, const std::filesystem::path& hf_dir) {
+  models::HfDirectory(stage.model(), hf_dir).load(stage);
+}
+
 }  // namespace
 
 TEST_CASE("names go to Hugging Face's and back") {
@@ -182,7 +186,7 @@ TEST_CASE("a stage takes its own tensors of a directory, of any floating-point t
   write(folder, tensors);
   Stages stages = build_stages(model, {1, 2, 1}, at::kBFloat16, 99);
   for (auto& stage : stages) {
-    models::load_hf_weights(*stage, folder.path());
+    load_weights(*stage, folder.path());
     for (const nn::Slice* p : stage->parameters().slices()) {
       INFO(p->spec.name);
       const std::string stored = tied && p->spec.name == "head.weight" ? "embed.weight" : p->spec.name;
@@ -205,8 +209,8 @@ TEST_CASE("a stage reads nothing of the others") {
   });
   write(folder, tensors);
   Stages stages = build_stages(model, {1, 2, 1}, at::kFloat, 99);
-  models::load_hf_weights(*stages[1], folder.path());
-  CHECK(load_error([&] { models::load_hf_weights(*stages[2], folder.path()); }).find("model.layers.3.") !=
+  load_weights(*stages[1], folder.path());
+  CHECK(load_error([&] { load_weights(*stages[2], folder.path()); }).find("model.layers.3.") !=
         std::string::npos);
 }
 
@@ -218,7 +222,7 @@ TEST_CASE("weights that do not fit are refused by name") {
   Stages stages = build_stages(model, {4}, at::kFloat, 99);
   const auto load = [&](const Tensors& tensors) {
     write(folder, tensors);
-    return load_error([&] { models::load_hf_weights(*stages[0], folder.path()); });
+    return load_error([&] { load_weights(*stages[0], folder.path()); });
   };
   CHECK(load(sound) == "no error");
 
@@ -320,12 +324,12 @@ TEST_CASE("names of a directory may begin otherwise") {
     const TemporaryFolder folder;
     write(folder, tensors);
     Stages stages = build_stages(model, {4}, at::kFloat, 99);
-    models::load_hf_weights(*stages[0], folder.path());
+    load_weights(*stages[0], folder.path());
     for (const nn::Slice* p : stages[0]->parameters().slices())
       CHECK(same_bits(p->master, sound.at(models::hf_name(names, p->spec.name)).to(at::kFloat)));
     tensors[before + "layers.0.mlp.up_proj.bias"] = at::ones({8});
     write(folder, tensors);
-    CHECK_THAT(error_of([&] { models::load_hf_weights(*stages[0], folder.path()); }),
+    CHECK_THAT(error_of([&] { load_weights(*stages[0], folder.path()); }),
                contains_text("tensor " + before + "layers.0.mlp.up_proj.bias has no place"));
   }
 }
@@ -394,13 +398,13 @@ TEST_CASE("weights of layers that the model does not have are refused") {
   Stages shorter = build_stages(model, {1, model.layers - 1}, at::kFloat, 99);
   for (const auto& stage : shorter) {
     CHECK_THAT(
-        load_error([&] { models::load_hf_weights(*stage, folder.path()); }),
+        load_error([&] { load_weights(*stage, folder.path()); }),
         contains_text(".weight is of layer 3, but this model has 3 (num_hidden_layers), counted from 0"));
   }
   std::erase_if(tensors, [](const auto& entry) { return entry.first.starts_with("model.layers.3."); });
   tensors["model.layers.99999999999999999999.self_attn.q_proj.weight"] = at::ones({8});
   write(folder, tensors);
   CHECK_THAT(
-      load_error([&] { models::load_hf_weights(*shorter[0], folder.path()); }),
+      load_error([&] { load_weights(*shorter[0], folder.path()); }),
       contains_text("model.layers.99999999999999999999.self_attn.q_proj.weight is of layer 2147483647"));
 }
