@@ -6,16 +6,28 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "core/base/error.h"
 #include "core/data/microbatch.h"
 #include "models/transformer_stage.h"
 #include "test/support/seed.h"
 
 namespace pptrain::test {
+
+// What it throws says.
+inline std::string error_of(const std::function<void()>& f) {
+  try {
+    f();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "no error";
+}
 
 inline const std::vector<std::string> families = {
     "qwen2", "mistral",  "gemma2",    "gemma3_text", "olmo2",       "phi3",        "smollm3",   "granite",

@@ -40,15 +40,6 @@ std::vector<data::Microbatch> stage_microbatches(const models::ModelConfig& mode
   return result;
 }
 
-std::string error_of(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
-}
-
 }  // namespace
 
 TEST_CASE("splitting a model over stages and its backward into I and W changes no bit") {

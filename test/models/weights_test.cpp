@@ -65,15 +65,6 @@ void write(const TemporaryFolder& folder, const Tensors& tensors) {
   write_safetensors(file, {tensors.begin(), tensors.end()});
 }
 
-std::string load_error(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
-}
-
 void load_weights(models::TransformerStage& stage, const std::filesystem::path& hf_dir) {
   models::HfDirectory(stage.model(), hf_dir).load(stage);
 }
@@ -210,7 +201,7 @@ TEST_CASE("a stage reads nothing of the others") {
   write(folder, tensors);
   Stages stages = build_stages(model, {1, 2, 1}, at::kFloat, 99);
   load_weights(*stages[1], folder.path());
-  CHECK(load_error([&] { load_weights(*stages[2], folder.path()); }).find("model.layers.3.") !=
+  CHECK(error_of([&] { load_weights(*stages[2], folder.path()); }).find("model.layers.3.") !=
         std::string::npos);
 }
 
@@ -222,7 +213,7 @@ TEST_CASE("weights that do not fit are refused by name") {
   Stages stages = build_stages(model, {4}, at::kFloat, 99);
   const auto load = [&](const Tensors& tensors) {
     write(folder, tensors);
-    return load_error([&] { load_weights(*stages[0], folder.path()); });
+    return error_of([&] { load_weights(*stages[0], folder.path()); });
   };
   CHECK(load(sound) == "no error");
 
@@ -398,13 +389,13 @@ TEST_CASE("weights of layers that the model does not have are refused") {
   Stages shorter = build_stages(model, {1, model.layers - 1}, at::kFloat, 99);
   for (const auto& stage : shorter) {
     CHECK_THAT(
-        load_error([&] { load_weights(*stage, folder.path()); }),
+        error_of([&] { load_weights(*stage, folder.path()); }),
         contains_text(".weight is of layer 3, but this model has 3 (num_hidden_layers), counted from 0"));
   }
   std::erase_if(tensors, [](const auto& entry) { return entry.first.starts_with("model.layers.3."); });
   tensors["model.layers.99999999999999999999.self_attn.q_proj.weight"] = at::ones({8});
   write(folder, tensors);
   CHECK_THAT(
-      load_error([&] { load_weights(*shorter[0], folder.path()); }),
+      error_of([&] { load_weights(*shorter[0], folder.path()); }),
       contains_text("model.layers.99999999999999999999.self_attn.q_proj.weight is of layer 2147483647"));
 }
