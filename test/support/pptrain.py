@@ -65,14 +65,32 @@ TINY = {
 }
 
 
-def job(**sections):
-    """TINY as TOML with other or more keys, `train={"steps": 9}`; a section that is None goes."""
+def in_toml(defaults, sections):
+    """The defaults as TOML with other or more keys; a section that is None goes."""
     lines = []
-    for name in dict.fromkeys([*TINY, *sections]):
+    for name in dict.fromkeys([*defaults, *sections]):
         keys = sections.get(name, {})
         if keys is not None:
-            lines += [f"[{name}]", *(f"{key} = {json.dumps(value)}" for key, value in {**TINY.get(name, {}), **keys}.items())]
+            lines += [f"[{name}]", *(f"{key} = {json.dumps(value)}" for key, value in {**defaults.get(name, {}), **keys}.items())]
     return "\n".join(lines) + "\n"
+
+
+def job(**sections):
+    """TINY with other or more keys, `train={"steps": 9}`."""
+    return in_toml(TINY, sections)
+
+
+def hf_job(folder, hf, **sections):
+    """Two steps from the weights of the Hugging Face directory `hf`, on the ids (uint16) in folder/tokens.bin."""
+    defaults = {
+        "run": {"dir": f"{folder}/run"},
+        "model": {"hf_dir": str(hf), "init": "hf"},
+        "train": {"steps": 2, "seq_len": 16, "micro_batch_size": 2, "grad_accum_steps": 2, "dtype": "fp32"},
+        "optimizer": {"lr": 0.01},
+        "data": {"path": f"{folder}/tokens.bin", "format": "bin"},
+        "metrics": {"peak_tflops": 1},
+    }
+    return in_toml(defaults, sections)
 
 
 def sets(*settings):

@@ -18,32 +18,11 @@ PPTRAIN = pathlib.Path(sys.argv.pop(1)).resolve()
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "support"))
 import pptrain  # noqa: E402
 import published_models  # noqa: E402
-from pptrain import run, sets  # noqa: E402
+from pptrain import hf_job, run, sets  # noqa: E402
 from published_models import PUBLISHED, load, write  # noqa: E402
 
 torch.set_num_threads(1)
 SEQ_LEN = 16
-JOB = """
-[run]
-dir = "{folder}/run"
-[train]
-steps = 2
-seq_len = 16
-micro_batch_size = 2
-grad_accum_steps = 2
-dtype = "fp32"
-[optimizer]
-lr = 0.01
-[data]
-path = "{folder}/tokens.bin"
-format = "bin"
-val_fraction = 0.5
-[metrics]
-peak_tflops = 1
-[model]
-hf_dir = "{hf}"
-init = "hf"
-"""
 
 
 class Case(pptrain.Case):
@@ -61,7 +40,7 @@ class Case(pptrain.Case):
 
     def job(self, hf=None):
         job = self.folder / "job.toml"
-        job.write_text(JOB.format(folder=self.folder, hf=hf or self.hf))
+        job.write_text(hf_job(self.folder, hf or self.hf, data={"val_fraction": 0.5}))
         return job
 
     def eval(self, *arguments):

@@ -20,35 +20,11 @@ from peft import PeftModel
 PPTRAIN = pathlib.Path(sys.argv.pop(1)).resolve()
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "support"))
 import pptrain  # noqa: E402
-from pptrain import run, sets  # noqa: E402
+from pptrain import hf_job, run, sets  # noqa: E402
 from published_models import PUBLISHED, load, write  # noqa: E402
 
 torch.set_num_threads(1)
-JOB = """
-[run]
-dir = "{folder}/run"
-[train]
-steps = 3
-seq_len = 16
-micro_batch_size = 2
-grad_accum_steps = 2
-dtype = "fp32"
-[optimizer]
-lr = 0.05
-[lr_schedule]
-warmup_steps = 0
-[data]
-path = "{folder}/tokens.bin"
-format = "bin"
-[metrics]
-peak_tflops = 1
-[lora]
-rank = 4
-alpha = 6
-[model]
-hf_dir = "{folder}/hf"
-init = "hf"
-"""
+SECTIONS = {"train": {"steps": 3}, "optimizer": {"lr": 0.05}, "lr_schedule": {"warmup_steps": 0}, "lora": {"rank": 4, "alpha": 6}}
 # Their directories have q, k and v in one tensor.
 MERGED_ALONE = ("Phi-3.5-mini-instruct", "Phi-4-mini-instruct", "gpt2", "pythia-160m")
 # With an MLP that is not the experts'.
@@ -65,7 +41,7 @@ class Peft(pptrain.Case):
         base = write(self.folder / "hf", name, dtype=torch.float32, **DENSE_AMONG_EXPERTS.get(name, {}))
         tokens = torch.randint(0, 256, (300,), generator=torch.Generator().manual_seed(3))
         (self.folder / "tokens.bin").write_bytes(tokens.to(torch.uint16).numpy().tobytes())
-        (self.folder / "job.toml").write_text(JOB.format(folder=self.folder))
+        (self.folder / "job.toml").write_text(hf_job(self.folder, self.folder / "hf", **SECTIONS))
         return base, run([PPTRAIN, "--config", "job.toml", *sets(*settings)], self.folder).stdout
 
     def check(self, base):
