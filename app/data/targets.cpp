@@ -14,7 +14,7 @@ namespace pptrain::app {
 TargetCount look_for_targets(const config::JobConfig& job, const StreamFiles& stream) {
   corpus::TokenizeRequest request = cache_request(job, stream);
   std::optional<tokenizer::Tokenizer> tokenizer;
-  if (!request.format.has_tokens()) {
+  if (request.format.marks_targets() && !request.format.has_tokens()) {
     tokenizer = tokenizer::Tokenizer::load(request.tokenizer);
     if (!request.end_id) request.end_id = tokenizer->eos_id();
   }

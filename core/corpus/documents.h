@@ -40,6 +40,8 @@ struct DocumentFormat {
   bool has_prompts() const { return !prompt_key.empty(); }
   bool has_messages() const { return !messages_key.empty(); }
   bool has_tokens() const { return !tokens_key.empty(); }
+  // Does it say which tokens are targets? Otherwise all are.
+  bool marks_targets() const { return has_prompts() || has_messages() || !labels_key.empty(); }
   // The keys that a record must have: prompt and completion, messages, tokens and labels, or text.
   std::vector<std::string> keys() const;
 };

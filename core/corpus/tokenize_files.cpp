@@ -164,7 +164,7 @@ Sample tokenize_sample(const tokenizer::Tokenizer* tokenizer, const TokenizeRequ
     const NextChunk next = open_chunks(file, request.format);
     const auto chunk = next();
     if (!chunk) continue;
-    if (request.format.has_prompts() || request.format.has_messages() || !request.format.labels_key.empty()) {
+    if (request.format.marks_targets()) {
       add_to(sample.progress, encode(tokenizer, *chunk, request));
       sample.whole = sample.whole && !next();
     } else {  // a text may be as long as its file

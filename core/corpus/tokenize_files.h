@@ -50,7 +50,8 @@ TokenizeProgress tokenize_files(const tokenizer::Tokenizer* tokenizer, const Tok
 
 // The first documents of the first and of the last file, as tokenize_files() will get them. Where some tokens
 // are no targets, also what becomes of them: documents, truncated, without_targets. `whole`: these are all.
-// Throws as tokenize_files() does, but not where there is no document.
+// Throws as tokenize_files() does, but not where there is no document. `tokenizer`: null for lists of tokens,
+// and where all tokens are targets.
 struct Sample {
   TokenizeProgress progress;
   bool whole = true;
