@@ -6,7 +6,6 @@
 #include <optional>
 #include <utility>
 
-#include "core/kernels/dry_run.h"
 #include "core/kernels/kernels.h"
 
 namespace pptrain::nn {
@@ -19,19 +18,6 @@ ParameterSpec bias_of(const LinearPart& part) {
 // This rank's shard of dim `dim`.
 Linear::Hold cut_along(const TensorCut& cut, int dim) {
   return [=](ParameterSpec spec) { return cut.cut(std::move(spec), dim); };
-}
-
-// Puts the rows of a chunk where they lie in the whole list.
-void keep_rows(const at::Tensor& part, const RowChunks& chunks, int64_t chunk, int64_t rows,
-               at::Tensor& all) {
-  if (chunks.count() == 1) {
-    all = part;
-    return;
-  }
-  if (!all.defined()) all = at::empty({rows, part.size(1)}, part.options());
-  for (const ElementRun& piece : chunks.pieces(chunk))
-    all.narrow(0, piece.global, piece.length).copy_(part.narrow(0, piece.local, piece.length));
-  kernels::record(kernels::moving(part, part));
 }
 
 // What ranks exchange for a weight gradient travels behind the input gradient, so there is no use of a second
@@ -102,18 +88,9 @@ ColumnLinear::ColumnLinear(std::vector<Linear> blocks, std::shared_ptr<const Reg
     : blocks_(std::move(blocks)), region_(std::move(region)) {}
 
 std::vector<at::Tensor> ColumnLinear::forward(const at::Tensor& x, int64_t rows) const {
+  const at::Tensor all = region_->enter(x, rows);
   std::vector<at::Tensor> y;
-  for (const Linear& block : blocks_) y.push_back(at::empty({rows, block.out_features()}, x.options()));
-  const RowChunks chunks(*region_, rows);
-  ChunkGather gather(*region_, chunks, x);
-  for (int64_t chunk = 0; chunk < chunks.count(); ++chunk) {
-    const at::Tensor all = gather.next();
-    for (const ElementRun& piece : chunks.pieces(chunk)) {
-      const at::Tensor from = all.narrow(0, piece.local, piece.length);
-      for (size_t i = 0; i < blocks_.size(); ++i)
-        blocks_[i].forward(from, y[i].narrow(0, piece.global, piece.length));
-    }
-  }
+  for (const Linear& block : blocks_) y.push_back(block.forward(all));
   return y;
 }
 
@@ -162,36 +139,9 @@ void RowLinear::add_bias(at::Tensor& y) const {
 }
 
 at::Tensor RowLinear::forward(const at::Tensor& x) const {
-  if (region_->alone()) return linear_->forward(x);
-  const int64_t rows = x.size(0);
-  at::Tensor y = at::empty({region_->cut().count(rows), linear_->out_features()}, x.options());
-  const RowChunks chunks(*region_, rows);
-  ChunkSum sum(*region_, chunks, y);
-  for (int64_t chunk = 0; chunk < chunks.count(); ++chunk) {
-    const at::Tensor partial = at::empty({chunks.total(chunk), linear_->out_features()}, x.options());
-    for (const ElementRun& piece : chunks.pieces(chunk)) {
-      linear_->forward(x.narrow(0, piece.global, piece.length), partial.narrow(0, piece.local, piece.length));
-    }
-    sum.add(partial);
-  }
-  sum.wait();
+  at::Tensor y = region_->leave(linear_->forward(x));
   add_bias(y);
   return y;
-}
-
-at::Tensor RowLinear::input_gradient(const at::Tensor& dy, int64_t rows, at::Tensor* all) const {
-  at::Tensor dx = at::empty({rows, in_features()}, dy.options());
-  const RowChunks chunks(*region_, rows);
-  ChunkGather gather(*region_, chunks, dy);
-  for (int64_t chunk = 0; chunk < chunks.count(); ++chunk) {
-    const at::Tensor part = gather.next();
-    for (const ElementRun& piece : chunks.pieces(chunk)) {
-      linear_->backward_input(part.narrow(0, piece.local, piece.length),
-                              dx.narrow(0, piece.global, piece.length));
-    }
-    if (all != nullptr) keep_rows(part, chunks, chunk, rows, *all);
-  }
-  return dx;
 }
 
 at::Tensor RowLinear::backward(at::Tensor x, const at::Tensor& dy, WeightGradQueue& queue) {
@@ -199,7 +149,7 @@ at::Tensor RowLinear::backward(at::Tensor x, const at::Tensor& dy, WeightGradQue
     queue.push(*this, {std::move(x), dy});
     return linear_->backward_input(dy);
   }
-  if (!region_->alone() && region_->chunks() == 1 && takes_at_once(*this, queue, *region_)) {
+  if (!region_->alone() && takes_at_once(*this, queue, *region_)) {
     const at::Tensor all = region_->enter(dy, x.size(0));
     accumulate(x, all, dy);
     x.reset();
@@ -213,8 +163,9 @@ at::Tensor RowLinear::backward(at::Tensor x, const at::Tensor& dy, WeightGradQue
 
 at::Tensor RowLinear::backward_input(const at::Tensor& dy, int64_t rows, const WeightGradQueue& queue,
                                      at::Tensor& all) const {
-  if (region_->alone()) return linear_->backward_input(dy);
-  return input_gradient(dy, rows, takes_at_once(*this, queue, *region_) ? &all : nullptr);
+  const at::Tensor whole = region_->enter(dy, rows);
+  if (!region_->alone() && takes_at_once(*this, queue, *region_)) all = whole;
+  return linear_->backward_input(whole);
 }
 
 void RowLinear::backward_weight(at::Tensor x, const at::Tensor& dy, const at::Tensor& all,

@@ -118,8 +118,6 @@ class RowLinear final : public HasWeightGradient {
 
  private:
   void add_bias(at::Tensor& y) const;
-  // Gathers dy while the products of what is there already are computed. `all`, where given, receives it.
-  at::Tensor input_gradient(const at::Tensor& dy, int64_t rows, at::Tensor* all) const;
   // all: dy of all rows.
   void accumulate(const at::Tensor& x, const at::Tensor& all, const at::Tensor& dy);
 

@@ -76,15 +76,6 @@ RowChunks::RowChunks(const TensorCut& cut, int64_t rows, int64_t step)
   count_ = std::max<int64_t>(1, (largest + step_ - 1) / step_);
 }
 
-// Products of fewer rows may be another library's, with other bits.
-RowChunks::RowChunks(const Region& region, int64_t rows)
-    : RowChunks(region.cut(), rows, [&] {
-        constexpr int64_t least = 32;
-        const int64_t largest = (rows + region.cut().size - 1) / region.cut().size;
-        const int64_t count = std::clamp<int64_t>(largest / least, 1, region.chunks());
-        return (largest + count - 1) / count;
-      }()) {}
-
 int64_t RowChunks::of_rank(int64_t chunk, int rank) const {
   return std::clamp<int64_t>(cut_.count(rows_, rank) - chunk * step_, 0, step_);
 }

@@ -47,14 +47,11 @@ class Region {
   using Wait = std::function<void()>;
 
   Region() = default;
-  // Layers cut the products next to a gather or a sum into `chunks` pieces of rows, so that one piece travels
-  // while another is computed. 1: whole products, and exchanges that nothing hides.
-  explicit Region(const TensorCut& cut, int chunks = 1) : cut_(cut), chunks_(chunks) {}
+  explicit Region(const TensorCut& cut) : cut_(cut) {}
   virtual ~Region() = default;
 
   const TensorCut& cut() const { return cut_; }
   bool alone() const { return cut_.alone(); }
-  int chunks() const { return chunks_; }
 
   // Begins: all = the rows of every rank, by rank. own: [rows[this rank], ...]; all: [sum of rows, ...], both
   // contiguous and in use until the wait has returned.
@@ -75,7 +72,6 @@ class Region {
 
  private:
   TensorCut cut_;
-  int chunks_ = 1;
 };
 
 // A list of rows that ranks share out, in chunks: chunk c is the c-th piece of every rank's share, by rank,
@@ -84,9 +80,6 @@ class RowChunks {
  public:
   // At most `step` rows of each rank in a chunk.
   RowChunks(const TensorCut& cut, int64_t rows, int64_t step);
-  // As many chunks as the region wants, of at least about 32 rows of each rank: products of so many rows have
-  // the bits of the whole one's rows.
-  RowChunks(const Region& region, int64_t rows);
 
   int64_t count() const { return count_; }
   std::vector<int64_t> rows(int64_t chunk) const;  // of each rank

@@ -31,8 +31,8 @@ std::vector<int64_t> elements(const at::Tensor& whole, std::span<const int64_t> 
 
 class TensorRegion final : public nn::Region {
  public:
-  TensorRegion(comm::Communicator& tp, int chunks)
-      : nn::Region({.rank = tp.rank(), .size = tp.size()}, chunks), tp_(tp) {}
+  explicit TensorRegion(comm::Communicator& tp)
+      : nn::Region({.rank = tp.rank(), .size = tp.size()}), tp_(tp) {}
 
   Wait gather(at::Tensor all, const at::Tensor& own, std::span<const int64_t> rows) const override {
     const std::vector<int64_t> counts = elements(all, rows);
@@ -49,9 +49,9 @@ class TensorRegion final : public nn::Region {
 
 }  // namespace
 
-std::shared_ptr<const nn::Region> make_region(comm::Communicator* tp, int chunks) {
+std::shared_ptr<const nn::Region> make_region(comm::Communicator* tp) {
   if (tp == nullptr || tp->size() == 1) return std::make_shared<nn::Region>();
-  return std::make_shared<TensorRegion>(*tp, chunks);
+  return std::make_shared<TensorRegion>(*tp);
 }
 
 std::unique_ptr<comm::Communicator> make_kv_group(comm::Communicator& tp, int64_t kv_heads) {

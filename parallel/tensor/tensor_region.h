@@ -11,8 +11,8 @@ namespace pptrain::tensor {
 
 // The region of a group; of a rank alone where the group is null or has one rank. Gathers and sums are the
 // communicator's, so that sums are taken in rank order and have the same bits on every transport. `tp` must
-// outlive the region. chunks: nn::Region::chunks; it changes no bit of a result.
-std::shared_ptr<const nn::Region> make_region(comm::Communicator* tp, int chunks = 1);
+// outlive the region.
+std::shared_ptr<const nn::Region> make_region(comm::Communicator* tp);
 
 // The ranks of `tp` that hold copies of the same key-value heads (nn::Copies::kv), in rank order: neighbours,
 // where tp is a multiple of kv_heads and larger; else each rank alone. Collective over `tp`, which must
