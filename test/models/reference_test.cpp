@@ -168,8 +168,8 @@ TEST_CASE("a model's loss and gradients are autograd's") {
   }
 
   // bfloat16's own error differs from tensor to tensor, so the plain model in bfloat16 says what is to be
-  // expected of each, and we may not be worse than it by more than chance is: three times, and where the
-  // plain model's few numbers are near by chance, three times what is typical. A softmax does not see what
+  // expected of each, and we may not be worse than it by more than chance is: four times, and where the
+  // plain model's few numbers are near by chance, four times what is typical. A softmax does not see what
   // all keys share, so that k's bias has no gradient but rounding.
   SECTION("in bfloat16, as near as the plain model in bfloat16") {
     const Ours ours = run_ours(model, data, at::kBFloat16);
@@ -187,7 +187,7 @@ TEST_CASE("a model's loss and gradients are autograd's") {
     const double typical = all.at(all.size() / 2);
     for (const auto& [name, error] : plain) {
       INFO(name << ", of the plain model " << error << ", typically " << typical);
-      CHECK(relative_error(ours.gradients.at(name), exact.grad(name)) < 3 * std::max(error, typical));
+      CHECK(relative_error(ours.gradients.at(name), exact.grad(name)) < 4 * std::max(error, typical));
     }
   }
 }

@@ -151,15 +151,16 @@ Tensor sum_of(const std::vector<Share>& shares, std::map<std::string, Tensor> Sh
   return sum;
 }
 
-// In float32 what a rank alone gives, but for rounding. In bfloat16, where sums of rounded parts differ, as
-// far from what float32 gives as a rank alone is.
+// In float32 what a rank alone gives, but for rounding. In bfloat16, where ranks round their parts of a sum,
+// which are larger than it, up to twice as far from what float32 gives as a rank alone is, and by chance
+// twice as far again.
 class Near {
  public:
   explicit Near(bool exact) : exact_(exact) {}
   bool operator()(const Tensor& actual, const Tensor& alone, const Tensor& in_float32,
                   CallSite place = CallSite::current()) const {
     if (exact_) return relative_error(actual, alone, place) < gradient_tolerance;
-    return relative_error(actual, in_float32, place) < 2 * relative_error(alone, in_float32).value() + 5e-3;
+    return relative_error(actual, in_float32, place) < 4 * relative_error(alone, in_float32).value() + 1e-2;
   }
 
  private:

@@ -52,6 +52,7 @@ struct ExpertOracle {
     for (nn::ParameterGroup* group : {&from.group, &from.experts}) {
       for (const nn::Slice* slice : group->slices()) weights[slice->spec.name] = leaf(slice->compute);
     }
+    stored_ = weights.size() > 0 ? from.experts.slices().front()->compute.scalar_type() : stored_;
   }
 
   // x: float64 [tokens, hidden]. Also: how many tokens each expert gets.
@@ -79,12 +80,17 @@ struct ExpertOracle {
       const auto linear = [&](const at::Tensor& rows, const char* part) {
         const std::string name = "mlp.experts." + std::to_string(e) + "." + part;
         const at::Tensor out = rows.mm(weights.at(name + ".weight").t());
-        return r.limit == 0 ? out : out + weights.at(name + ".bias");
+        return r.limit == 0 ? out : as_stored(as_stored(out) + weights.at(name + ".bias"));
       };
       const at::Tensor weight = (gates * chosen.eq(e)).sum(-1, true);
       y = y + weight * linear(activate(linear(x, "gate"), linear(x, "up")), "down");
     }
     return y;
+  }
+
+  // With the values that the layer stores, so that a limit cuts the same ones; the gradient is that of `x`.
+  at::Tensor as_stored(const at::Tensor& x) const {
+    return x + (x.detach().to(stored_).to(at::kDouble) - x.detach());
   }
 
   at::Tensor activate(const at::Tensor& gate, const at::Tensor& up) const {
@@ -120,6 +126,7 @@ struct ExpertOracle {
 
  private:
   nn::ExpertsConfig config_;
+  at::ScalarType stored_ = at::kDouble;
 };
 
 inline nn::TokenInfo tokens_of(int64_t tokens, int64_t targets) {

@@ -48,9 +48,10 @@ config::OptimizerSection muon_options() {
 }
 
 // Newton-Schulz rounds its 15 GEMMs' results, by 2^-9 each in bfloat16, and multiplies the errors of the
-// first ones by up to 3.4, the polynomial's slope at 0: 2.6 %, of which 1.9 % were seen.
+// first ones by up to 3.4, the polynomial's slope at 0: 2.6 %, of which 2.1 % were seen. Twice that is
+// allowed.
 double accuracy(at::ScalarType type) {
-  return type == at::kFloat ? 1e-4 : 4e-2;
+  return type == at::kFloat ? 1e-4 : 5.2e-2;
 }
 
 }  // namespace

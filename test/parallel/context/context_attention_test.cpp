@@ -136,7 +136,8 @@ void check(Kind kind, const Operands& x, const Segments& segments, const Context
   const Results again = on_ranks(kind, x, segments, split, settings);
   for (size_t i = 0; i < actual.size(); ++i) {
     INFO("result " << i);
-    CHECK(relative_error(actual[i], expected[i]) < accuracy(x.q.scalar_type()));
+    const int cancelling = i == 4 ? 2 : 1;  // a sink's gradient is a sum over tokens, of both signs
+    CHECK(relative_error(actual[i], expected[i]) < cancelling * accuracy(x.q.scalar_type()));
     CHECK(same_bits(actual[i], again[i]));
   }
 }
