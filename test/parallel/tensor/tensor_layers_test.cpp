@@ -1,5 +1,5 @@
-// Layers whose weights ranks share out, against the same layers of a rank alone: products by rows and columns,
-// embedding and head by parts of the vocabulary.
+// Layers whose weights ranks share out, against the same layers of a rank alone: products by rows and
+// columns, embedding and head by parts of the vocabulary.
 #include <ATen/Functions.h>
 #include <ATen/Parallel.h>
 #include <ATen/core/IListRef.h>
