@@ -192,12 +192,24 @@ build_dir() {  # build_dir PRESET
   [[ $1 == release ]] && echo "$root/build" || echo "$root/build-$1"
 }
 
-jobs() {  # as many as there are cores, with 2 GiB of memory for each compiler
-  local cores memory
+available_mib() {  # of memory: what the host has left, or a container's limit where that is less
+  local left limit
+  left=$(awk '/^MemAvailable/ { print int($2 / 1024) }' /proc/meminfo)
+  limit=$(cat /sys/fs/cgroup/memory.max 2>/dev/null || true)
+  [[ ! $limit =~ ^[0-9]+$ ]] || ((left = left < limit / 1048576 ? left : limit / 1048576))
+  echo "$left"
+}
+jobs() {  # compilers at once: as many as there are cores, with 1.8 GiB for each; the largest unit takes 1.7 GB
+  local cores fit
   cores=$(nproc)
-  memory=$(awk '/^MemAvailable/ { print int($2 / 2097152) }' /proc/meminfo)
-  ((memory > 0)) || memory=1
-  echo $((cores < memory ? cores : memory))
+  fit=$(($(available_mib) / 1843))
+  echo $((fit < 1 ? 1 : cores < fit ? cores : fit))
+}
+
+# ctest's -j: a test takes two (PROCESSORS), so three run at once on two cores, since most wait now and then.
+test_slots() {
+  local slots=$((3 * $(nproc)))
+  echo $((slots < 4 ? 4 : slots > 24 ? 24 : slots))
 }
 
 # build PRESET TARGET... : configures where something that CMake cannot notice by itself has changed, and builds.
@@ -229,13 +241,14 @@ build() {
   ninja -C "$dir" -j "$(jobs)" "$@" >&2 || die "the build failed, see above"
 }
 
-# build_tests PRESET: builds everything, after all the set-up that is missing.
+# build_tests PRESET [TARGET]: builds everything, or what TARGET needs, after all the set-up that is missing.
 build_tests() {
   lock_checkout
   ensure_packages
   ensure_toolchain
   [[ -n ${PPTRAIN_TORCH_DIR:-} ]] || ensure_requirements requirements-test
-  build "$1" all
+  set_up=$SECONDS  # for who says how long it took
+  build "$1" "${2:-all}"
   unlock_checkout
 }
 

@@ -1,30 +1,37 @@
 #!/usr/bin/env bash
 # Builds and runs the tests, after all the set-up that is missing. The last line is "N passed, N failed".
-#   scripts/test.sh [--gpu] [--all] [--preset release|debug|asan|tsan] [ctest option]...
-# --gpu runs the tests that need a GPU, and only those; without it they are left out. --all: tests of many combinations
-# take all of them (PPTRAIN_TESTS_ALL=1), where otherwise every two options meet once. Further arguments go to ctest, for
-# example -R schedule (names that match) or -V (all output). A test that depends on a clock (ctest's label `clock`) may
-# starve on a busy machine: where it failed it runs once more, with the same seed and nothing beside it, and is counted
-# apart. No other test runs again, and none does under a sanitizer. PPTRAIN_TEST_PATIENCE=3 multiplies all time limits.
+#   scripts/test.sh [--full | --all | --gpu] [--preset release|debug|asan|tsan] [ctest option]...
+# Without a word the quick tier: every part of the program, without what takes long. --full: every test. --all: also all
+# combinations of options (PPTRAIN_TESTS_ALL=1), where otherwise every two options meet once. --gpu: the tests that need a
+# GPU, and only those. Further arguments go to ctest, for example -R schedule (names that match) or -V (all output). A test
+# that depends on a clock (ctest's label `clock`) may starve on a busy machine: where it failed it runs once more, with the
+# same seed and nothing beside it, and is counted apart. No other test runs again, and none does under a sanitizer.
+# PPTRAIN_TEST_PATIENCE=3 multiplies all time limits.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
 preset=release
-labels=(-LE gpu)
+tier=quick
 options=()
 while (($#)); do
   case $1 in
-    --gpu) labels=(-L gpu) && shift ;;
-    --all) export PPTRAIN_TESTS_ALL=1 PPTRAIN_TEST_PATIENCE="${PPTRAIN_TEST_PATIENCE:-20}" && shift ;;
+    --gpu | --full) tier=${1#--} && shift ;;
+    --all) tier=full && export PPTRAIN_TESTS_ALL=1 PPTRAIN_TEST_PATIENCE="${PPTRAIN_TEST_PATIENCE:-20}" && shift ;;
     --preset) preset=${2:-} && shift $(($# > 1 ? 2 : 1)) ;;
     --preset=*) preset=${1#*=} && shift ;;
-    -h | --help) sed -n '2,9s/^# *//p' "$0" && exit ;;
+    -h | --help) sed -n '2,10s/^# *//p' "$0" && exit ;;
     *) options+=("$1") && shift ;;
   esac
 done
 check_preset "$preset"
 
-build_tests "$preset"
+case $tier in  # a test's tier is its label of ctest
+  quick) labels=(-LE '^(full|gpu)$') && target=quick_tests ;;
+  full) labels=(-LE '^gpu$') && target=all ;;
+  gpu) labels=(-L '^gpu$') && target=all ;;
+esac
+build_tests "$preset" "$target"
+built=$SECONDS
 allow_mpirun_as_root
 # More ranks than cores are what a test wants, and no rank is tied to a core that another one uses.
 export OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_MCA_hwloc_base_binding_policy=none
@@ -42,16 +49,18 @@ report_again=$dir/test-report-again.xml
 rm -f "$report" "$report_again"
 status=0
 cd "$root"
+minutes() { printf '%d:%02d min' $(($1 / 60)) $(($1 % 60)); }
+names() { ctest --preset "$preset" -N "$@" | sed -n 's/^ *Test *#[0-9]*: //p'; }  # names [ctest option]...
 tests() {  # tests REPORT [ctest option]...
   local to=$1 && shift
   "${runner[@]}" ctest --preset "$preset" "${labels[@]}" --output-on-failure --no-tests=error \
     --output-junit "$to" --test-output-size-passed 1000000 --test-output-size-failed 1000000 "$@"
 }
-tests "$report" -j 2 "${options[@]}" || status=$?
+tests "$report" -j "$(test_slots)" "${options[@]}" || status=$?
 reports=("$report")
 if ((status == 8)) && [[ $preset == release ]]; then  # 8: ctest's code for tests that failed
   # --rerun-failed would take no heed of labels.
-  mapfile -t clock < <(ctest --preset "$preset" -N -L '^clock$' | sed -n 's/^ *Test *#[0-9]*: //p')
+  mapfile -t clock < <(names -L '^clock$')
   again=$(python3 "$scripts/test_summary.py" --again "$report" "${clock[@]}")
   if [[ -n $again ]]; then
     say "tests that depend on a clock failed, and run again one at a time"
@@ -60,5 +69,8 @@ if ((status == 8)) && [[ $preset == release ]]; then  # 8: ctest's code for test
   fi
   status=0  # the summary knows what failed
 fi
-python3 "$scripts/test_summary.py" "${reports[@]}" || ((status)) || status=1
+left_out=()
+[[ $tier != quick ]] || mapfile -t left_out < <(names -L '^full$' "${options[@]}")
+say "the set-up took $(minutes "$set_up"), the build $(minutes $((built - set_up))), the tests $(minutes $((SECONDS - built)))"
+python3 "$scripts/test_summary.py" "${reports[@]}" --left-out "${left_out[@]}" || ((status)) || status=1
 exit "$status"

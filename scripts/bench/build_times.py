@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Prints what a build took: task-seconds by folder, and its longest units, from Ninja's log.
+"""Prints what a build took: task-seconds by folder, of tests and program apart, and its longest units, from Ninja's log.
 
     scripts/bench/build_times.py [BUILD_FOLDER] [--longest N]
 
@@ -10,6 +10,10 @@ build from nothing without a compiler cache (CCACHE_DISABLE=1) the sums are thos
 import argparse
 import collections
 import pathlib
+import shutil
+import subprocess
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 def tasks(build):
@@ -35,12 +39,20 @@ def folder_of(output):
     return "/".join(parts[:2]) if len(parts) > 1 or "/CMakeFiles/" in output else "programs (linking)"
 
 
+def inputs(build, target):
+    """All that the target is made from, by Ninja's word, and itself."""
+    ninja = shutil.which("ninja") or ROOT / ".venv/bin/ninja"
+    return {target, *subprocess.run([ninja, "-C", build, "-t", "inputs", target], capture_output=True, text=True, check=True).stdout.split("\n")}
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("build", nargs="?", type=pathlib.Path, default=pathlib.Path(__file__).parents[2] / "build")
+    parser.add_argument("build", nargs="?", type=pathlib.Path, default=ROOT / "build")
     parser.add_argument("--longest", type=int, default=12)
     arguments = parser.parse_args()
-    times = tasks(arguments.build)
+    build = arguments.build
+    program, everything = inputs(build, "pptrain"), inputs(build, "all")  # the log also has what no longer exists
+    times = [(seconds, output) for seconds, output in tasks(build) if output in everything]
     folders = collections.defaultdict(lambda: [0.0, 0])
     for seconds, output in times:
         entry = folders[folder_of(output)]
@@ -49,7 +61,9 @@ def main():
     print(f"{'folder':36} {'tasks':>6} {'seconds':>8}")
     for folder, (seconds, count) in sorted(folders.items(), key=lambda entry: -entry[1][0]):
         print(f"{folder:36} {count:6} {seconds:8.1f}")
-    print(f"{'all':36} {len(times):6} {sum(seconds for seconds, _ in times):8.1f}")
+    for what, of_program in (("program", True), ("tests", False)):
+        part = [seconds for seconds, output in times if (output in program) == of_program]
+        print(f"{what:36} {len(part):6} {sum(part):8.1f}")
     print()
     for seconds, output in sorted(times, reverse=True)[: arguments.longest]:
         print(f"{seconds:8.1f} s  {output}")

@@ -198,6 +198,8 @@ class Liveness(Case):
             with self.subTest(trial=trial, seed=SEED):
                 self.trial(kind, sign, name)
 
+
+class Kills(Liveness):
     def test_tcp_kill(self):
         self.trials(TcpJob, signal.SIGKILL, "TCP, SIGKILL")
 
@@ -212,8 +214,8 @@ class Liveness(Case):
     def test_mpi_stop(self):
         self.trials(MpiJob, signal.SIGSTOP, "MPI, SIGSTOP")
 
-    # --- start-up ----------------------------------------------------------------------------------------------------
 
+class Starts(Liveness):
     def start_up_trial(self, kind, sign, name, *settings):
         """The signal comes at any time from the first breath on."""
         job = self.job(kind, *settings).start()
@@ -257,6 +259,8 @@ class Liveness(Case):
         self.assertEqual(job.processes[0].wait(20), 1, job.output())
         self.assertRegex(job.output(), r"1, 2")
 
+
+class Outages(Liveness):
     # --- what must not end a run -------------------------------------------------------------------------------------
 
     def test_a_suspended_run_goes_on(self):

@@ -36,6 +36,7 @@ NOT_HERE = {
     "scripts/train.sh": "builds; its job is trained by command_line_test.py",
     "build/pptrain doctor": "test/app/commands/command_line_test.py",
     "build/pptrain fork": "test/app/commands/fork_test.py",
+    "build/pptrain plan --config configs/llama3_8b_8gpu.toml --device h100 --search": "scripts/site/make_pages.py",
     "build/pptrain eval    runs/lora": "test/app/train/lora_test.py",
     "build/pptrain convert --from runs/lora": "test/app/train/lora_test.py",
     "pip install": "test/scripts/install_test.py",
@@ -173,10 +174,14 @@ class Site(unittest.TestCase):
 
     def test_every_command_has_a_page(self):
         commands = re.findall(r"^  (\w+)  ", run([PPTRAIN, "--help"], SOURCE).stdout.split("Subcommands:")[1], re.M)
+        manual = (self.pages / "manual.md").read_text()  # has the options of --help, without a start for each command
         for command in commands:
             page = (self.pages / f"commands/{command}.md").read_text()
             self.assertIn(f"$ pptrain {command}", page)
-            for option in re.findall(r"^  (?:-\w,)?(--[\w-]+)", run([PPTRAIN, command, "--help"], SOURCE).stdout, re.M):
+            section = re.search(rf"^### \*\*pptrain {command}\*\*.*?(?=^##|\Z)", manual, re.M | re.S)[0]
+            options = re.findall(r"^\*\*(?:-\w\*\*, \*\*)?(--[\w-]+)", section, re.M)
+            self.assertIn("--help", options)
+            for option in options:
                 self.assertIn(option, page)
 
     def test_the_manual_page_is_whole(self):

@@ -30,14 +30,14 @@ def write_report(file, cases):
     file.flush()
 
 
-def summary(*cases, again=None):
-    """(exit code, lines) for cases of (name, status, output), and for those of a second run of what failed."""
+def summary(*cases, again=None, left_out=None):
+    """(exit code, lines) for cases of (name, status, output), those of a second run of what failed, and names left out."""
     with tempfile.NamedTemporaryFile("w", suffix=".xml") as first, tempfile.NamedTemporaryFile("w", suffix=".xml") as second:
         write_report(first, cases)
         write_report(second, again or [])
         out = io.StringIO()
         with contextlib.redirect_stdout(out):
-            code = test_summary.main(first.name, second.name) if again else test_summary.main(first.name)
+            code = test_summary.main(first.name, second.name if again else None, left_out)
     return code, out.getvalue().splitlines()
 
 
@@ -46,6 +46,16 @@ class Summary(unittest.TestCase):
         code, lines = summary(("a", "run", "All tests passed (40 assertions in 7 test cases)\n"), ("b", "run", UNITTEST),
                               ("c", "run", "whatever a script prints"))
         self.assertEqual((code, lines), (0, ["not run: b: test_mpi: built without MPI", "1 not run", "10 passed, 0 failed"]))
+
+    def test_what_the_quick_tier_leaves_out_is_named_before_the_last_line(self):
+        code, lines = summary(("a", "run", "All tests passed (40 assertions in 7 test cases)\n"), left_out=["b", "c"])
+        self.assertEqual((code, lines), (0, ["the quick tier ran 1 of 3 programs of tests; scripts/test.sh --full runs these too: b, c",
+                                             "7 passed, 0 failed"]))
+
+    def test_a_program_that_ran_no_test_has_failed(self):
+        for nothing in ("Ran 0 tests in 0.000s\n\nOK\n", "test cases: 0\n"):
+            code, lines = summary(("a", "run", UNITTEST), ("b", "run", nothing))
+            self.assertEqual((code, lines[-1]), (1, "2 passed, 1 failed"))
 
     def test_failures(self):
         code, lines = summary(

@@ -111,10 +111,10 @@ class CommandLine(Case):
     def setUpClass(cls):
         cls.whole = temporary_folder(cls.addClassCleanup)
         (cls.whole / "job.toml").write_text(JOB)
-        run([PPTRAIN, "--config", "job.toml", *sets("run.dir=run")], cls.whole)
+        cls.whole_said = run([PPTRAIN, "--config", "job.toml", *sets("run.dir=run")], cls.whole)
 
     def copy_whole(self, run_dir):
-        """What training the job as it is leaves, made once for all tests."""
+        """What training the job as it is leaves, made once for all tests. What it said is in whole_said."""
         shutil.copytree(self.whole / "run", self.folder / run_dir)
 
     # --- subcommands -------------------------------------------------------------------------------------------------
@@ -181,11 +181,11 @@ class CommandLine(Case):
         return self.pptrain("plan", "--config", self.job, "--costs", "modelled", *arguments, **env)
 
     def test_plan(self):
-        text = self.plan().stdout
-        self.assertIn("F0", text)
-        self.assertIn("costs: modelled for cpu", text)
         for columns in (80, 200):
-            self.assertLessEqual(max(map(len, self.plan(COLUMNS=columns).stdout.splitlines())), columns)
+            text = self.plan(COLUMNS=columns).stdout
+            self.assertIn("F0", text)
+            self.assertIn("costs: modelled for cpu", text)
+            self.assertLessEqual(max(map(len, text.splitlines())), columns)
         # p = 2, m = 4: (p - 1) / (m + p - 1)
         plan = json.loads(self.plan("--format", "json").stdout)
         self.assertAlmostEqual(plan["uniform_bubble"], 0.2)
@@ -199,9 +199,9 @@ class CommandLine(Case):
             self.assertGreater(stage["layers"], 0)
         full = json.loads(self.plan("--format", "json", "--actions").stdout)
         self.assertEqual([actions[0]["action"] for actions in full.pop("actions")], ["0F0", "1RECV_F0"])
-        self.assertEqual(full, plan)
+        self.assertEqual({**full, "program_bytes": plan["program_bytes"]}, plan)  # the program itself is measured at each start
         self.pptrain("plan", "--config", self.job, "--actions", code=2)
-        steps = self.pptrain("plan", "--config", self.job, "--format", "csv").stdout
+        steps = self.plan("--format", "csv").stdout
         self.assertEqual(len(steps.strip().splitlines()), 2)
         svg = self.plan("--format", "svg").stdout
         self.assertEqual(xml.dom.minidom.parseString(svg).documentElement.tagName, "svg")
@@ -210,9 +210,9 @@ class CommandLine(Case):
         self.assertEqual(len(passes), 2 * 2 * 4)
 
     def test_plan_counts_the_program_itself(self):
-        json_plan = json.loads(self.pptrain("plan", "--config", self.job, "--format", "json").stdout)
+        json_plan = json.loads(self.plan("--format", "json").stdout)
         self.assertTrue(5e7 < json_plan["program_bytes"] < 5e8, json_plan["program_bytes"])
-        text = self.pptrain("plan", "--config", self.job).stdout
+        text = self.plan().stdout
         self.assertRegex(text, r"about \d+ MB in each process for the program")
         for_gpu = self.pptrain("plan", "--config", self.job, "--set", "run.device=cuda", "--profile", "h100").stdout
         self.assertNotIn("in each process", for_gpu)
@@ -224,6 +224,7 @@ class CommandLine(Case):
         self.assertIn("h100, h200", error)
         measured = self.pptrain("plan", "--config", self.job).stdout
         self.assertRegex(measured, r"costs: measured on this machine in \d+\.\d s, \d ranks? at once")
+        self.assertRegex(measured, r"about \d+ MB in each process for the program")
         error = self.pptrain("plan", "--config", self.job, "--costs", "modelled", "--device", "cpu", code=2).stderr
         self.assertIn("excludes", error)
         ranking = self.plan("--search", "--all").stdout
@@ -250,10 +251,9 @@ class CommandLine(Case):
         self.assertRegex(lines[1], r"^step \S+ \S+: [\d,]+ tokens/s, MFU \S+ %; bubble")
         self.assertRegex(lines[2], r"^memory: fits this host; rank 0 needs \S+ MB$")
         self.assertEqual(lines[3], "how sure: modelled; no pass was measured")
-        several = self.pptrain("plan", "--config", self.job, "--device", "h100").stdout
-        self.assertIn("links between GPUs never measured", several.splitlines()[3])
         small = self.pptrain("plan", "--config", self.job, "--device", "h100", "--memory-gb", "1e-4").stdout
         self.assertRegex(small.splitlines()[2], r"^memory: DOES NOT FIT: rank 0 needs \S+ MB; it has 0\.1 MB$")
+        self.assertRegex(small, r"(?m)^how sure: .*links between GPUs never measured")
         found = json.loads(self.pptrain("plan", "--config", self.job, "--device", "h100", "--memory-gb", "1e-4", "--format", "json").stdout)
         self.assertFalse(found["memory"]["fits"])
         # check asks the same function, of the GPUs that are here, or of those that plans are modelled for.
@@ -311,14 +311,12 @@ class CommandLine(Case):
                 if "cuda" in recipe.read_text() or recipe.name == "text_to_text.toml":  # whose data test/scripts makes
                     continue
                 self.run_command(PPTRAIN, "--config", recipe, "--set", f"run.dir={self.folder / recipe.stem}",
-                                 "--set", "train.steps=2", "--set", "eval.interval=0", "--set", "data.val_fraction=0",
-                                 "--set", "metrics.peak_tflops=1", cwd=SOURCE)
+                                 *sets("train.steps=2", "train.seq_len=64", "eval.interval=0", "data.val_fraction=0",
+                                       "metrics.peak_tflops=1"), cwd=SOURCE)
 
     def test_bad_arguments(self):
         self.pptrain("--config", self.folder / "absent.toml", code=2)
-        self.pptrain("--no-such-flag", code=2)
         self.pptrain(code=2)
-        self.pptrain("--help")
         self.assertIn("come after the subcommand", self.pptrain("--set", "train.steps=5", "check", "--config", self.job, code=2).stderr)
 
     def test_arguments_that_say_how_to_write_them(self):
@@ -338,19 +336,18 @@ class CommandLine(Case):
             self.assertNotIn("--set", self.pptrain(*arguments, code=2).stderr.replace("--set come", ""))
 
     def test_doctor(self):
-        out = self.pptrain("doctor", *self.arguments("run"), code=None).stdout.splitlines()
-        self.assertEqual([line.split()[0] for line in out[:-1]],
-                         ["memory", "cores", "disk", "device", "transport", "clocks", "links"])
-        self.assertRegex(out[-2], r"links +\w+ +the slowest, at rank \d: \d+ us, [\d.e-]+ Gb/s; an activation of 0.00 MB")
         megabytes = []  # of an activation: tensor-parallel ranks send a part each
         for tp in (1, 2):
             many = self.arguments("run", "train.micro_batch_size=512", f"distributed.tp={tp}")
-            links = self.pptrain("doctor", *many, code=None).stdout.splitlines()[-2]
-            megabytes.append(float(re.search(r"an activation of ([\d.]+) MB", links)[1]))
+            out = self.pptrain("doctor", *many, code=None).stdout.splitlines()
+            self.assertEqual([line.split()[0] for line in out[:-1]],
+                             ["memory", "cores", "disk", "device", "transport", "clocks", "links"])
+            links = re.match(r"links +\w+ +the slowest, at rank \d: \d+ us, [\d.e-]+ Gb/s; an activation of (\d+\.\d\d) MB", out[-2])
+            megabytes.append(float(links[1]))
         self.assertGreater(megabytes[1], 0.2)
         self.assertAlmostEqual(megabytes[0], 2 * megabytes[1], delta=0.02)
-        crowded = self.pptrain("doctor", *self.arguments("run", "run.threads=4096"), code=1).stdout
-        self.assertRegex(crowded, r"cores +no +host .*: 8192 threads of 2 ranks on \d+ cores")
+        crowded = self.pptrain("doctor", *self.arguments("run", "run.threads=64"), code=1).stdout
+        self.assertRegex(crowded, r"cores +no +host .*: 128 threads of 2 ranks on \d+ cores")
         self.assertIn("This job should not run so.", crowded)
         self.assertFalse((self.folder / "run").exists())
 
@@ -361,7 +358,7 @@ class CommandLine(Case):
         self.assertRegex(done.stdout, r"clocks +OK +\d\.\d+ s apart")
 
     def test_more_steps_tell_what_becomes_of_the_rate(self):
-        self.train("run", "train.steps=4")
+        self.copy_whole("run")
         out = self.train("run", "train.steps=8").stdout
         self.assertRegex(out, r"goes on with changed settings: train.steps was 4, is 8; "
                               r"learning rate of step 5: \S+ before, \S+ now")
@@ -384,8 +381,7 @@ class CommandLine(Case):
 
     def test_the_search_writes_the_job_of_a_row(self):
         best = self.folder / "best.toml"
-        self.plan("--search", "--write", best, "--pick", "2")
-        rows = list(csv.DictReader(self.plan("--search", "--format", "csv").stdout.splitlines()))
+        rows = list(csv.DictReader(self.plan("--search", "--format", "csv", "--write", best, "--pick", "2").stdout.splitlines()))
         self.assertIn(f'pp_schedule = "{rows[1]["pp_schedule"]}"', best.read_text())
         self.pptrain("check", "--config", best)
         self.assertIn("--pick 999", self.plan("--search", "--write", best, "--pick", "999", code=2).stderr)
@@ -409,7 +405,7 @@ class CommandLine(Case):
         job = json.loads(self.plan("--watts", "700", "--price", "3", "--format", "json").stdout)["job"]
         self.assertAlmostEqual(job["kwh"] / (job["seconds"] / 3600 * 2 * 0.7), 1)
         self.assertAlmostEqual(job["price"] / (job["seconds"] / 3600 * 2 * 3), 1)
-        self.train("run")
+        self.copy_whole("run")
         stored = sum(file.stat().st_size for file in latest(self.folder / "run").rglob("*.safetensors"))
         self.assertLess(abs(job["checkpoint_bytes"] / stored - 1), 0.1)
 
@@ -429,7 +425,7 @@ class CommandLine(Case):
                            ("comm=loud", "'loud' is no level; the levels are trace, debug, info, warning, error, critical, off")]:
             refused = self.pptrain(*self.arguments("run"), "--log", word, code=2).stderr
             self.assertIn(f"--log {word}: {told}", refused)
-        self.assertEqual(self.train("off").stderr, "")
+        self.assertEqual(self.whole_said.stderr, "")
 
         # Threads: each line names the rank that it is of.
         out = self.pptrain(*self.arguments("run", "checkpoint.interval=2"), "--log", "trace", "--log", "memory=off").stderr
@@ -493,17 +489,17 @@ class CommandLine(Case):
         self.assertIn("done: 4 steps", self.pptrain("train", *self.arguments("run")).stdout)
 
     def test_a_run_is_named_by_its_folder(self):
-        self.train("first", "train.steps=2")
+        self.copy_whole("first")
         run_dir = self.folder / "first"
         # Without --config and without the --set of the training.
         result = json.loads(self.pptrain("eval", run_dir, "--json").stdout)
-        self.assertEqual(result["loss"], json.loads(self.pptrain("eval", *self.arguments("first"), "--json").stdout)["loss"])
+        self.assertEqual(result["loss"], [r for r in records(run_dir) if "eval_loss" in r][-1]["eval_loss"])
         for named in ([run_dir], [str(run_dir) + "/"], [f"--checkpoint={run_dir}"], [f"--checkpoint={latest(run_dir)}"]):
             out = json.loads(self.pptrain("generate", *named, "--prompt", "hi", "--json", "--greedy", "--max-tokens", 5).stdout)
             self.assertEqual(len(out["ids"]), 5, named)
         self.assertEqual(self.pptrain("verify", run_dir).stdout.count(": sound"), 1)
         self.assertIn("nothing to do", self.pptrain("resume", run_dir).stdout)
-        self.assertIn("done: 4 steps", self.pptrain("resume", run_dir, "--set", "train.steps=4").stdout)
+        self.assertIn("done: 6 steps", self.pptrain("resume", run_dir, "--set", "train.steps=6").stdout)
         self.assertIn("no run has used this folder", self.pptrain("resume", self.folder / "none", code=2).stderr)
         (self.folder / "empty").mkdir()
         self.assertIn("no run has used this folder", self.pptrain("eval", self.folder / "empty", code=2).stderr)
@@ -572,7 +568,6 @@ class CommandLine(Case):
         def check(*settings):
             return self.pptrain("check", *self.arguments("run", *settings)).stdout
 
-        self.assertNotIn("warning", check())
         out = check("data.val_fraction=0", f"data.val_path={TEXT}")
         self.assertIn(f'warning: data.val_path has "{TEXT}", which data.path has too', out)
         (self.folder / "link.txt").symlink_to(TEXT)
@@ -599,7 +594,10 @@ class CommandLine(Case):
         }.items():
             with self.subTest(name):
                 ranks = {"wide": 3, "replicas": 4}.get(name, 2)
-                self.train(f"{name}_threads", *settings)
+                if settings:
+                    self.train(f"{name}_threads", *settings)
+                else:
+                    self.copy_whole(f"{name}_threads")
                 self.mpirun(ranks, f"{name}_mpi", *settings)
                 self.assertEqual(self.numbers(f"{name}_threads"), self.numbers(f"{name}_mpi"))
 
@@ -633,11 +631,11 @@ class CommandLine(Case):
 
     @with_mpi
     def test_a_rank_with_other_sizes(self):
-        for key in ("train.seq_len=12", "train.micro_batch_size=3", "model.hidden_size=64"):
-            with self.subTest(key):
-                error = self.run_command(*mpi_command(MPIEXEC, 1), PPTRAIN, *self.arguments("run"), ":", "-n", "1", PPTRAIN,
-                                         *self.arguments("run", key), code=2).stderr
-                self.assertRegex(error, r"rank 1: \(host \S+\) the job is another one than rank 0's .*" + key.partition("=")[0])
+        keys = ("train.seq_len", "train.micro_batch_size", "model.hidden_size")
+        other = self.arguments("run", *(f"{key}={size}" for key, size in zip(keys, (12, 3, 64))))
+        error = self.run_command(*mpi_command(MPIEXEC, 1), PPTRAIN, *self.arguments("run"), ":", "-n", "1", PPTRAIN, *other, code=2).stderr
+        for key in keys:  # it names each that differs
+            self.assertRegex(error, r"rank 1: \(host \S+\) the job is another one than rank 0's .*" + key)
 
     @with_mpi
     def test_heartbeats_heed_the_address_of_the_host(self):
@@ -649,10 +647,9 @@ class CommandLine(Case):
 
     @with_mpi
     def test_a_fault_of_all_ranks(self):
-        for fault, expected in {"train.seq_len=-1": "train.seq_len", "no.such_key=1": "no.such_key"}.items():
-            with self.subTest(fault):
-                error = self.mpirun(2, "run", fault, code=2).stderr
-                self.assertEqual(sum(line.count(expected) for line in self.own_lines(error)), 1, error)
+        error = self.mpirun(2, "run", "train.seq_len=-1", "no.such_key=1", code=2).stderr
+        for expected in ("train.seq_len", "no.such_key"):
+            self.assertEqual(sum(line.count(expected) for line in self.own_lines(error)), 1, error)
         error = self.run_command(*mpi_command(MPIEXEC, 2), PPTRAIN, "--no-such-flag", code=2).stderr
         self.assertEqual(error.count("--no-such-flag"), 1, error)
 
@@ -661,7 +658,7 @@ class CommandLine(Case):
         bad = self.arguments("run", "train.seq_len=-1")
         missing = ["--config", str(self.folder / "missing.toml")]
         cases = {
-            "of all": ([bad, bad, bad], "train.seq_len", None),
+            "of all": ([bad, bad], "train.seq_len", None),
             "of one": ([good, missing], "rank 1: ", "missing.toml"),
             "of rank 0 alone": ([missing, good], "rank 0: ", "missing.toml"),
             "of two": ([good, bad, bad], "ranks 1, 2: ", "train.seq_len"),
@@ -718,8 +715,8 @@ class CommandLine(Case):
     # --- stopping and resuming ---------------------------------------------------------------------------------------
 
     def test_a_finished_run_says_so(self):
-        first = self.train("run").stdout
-        self.assertRegex(first, r"done: 4 steps, validation loss \d\.\d+ nats")
+        self.copy_whole("run")
+        self.assertRegex(self.whole_said.stdout, r"done: 4 steps, validation loss \d\.\d+ nats")
         self.assertIn("nothing to do", self.train("run").stdout)
         self.assertIn("sound", self.pptrain("verify", self.folder / "run/checkpoints").stdout)
 
@@ -758,14 +755,14 @@ class CommandLine(Case):
         trained = [r for r in records(self.folder / "run") if "eval_loss" in r][-1]
         before = sorted(p for p in (self.folder / "run").rglob("*"))
         last = self.folder / "run/checkpoints/step_4"
-        for checkpoint in ([], ["--checkpoint", last], ["--checkpoint", self.folder / "run"]):
-            for layout in ("distributed.pp=1", "distributed.pp_schedule=zbv"):
-                with self.subTest(checkpoint=checkpoint, layout=layout):
-                    done = self.pptrain("eval", *self.arguments("run", layout), *checkpoint, "--json")
-                    result = json.loads(done.stdout)
-                    self.assertEqual(result["loss"], trained["eval_loss"])
-                    self.assertAlmostEqual(result["bits_per_byte"], result["loss"] / math.log(2), 12)
-                    self.assertEqual(result["weights"], f"{last} (step 4)")
+        one, zbv = "distributed.pp=1", "distributed.pp_schedule=zbv"
+        for checkpoint, layout in (([], one), ([], zbv), (["--checkpoint", last], zbv), (["--checkpoint", self.folder / "run"], one)):
+            with self.subTest(checkpoint=checkpoint, layout=layout):
+                done = self.pptrain("eval", *self.arguments("run", layout), *checkpoint, "--json")
+                result = json.loads(done.stdout)
+                self.assertEqual(result["loss"], trained["eval_loss"])
+                self.assertAlmostEqual(result["bits_per_byte"], result["loss"] / math.log(2), 12)
+                self.assertEqual(result["weights"], f"{last} (step 4)")
         text = self.pptrain("eval", *self.arguments("run"), "--batches", "1").stdout
         self.assertRegex(text, r"bits per byte  \d\.\d{4}\ntokens         128\n")
         self.assertEqual(sorted(p for p in (self.folder / "run").rglob("*")), before)
@@ -807,9 +804,9 @@ class CommandLine(Case):
 
         texts = ["[INST] a, b [/INST]", "[]", "[a,b]"]
         given = [part for text in texts for part in ("--prompt", text)]
-        self.assertEqual([line["prompt"] for line in generate(*given)], texts)
-        self.assertEqual([line["prompt"] for line in generate(f"--prompt={texts[0]}")], texts[:1])
-        self.assertEqual([line["prompt_ids"] for line in generate("--prompt-ids", "[1,2,3]")], [[1, 2, 3]])
+        *lines, ids = generate(*given, f"--prompt={texts[0]}", "--prompt-ids", "[1,2,3]")
+        self.assertEqual([line["prompt"] for line in lines], [*texts, texts[0]])
+        self.assertEqual(ids["prompt_ids"], [1, 2, 3])
         plain = generate("--prompt", "To be")[0]
         letter = next(c for c in plain["text"] if c.isascii() and c.isprintable())
         self.assertEqual(generate("--prompt", "To be", "--stop", letter)[0]["finish"], "stop")
@@ -862,38 +859,41 @@ class CommandLine(Case):
         self.assertIn("no complete checkpoint", error)
 
     def test_the_same_command_goes_on_whatever_checkpoint_resume_says(self):
-        self.train("parent", "eval.interval=0")
-        steps = ["train.steps=300", "eval.interval=0"]
+        self.train("parent", "eval.interval=0", "checkpoint.resume=none")
+        shutil.copytree(self.folder / "parent", self.folder / "again")
+        steps = ["train.steps=200", "eval.interval=0"]
+        whole = {}
         for name, resume in {"none": "none", "path": self.folder / "parent/checkpoints/step_4", "again": "restart"}.items():
             with self.subTest(name):
                 settings = [*steps, f'checkpoint.resume="{resume}"']
-                self.train("whole_" + name, *settings)
+                begins = "resume" if name == "path" else "new"
+                if begins not in whole:
+                    self.train("whole_" + name, *settings)
+                    whole[begins] = self.numbers("whole_" + name)
                 self.stop_at_step(8, name, *settings)
                 out = self.train(name, *settings).stdout
                 self.assertIn("resumed from " + str(self.folder / name / "checkpoints/step_"), out)
-                self.assertEqual(self.numbers("whole_" + name), self.numbers(name))
+                self.assertEqual(whole[begins], self.numbers(name))
                 first, second = self.starts(name)
-                self.assertEqual(first["start"], "resume" if name == "path" else "new")
+                self.assertEqual(first["start"], begins)
                 self.assertEqual(second["start"], "resume")
                 self.assertIn("--config", second["command"])
-        # Over once more: what is there moves, nothing is deleted.
-        self.train("none", *steps, "checkpoint.resume=restart")
-        self.assertTrue((self.folder / "none/checkpoints.1/step_300").is_dir())
-        self.assertEqual(self.numbers("whole_none"), self.numbers("none"))
-        self.assertIn('"step":300', (self.folder / "none/metrics.1.jsonl").read_text())
-        self.assertIn('resume = "none"', (self.folder / "none/job.1.toml").read_text())
+        # What was there when a run was started over has moved, nothing is deleted.
+        self.assertTrue((self.folder / "again/checkpoints.1/step_4").is_dir())
+        self.assertIn('"step":4', (self.folder / "again/metrics.1.jsonl").read_text())
+        self.assertIn('resume = "none"', (self.folder / "again/job.1.toml").read_text())
 
     def test_a_job_that_does_not_fit_the_checkpoint_is_refused(self):
-        self.train("run", "eval.interval=0")
+        self.copy_whole("run")
         cases = {"model.rope_theta=5e5": "model.rope_theta was 10000.0, is 500000.0",
                  "train.seq_len=8": "train.seq_len was 16, is 8"}
         for change, words in cases.items():
             with self.subTest(change):
-                self.assertIn(words, self.train("run", "eval.interval=0", "train.steps=8", change, code=2).stderr)
+                self.assertIn(words, self.train("run", "train.steps=8", change, code=2).stderr)
                 if MPIEXEC:
-                    error = self.mpirun(2, "run", "eval.interval=0", "train.steps=8", change, code=2).stderr
+                    error = self.mpirun(2, "run", "train.steps=8", change, code=2).stderr
                     self.assertEqual(error.count(words), 1, error)
-        out = self.train("run", "eval.interval=0", "train.steps=8", "optimizer.lr=1e-3").stdout
+        out = self.train("run", "train.steps=8", "optimizer.lr=1e-3").stdout
         self.assertRegex(out, r"step_4 goes on with changed settings: train\.steps was 4, is 8; optimizer\.lr was 0\.01, is 0\.001; learning rate of step 5: ")
 
     # --- failures ----------------------------------------------------------------------------------------------------
@@ -943,13 +943,13 @@ class Clock(Case):
         def mpirun():
             self.run_command(*mpi_command(MPIEXEC, 1), PPTRAIN, *self.arguments("run"), ":", "-n", "1", PPTRAIN, "--config", missing, code=2)
 
+        start_up = min(seconds(lambda: self.pptrain("--help")) for _ in range(3))
         for launch in [torchrun, mpirun] if MPIEXEC else [torchrun]:
             with self.subTest(launch.__name__):
-                start_up = min(seconds(lambda: self.pptrain("--help")) for _ in range(3))
-                self.assertLess(min(seconds(launch) for _ in range(3)), start_up + 2.5)
+                self.assertTrue(any(seconds(launch) < start_up + 2.5 for _ in range(3)), "slow three times")
 
     def test_signals_save_and_exit_3(self):
-        steps = "train.steps=400"
+        steps = "train.steps=250"
         self.train("whole", steps)
         for name in ("SIGTERM", "SIGINT", "SIGUSR1"):
             with self.subTest(name):
@@ -973,9 +973,9 @@ class Clock(Case):
 
     @with_mpi
     def test_killed_and_resumed_on_another_layout(self):
-        settings = ["train.steps=300", "checkpoint.interval=20"]
+        settings = ["train.steps=200", "checkpoint.interval=20"]
         self.train("whole", *settings)
-        process = self.start_and_wait_for([PPTRAIN, *self.arguments("killed", *settings)], "killed", 90)
+        process = self.start_and_wait_for([PPTRAIN, *self.arguments("killed", *settings)], "killed", 45)
         process.kill()
         process.communicate(timeout=60)
         out = self.mpirun(3, "killed", *settings, "distributed.pp=3").stdout

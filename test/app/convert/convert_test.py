@@ -82,6 +82,8 @@ path = "{folder}/tokens.bin"
 format = "bin"
 val_fraction = 0.5
 {data}
+[eval]
+batches = 0
 [metrics]
 peak_tflops = 1
 [model]
@@ -197,7 +199,7 @@ class CheckpointToHf(Case):
                 logits = model(row[:, :-1]).logits[0]
             nats += torch.nn.functional.cross_entropy(logits, row[0, 1:], reduction="sum").item()
             count += row.shape[1] - 1
-        loss = self.eval(job, self.folder / "run")
+        loss = [record["eval_loss"] for record in records(self.folder / "run") if "eval_loss" in record][-1]  # as eval would say
         assert_within(self, abs(loss - nats / count), 1e-5)
         self.assertEqual(self.eval(job, out), loss)  # the directory's weights are the checkpoint's, to the bit
         prompts = tokens[:64].view(2, 32)
@@ -270,8 +272,7 @@ class CheckpointToHf(Case):
             self.assertTrue(len(one) == 1 or sum(t.nbytes for t in one.values()) <= 100e3)
             tensors.update(one)
         self.assertEqual(index["metadata"]["total_size"], sum(t.nbytes for t in tensors.values()))
-        self.convert(self.folder / "run", self.folder / "whole")
-        for key, tensor in load_file(self.folder / "whole/model.safetensors").items():
+        for key, tensor in load_file(self.folder / "plain/model.safetensors").items():
             self.assertTrue(torch.equal(tensors[key], tensor.to(torch.bfloat16)), key)
         self.assertEqual(AutoModelForCausalLM.from_pretrained(out).dtype, torch.bfloat16)
 
@@ -341,42 +342,50 @@ class Tokenizers(Case):
 
 
 class HfAndBack(Case):
-    def round_trip(self, source):
-        self.convert(source, self.folder / "checkpoint")
-        self.assertIn("sound", self.pptrain("verify", self.folder / "checkpoint").stdout)
-        self.convert(self.folder / "checkpoint", self.folder / "back")
+    def round_trip(self, source, step=0):
+        """To a checkpoint, which is returned, and back. verify() is for all of them together."""
+        checkpoint = self.folder / f"checkpoints/step_{step}"
+        self.convert(source, checkpoint)
+        self.convert(checkpoint, self.folder / "back")
         self.assert_same_folder(source, self.folder / "back")
+        return checkpoint
+
+    def verify(self, count=1):
+        said = self.pptrain("verify", self.folder / "checkpoints").stdout
+        self.assertEqual((said.count(": sound"), len(said.splitlines())), (count, count))
 
     def test_every_architecture_byte_for_byte(self):
         forms = {"llama": (torch.bfloat16, {}), "qwen3": (torch.float32, {"max_shard_size": "200KB"}),
                  "qwen3_moe": (torch.bfloat16, {"max_shard_size": "200KB"}),
                  "mixtral": (torch.float16, {"save_original_format": False})}
-        for kind, (dtype, options) in forms.items():
+        for i, (kind, (dtype, options)) in enumerate(forms.items()):
             with self.subTest(kind=kind):
                 source = self.folder / "hf"
                 save_hf(kind, source, dtype, **options)
                 self.assertEqual((source / "model.safetensors.index.json").exists(), "max_shard_size" in options)
-                self.round_trip(source)
-                for name in ("hf", "checkpoint", "back"):
+                self.round_trip(source, i)
+                for name in ("hf", "back"):
                     shutil.rmtree(self.folder / name)
+        self.verify(len(forms))
 
     def test_families_byte_for_byte_and_in_a_new_directory(self):
         torch.manual_seed(seed(2))
         for i, name in enumerate(FAMILIES):
             with self.subTest(family=name):
-                for part in ("hf", "checkpoint", "back", "new"):
+                for part in ("hf", "back", "new"):
                     shutil.rmtree(self.folder / part, ignore_errors=True)
                 model = build_family(name)
                 options = {"max_shard_size": "200KB"} if i % 2 else {}
                 model.to(torch.bfloat16 if i % 3 == 0 else torch.float32).save_pretrained(self.folder / "hf", **options)
-                self.round_trip(self.folder / "hf")
-                self.convert(self.folder / "checkpoint", self.folder / "new", "--dtype", "fp32")
+                checkpoint = self.round_trip(self.folder / "hf", i)
+                self.convert(checkpoint, self.folder / "new", "--dtype", "fp32")
                 # Read again: a model in bfloat16 has rounded its rotary frequencies too.
                 first, new = (AutoModelForCausalLM.from_pretrained(self.folder / part, dtype=torch.float32, pad_token_id=0)
                               for part in ("hf", "new"))
                 ids = torch.arange(2 * 32).view(2, 32)
                 with torch.no_grad():
                     self.near(new(ids).logits, first(ids).logits, 1e-6, name)
+        self.verify(len(FAMILIES))
 
     def test_a_snapshot_of_the_hub_with_all_that_lies_there(self):
         # Links to blobs, folders, a header of another writer, tensors that are no parameters, a tied head.
@@ -403,6 +412,7 @@ class HfAndBack(Case):
         (source / ".gitattributes").write_text("*.bin lfs\n")
         (source / "empty").write_bytes(b"")
         self.round_trip(source)
+        self.verify()
         self.assertFalse((self.folder / "back/model.safetensors").is_symlink())
         back = AutoModelForCausalLM.from_pretrained(self.folder / "back")
         for name, parameter in model.named_parameters():
@@ -422,13 +432,15 @@ class HfAndBack(Case):
         self.assertTrue(torch.equal(ours, theirs))
 
     def test_a_run_begins_with_it_as_with_the_directory(self):
-        source, checkpoint = self.folder / "hf", self.folder / "checkpoint"
+        source, checkpoint = self.folder / "hf", self.folder / "c/checkpoints/step_0"  # where a run in c finds it by itself
         save_hf("qwen3", source, torch.bfloat16)
         make_tokens(self.folder / "tokens.bin")
         self.convert(source, checkpoint)
         job = self.write_job(model=f'hf_dir = "{source}"')
         self.assertEqual(self.eval(job, checkpoint), self.eval(job, source))
-        self.convert(source, self.folder / "c/checkpoints/step_0")  # a run in c finds it by itself
+        message = self.pptrain("--config", job, "--set", f'run.dir="{self.folder}/d"', "--set", f'checkpoint.resume="{checkpoint}"',
+                               "--set", "model.rope_theta=77.0", code=2).stderr
+        self.assertIn("model.rope_theta was", message)
         losses = []
         for name, key in (("a", f'checkpoint.resume="{checkpoint}"'), ("b", 'model.init="hf"'), ("c", "train.steps=2")):
             done = self.pptrain("--config", job, *sets(f'run.dir="{self.folder}/{name}"', key, "optimizer.name=lion",
@@ -437,9 +449,6 @@ class HfAndBack(Case):
             self.assertEqual("weights alone" in done.stderr + done.stdout, name != "b")
         self.assertEqual(len(losses[0]), 2)
         self.assertEqual(losses, [losses[0]] * 3)
-        message = self.pptrain("--config", job, "--set", f'run.dir="{self.folder}/d"', "--set", f'checkpoint.resume="{checkpoint}"',
-                               "--set", "model.rope_theta=77.0", code=2).stderr
-        self.assertIn("model.rope_theta was", message)
 
     def test_memory_does_not_grow_with_the_model(self):
         # Started by a small process: one that is started has had its parent's memory.
@@ -540,14 +549,17 @@ class Refusals(Case):
         source, checkpoint = self.folder / "hf", self.folder / "checkpoint"
         save_hf("qwen3", source, torch.bfloat16)
         self.convert(source, checkpoint)
-        for name in ("stage_0/model.safetensors", "hf/files/config.json", "hf/headers/model.safetensors"):
+        names = ("stage_0/model.safetensors", "hf/files/config.json", "hf/headers/model.safetensors")
+        for step, name in enumerate(names):
             with self.subTest(name=name):
-                path = checkpoint / name
-                good = path.read_bytes()
-                path.write_bytes(good[:-3] + bytes([good[-3] ^ 1]) + good[-2:])
-                self.assertIn(name, self.refused(checkpoint, self.folder / "out", code=1))
-                self.assertIn(name, self.pptrain("verify", checkpoint, code=1).stdout)
-                path.write_bytes(good)
+                damaged = self.folder / f"damaged/step_{step}"
+                shutil.copytree(checkpoint, damaged)
+                good = (damaged / name).read_bytes()
+                (damaged / name).write_bytes(good[:-3] + bytes([good[-3] ^ 1]) + good[-2:])
+                self.assertIn(name, self.refused(damaged, self.folder / "out", code=1))
+        said = self.pptrain("verify", self.folder / "damaged", code=1).stdout
+        for step, name in enumerate(names):
+            self.assertRegex(said, f"step_{step}.*{name}")
 
     def test_what_transformers_has_no_place_for(self):
         self.train("mixtral", "model.router_bias_update_rate=0.001")

@@ -32,7 +32,8 @@ class LiveRun(Case):
         self.run_dir = self.folder / "run"
 
     def start(self, *settings, launcher=()):
-        command = [*launcher, PPTRAIN, "--config", "job.toml", *sets("run.dir=run", *settings)]
+        """A run that gives way to the commands which are started beside it."""
+        command = ["nice", *launcher, PPTRAIN, "--config", "job.toml", *sets("run.dir=run", *settings)]
         process = start(command, self.folder, stderr=subprocess.STDOUT)
         self.addCleanup(process.stdout.close)
         self.addCleanup(process.wait)
@@ -122,12 +123,11 @@ class LiveRun(Case):
 
         # A run that is killed is dead, and says so of nothing that it did not do.
         process = self.start()
-        self.until(lambda: self.run_dir.joinpath("end.json").exists() is False and self.status()["state"] == "running",
+        self.until(lambda: not (self.run_dir / "end.json").exists() and self.status()["state"] == "running",
                    "the run did not start")
         process.send_signal(signal.SIGKILL)
         process.wait(PATIENCE)
-        self.assertEqual(self.status(code=4)["state"], "dead")
-        self.assertIn("it was killed, or its host went down", self.command("status", "run", code=4).stdout)
+        self.assertRegex(self.command("status", "run", code=4).stdout, r"run: dead\b.*it was killed, or its host went down")
         with open(self.run_dir / "metrics.jsonl", "a") as file:
             file.write('{"step": 99, "lo')
         self.assertEqual(self.status(code=4)["state"], "dead")
@@ -137,7 +137,8 @@ class LiveRun(Case):
         return json.loads((self.run_dir / "pace.json").read_text())
 
     def test_a_slow_rank_is_named(self):
-        command = [PPTRAIN, "--config", "job.toml", *sets("run.dir=run")]
+        # Each step is longer than rank 1 may go on for below.
+        command = [PPTRAIN, "--config", "job.toml", *sets("run.dir=run", "train.grad_accum_steps=64")]
         ranks = start_ranks([command] * 2, self.folder)
         for rank in ranks:
             self.addCleanup(rank.communicate)
@@ -157,6 +158,9 @@ class LiveRun(Case):
             return self.pace()["slow"]
         self.until(slowed, "the slow rank was not noticed")
         why = self.pace()["slow"][0]["why"]
+        self.until(lambda: why in self.log(), "the log does not say what is slow")
+        for rank in ranks:  # it is enough that they are there
+            rank.send_signal(signal.SIGSTOP)
         self.assertRegex(why, r"^rank 1's (forward|backward|data and optimizer) \+\d+ %")
         status = self.status()["pace"]
         self.assertTrue(status["slow"])

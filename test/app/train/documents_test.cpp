@@ -120,7 +120,7 @@ TEST_CASE("steps that choose what their microbatches recompute give the same bit
   }
 }
 
-TEST_CASE("documents on other meshes give nearly the numbers of one rank, over the same tokens") {
+TEST_CASE("documents on other meshes give nearly the numbers of one rank, over the same tokens", "[meshes]") {
   const TemporaryFolder folder;
   const std::string text = small_job_text(write_corpus(folder.path()));
   const std::vector<Overrides> meshes = {

@@ -24,7 +24,7 @@ const Overrides spread = {"distributed.pp_head=spread"};
 }  // namespace
 
 TEST_CASE("a spread head gives the same bits under every schedule, and the whole head's losses") {
-  for (const auto& [ranks, dtype, near] : {std::tuple(2, "fp32", 1e-5), std::tuple(3, "bf16", 1e-2)}) {
+  for (const auto& [ranks, dtype, near] : {std::tuple(2, "fp32", 5e-5), std::tuple(3, "bf16", 1e-2)}) {
     const Overrides job =
         with(spread_job, {fmt::format("distributed.pp={}", ranks), fmt::format("train.dtype={}", dtype)});
     const JobResult whole = run(job), reference = run(with(job, spread));
@@ -66,7 +66,7 @@ TEST_CASE("a spread head goes with every axis") {
   for (const Overrides& axis : axes) {
     CAPTURE(axis);
     const Overrides job = with(with(spread_job, {"distributed.pp=2", "train.dtype=fp32"}), axis);
-    check_near(run(with(job, spread)), run(job), 2e-5);
+    check_near(run(with(job, spread)), run(job), 5e-5);
   }
 }
 
@@ -89,9 +89,9 @@ TEST_CASE("a run with a spread head goes on from its checkpoints, as it was or w
     const JobResult same = resumed(with(spread, {"distributed.pp_schedule=zb_h1"}));
     CHECK(same.metrics == whole.metrics);
     CHECK(same.checksums == whole.checksums);
-    check_near(resumed({}), whole, 2e-5);
-    check_near(resumed({"distributed.pp=1"}), whole, 2e-5);
-    check_near(resumed(with(spread, {"distributed.pp=4"})), whole, 2e-5);
+    check_near(resumed({}), whole, 5e-5);
+    check_near(resumed({"distributed.pp=1"}), whole, 5e-5);
+    check_near(resumed(with(spread, {"distributed.pp=4"})), whole, 5e-5);
   }
 }
 

@@ -15,6 +15,8 @@ import sys
 import tempfile
 import unittest
 
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
 from tokenizers import Tokenizer
 
 TOOL = pathlib.Path(sys.argv.pop(1)).resolve()
@@ -108,6 +110,8 @@ class Tool:
             (size,) = struct.unpack_from("<I", result.stdout, at)
             answers.append(result.stdout[at + 4 : at + 4 + size])
             at += 4 + size
+        if len(answers) != len(requests):
+            raise AssertionError(f"{len(answers)} answers to {len(requests)} requests")
         return answers
 
     def warnings(self):
@@ -127,32 +131,41 @@ def raw_of(ids):
 
 
 class Compared(unittest.TestCase):
-    def compare(self, document, texts, special=True, decode=True):
-        """Texts are str, or bytes that need not be UTF-8."""
+    def compare(self, document, texts, special=True, decode="dDs"):
+        """Texts are str, or bytes that need not be UTF-8; `decode`: the requests that are made of the package's ids.
+
+        All are answered by one start of the tool.
+        """
         package, tool = Tokenizer.from_str(json.dumps(document)), Tool(self, document)
         package.no_truncation()
         package.no_padding()
         as_str = [text if isinstance(text, str) else text.decode(errors="replace") for text in texts]
         as_bytes = [text.encode() if isinstance(text, str) else text for text in texts]
-        for flag, request in ((False, "e"), (True, "E")) if special else ((False, "e"),):
-            expected = [package.encode(text, add_special_tokens=flag).ids for text in as_str]
-            answers = tool.ask([(request, text) for text in as_bytes])
-            for text, want, got in zip(texts, expected, map(ids_of, answers), strict=True):
-                self.assertEqual(want, got, f"{text!r}: {[package.id_to_token(i) for i in want]}, not "
-                                            f"{[package.id_to_token(i) for i in got]}")  # fmt: skip
+        expected = {request: [each.ids for each in package.encode_batch_fast(as_str, add_special_tokens=request == "E")]
+                    for request in ("eE" if special else "e")}  # fmt: skip
+        lists = expected["E" if special else "e"]
+        answers = iter(tool.ask([(request, text) for request in expected for text in as_bytes] + self.decodings(lists, decode)))
+        for wanted in expected.values():
+            for text, want in zip(texts, wanted, strict=True):
+                got = ids_of(next(answers))
+                if want != got:  # a message for each text would take longer than all the rest
+                    self.fail(f"{text!r}: {[package.id_to_token(i) for i in want]}, not {[package.id_to_token(i) for i in got]}")
         if decode:
-            self.compare_decoding(package, tool, expected)
+            self.compare_decoding(package, answers, lists, decode)
 
-    def compare_decoding(self, package, tool, lists):
-        requests = [(kind, raw_of(ids)) for ids in lists for kind in "dDs"]
-        answers = iter(tool.ask(requests))
+    def decodings(self, lists, requests="dDs"):
+        return [(request, raw_of(ids)) for ids in lists for request in requests]
+
+    def compare_decoding(self, package, answers, lists, requests="dDs"):
+        """`answers`: those to decodings()."""
         for ids in lists:
             want = package.decode(ids, skip_special_tokens=False)
-            self.assertEqual(want, next(answers).decode(), ids)
-            self.assertEqual(package.decode(ids, skip_special_tokens=True), next(answers).decode(), ids)
-            streamed = next(answers).decode()
-            if "\ufffd" not in want:
-                self.assertEqual(want, streamed, ids)
+            for request in requests:
+                got = next(answers).decode()
+                if request == "D":
+                    self.assertEqual(package.decode(ids, skip_special_tokens=True), got, ids)
+                elif request == "d" or "\ufffd" not in want:
+                    self.assertEqual(want, got, ids)
 
 
 class FourDefinitions(Compared):
@@ -191,12 +204,16 @@ class FourDefinitions(Compared):
                 package = Tokenizer.from_str(json.dumps(document))
                 size = package.get_vocab_size() + 3  # ids beyond the vocabulary too
                 lists = [[rng.randrange(size) for _ in range(rng.randint(0, 12))] for _ in range(5000)]
-                self.compare_decoding(package, Tool(self, document), lists)
+                self.compare_decoding(package, iter(Tool(self, document).ask(self.decodings(lists))), lists)
 
     def test_long_runs(self):
         for name, document in DEFINITIONS.items():
             with self.subTest(name):
-                self.compare(document, ["a" * 100_000, " " * 100_000 + "x", "\n" * 50_000, "ab" * 30_000, "é" * 30_000, "1" * 9999])
+                blanks = " " * 100_000 + "x"
+                if name == "llama2":  # A stream that begins with blanks, of which the first one goes, takes the square of their number.
+                    self.compare(document, [blanks], decode="dD")
+                    blanks = blanks[-20_000:]
+                self.compare(document, ["a" * 100_000, blanks, "\n" * 50_000, "ab" * 30_000, "é" * 30_000, "1" * 9999])
 
 
 def changed(name, **parts):
@@ -285,7 +302,7 @@ class KnownModels(Compared):
         for name, steps in MODELS.items():
             with self.subTest(name):
                 texts = [f"a{chr(c)}b {chr(c)}{chr(c)}\u0301 1{chr(c)}中" for c in codes]
-                self.compare(changed("gpt2", pre_tokenizer=steps), texts, special=False, decode=False)
+                self.compare(changed("gpt2", pre_tokenizer=steps), texts, special=False, decode="")
 
     def test_every_behavior_of_punctuation(self):
         texts = ["...a.b!?", "a", "", "!", "!!", " . , ", "¿qué?—«x»", "$1+2=3", "a。b、、c", "\u2e43x\u166dy", "-a--b-", "𐩐x𑇉"]
@@ -294,18 +311,21 @@ class KnownModels(Compared):
             for tail in ((BYTES,), (BYTES, punctuation(behavior), {"type": "Digits", "individual_digits": True})):
                 with self.subTest(behavior=behavior, steps=len(tail)):
                     steps = sequence(punctuation(behavior), *tail)
-                    self.compare(changed("gpt2", pre_tokenizer=steps), texts, special=False, decode=False)
-        self.compare(changed("gpt2", pre_tokenizer=sequence({"type": "Punctuation"}, BYTES)), texts, special=False, decode=False)
+                    self.compare(changed("gpt2", pre_tokenizer=steps), texts, special=False, decode="")
+        self.compare(changed("gpt2", pre_tokenizer=sequence({"type": "Punctuation"}, BYTES)), texts, special=False, decode="")
 
     def test_set_operations(self):
         codes = [c for c in range(1, 0x34000) if not 0xD800 <= c < 0xE000]
-        texts = ["a" + "a".join(chr(c) for c in codes[i : i + 40]) + "a" for i in range(0, len(codes), 40)]
+        fewer = codes if STRINGS > 100_000 else [c for c in codes if c < 0x3100 or c % 7 == 0]
+        all_texts, fewer_texts = (["a" + "a".join(map(chr, some[i : i + 40])) + "a" for i in range(0, len(some), 40)]
+                                  for some in (codes, fewer))  # fmt: skip
         for pattern in (r"[[a]]", r"[b[c-e]\d]", r"[^b[^c-z]]", r"[\p{L}&&[^\p{Han}]]", r"[^\p{L}&&[^\p{Han}]]", r"[\w&&[^\d_]&&[^a-m]]",
                         r"[\W&&[\x{80}-\x{ff}]]", r"[a&b[&]]", r"[\P{L}&&\S]", r"[\s\[&&[^\n]]", r"[\D&&\p{N}]", r"[[^a]&&[^b-]]",
                         r"[\u3041-\u3096&&\p{L}-]", r"\p{Han}", r"\P{Han}", r"[^\p{Han}]", r"\b", r"\B", r"\b\w", r"\w\b", r"\B.\B"):  # fmt: skip
             with self.subTest(pattern):
                 steps = sequence(split(pattern, "Removed"), BYTES)
-                self.compare(changed("gpt2", pre_tokenizer=steps), texts, special=False, decode=False)
+                texts = all_texts if "Han" in pattern or pattern == r"\b" else fewer_texts  # the others are of the same classes
+                self.compare(changed("gpt2", pre_tokenizer=steps), texts, special=False, decode="")
 
     def test_truncation_and_padding_are_ignored_with_a_word(self):
         document = changed("gpt2", truncation={"direction": "Right", "max_length": 3, "strategy": "LongestFirst", "stride": 0},
@@ -357,7 +377,7 @@ class Parts(Compared):
         for form in ("NFC", "NFD", "NFKC", "NFKD", "Lowercase", "StripAccents"):
             with self.subTest(form):
                 texts = ["".join(f"{chr(c)}a\u0345{chr(c)}\u0334 " for c in codes[i : i + 50]) for i in range(0, len(codes), 50)]
-                self.compare(changed("gpt2", normalizer={"type": form}), texts, special=False, decode=False)
+                self.compare(changed("gpt2", normalizer={"type": form}), texts, special=False, decode="")
 
     def test_random_orders_of_marks(self):
         rng = random.Random(5)
@@ -367,7 +387,7 @@ class Parts(Compared):
                  for _ in range(5000)]  # fmt: skip
         for form in ("NFC", "NFD", "NFKC", "NFKD"):
             with self.subTest(form):
-                self.compare(changed("gpt2", normalizer={"type": form}), texts, special=False, decode=False)
+                self.compare(changed("gpt2", normalizer={"type": form}), texts, special=False, decode="")
 
     def test_behaviors(self):
         behaviors = ("Removed", "Isolated", "MergedWithPrevious", "MergedWithNext", "Contiguous")
@@ -402,10 +422,10 @@ class Parts(Compared):
         for name in ("L", "Lu", "Ll", "Lt", "Lm", "Lo", "M", "Me", "N", "Nd", "Nl", "No", "P", "Pc", "Pd", "Ps", "Pe", "Pi", "Pf",
                      "Po", "S", "Sm", "Sc", "Sk", "So", "Z", "Zs", "Zl", "Zp"):  # fmt: skip
             with self.subTest(name):
-                self.compare(changed("gpt2", pre_tokenizer=sequence(split(rf"\p{{{name}}}", "Removed"), BYTES)), texts, special=False, decode=False)
+                self.compare(changed("gpt2", pre_tokenizer=sequence(split(rf"\p{{{name}}}", "Removed"), BYTES)), texts, special=False, decode="")
         for escape in (r"\s", r"\S", r"\w", r"\W", r"\d", r"\D", r"[\s]", r"[^\s\w\d]", r"[\w]", r"[^\w]", r"[\w ]", r"[\S\n]", r"\P{L}"):
             with self.subTest(escape):
-                self.compare(changed("gpt2", pre_tokenizer=sequence(split(escape, "Removed"), BYTES)), texts, special=False, decode=False)
+                self.compare(changed("gpt2", pre_tokenizer=sequence(split(escape, "Removed"), BYTES)), texts, special=False, decode="")
 
     def test_pre_tokenizers(self):
         llama = {"normalizer": None}

@@ -1,0 +1,33 @@
+"""What scripts/lib.sh takes of the machine: compilers and tests at once."""
+
+import pathlib
+import subprocess
+import unittest
+
+SCRIPTS = pathlib.Path(__file__).resolve().parents[2] / "scripts"
+
+
+def said(function, cores=8, mib=100_000):
+    """What a function of lib.sh prints on a machine like that."""
+    commands = f"source {SCRIPTS}/lib.sh; nproc() {{ echo {cores}; }}; available_mib() {{ echo {mib}; }}; {function}"
+    return int(subprocess.run(["bash", "-euo", "pipefail", "-c", commands], capture_output=True, text=True, check=True).stdout)
+
+
+class Lib(unittest.TestCase):
+    def test_a_compiler_for_each_core_where_memory_suffices(self):
+        self.assertEqual([said("jobs", cores=cores) for cores in (1, 2, 16)], [1, 2, 16])
+
+    def test_fewer_compilers_where_memory_is_short(self):
+        self.assertEqual([said("jobs", mib=mib) for mib in (500, 3_500, 4_000, 15_000, 60_000)], [1, 1, 2, 8, 8])
+
+    def test_memory_is_that_of_the_host_at_most(self):
+        found = subprocess.run(["bash", "-c", f"source {SCRIPTS}/lib.sh; available_mib"], capture_output=True, text=True).stdout
+        total = int(pathlib.Path("/proc/meminfo").read_text().split()[1]) // 1024
+        self.assertTrue(0 < int(found) <= total, found)
+
+    def test_tests_at_once(self):
+        self.assertEqual([said("test_slots", cores=cores) for cores in (1, 2, 4, 64)], [4, 6, 12, 24])
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)
