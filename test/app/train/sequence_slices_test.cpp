@@ -94,7 +94,7 @@ TEST_CASE("sequence slices go with a spread head, under every schedule with the 
       with(sliced_job, {"train.dtype=fp32", "distributed.pp=2", "distributed.pp_head=spread",
                         "metrics.microbatch_losses=true", "train.label_smoothing=0.1"});
   const JobResult reference = run(job);
-  check_near(reference, run(with(job, {"distributed.pp_head=last"})), 2e-5);
+  check_near(reference, run(with(job, {"distributed.pp_head=last"})), {2e-5, 2e-4});
   check_near(reference, run(with(job, whole)), 1e-4);
   for (const std::string& name : pptrain::schedule::training_schedule_names()) {
     CAPTURE(name);
