@@ -311,13 +311,15 @@ TEST_CASE("padding changes neither the balance of experts nor what is said of th
     CAPTURE(lengths);
     const std::vector<Json> padded = steps(lengths);
     REQUIRE(padded.size() == 4);
+    int64_t padding = 0;
     for (size_t i = 0; i < padded.size(); ++i) {
-      CHECK(padded[i].at("padding_tokens").get<int64_t>() > 0);
+      padding += padded[i].at("padding_tokens").get<int64_t>();
       CHECK(padded[i].at("expert_load") == exact[i].at("expert_load"));
       CHECK(padded[i].at("expert_imbalance") == exact[i].at("expert_imbalance"));
       CHECK(test::relative_error(padded[i].at("grad_norm").get<double>(),
                                  exact[i].at("grad_norm").get<double>()) < 1e-5);
     }
+    CHECK(padding > 0);
   }
 }
 

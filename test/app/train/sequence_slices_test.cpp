@@ -23,6 +23,8 @@ const Overrides balanced = {"model.arch=qwen3_moe",           "model.num_experts
                             "model.num_experts_per_tok=2",    "model.moe_intermediate_size=16",
                             "model.router_aux_loss_coef=0.1", "model.router_z_loss_coef=0.01"};
 
+const Apart slices_apart(1e-4, 4e-4);
+
 }  // namespace
 
 TEST_CASE("sequence slices give the same bits under every schedule, and whole microbatches' losses") {
@@ -55,16 +57,17 @@ TEST_CASE("sequence slices keep their bits with every axis that does so") {
     CAPTURE(kind);
     const JobResult alone = run(with(
         with(job, kind), {"distributed.pp=1", "distributed.pp_schedule=gpipe", "train.grad_accum_steps=4"}));
-    check_near(alone, run(with(with(job, kind), whole, Overrides{"train.grad_accum_steps=4"})), 1e-4);
+    check_near(alone, run(with(with(job, kind), whole, Overrides{"train.grad_accum_steps=4"})), slices_apart);
     for (const Overrides& layout :
          std::vector<Overrides>{{"distributed.dp_replicate=2"},
                                 {"distributed.dp_shard=2", "distributed.reshard_after_forward=true"},
                                 {"distributed.dp_shard=2", "distributed.reduce_gradients=microbatch"}}) {
       CAPTURE(layout);
       const JobResult two = run(with(with(job, kind), layout, Overrides{"train.grad_accum_steps=2"}));
-      check_near(two, alone, 1e-4);
+      check_near(two, alone, slices_apart);
     }
-    check_near(run(with(with(job, kind), {"distributed.tp=2", "train.grad_accum_steps=4"})), alone, 1e-4);
+    check_near(run(with(with(job, kind), {"distributed.tp=2", "train.grad_accum_steps=4"})), alone,
+               slices_apart);
   }
 }
 
@@ -95,7 +98,7 @@ TEST_CASE("sequence slices go with a spread head, under every schedule with the 
                         "metrics.microbatch_losses=true", "train.label_smoothing=0.1"});
   const JobResult reference = run(job);
   check_near(reference, run(with(job, {"distributed.pp_head=last"})), {2e-5, 2e-4});
-  check_near(reference, run(with(job, whole)), 1e-4);
+  check_near(reference, run(with(job, whole)), slices_apart);
   for (const std::string& name : pptrain::schedule::training_schedule_names()) {
     CAPTURE(name);
     check_equal(run(with(job, {"distributed.pp_schedule=" + name})), reference);
@@ -142,7 +145,7 @@ TEST_CASE("documents are balanced by the schedule's end in slices and with a spr
                               {"distributed.pp_head=spread", "distributed.pp_sequence_slices=1"}}) {
     CAPTURE(kind);
     const Overrides by_cost = with(job, kind), by_schedule = with(by_cost, {"data.balance=schedule"});
-    check_near(run(by_schedule), run(by_cost), 1e-4);
+    check_near(run(by_schedule), run(by_cost), slices_apart);
   }
 }
 
