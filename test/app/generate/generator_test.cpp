@@ -242,7 +242,7 @@ TEST_CASE("logits from the cache are those of whole sequences", "[generator]") {
     const attention::CachedAttention::Use use(*attention, cache, documents);
     const at::Tensor logits = stage.logits(part(places, std::move(starts)), {}, {});
     CHECK(relative_error(logits, expected.index_select(0, at::tensor(places, at::kLong))) <
-          (type == at::kFloat ? 2e-6 : 2e-2));
+          (type == at::kFloat ? 2e-6 : 3e-2));
   };
   run({0, 1, 2, 12, 13}, {0, 3, 5}, {{.slot = 0, .past = 0}, {.slot = 1, .past = 0}});
   for (int64_t i = 0; i < 5; ++i)

@@ -74,7 +74,7 @@ TEST_CASE("sequence slices keep their bits with every axis that does so") {
 TEST_CASE("routers' losses are of whole microbatches, to the bit under every schedule of slices") {
   const Overrides job = with(with(sliced_job, balanced), {"train.dtype=fp32"});
   const JobResult one = run(job), uncut = run(with(job, whole));
-  check_near(one, uncut, 1e-5);
+  check_near(one, uncut, {1e-5, 4e-4});
   // They act: without them the weights are others.
   const JobResult without = run(with(job, {"model.router_aux_loss_coef=0", "model.router_z_loss_coef=0"}));
   CHECK_FALSE(without.checksums == one.checksums);
@@ -89,7 +89,7 @@ TEST_CASE("routers' losses are of whole microbatches, to the bit under every sch
   check_near(run(with(job, {"distributed.dp_shard=2", "distributed.ep=2", "train.grad_accum_steps=2"})),
              run(with(job, {"distributed.dp_shard=2", "distributed.ep=2", "train.grad_accum_steps=2",
                             "distributed.pp_sequence_slices=1"})),
-             1e-5);
+             {1e-5, 4e-4});
 }
 
 TEST_CASE("sequence slices go with a spread head, under every schedule with the same bits") {
