@@ -32,8 +32,8 @@ ORACLE = sys.argv.pop(1)
 STEPS, MICROBATCHES, BATCH, SEQ = 5, 2, 2, 37
 LR, WEIGHT_DECAY, BETAS, EPSILON = 1e-2, 0.1, (0.9, 0.95), 1e-8
 # Errors of gradients in float32, which sum some thousand terms, with an eighth of them left in some tensors: of a tensor by its norm,
-# and of one element by the tensor's largest one.
-GRADIENT, SLACK = 512 * 2**-24, 256 * 2**-24
+# and of one element by the tensor's largest one. A vector's gradient is a sum over all tokens, of which still less may be left.
+GRADIENT, SLACK, OF_VECTOR = 512 * 2**-24, 256 * 2**-24, 4
 PATH_RATE = 0.5  # of gradient descent, whose gradients have a norm of 1 at most
 
 # Sizes that share no factors, so that one taken for another does not go unseen.
@@ -178,7 +178,8 @@ def train(model, tokens, labels, filling, balance, z):
         for i, (name, parameter) in enumerate(model.named_parameters()):
             largest[i] = max(largest[i], parameter.grad.abs().max().item())
             moment = optimizer.state[parameter]["exp_avg_sq"] / (1 - BETAS[1] ** (step + 1))
-            slack = LR * SLACK * largest[i] / (moment.sqrt() + EPSILON) + 2**-23 * parameter.detach().abs()
+            off = SLACK * (OF_VECTOR if parameter.dim() == 1 else 1) * largest[i]
+            slack = LR * off / (moment.sqrt() + EPSILON) + 2**-23 * parameter.detach().abs()
             for ours, value in parts_of(model.config, name, parameter.detach()):
                 result[f"weight.{step}.{ours}"] = value.clone()
             for ours, value in parts_of(model.config, name, slack):
@@ -223,7 +224,7 @@ class TransformersTest(unittest.TestCase):
         self.near(actual["logits"], expected["logits"], 1e-5, "logits")
         for name in expected:
             if name.startswith("gradient."):
-                self.near(actual[name], expected[name], GRADIENT, name)
+                self.near(actual[name], expected[name], GRADIENT * (OF_VECTOR if expected[name].dim() == 1 else 1), name)
         for step in range(STEPS):
             self.near(actual["loss"][step], expected["loss"][step], 1e-6, f"loss of step {step}")
             self.near(actual["norm"][step], expected["norm"][step], 1e-5, f"norm of step {step}")
@@ -231,11 +232,12 @@ class TransformersTest(unittest.TestCase):
             error = (actual[name].double() - expected[name]).abs()
             assert_within(self, (error / allowed).max(), 1, f"{name}: times what is allowed")
         close = torch.cat([(allowed < 0.01 * LR).flatten() for allowed in slack.values()])
-        self.assertGreater(close.double().mean().item(), 0.9, "the steps of most weights are known to a hundredth")
+        self.assertGreater(close.double().mean().item(), 0.8, "the steps of most weights are known to a hundredth")
 
     def near(self, actual, expected, tolerance, what):
         self.assertEqual(actual.shape, expected.shape, what)
-        error = ((actual.double() - expected.double()).norm() / expected.double().norm()).item()
+        size = expected.double().norm().item() or 1.0  # nothing is expected of an expert that no token chose
+        error = (actual.double() - expected.double()).norm().item() / size
         assert_within(self, error, tolerance, what, callers=2)
 
     def test_llama(self):
