@@ -3,9 +3,9 @@
 Usage: test_summary.py REPORT [REPORT_AGAIN] [--left-out [NAME...]]
        test_summary.py --again REPORT NAME...
 
---left-out: the NAMEs of tests that the quick tier leaves out. REPORT_AGAIN is of tests that depend on a clock, failed in REPORT and ran once more. What passed only then is named and
-counted apart: neither as passed nor as failed. --again prints those of the NAMEs that failed in REPORT, as a regular
-expression for ctest -R; nothing where none did.
+REPORT_AGAIN is of tests that depend on a clock, failed in REPORT and ran once more. What passed only then is named and
+counted apart: neither as passed nor as failed. --left-out: the NAMEs of tests that the quick tier leaves out. --again
+prints those of the NAMEs that failed in REPORT, as a regular expression for ctest -R; nothing where none did.
 
 A test executable counts with as many tests as Catch2 says that it ran, a Python test with as many as unittest says,
 anything else (a script, a crash) as one. A case that could not run here counts as neither passed nor failed: those that

@@ -87,15 +87,12 @@ class Case(pptrain.Case):
 
 class Published(Case):
     def test_directories_are_read_as_transformers_reads_them(self):
-        # Others make it in a case below, and tests of the families do it for each of them.
-        round_trips = {"Phi-4-mini-instruct", "Qwen2.5-7B-Instruct-yarn", "Qwen1.5-MoE-A2.7B", "Mixtral-8x7B-v0.1", "gpt2"}
-        self.assertLess(round_trips, PUBLISHED.keys())
-        for name in PUBLISHED:
+        for i, name in enumerate(PUBLISHED):
             with self.subTest(model=name):
                 shutil.rmtree(self.hf, ignore_errors=True)
                 model = write(self.hf, name)
                 self.assertEqual(self.check_eval(model).count("warning"), 0)
-                if name in round_trips:
+                if i % 3 == 0:  # tests of the families do it for each of them
                     self.round_trip()
 
     def test_layers_for_multi_token_prediction_are_left_out(self):

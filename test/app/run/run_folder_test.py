@@ -103,6 +103,7 @@ class Layouts(Folder):
     def test_the_folder_s_job_plans_and_forks_with_a_kept_order(self):
         self.start("run", "profile.trace=true", "profile.first_step=1", "profile.steps=1", distributed={"pp": 2, **ORDERS["sliced"]})
         for file in ("run/job.toml", "run/resolved.toml"):
+            self.pptrain("plan", "--config", file)
             self.pptrain("check", "--config", file)
             self.pptrain("plan", "--config", file, "--compare", "run/trace.json")
         self.pptrain("report", "run", "-o", "page.html")
@@ -235,10 +236,10 @@ class Published(unittest.TestCase):
                 run([PPTRAIN, "--config", "given.toml", *sets("run.dir=run")], folder)
                 older = (folder / "run/resolved.toml").read_text()
                 (folder / "older.toml").write_text(older)
-                # eval reads the older job as check does, and the fork goes on as its run would.
-                for command in (["generate", "run", "--prompt-ids", "1,2", "--max-tokens", "2", "--json"],
-                                ["eval", "--config", "older.toml", "--checkpoint", "run"], ["fork", "run", "--to", "fork"],
-                                ["resume", "fork", *sets("train.steps=3", "distributed.pp_schedule=gpipe")]):
+                for command in (["eval", "run"], ["generate", "run", "--prompt-ids", "1,2", "--max-tokens", "2", "--json"],
+                                ["check", "--config", "older.toml"], ["fork", "run", "--to", "fork"],
+                                ["check", "--config", "fork/job.toml"],
+                                ["resume", "run", *sets("train.steps=3", "distributed.pp_schedule=gpipe")]):
                     with self.subTest(name, command=command):
                         run([PPTRAIN, *command], folder)
                 shutil.rmtree(folder / "run")
