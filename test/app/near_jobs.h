@@ -28,13 +28,18 @@ inline void check_equal(const JobResult& reference, const JobResult& other) {
   CHECK(other.checksums == reference.checksums);
 }
 
-// How far runs may be apart: parts of their losses and of their gradient norms. Norms feel the weights whose
-// gradient is next to nothing: AdamW's first steps are as long for them, and rounding decides the direction.
+// AdamW with this eps follows gradients that are small beside it. With the usual one its first steps are as
+// long for a weight whose gradient is next to nothing as for any other, and rounding decides their direction.
+inline const Overrides smooth_steps = {"optimizer.eps=0.01"};
+
+// How far runs with smooth steps may be apart: parts of their losses and of their gradient norms. Sums in
+// float32 differ by units of 2^-24, which depth and steps multiply by ten or so. In bfloat16 every activation
+// is rounded, by half of 2^-8, which most tokens of a loss cancel.
 struct Apart {
   double losses, norms;
-  Apart(double losses, double norms) : losses(losses), norms(norms) {}
-  Apart(double both) : Apart(both, both) {}  // NOLINT(google-explicit-constructor)
 };
+inline constexpr Apart apart_fp32 = {.losses = 2e-6, .norms = 5e-6},
+                       apart_bf16 = {.losses = 5e-3, .norms = 3e-2};
 
 // Losses and gradient norms differ by these parts of themselves at most, tokens not at all.
 inline void check_near(const JobResult& a, const JobResult& b, const Apart& apart,

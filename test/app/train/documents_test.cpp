@@ -228,6 +228,15 @@ TEST_CASE("a run on documents resumes in the middle of an epoch, also on another
   }
 }
 
+namespace {
+
+// Without padding, of which a list has some that is shorter than what its ranks need.
+int64_t own_tokens(const Json& step) {
+  return step.at("computed_tokens").get<int64_t>() - step.at("padding_tokens").get<int64_t>();
+}
+
+}  // namespace
+
 TEST_CASE("steps balanced by the schedule hold the same tokens, give nearly the same numbers, and resume") {
   const TemporaryFolder folder;
   const std::string text = small_job_text(write_corpus(folder.path()));
@@ -250,8 +259,8 @@ TEST_CASE("steps balanced by the schedule hold the same tokens, give nearly the 
       REQUIRE(whole.exit_code == 0);
       REQUIRE(steps.size() == expected.size());
       for (size_t i = 0; i < steps.size(); ++i) {
-        for (const char* key : {"tokens", "computed_tokens", "epoch"})
-          CHECK(steps[i].at(key) == expected[i].at(key));
+        for (const char* key : {"tokens", "epoch"}) CHECK(steps[i].at(key) == expected[i].at(key));
+        CHECK(own_tokens(steps[i]) == own_tokens(expected[i]));
         CHECK(test::relative_error(steps[i].at("loss").get<double>(), expected[i].at("loss").get<double>()) <=
               2e-5);
       }

@@ -17,16 +17,16 @@ using namespace pptrain::test;
 
 namespace {
 
-const Overrides spread_job = {"model.num_hidden_layers=8", "train.steps=3",  "train.grad_accum_steps=6",
-                              "eval.interval=3",           "eval.batches=2", "data.val_fraction=0.1"};
+const Overrides spread_job =
+    with(smooth_steps, {"model.num_hidden_layers=8", "train.steps=3", "train.grad_accum_steps=6",
+                        "eval.interval=3", "eval.batches=2", "data.val_fraction=0.1"});
 const Overrides spread = {"distributed.pp_head=spread"};
-const Apart spread_apart(2e-5, 2e-4);
 
 }  // namespace
 
 TEST_CASE("a spread head gives the same bits under every schedule, and the whole head's losses") {
   for (const auto& [ranks, dtype, near] :
-       {std::tuple(2, "fp32", spread_apart), std::tuple(3, "bf16", Apart(1e-2, 0.1))}) {
+       {std::tuple(2, "fp32", apart_fp32), std::tuple(3, "bf16", apart_bf16)}) {
     const Overrides job =
         with(spread_job, {fmt::format("distributed.pp={}", ranks), fmt::format("train.dtype={}", dtype)});
     const JobResult whole = run(job), reference = run(with(job, spread));
@@ -68,7 +68,7 @@ TEST_CASE("a spread head goes with every axis") {
   for (const Overrides& axis : axes) {
     CAPTURE(axis);
     const Overrides job = with(with(spread_job, {"distributed.pp=2", "train.dtype=fp32"}), axis);
-    check_near(run(with(job, spread)), run(job), spread_apart);
+    check_near(run(with(job, spread)), run(job), apart_fp32);
   }
 }
 
@@ -91,9 +91,9 @@ TEST_CASE("a run with a spread head goes on from its checkpoints, as it was or w
     const JobResult same = resumed(with(spread, {"distributed.pp_schedule=zb_h1"}));
     CHECK(same.metrics == whole.metrics);
     CHECK(same.checksums == whole.checksums);
-    check_near(resumed({}), whole, spread_apart);
-    check_near(resumed({"distributed.pp=1"}), whole, spread_apart);
-    check_near(resumed(with(spread, {"distributed.pp=4"})), whole, spread_apart);
+    check_near(resumed({}), whole, apart_fp32);
+    check_near(resumed({"distributed.pp=1"}), whole, apart_fp32);
+    check_near(resumed(with(spread, {"distributed.pp=4"})), whole, apart_fp32);
   }
 }
 
