@@ -7,6 +7,7 @@ import math
 import os
 import pathlib
 import sys
+import unittest
 
 SOURCE = pathlib.Path(__file__).resolve().parents[2]
 CHOSEN_SEED = int(os.environ.get("PPTRAIN_TEST_SEED", "0"))
@@ -47,6 +48,11 @@ def unrecorded():
     finally:
         _worst.clear()
         _worst.update(before)
+
+
+def exact(test):
+    """Beside a test or class of tests without a tolerance: it runs with the usual seed alone."""
+    return unittest.skipIf(CHOSEN_SEED, "has no tolerance")(test)
 
 
 def refuse_near_ties(test, distance, least):

@@ -28,7 +28,7 @@ disable_progress_bar()
 torch.set_num_threads(1)
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "support"))
 import pptrain  # noqa: E402
-from bounds import assert_within, seed  # noqa: E402
+from bounds import assert_within, exact, seed  # noqa: E402
 from pptrain import records, run, sets  # noqa: E402
 from transformers_models import FAMILIES, build_family, shake_norms  # noqa: E402
 
@@ -230,6 +230,7 @@ class CheckpointToHf(Case):
     def test_mixtral(self):
         self.check_model("mixtral")
 
+    @exact
     def test_layouts_give_the_same_directory(self):
         # At a learning rate of 0 all layouts save the same weights: those of the seed.
         layouts = {"llama": (["pp=2", "tp=2"], ["dp_shard=2"], ["pp=2", "dp_shard=2"]),
@@ -244,6 +245,7 @@ class CheckpointToHf(Case):
             stored = list((self.folder / f"{name}1/checkpoints/step_1").rglob("model*.safetensors"))
             self.assertGreater(len(stored), 3, "weights lie in slices")
 
+    @exact
     def test_tokenizer_types_and_shards(self):
         make_tokenizer(self.folder / "tok")
         self.train(data=f'tokenizer = "{self.folder}/tok/tokenizer.json"')
@@ -277,6 +279,7 @@ class CheckpointToHf(Case):
         self.assertEqual(AutoModelForCausalLM.from_pretrained(out).dtype, torch.bfloat16)
 
 
+@exact
 class Tokenizers(Case):
     """Written without being asked for, so that transformers ends a text where generate does."""
 
@@ -354,6 +357,7 @@ class HfAndBack(Case):
         said = self.pptrain("verify", self.folder / "checkpoints").stdout
         self.assertEqual((said.count(": sound"), len(said.splitlines())), (count, count))
 
+    @exact
     def test_every_architecture_byte_for_byte(self):
         forms = {"llama": (torch.bfloat16, {}), "qwen3": (torch.float32, {"max_shard_size": "200KB"}),
                  "qwen3_moe": (torch.bfloat16, {"max_shard_size": "200KB"}),
@@ -387,6 +391,7 @@ class HfAndBack(Case):
                     self.near(new(ids).logits, first(ids).logits, 1e-6, name)
         self.verify(len(FAMILIES))
 
+    @exact
     def test_a_snapshot_of_the_hub_with_all_that_lies_there(self):
         # Links to blobs, folders, a header of another writer, tensors that are no parameters, a tied head.
         blobs, source = self.folder / "hub/blobs", self.folder / "hub/snapshots/main"
@@ -418,6 +423,7 @@ class HfAndBack(Case):
         for name, parameter in model.named_parameters():
             self.assertTrue(torch.equal(parameter, dict(back.named_parameters())[name]), name)
 
+    @exact
     def test_another_type_is_a_new_directory_with_the_tokenizer(self):
         source, out = self.folder / "hf", self.folder / "out"
         make_tokenizer(source)
@@ -431,6 +437,7 @@ class HfAndBack(Case):
             ours = AutoModelForCausalLM.from_pretrained(out)(tokens).logits
         self.assertTrue(torch.equal(ours, theirs))
 
+    @exact
     def test_a_run_begins_with_it_as_with_the_directory(self):
         source, checkpoint = self.folder / "hf", self.folder / "c/checkpoints/step_0"  # where a run in c finds it by itself
         save_hf("qwen3", source, torch.bfloat16)
@@ -450,6 +457,7 @@ class HfAndBack(Case):
         self.assertEqual(len(losses[0]), 2)
         self.assertEqual(losses, [losses[0]] * 3)
 
+    @exact
     def test_memory_does_not_grow_with_the_model(self):
         # Started by a small process: one that is started has had its parent's memory.
         start = ("import resource, subprocess, sys; subprocess.run(sys.argv[1:], check=True, stdout=sys.stderr); "
@@ -482,6 +490,7 @@ class HfAndBack(Case):
             self.assertLess(large - small, grown / 3)
 
 
+@exact
 class Refusals(Case):
     def test_places(self):
         source = self.folder / "hf"

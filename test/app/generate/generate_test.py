@@ -28,7 +28,7 @@ from transformers.utils.logging import disable_progress_bar
 disable_progress_bar()
 torch.set_num_threads(1)  # quicker for models as small as these
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "support"))
-from bounds import assert_within, seed  # noqa: E402
+from bounds import assert_within, exact, seed  # noqa: E402
 from pptrain import run, sets  # noqa: E402
 from transformers_models import FAMILIES, build_family, shake_norms  # noqa: E402
 
@@ -341,8 +341,9 @@ class Generate(unittest.TestCase):
                         lines = [json.loads(line) for line in (folder / "documents.jsonl").read_text().splitlines()]
                         self.assertEqual([line["document"] for line in lines], [*range(len(documents))])
                         for line, loss in zip(lines, expected):
-                            self.assertLess(abs(line["loss"] - loss), 2e-5)
+                            assert_within(self, abs(line["loss"] - loss), 2e-5)
 
+    @exact
     def test_eval_of_a_run_is_its_own_validation(self):
         for name in BY_LENGTH:
             with tempfile.TemporaryDirectory() as path, self.subTest(rope=name):
@@ -391,6 +392,7 @@ class Generate(unittest.TestCase):
             self.assertTrue(torch.equal(ours > 0, reference > 0), settings)
             assert_within(self, (ours - reference).abs().max(), 1e-5, settings)
 
+    @exact
     def test_text_comes_from_the_tokenizer_beside_the_weights(self):
         from tokenizers import Tokenizer
 

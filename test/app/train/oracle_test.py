@@ -24,7 +24,7 @@ from oracle.compare import LOSS, NORM, relative, same, way  # noqa: E402
 from oracle.initial_values import initial_values  # noqa: E402
 from oracle.job import Data, Job, run_pptrain, write_data  # noqa: E402
 from oracle.reference import CLASSES, SIZES, build, saved, train  # noqa: E402
-from bounds import assert_within, refuse_near_ties, unrecorded  # noqa: E402
+from bounds import assert_within, exact, refuse_near_ties, unrecorded  # noqa: E402
 from transformers_models import ClosestTie  # noqa: E402
 
 torch.set_num_threads(1)
@@ -106,6 +106,7 @@ class Oracle(unittest.TestCase):
     def test_qwen3_moe(self):
         self.check(Job(arch="qwen3_moe", seed=5, balance=0.02, z=0.003))
 
+    @exact
     def test_what_a_setting_does_is_seen(self):
         job = Job()
         model, start, keys = self.prepare(job)
