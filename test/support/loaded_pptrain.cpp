@@ -1,0 +1,80 @@
+// pptrain that is loaded once and started often: loading LibTorch takes most of a short command's time. For
+// each request of pptrain.py a fork of this process becomes the command.
+//
+//     loaded_pptrain FD
+//
+// FD: a Unix socket. A request is one message: the files for standard input, output and error, and texts with a
+// NUL behind each: the folder, the number of arguments, the arguments, the variables of the environment. Its
+// answer is one int, as waitpid() gives it.
+#include <fcntl.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#include <vector>
+
+int pptrain_main(int argc, char** argv);  // app/main.cpp's main
+
+namespace {
+
+constexpr size_t longest = 1 << 18;
+
+struct Request {
+  std::array<int, 3> files{};
+  std::vector<char> text;
+};
+
+// False at the end of requests.
+bool receive(int socket, Request& request) {
+  request.text.resize(longest);
+  iovec part{.iov_base = request.text.data(), .iov_len = request.text.size()};
+  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof request.files)> control{};
+  msghdr message{};
+  message.msg_iov = &part;
+  message.msg_iovlen = 1;
+  message.msg_control = control.data();
+  message.msg_controllen = control.size();
+  const ssize_t bytes = recvmsg(socket, &message, MSG_CMSG_CLOEXEC);
+  if (bytes <= 0) return false;
+  request.text.resize(static_cast<size_t>(bytes));
+  std::memcpy(request.files.data(), CMSG_DATA(CMSG_FIRSTHDR(&message)), sizeof request.files);
+  return true;
+}
+
+[[noreturn]] void become(Request request, int socket) {
+  close(socket);
+  for (int i = 0; i < 3; ++i) dup2(request.files[static_cast<size_t>(i)], i);
+  for (const int file : request.files) close(file);
+  std::vector<char*> words;
+  for (char* word = request.text.data(); word < request.text.data() + request.text.size();
+       word += std::strlen(word) + 1)
+    words.push_back(word);
+  if (chdir(words.at(0)) != 0) _exit(127);
+  const auto arguments = static_cast<size_t>(std::atoi(words.at(1)));
+  std::vector<char*> argv(words.begin() + 2, words.begin() + 2 + static_cast<std::ptrdiff_t>(arguments));
+  argv.push_back(nullptr);
+  clearenv();
+  for (size_t i = 2 + arguments; i < words.size(); ++i) putenv(words[i]);
+  std::exit(pptrain_main(static_cast<int>(arguments), argv.data()));
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc != 2) return 2;
+  const int socket = std::atoi(argv[1]);
+  Request request;
+  while (receive(socket, request)) {
+    const pid_t child = fork();
+    if (child == 0) become(std::move(request), socket);
+    for (const int file : request.files) close(file);
+    int status = 0;
+    if (child < 0 || waitpid(child, &status, 0) < 0) return 1;
+    if (send(socket, &status, sizeof status, 0) < 0) return 1;
+  }
+  return 0;
+}
