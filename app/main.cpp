@@ -1,4 +1,4 @@
-// The whole program: the one place that catches.
+// The whole program: the only place that catches.
 #include <dlfcn.h>
 #include <spdlog/fmt/fmt.h>
 #include <spdlog/spdlog.h>
@@ -67,11 +67,11 @@ bool ends_in_full() {
 
 int main(int argc, char** argv) {
   prctl(PR_SET_NAME, "pptrain");  // in top and ps; the file is pptrain_whole
-  // A kernel that is loaded at its first run waits for the whole GPU, and for ever where a receive waits
-  // there. Before CUDA starts; what the user has set stands.
+  // A kernel that is loaded at its first run waits for the whole GPU, and for ever if a receive waits there.
+  // Set before CUDA starts; the user's setting is kept.
   setenv("CUDA_MODULE_LOADING", "EAGER", /*overwrite=*/0);
-  // Streams that share a hardware queue wait for each other, which receives that wait must not cause; 32 is
-  // the most, 8 the default, and NCCL's links have a stream each.
+  // Streams that share a hardware queue wait for each other, even for a waiting receive. 32 queues are the
+  // most, 8 the default, and each of NCCL's links has a stream.
   setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", /*overwrite=*/0);
   spdlog::set_pattern("%v");
   pptrain::io::report_file_faults();

@@ -29,7 +29,8 @@ AnyAttention make_attention(nn::ParameterGroup& group, const std::string& name, 
                       seams.region);
 }
 
-// Experts take a rank's own rows, outside of the region of tensor-parallel ranks; a shared one lies in it.
+// Experts take a rank's own rows, outside of the tensor-parallel group; a shared expert is sharded over the
+// group.
 std::unique_ptr<nn::FeedForward> make_mlp(nn::ParameterGroup& group, nn::ParameterGroup* experts,
                                           const std::string& name, const BlockConfig& config,
                                           const Seams& seams) {
@@ -114,7 +115,7 @@ Residual Block::forward(Residual in, const nn::TokenInfo& tokens, Saved& saved) 
   return out;
 }
 
-// The MLP's result stays where a norm takes it: only its last GEMM would give it again.
+// If a norm follows, the MLP's result is kept: recomputing it would need the MLP's last GEMM.
 void Block::drop(Saved& saved) const {
   if (saved.recompute == Recompute::none) return;
   if (saved.recompute == Recompute::full) {

@@ -23,7 +23,7 @@
 
 namespace pptrain::models {
 
-// Of norms, beside attention and MLP: on what they take, on what they give, or on both.
+// Places of norms: on the inputs of attention and MLP, on their outputs, or on both.
 enum class NormPlaces { before, after, both };
 
 struct BlockConfig {
@@ -42,47 +42,47 @@ struct BlockConfig {
   double init_std = 0.02;
 };
 
-// What goes from one block to the next: the residual stream and the output that has not been added to it yet,
-// so that every addition is fused into the norm that follows. Both T [share, hidden], of the rows that
-// tensor-parallel ranks share out; delta may be undefined.
+// Passed from one block to the next: the residual stream, and the output that is not added to it yet, so that
+// every addition is fused into the norm that follows. Both T [share, hidden]: with tensor parallelism each
+// rank has a shard of the rows. delta may be undefined.
 struct Residual {
   at::Tensor stream;
   at::Tensor delta;
 };
 
-// stream + delta, in the memory of delta; the stream where there is none. It rounds as the sum that is fused
-// into a norm does.
+// stream + delta, in the memory of delta; the stream if there is no delta. Rounds like the sum that is fused
+// into a norm.
 at::Tensor sum(Residual residual);
 
 using AnyAttention = std::variant<nn::Attention, nn::LatentAttention>;
 
 class Block {
  public:
-  // The x of a norm before a layer is the residual stream, also where there is no such norm; that of a norm
-  // after it is the layer's result.
+  // x of a norm before a layer is the residual stream, even if there is no such norm; x of a norm after a
+  // layer is the layer's result.
   struct Saved {
     Recompute recompute = Recompute::none;  // what the backward pass computes again
     nn::Norm::Saved attention_norm;
     std::variant<nn::Attention::Saved, nn::LatentAttention::Saved> attention;
     nn::Norm::Saved attention_post_norm;
     nn::Norm::Saved mlp_norm;
-    std::unique_ptr<nn::FeedForward::Saved> mlp;  // null where it holds nothing
+    std::unique_ptr<nn::FeedForward::Saved> mlp;  // null if it holds nothing
     nn::Norm::Saved mlp_post_norm;
   };
 
-  // Declares `<name>.attn.*`, `<name>.mlp.*` and of the norms that there are `<name>.{attn_norm,
-  // attn_post_norm,mlp_norm,mlp_post_norm}.*`; `<name>.mlp.experts.*` in `experts`, which a block without
-  // experts does not need.
+  // Declares `<name>.attn.*`, `<name>.mlp.*` and, for the norms that exist,
+  // `<name>.{attn_norm,attn_post_norm,mlp_norm,mlp_post_norm}.*`. Declares `<name>.mlp.experts.*` in
+  // `experts`, which may be null for a block without experts.
   Block(nn::ParameterGroup& group, const std::string& name, const BlockConfig& config,
         const Seams& seams = {}, nn::ParameterGroup* experts = nullptr);
 
-  // Reuses the memory of in.delta; keeps in.stream where there is no delta. `saved`: empty; it is left
-  // without what its level of recompute drops.
+  // Reuses the memory of in.delta; keeps in.stream if there is no delta. `saved` is empty before the call,
+  // and lacks what its level of recompute drops after it.
   Residual forward(Residual in, const nn::TokenInfo& tokens, Saved& saved) const;
 
-  // dy: T [share, hidden], the gradient of stream + delta of the output -> the same of the input. `tokens`:
-  // as in the forward pass. Computes again what was dropped, and frees `saved` as it goes. With a deferred
-  // queue dy stays in use until the queue has run.
+  // dy: T [share, hidden], the gradient of stream + delta of the output -> the same for the input. `tokens`:
+  // as in the forward pass. Recomputes what was dropped, and frees `saved` as it goes. With a deferred queue
+  // dy stays in use until the queue has run.
   at::Tensor backward_input(Saved& saved, const at::Tensor& dy, const nn::TokenInfo& tokens,
                             nn::WeightGradQueue& queue);
 
@@ -91,21 +91,22 @@ class Block {
  private:
   using MaybeNorm = std::optional<nn::Norm>;
 
-  // What a layer takes; saved.x becomes the residual stream.
+  // Returns a layer's input; saved.x becomes the residual stream.
   static at::Tensor enter(const MaybeNorm& norm, Residual in, nn::Norm::Saved& saved);
-  // What is added to the residual stream of the y that a layer gives, in whose memory it may be.
+  // Turns a layer's output y into what is added to the residual stream; may reuse the memory of y.
   at::Tensor leave(const MaybeNorm& norm, at::Tensor y, nn::Norm::Saved& saved) const;
-  // Gradient of the stream: that of what a layer took, whose memory is reused, and that beside the layer.
+  // Gradient of the stream: the layer's input gradient, whose memory is reused, plus `beside`, which bypasses
+  // it.
   static at::Tensor enter_backward(MaybeNorm& norm, const nn::Norm::Saved& saved, at::Tensor grad,
                                    const at::Tensor& beside);
-  // Gradient of y, from that of leave's result, which is only read.
+  // Gradient of y from `grad`, the gradient of leave's result, which is only read.
   at::Tensor leave_backward(MaybeNorm& norm, const nn::Norm::Saved& saved, const at::Tensor& grad) const;
 
-  // The forward pass up to the feed-forward, whose input it returns: all else that fills `saved`. `attended`
-  // becomes what attention adds to the stream, if that has not been added.
+  // The forward pass up to the feed-forward layer, whose input it returns; fills all of `saved` that comes
+  // before. `attended` becomes what attention adds to the stream, if that is not added yet.
   at::Tensor fill(Residual in, const nn::TokenInfo& tokens, Saved& saved, at::Tensor& attended) const;
   void drop(Saved& saved) const;
-  // What drop() dropped, as far as the layers' backward passes do not give it again themselves.
+  // Recomputes what drop() dropped, except what the layers' backward passes recompute themselves.
   void recompute(Saved& saved, const nn::TokenInfo& tokens) const;
 
   bool parallel_;

@@ -15,7 +15,7 @@ BlockConfig block_config(const ModelConfig& model, int64_t layer);
 nn::EmbeddingConfig embedding_config(const ModelConfig& model);
 // The tables that LayerKind::rope counts; none with learned positions.
 std::vector<nn::RopeConfig> rope_tables(const ModelConfig& model);
-// The keys of a text's earlier tokens are computed again where it reaches this length: longrope turns them by
+// Whether the keys of a text's earlier tokens are computed again when it reaches this length: longrope uses
 // other frequencies from then on, as transformers does for Phi-3.
 bool recomputes_keys_at(const ModelConfig& model, int64_t length);
 

@@ -13,9 +13,8 @@
 namespace pptrain::models {
 namespace {
 
-// Declares the whole model's parameters, without memory, and sums what `weight` makes of an element of each:
-// over all elements, or with `active` over those that one token meets, which goes through a few of each
-// layer's experts.
+// Declares the whole model's parameters, without memory, and sums `weight` over their elements. With `active`
+// it counts only elements that one token meets: a token goes through a few of each layer's experts.
 template <typename Weight>
 int64_t sum_of_sizes(const ModelConfig& model, bool active, const Weight& weight) {
   TransformerStage whole(model, whole_model(model));
@@ -66,7 +65,7 @@ double flops_per_token(const ModelConfig& model, int64_t seq) {
         spec.role == nn::Role::matrix || spec.role == nn::Role::head || spec.role == nn::Role::router;
     return counts ? (spec.frozen ? 4 : 6) : 0;
   });
-  double keys = 0;  // twice those that a token sees on average, over all layers
+  double keys = 0;  // twice the average number of keys that a token sees, over all layers
   for (int64_t layer = 0; layer < model.layers; ++layer) keys += seen_keys(seq, model.kind(layer).window);
   const int64_t v_dim = model.kv_rank > 0 ? model.v_dim : model.head_dim;
   return static_cast<double>(products) +

@@ -66,7 +66,7 @@ const Architecture& architecture_of(const HfJson& json) {
 
 using M = config::ModelSection;
 
-// What all architectures have, unless their own table has the field too.
+// Keys of all architectures, unless an architecture's own table has the field too.
 constexpr HfKey common_keys[] = {
     {"hidden_size", &M::hidden_size, -1},
     {"intermediate_size", &M::intermediate_size, -1},
@@ -127,7 +127,7 @@ std::string_view written_activation(const Architecture& architecture) {
                                             : architecture.hf_activation;
 }
 
-// What transformers computes for these settings and pptrain does not.
+// Refuses settings that transformers computes and pptrain does not.
 void refuse_unsupported(const HfJson& json, const Architecture& architecture) {
   const char* const key = architecture.hf_activation_key.data();
   const auto names = names_of(architecture.decoder.activation);
@@ -145,7 +145,7 @@ void refuse_unsupported(const HfJson& json, const Architecture& architecture) {
   }
 }
 
-// As in transformers: the factor in `rope` counts before one beside it.
+// As in transformers: a factor in `rope` takes precedence over one next to it.
 void read_rotated_part(const HfJson& rope, const HfJson& json, const Architecture& architecture, M& model) {
   const bool inside = rope.has("partial_rotary_factor");
   const char* const key = inside ? "partial_rotary_factor" : architecture.hf_rope.part_key.data();
@@ -178,7 +178,7 @@ void read_yarn(const HfJson& rope, config::RopeScaling& scaling) {
 
 void read_original_positions(const HfJson& rope, const HfJson& json, const HfRope& names, const M& model,
                              config::RopeScaling& scaling) {
-  constexpr const char* original = "original_max_position_embeddings";  // beside `rope` before in it
+  constexpr const char* original = "original_max_position_embeddings";  // next to `rope`, else in it
   const int64_t inside = rope.size(original, model.max_position_embeddings);
   scaling.original_max_position_embeddings =
       json.size(original, names.original_positions > 0 ? names.original_positions : inside);
@@ -210,19 +210,19 @@ config::RopeScaling read_rope_scaling(const HfJson& rope, const HfJson& json, co
   return scaling;
 }
 
-// Where both are there, transformers takes the older one, unless it is empty.
+// If both are there, transformers takes the older one, unless it is empty.
 const char* rope_key(const HfJson& json) {
   return json.is_filled("rope_scaling") ? "rope_scaling" : "rope_parameters";
 }
 
-// One object of settings; model.rope_theta is what counts without it.
+// One object of settings; without rope_theta in it, model.rope_theta stays.
 void read_one_rope(const HfJson& rope, const HfJson& json, const Architecture& architecture, M& model) {
   read_rotated_part(rope, json, architecture, model);
   model.rope_theta = rope.positive("rope_theta", model.rope_theta);
   model.rope_scaling = read_rope_scaling(rope, json, architecture.hf_rope, model);
 }
 
-// rope_parameters has an object for each kind of layer; rope_scaling, of older files, is for full attention.
+// rope_parameters has an object for each kind of layer; rope_scaling, in older files, is for full attention.
 void read_two_ropes(const HfJson& json, const Architecture& architecture, M& model) {
   model.rope_local_base_freq = json.positive("rope_local_base_freq", 10000);
   read_rotated_part(json, json, architecture, model);
@@ -317,7 +317,7 @@ void write_rope_names(const M& model, const Architecture& architecture, OrderedJ
   if (architecture.has_local_rope) json["rope_local_base_freq"] = model.rope_local_base_freq;
 }
 
-// null where it is not known: left out, it would be transformers' default for the architecture.
+// null if the id is not known: if it were left out, transformers would take the architecture's default.
 OrderedJson token(const std::optional<int32_t>& id) {
   return id ? OrderedJson(*id) : OrderedJson(nullptr);
 }
@@ -475,7 +475,7 @@ config::ModelSection parse_hf_config(std::string_view text, const std::string& p
   model.arch = architecture.name;
   read_sizes(json, architecture, model);
   if (architecture.read_hf != nullptr) architecture.read_hf(json, model);
-  // Missing, it is the architecture's default; null, it is this for all of them.
+  // A missing key means the architecture's default; null means this value, for all architectures.
   if (json.is_null("num_key_value_heads")) model.num_key_value_heads = model.num_attention_heads;
   read_rope(json, architecture, model);
   fill_layers(model);

@@ -18,8 +18,8 @@
 namespace pptrain::models {
 
 // A JSON object of config.json, read key by key. A key that is null counts as absent, as in transformers for
-// most keys. Every function throws UsageError that names the file and the key where the value is not what the
-// function reads.
+// most keys. If the value is not what the function reads, the function throws UsageError that names the file
+// and the key.
 class HfJson {
  public:
   // `where` begins each message. `object` must outlive this.
@@ -33,24 +33,24 @@ class HfJson {
   double number(const char* key, double fallback) const;
   double positive(const char* key, double fallback) const;
   bool flag(const char* key, bool fallback) const;
-  std::vector<int64_t> integers(const char* key) const;  // from 0; empty where absent
-  std::vector<double> numbers(const char* key) const;    // empty where absent
+  std::vector<int64_t> integers(const char* key) const;  // from 0; empty if absent
+  std::vector<double> numbers(const char* key) const;    // empty if absent
   std::vector<std::string> texts(const char* key,
                                  std::span<const std::string_view> allowed) const;  // the same
   std::string text(const char* key, const std::string& fallback) const;
   HfJson object(const char* key) const;  // required
 
-  // Fails where one of the keys is not 0, its default.
+  // Fails if one of the keys is not 0, its default.
   void refuse_dropout(std::initializer_list<const char*> keys) const;
 
   [[noreturn]] void fail(std::string_view key, const std::string& text) const;
 
  private:
-  // A list of what `fits`; range: which values `expected` means.
+  // A list of values for which `fits` is true; range: which values `expected` means.
   template <typename Value, typename Fits>
   std::vector<Value> list(const char* key, const Fits& fits, const std::string& expected,
                           const std::string& range = {}) const;
-  // What the key holds is not `expected`: "a number".
+  // Fails: the key's value is not `expected` ("a number").
   [[noreturn]] void wrong(const char* key, std::string_view expected) const;
 
   const nlohmann::json& object_;
@@ -60,18 +60,18 @@ class HfJson {
 // Reads dir/config.json, of an architecture in the registry, with transformers' defaults for what it leaves
 // out: both the older form (rope_theta, rope_scaling) and the newer one (rope_parameters). The result has
 // every size set; hf_dir and init keep their defaults. Throws UsageError, which names the file and the key,
-// where the file is missing, damaged, holds a number that [model] would not take either, or describes a model
-// that pptrain would not compute as transformers does.
+// if the file is missing or damaged, holds a number that [model] would refuse too, or describes a model that
+// pptrain would not compute as transformers does.
 config::ModelSection read_hf_config(const std::string& dir);
 
-// The same of the file's text; `path` stands for the file in messages.
+// The same from the file's text; `path` stands for the file in messages.
 config::ModelSection parse_hf_config(std::string_view text, const std::string& path);
 
 // num_nextn_predict_layers of dir/config.json: how many layers for multi-token prediction lie behind the
 // model's own. 0 where it says nothing.
 int64_t hf_prediction_layers(const std::string& dir);
 
-// Tokens that a text begins with, and at each of which one ends, where that is known.
+// The token that begins a text and the tokens that end one, if they are known.
 struct TextEnds {
   std::optional<int32_t> bos;
   std::vector<int32_t> eos;

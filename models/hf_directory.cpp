@@ -22,21 +22,21 @@ namespace fs = std::filesystem;
 
 // --- What becomes of a tensor that no parameter takes, in this order:
 //
-//   ignored   computed_endings: transformers computes these itself
-//   refused   quantized_endings: weights in fewer bits, or their scales
-//   noted     layers of multi-token prediction (num_nextn_predict_layers), which transformers does not load
-//   refused   another tensor of the model's layers, of a layer behind them, or of its embedding, norm or head
-//   noted     everything else, as transformers does
+//   Ignored   computed_endings: transformers computes these itself.
+//   Refused   quantized_endings: weights in fewer bits, or their scales.
+//   Noted     layers of multi-token prediction (num_nextn_predict_layers), which transformers does not load.
+//   Refused   another tensor of the model's layers, of a layer behind them, or of its embedding, norm or head
+//   Noted     everything else, as transformers does
 //
-// A head beside the embedding of a tied model (tie_word_embeddings) is the embedding again, or a head of its
-// own with a warning: read_hf_model.
+// If a tied model (tie_word_embeddings) has a head tensor too, the tensor is the embedding again, or a head
+// of its own with a warning: read_hf_model.
 
 // Rotary frequencies, and masks of GPT-2 and GPT-NeoX.
 constexpr std::string_view computed_endings[] = {
     "rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached", ".attn.bias",
     ".attn.masked_bias",   ".attention.bias",       ".attention.masked_bias"};
 
-// Of fp8, GPTQ, AWQ, bitsandbytes and mxfp4.
+// Endings of fp8, GPTQ, AWQ, bitsandbytes and mxfp4.
 constexpr std::string_view quantized_endings[] = {".weight_scale_inv",
                                                   ".weight_scale",
                                                   ".input_scale",
@@ -55,7 +55,8 @@ bool ends_with_one(std::string_view name, std::span<const std::string_view> endi
   return std::ranges::any_of(endings, [&](std::string_view ending) { return name.ends_with(ending); });
 }
 
-// The layer of a tensor of the model's layers, of whatever module. Numbers that no int holds are the largest.
+// The layer in the name of a tensor of the model's layers, whatever the module. A number too large for int
+// becomes the largest int.
 std::optional<int> layer_of(std::span<const WeightName> names, std::string_view usual) {
   const std::string first = hf_name(names, "layers.0.attn.o.weight");
   const std::string before = first.substr(0, first.find('0'));  // "model.layers."
@@ -67,7 +68,7 @@ std::optional<int> layer_of(std::span<const WeightName> names, std::string_view 
   return read.ec == std::errc() ? std::optional(layer) : std::nullopt;
 }
 
-// As torch.equal of both in the same type, a piece at a time, up to the first difference.
+// Like torch.equal of both as float32; compares `piece` elements at a time, up to the first difference.
 bool same_values(const at::Tensor& a, const at::Tensor& b) {
   if (a.sizes() != b.sizes()) return false;
   constexpr int64_t piece = int64_t{1} << 20;
@@ -80,7 +81,7 @@ bool same_values(const at::Tensor& a, const at::Tensor& b) {
   return true;
 }
 
-// The tensors of an embedding and of a head beside it; nothing unless a directory has both.
+// The tensors of an embedding and of a head; nothing unless a directory has both.
 struct TwoEnds {
   std::string embedding, head;  // names in the directory
 };
@@ -100,7 +101,7 @@ bool has_own_head(const config::ModelSection& model, const fs::path& folder) {
     const auto both = two_ends(names, HfNames(names, files.names()));
     return both && !same_values(files.tensor(both->embedding), files.tensor(both->head));
   } catch (const Error&) {
-    return false;  // what is wrong is said where weights are needed
+    return false;  // the error is reported when weights are needed
   }
 }
 
@@ -109,7 +110,7 @@ bool has_config(const fs::path& folder) {
   return fs::exists(folder / "config.json", error);
 }
 
-// Adapters have no tensor, nor have biases that balance experts where they are no part of the family.
+// Adapters have no tensor. Biases that balance experts have one only if they are part of the family.
 bool has_tensor(const ModelConfig& model, const nn::ParameterSpec& spec) {
   if (spec.role == nn::Role::balance) return find_architecture(model.arch).decoder.sigmoid_router;
   return !nn::adapted_weight(spec.name);
@@ -202,7 +203,8 @@ std::set<std::string> HfDirectory::taken() const {
   return used;
 }
 
-// A tensor of a parameter that lies elsewhere: the head of a tied model, or experts in two forms.
+// A second tensor of a parameter that is read from another one: the head of a tied model, or experts in two
+// forms.
 void HfDirectory::check_unused(const std::string& stored, const std::string& usual) {
   const std::string& parameter = map_.find(usual)->parts.front().parameter;
   const HfWeight place = find(parameter);
@@ -232,8 +234,7 @@ void HfDirectory::sort_out(const std::string& stored, const std::string& usual) 
                        "its config.json and [model] those of these weights?",
                        *layer, model_.layers));
   } else if (layer || global_name(names, usual)) {
-    // A weight that the file has and the model lacks (a bias, most likely) would give wrong results without a
-    // word.
+    // A weight that the file has and the model lacks (most likely a bias) would silently give wrong results.
     refuse(stored, fmt::format("has no place in this {} model: do its config.json and [model] describe these "
                                "weights (biases, q_norm and k_norm, experts)?",
                                model_.arch));
@@ -293,7 +294,7 @@ HfWeight HfDirectory::find(std::string_view parameter) const {
     place.tensor = stored;
     return place;
   }
-  files_.spec(candidates.front());  // says that it is missing
+  files_.spec(candidates.front());  // throws: it is missing
   return {};
 }
 

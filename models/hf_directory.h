@@ -1,5 +1,5 @@
 // A Hugging Face directory: where each parameter lies, and what becomes of tensors that no parameter takes.
-// All that reads such weights reads them here: a start, eval, generate, check and convert.
+// The one reader of such weights: for a start, eval, generate, check and convert.
 #pragma once
 
 #include <filesystem>
@@ -18,12 +18,12 @@
 
 namespace pptrain::models {
 
-// The model of dir/config.json, as transformers loads it: a tied one whose weights have a head that is not
-// the embedding has a head of its own. Throws UsageError as read_hf_config does.
+// The model of dir/config.json, as transformers loads it: if it is tied, but the weights have a head that
+// differs from the embedding, the model has a head of its own. Throws UsageError as read_hf_config does.
 config::ModelSection read_hf_model(const std::string& dir);
 
-// How a directory calls the tensors: by transformers' names, or by those with another beginning, as a base
-// model without "model." and the text model of one with images do.
+// The names of a directory's tensors: transformers' names, or the same with another beginning, as in a base
+// model (without "model.") and in the text model of a model with images.
 class HfNames {
  public:
   // stored: names of all tensors of the directory.
@@ -31,7 +31,7 @@ class HfNames {
 
   // transformers' name of a tensor of the directory.
   std::string usual(const std::string& stored) const;
-  // The inverse; empty where the directory has no such tensor.
+  // The inverse; empty if the directory has no such tensor.
   std::string stored(const std::string& usual) const;
 
  private:
@@ -42,14 +42,14 @@ class HfNames {
 
 class HfDirectory {
  public:
-  // Reads headers, and of a tied model with a head beside the embedding both. Throws Error as HfCheckpoint
-  // does, and where a tensor is refused, as the list in hf_directory.cpp says.
+  // Reads headers; for a tied model with a head tensor too, also the head and the embedding. Throws Error as
+  // HfCheckpoint does, and if a tensor is refused, as the list in hf_directory.cpp says.
   HfDirectory(const ModelConfig& model, const std::filesystem::path& folder);
 
   const io::HfCheckpoint& files() const { return files_; }
   // Where a parameter lies. Throws Error that names the tensor: missing, or of another shape or type.
   HfWeight find(std::string_view parameter) const;
-  // Of every parameter of the whole model, in the model's order; a tied head lies where the embedding does.
+  // The same for every parameter of the whole model, in the model's order; a tied head lies in the embedding.
   std::vector<HfWeight> find_all() const;
   // Fills the masters of a materialised stage (float16, bfloat16 or float32 -> float32) and its compute
   // weights. Reads only the tensors that the stage needs. Parameters without a tensor start as they are.
@@ -57,7 +57,7 @@ class HfDirectory {
 
   // Tensors that no parameter takes and that change nothing, sorted.
   const std::vector<std::string>& others() const { return others_; }
-  // For people: what was left out, and what is not as config.json says.
+  // For the user: what was left out, and what differs from config.json.
   const std::vector<std::string>& notes() const { return notes_; }
   const std::vector<std::string>& warnings() const { return warnings_; }
 
@@ -82,7 +82,8 @@ class HfDirectory {
 // Throws Error for a parameter that transformers' model lacks: a bias that balances experts.
 std::vector<HfTensor> hf_tensors(const ModelConfig& model);
 
-// For people: adapters that peft cannot have, because the weights that they adapt share a tensor with others.
+// For the user: adapters that peft cannot have, because the weights that they adapt share a tensor with
+// others.
 std::vector<std::string> export_warnings(const ModelConfig& model);
 
 // Where the parameters of a part of the model may lie, by transformers' names.

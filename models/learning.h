@@ -11,14 +11,15 @@
 
 namespace pptrain::models {
 
-// With lora.rank > 0 adapters alone learn; otherwise all that no group freezes. Values refer to nothing.
+// With lora.rank > 0 only adapters learn; otherwise all that no group freezes. The result holds no
+// references.
 nn::Learning learning_of(const ModelConfig& model);
 
 // Some of the model's parameters do not learn.
 bool freezes(const ModelConfig& model);
 
-// What is wrong with lora.targets: each with the reason. `specs`: those of the whole model, with its
-// adapters.
+// The wrong entries of lora.targets, by index, each with the reason. `specs`: the parameters of the whole
+// model with its adapters.
 std::map<size_t, std::string> check_targets(const config::LoraSection& lora,
                                             std::span<const nn::ParameterSpec* const> specs);
 

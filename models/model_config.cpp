@@ -17,9 +17,6 @@
 namespace pptrain::models {
 namespace {
 
-constexpr auto recompute_words =
-    std::to_array<std::string_view>({"none", "cheap", "selective", "full"});  // as in the enum
-
 void check_sizes(const config::ModelSection& m, const Architecture& architecture,
                  const config::ReportConflict& report) {
   const bool has_width = architecture.experts_of_mlp_width || config::has_dense_layers(m);
@@ -97,7 +94,7 @@ void check_layer_list(const config::ModelSection& m, const char* option, size_t 
                      m.num_hidden_layers));
 }
 
-// What layers do that are not alike.
+// Checks settings by which layers differ.
 void check_layers(const config::ModelSection& m, const Architecture& architecture,
                   const config::ReportConflict& report) {
   check_layer_list(m, "model.layer_types", m.layer_types.size(), report);
@@ -136,7 +133,7 @@ int64_t rotary_dim(const config::ModelSection& m, int64_t head_dim) {
   return static_cast<int64_t>(static_cast<double>(head_dim) * m.partial_rotary_factor);
 }
 
-// A divisor for each frequency.
+// longrope has one factor for each frequency.
 void check_factors(const config::ModelSection& m, const config::ReportConflict& report) {
   if (m.rope_scaling.rope_type != config::RopeType::longrope || m.num_attention_heads == 0) return;
   const int64_t head_dim = m.head_dim != 0 ? m.head_dim : m.hidden_size / m.num_attention_heads;
@@ -150,7 +147,7 @@ void check_factors(const config::ModelSection& m, const config::ReportConflict& 
   }
 }
 
-// Of latent attention; the sizes that are there fit each other.
+// Checks latent attention: its sizes are given and fit each other.
 void check_latent(const config::ModelSection& m, const config::ReportConflict& report) {
   for (const auto& [option, size] :
        {std::pair("model.kv_lora_rank", m.kv_lora_rank), std::pair("model.v_head_dim", m.v_head_dim),
@@ -168,8 +165,8 @@ void check_latent(const config::ModelSection& m, const config::ReportConflict& r
   }
 }
 
-// What config.json of DeepSeek can say: dense layers are the first ones, shared experts as wide as the
-// others.
+// Refuses what DeepSeek's config.json cannot say: dense layers are the first ones, shared experts as wide as
+// the others.
 void check_shared_and_groups(const config::ModelSection& m, const config::ReportConflict& report) {
   for (size_t i = 0; i < m.mlp_only_layers.size(); ++i) {
     if (m.mlp_only_layers[i] == static_cast<int64_t>(i)) continue;
@@ -271,17 +268,6 @@ double attention_scale(const config::ModelSection& m) {
 }
 
 }  // namespace
-
-Recompute make_recompute(std::string_view word) {
-  const auto found = std::ranges::find(recompute_words, word);
-  if (found != recompute_words.end()) return all_recomputes[found - recompute_words.begin()];
-  throw UsageError(fmt::format("train.recompute: \"{}\" is not known; valid are \"{}\"", word,
-                               fmt::join(recompute_words, "\", \"")));
-}
-
-std::string_view to_string(Recompute recompute) {
-  return recompute_words[static_cast<size_t>(recompute)];
-}
 
 void finish_model(config::ModelSection& section, int64_t seq_len, const config::ReportConflict& report) {
   const Architecture& architecture = find_architecture(section.arch);

@@ -15,9 +15,9 @@
 
 namespace pptrain::models {
 
-// What the experts of sparse layers are, and which layers have them; none where `experts` is 0.
+// The experts of sparse layers, and which layers have them; no layer has if `experts` is 0.
 struct SparseLayers : nn::ExpertsConfig {
-  int64_t step = 1;            // layer i, counted from 1, where the step divides i
+  int64_t step = 1;            // layer i, counted from 1, if the step divides i
   std::vector<int64_t> dense;  // except these, counted from 0
 
   bool contains(int64_t layer) const {
@@ -29,7 +29,7 @@ struct SparseLayers : nn::ExpertsConfig {
 inline constexpr std::string_view full_attention = "full_attention", sliding_attention = "sliding_attention";
 inline constexpr std::array all_layer_types = {full_attention, sliding_attention};
 
-// How attention of a layer differs from that of others.
+// How the attention of one layer differs from other layers'.
 struct LayerKind {
   int64_t window = 0;  // keys that a token sees, itself among them; 0: all
   int rope = 0;        // which table of rope_tables (decoder.h); -1: none
@@ -55,7 +55,7 @@ struct ModelConfig {
   bool attention_bias = false;
   bool mlp_bias = false;
   SparseLayers sparse = {};
-  // Of latent attention (core/nn/latent_attention.h); kv_rank 0: there is none.
+  // Latent attention (core/nn/latent_attention.h); kv_rank 0: none.
   int64_t q_rank = 0, kv_rank = 0, nope_dim = 0, rope_dim = 0, v_dim = 0;
   std::vector<LayerKind> layer_kinds = {};  // of each layer; empty: all alike
   int64_t rotary_dim = 0;                   // dims of a head that are rotated; 0: all
@@ -76,30 +76,17 @@ struct ModelConfig {
   }
 };
 
-// What a stage does not keep from F to the backward pass, but computes again there, from least to most. The
-// bits are the same.
-enum class Recompute {
-  none,
-  cheap,  // what takes no product to compute again: the norms' outputs and the MLP's product of gate and up
-  selective,  // the norms' outputs and the MLP's inner tensors: gate, up and their product
-  full,       // all but each block's input
-};
+using config::all_recomputes;
+using config::Recompute;
 
-inline constexpr std::array all_recomputes = {Recompute::none, Recompute::cheap, Recompute::selective,
-                                              Recompute::full};
-
-// The words of train.recompute. Throws UsageError for another.
-Recompute make_recompute(std::string_view word);
-std::string_view to_string(Recompute recompute);
-
-// The rules of [model], said once: reports sizes that are missing or do not fit each other, settings that the
+// The rules of [model]. Reports sizes that are missing or do not fit each other, settings that the
 // architecture does not have, and a run longer than max_position_embeddings; then sets what 0 stands for
 // (num_key_value_heads, head_dim, max_position_embeddings). `seq_len`: the longest sequence of the run.
 // Throws UsageError for an unknown arch.
 void finish_model(config::ModelSection& section, int64_t seq_len, const config::ReportConflict& report);
 
-// From a [model] section, whose zeros finish_model may have set or not. Throws UsageError that names the key:
-// the first thing that finish_model reports, an unknown arch or rope_type, a seq_len below 1.
+// From a [model] section, before or after finish_model. Throws UsageError that names the key: the first thing
+// that finish_model reports, an unknown arch or rope_type, a seq_len below 1.
 ModelConfig make_model_config(const config::ModelSection& section, int64_t seq_len);
 
 }  // namespace pptrain::models

@@ -19,7 +19,7 @@ namespace pptrain::models {
 
 class HfJson;
 
-// How a decoder is built, as far as its architecture says it and no key of [model].
+// How a decoder is built, as far as its architecture decides it and not a key of [model].
 struct Decoder {
   nn::NormKind norm = nn::NormKind::rms;  // also of q and k
   NormPlaces norms = NormPlaces::before;
@@ -31,12 +31,11 @@ struct Decoder {
   bool latent_attention = false;
   bool gated_shared = false;       // the shared expert
   bool sigmoid_router = false;     // always with a bias for the choice, which is one of the weights
-  bool learned_positions = false;  // beside the embedding, and no rotary ones
+  bool learned_positions = false;  // added to the embedding; no rotary ones
   bool scaled_embedding = false;   // by the root of the width
-  // With a sliding window: layer i, counted from 1, sees all keys where this divides i; 0: none does.
+  // With a sliding window: layer i, counted from 1, sees all keys if this divides i; 0: no layer does.
   int full_attention_every = 0;
-  // Without no_rope_layers: layer i, counted from 1, has no rotary embeddings where this divides i; 0: all
-  // do.
+  // Without no_rope_layers: layer i, counted from 1, has no rotary embeddings if this divides i; 0: all have.
   int no_rope_every = 0;
 };
 
@@ -64,12 +63,12 @@ struct HfRope {
 struct Architecture {
   std::string_view name;                // model.arch, and config.json's model_type
   std::string_view hf_class;            // its `architectures`: the class in transformers
-  std::span<const WeightName> weights;  // beside, or instead of, decoder_weights
+  std::span<const WeightName> weights;  // in addition to decoder_weights, or instead
   Decoder decoder = {};
 
   bool sparse = false;  // layers may have experts
-  // Experts are as wide as an MLP would be (intermediate_size), and the chosen ones' probabilities always
-  // normalised.
+  // Experts are as wide as an MLP would be (intermediate_size), and the probabilities of the chosen experts
+  // are always normalised.
   bool experts_of_mlp_width = false;
   bool has_attention_bias = true;  // [model] may ask for it
   bool has_mlp_bias = false;
@@ -79,7 +78,7 @@ struct Architecture {
   bool has_partial_rotation = false;
   bool has_local_rope = false;  // layers with a window have rotary frequencies of their own
 
-  // Keys of config.json beside the common ones (hf_config.cpp), or in their place where they hold the same
+  // Keys of config.json in addition to the common ones (hf_config.cpp), or instead if they hold the same
   // field.
   std::span<const HfKey> hf_keys = {};
   // transformers' defaults for what config.json leaves out.
@@ -89,10 +88,10 @@ struct Architecture {
   HfRope hf_rope = {};
   std::string_view hf_activation_key = "hidden_act";
   std::string_view hf_activation = {};  // as it is written; empty: the activation's usual name
-  // Reads what no key of the table says, and refuses what is not supported; all but rotary embeddings is read
+  // Reads what no key of the table says, and refuses what is not supported. All but rotary embeddings is read
   // already. Null: nothing.
   void (*read_hf)(const HfJson& json, config::ModelSection& model) = nullptr;
-  // The inverse: writes what it reads, and what of the architecture is to stay off. Null: nothing.
+  // The inverse: writes what it reads, and turns off features that the model does not use. Null: nothing.
   void (*write_hf)(const config::ModelSection& model, nlohmann::ordered_json& json) = nullptr;
 
   // config.json, and so [model], has this field.
@@ -130,7 +129,7 @@ inline constexpr const Architecture* architectures[] = {
     &qwen2_moe,   &gpt_oss, &deepseek_v2, &deepseek_v3, &starcoder2,
 };
 
-// Fills layer_types and no_rope_layers by the architecture's pattern where they are empty and act.
+// Fills layer_types and no_rope_layers by the architecture's pattern if they are empty and take effect.
 void fill_layers(config::ModelSection& model);
 
 // All names, in the list's order.

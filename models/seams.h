@@ -1,5 +1,5 @@
-// Where other ranks come into a stage, and the one place where groups of ranks become what a stage's layers
-// see of them.
+// How other ranks take part in a stage: the one place that turns groups of ranks into what a stage's layers
+// use.
 #pragma once
 
 #include <memory>
@@ -15,10 +15,11 @@ namespace pptrain::models {
 
 using config::ContextKind;
 
-// How rows are cut for it: balanced for the ring, in order for Ulysses, whose ranks see all tokens anyway.
+// How rows are divided for it: balanced for the ring, in order for Ulysses, whose ranks see all tokens
+// anyway.
 tokens::ContextOrder order_of(ContextKind kind);
 
-// The groups of this rank that its stages exchange with inside a pass; null where the rank is alone. All must
+// The groups of this rank that its stages exchange with inside a pass; null if the rank is alone. All must
 // outlive the stages.
 struct StageGroups {
   comm::Communicator* tp = nullptr;
@@ -32,13 +33,13 @@ struct StageGroups {
 
 // By default a rank computes alone, with all of its tokens.
 struct Seams {
-  // The tensor-parallel ranks, which share out rows, and the insides of attention, a dense MLP, embedding and
-  // head.
+  // The tensor-parallel ranks: rows are sharded over them, and the inside of attention, dense MLP, embedding
+  // and head.
   std::shared_ptr<const nn::Region> region = std::make_shared<nn::Region>();
   std::shared_ptr<attention::CoreAttention> attention = attention::make_local_attention();
   std::shared_ptr<const nn::ExpertExchange> experts = std::make_shared<nn::ExpertExchange>();
   bool sequence_slices = false;  // layers keep keys of a list's slices, around `attention`
-  bool deterministic = true;     // which attention of slices is then
+  bool deterministic = true;     // for the attention of slices
 };
 
 // Throws Error for a group that has no seam.

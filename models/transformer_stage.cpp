@@ -27,7 +27,7 @@ void require(bool holds, const StageSlice& stage, fmt::format_string<Values...> 
     throw Error(fmt::format("stage {}: {}", stage.index, fmt::format(text, std::forward<Values>(values)...)));
 }
 
-// Of the documents that this rank, or slice, has tokens of.
+// Pieces of the documents that this rank, or this slice, has tokens of.
 std::vector<nn::TextPiece> pieces_of(const data::Microbatch& data) {
   std::vector<nn::TextPiece> pieces;
   const auto add = [&](int64_t document, int64_t skipped, int64_t tokens) {
@@ -182,7 +182,7 @@ at::Tensor TransformerStage::empty_boundary(const data::Microbatch& data) const 
                    at::TensorOptions(store_.compute_dtype()).device(data.positions.device()));
 }
 
-// This rank's share of a list, if it is defined.
+// This rank's shard of a list, if it is defined.
 at::Tensor TransformerStage::own_rows(const at::Tensor& list, int64_t tokens) const {
   if (!list.defined()) return {};
   const nn::TensorCut& cut = region_->cut();
@@ -200,7 +200,7 @@ void TransformerStage::check(const data::Microbatch& data) const {
           "a document of {} tokens, but the model takes {}", data.segments.longest, model_.longest_text());
 }
 
-// Reading positions would wait for a GPU, whose kernel gives NaN beyond the tables.
+// Reading positions would wait for the GPU; there the kernel gives NaN beyond the tables instead.
 void TransformerStage::check_positions(const nn::TokenInfo& info) const {
   if (!info.positions.is_cpu()) return;
   int64_t reach = model_.longest_text();
@@ -316,7 +316,7 @@ at::Tensor TransformerStage::forward_only(const data::Microbatch& data, at::Tens
   return {};
 }
 
-// Each rank puts in the chosen rows that it has, among zeros.
+// Each rank puts in the chosen rows that it has; all others are zero.
 at::Tensor TransformerStage::chosen_rows(const at::Tensor& normed, int64_t tokens,
                                          const at::Tensor& rows) const {
   const nn::TensorCut& cut = region_->cut();
@@ -347,7 +347,7 @@ TransformerStage::Record TransformerStage::take_record(int microbatch) {
   return std::move(node.mapped());
 }
 
-// Where backward enters the last block.
+// The gradient at the last block's output.
 at::Tensor TransformerStage::gradient_of_blocks(Record& record, at::Tensor dy, nn::Use use) {
   if (!slice_.head) return dy;
   if (slice_.has_whole_head()) return std::move(record.dy);
@@ -373,7 +373,7 @@ at::Tensor TransformerStage::backward_blocks_at_once(Record& record, at::Tensor 
 }
 
 // The sharding hooks see an I of each block, and a W that starts with it and ends one block later: a
-// reduction must not begin before the current stream is behind the gradients.
+// reduction must not begin before the current stream has joined the side stream.
 at::Tensor TransformerStage::backward_blocks_beside(Record& record, at::Tensor dy) {
   std::vector<nn::WeightGradQueue> queues(blocks_.size(), nn::WeightGradQueue(*side_));
   const auto join = [&](size_t i) {

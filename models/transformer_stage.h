@@ -1,10 +1,10 @@
-// A contiguous piece of a decoder-only transformer: embedding (first stage), blocks, final norm and head
+// A contiguous slice of a decoder-only transformer: embedding (first stage), blocks, final norm and head
 // (last stage).
 //
-// Under tensor parallelism each rank has its share of the rows (nn::TensorCut) of inputs, outputs and
-// records, and takes part with its heads, inner width and vocabulary; token ids, labels and positions are
-// those of all rows. All ranks of the group run the same passes in the same order. Each reports the loss of
-// all rows, with equal bits: nobody sums losses over the group.
+// Under tensor parallelism each rank has its shard of the rows (nn::TensorCut) of inputs, outputs and saved
+// activations, and computes with its shard of heads, inner width and vocabulary; token ids, labels and
+// positions are of all rows. All ranks of the group run the same passes in the same order. Each reports the
+// loss of all rows, with equal bits: losses are not summed over the group.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -42,11 +42,12 @@ struct StageSlice {
   int end_layer = 0;  // one past the last
   bool embedding = false;
   bool head = false;  // with the final norm
-  // Pipeline ranks that share out the head's vocabulary. With more than one the stage with `head` has the
-  // norm alone of it, and the first stage of each rank a part: the parts in the order of these stages.
+  // Pipeline ranks that the head's vocabulary is sharded over. With more than one, the stage with `head` has
+  // only the norm, and the first stage of each rank has a part of the vocabulary, in the order of these
+  // stages.
   int head_parts = 1;
-  // These ranks also share out the embedding's state (parallel/pipeline/embedding_shards.h): the first stage
-  // of each declares the embedding's parameters, though stage 0 alone embeds tokens.
+  // The embedding's state is sharded over them too (parallel/pipeline/embedding_shards.h): the first stage of
+  // each rank declares the embedding's parameters, though only stage 0 embeds tokens.
   bool embedding_in_shards = false;
 
   bool has_head_part() const { return head_parts > 1 && index < head_parts; }
@@ -66,11 +67,11 @@ StageSlice stage_slice(const pipeline::LayerAssignment& assignment, int index, i
 // `layers.N.mlp.{gate,up,down}.{weight,bias}`, or in a sparse layer `layers.N.mlp.router.{weight,bias}` and
 // `layers.N.mlp.experts.E.{gate,up,down}.weight`; `norm.{weight,bias}`, `head.weight`.
 //
-// With tied embeddings the stage with the head holds its own copy, `head.weight`, also where it holds the
+// With tied embeddings the stage with the head holds its own copy, `head.weight`, even if it holds the
 // embedding: the two uses have a gradient accumulator each on every layout, so that their sum has the same
-// bits on all. Both copies start equal (their initial values are those of `embed.weight`); who steps the
-// optimizer adds the two gradients (embedding's + head's, float32), counts the sum once in the gradient norm,
-// and updates both copies with it.
+// bits on all. Both copies start equal (their initial values are those of `embed.weight`). The caller that
+// steps the optimizer adds the two gradients (embedding's + head's, float32), counts the sum once in the
+// gradient norm, and updates both copies with it.
 class TransformerStage final : public pipeline::Stage {
  public:
   // Declares the parameters; nothing has memory before materialise(). Throws Error for an empty or impossible
@@ -83,27 +84,28 @@ class TransformerStage final : public pipeline::Stage {
   void materialise(at::Device device, at::ScalarType compute_dtype, bool with_gradients = true,
                    const nn::ParameterStore::PlaceOf& place_of = {});
 
-  // From now on the backward pass of microbatch i computes again what levels[i % levels.size()] says, in the
-  // place of what the constructor was given. Changes no bit. Sequence slices count as microbatches.
+  // From now on the backward pass of microbatch i recomputes what levels[i % levels.size()] says, instead of
+  // the constructor's level. Changes no bit. Sequence slices count as microbatches.
   void recompute_by_microbatch(std::vector<Recompute> levels) { recompute_ = std::move(levels); }
 
   // Tells `access` from now on which groups a pass uses; it must outlive the stage's passes.
   void use_weights(nn::WeightAccess& access) { access_ = &access; }
 
-  // From now on B takes the weight gradients of blocks on `side`, beside the input gradients, one block late:
-  // those of block i are ordered on the current stream when the pass of block i - 1 is (of block 0, with
-  // backward()), and their operands are held as long. Changes no bit. It must outlive the stage's passes.
+  // From now on B computes the weight gradients of blocks on `side`, overlapped with the input gradients. The
+  // current stream joins block i's after the input gradients of block i - 1, and block 0's at the end of
+  // backward(); their operands are held until then. Changes no bit. `side` must outlive the stage's passes.
   void overlap_weight_gradients(nn::SideStream& side) { side_ = &side; }
 
-  // Chunks of logits as a device wants them; materialise() sets those of its own.
+  // Sets the size of logit chunks for a device; materialise() sets it for its own device.
   void size_chunks_for(at::DeviceType device);
 
-  // Of the training loss, as nn::LinearCrossEntropy takes it.
+  // For the training loss, as in nn::LinearCrossEntropy.
   void smooth_labels(double fraction) {
     if (head_) head_->smooth_labels(fraction);
   }
 
-  // Hears the loss of each token of this rank's list, float32 [tokens], on the last stage's forward_only().
+  // Called with the loss of each token of this rank's list, float32 [tokens], on the last stage's
+  // forward_only().
   using LossListener = std::function<void(const data::Microbatch& data, const at::Tensor& losses)>;
   void hear_losses(LossListener listener) { loss_listener_ = std::move(listener); }
 
@@ -113,7 +115,7 @@ class TransformerStage final : public pipeline::Stage {
   bool has_head_part() const override { return slice_.has_head_part(); }
   at::Tensor empty_boundary(const data::Microbatch& data) const override;  // T [share, hidden]
 
-  // The record keeps `input` (read only) until the microbatch's backward.
+  // Keeps `input` (read only) until the microbatch's backward.
   at::Tensor forward(int microbatch, const data::Microbatch& data, at::Tensor input) override;
   at::Tensor forward_only(const data::Microbatch& data, at::Tensor input) override;
   at::Tensor logits(const data::Microbatch& data, at::Tensor input, const at::Tensor& rows) override;
@@ -126,41 +128,41 @@ class TransformerStage final : public pipeline::Stage {
                            bool with_gradients) override;
 
   double take_loss() override;
-  // The part of it that each microbatch of the last step of forward() added, of `count` of them, after
+  // What each of `count` microbatches added to the loss in the last step of forward(), after
   // keep_microbatch_losses().
   void keep_microbatch_losses() { keeps_losses_ = true; }
   std::vector<double> microbatch_losses(int64_t count) const;
   void discard() override;
   nn::ParameterStore& parameters() override { return store_; }
 
-  // To give logits() of a head in parts where the last stage is. A copy of this stage's part, T [rows,
-  // hidden]; collective over ranks that share out its weights. And on the last stage, the parts together
-  // (undefined: no longer), T [this rank's part of the vocabulary under tensor parallelism, hidden].
+  // For logits() of a head in parts. A copy of this stage's part, T [rows, hidden]; collective over the ranks
+  // that its weights are sharded over. The last stage takes all parts together (undefined: no longer), T
+  // [this rank's shard of the vocabulary under tensor parallelism, hidden].
   at::Tensor copy_of_head_part();
   void lend_head(at::Tensor weight);
 
-  // Null where this stage does not hold it, nor a shard of it.
+  // Null if this stage holds neither it nor a shard of it.
   nn::ParameterGroup* embedding_group() {
     return slice_.embedding || slice_.has_embedding_shard() ? &store_.groups().front() : nullptr;
   }
-  // Null where this stage does not hold it.
+  // Null if this stage does not hold it.
   nn::Weight* embedding_weight() { return embedding_ ? &embedding_->weight() : nullptr; }
   nn::Weight* head_weight() { return head_weight_; }
   bool tied() const { return model_.tied; }
 
-  // How many rows each expert of a sparse layer got in the backward passes since the last call, from this
-  // rank: int64 [experts], by layer. Layers that ran none are left out.
+  // Rows that each expert got from this rank in the backward passes since the last call: int64 [experts], by
+  // sparse layer. Layers that ran none are left out.
   std::map<int, at::Tensor> take_loads();
 
   const ModelConfig& model() const { return model_; }
   const StageSlice& slice() const { return slice_; }
 
-  // Bytes that the records of microbatches between F and I/B hold, each piece of memory counted once. Tensors
+  // Bytes of the activations that microbatches between F and I/B save; shared memory is counted once. Tensors
   // of the microbatch itself (tokens, labels, positions) are not counted.
   int64_t saved_bytes() const;
-  // The same of what microbatches between I and W hold: the two operands of each pending weight gradient.
+  // The same between I and W: the two operands of each pending weight gradient.
   int64_t pending_bytes() const;
-  // The same of what microbatches between S and T hold.
+  // The same between S and T.
   int64_t head_bytes() const;
 
  private:
@@ -181,7 +183,7 @@ class TransformerStage final : public pipeline::Stage {
   // Runs `body` while it may use the groups so.
   template <typename Body>
   void with(const Groups& groups, nn::Use use, const Body& body) const;
-  // Declares what `declare` does, and says in which groups.
+  // Runs `declare`, and returns the groups that it declared.
   template <typename Declare>
   Groups declare(const Declare& declare);
 
@@ -208,16 +210,16 @@ class TransformerStage final : public pipeline::Stage {
 
   ModelConfig model_;
   StageSlice slice_;
-  std::vector<Recompute> recompute_;  // of microbatches, over and over
+  std::vector<Recompute> recompute_;  // of microbatches, repeated
   std::shared_ptr<const nn::Region> region_;
   nn::ParameterStore store_;
   std::optional<nn::Embedding> embedding_;
   std::vector<Block> blocks_;  // never changes size after construction: queues point at their layers
-  std::vector<std::shared_ptr<attention::CoreAttention>> slice_attention_;  // of each block, if lists are cut
+  std::vector<std::shared_ptr<attention::CoreAttention>> slice_attention_;  // of each block, for slices
   std::optional<nn::Norm> norm_;
   nn::Weight* head_weight_ = nullptr;
   std::optional<nn::LinearCrossEntropy> head_;
-  nn::Weight lent_head_;                 // its weight undefined where none is lent
+  nn::Weight lent_head_;                 // its weight is undefined if none is lent
   mutable std::vector<nn::Rope> ropes_;  // which keep tables
 
   Groups embedding_groups_, norm_groups_, head_groups_;

@@ -31,7 +31,7 @@ int64_t stars(std::string_view pattern) {
   return std::ranges::count(pattern, '*');
 }
 
-// As many numbers as the pattern has '*'s.
+// Fills in as many numbers as the pattern has '*'s.
 std::string fill(std::string_view pattern, const std::vector<std::string_view>& numbers) {
   std::string result;
   for (const std::string_view number : numbers) {
@@ -55,7 +55,7 @@ std::optional<ModuleName> split(std::string_view name) {
   return ModuleName{name.substr(0, dot), kind};
 }
 
-// What a name is on the other side.
+// A name translated to the other side.
 struct Translation {
   std::string name;
   std::vector<std::string_view> numbers;
@@ -216,7 +216,7 @@ void WeightMap::add(std::span<const WeightName> names, const nn::ParameterSpec& 
                     std::map<std::string, Shared>& shared) {
   const std::string parameter(stored_as(spec.name));
   const auto [known, is_new] = of_parameter_.try_emplace(parameter);
-  if (!is_new) return;  // the tied head beside the embedding
+  if (!is_new) return;  // the tied head: the embedding is in already
   auto found = to_hf(names, parameter);
   if (tied_ && parameter == "embed.weight") {
     for (Translation& head : to_hf(names, "head.weight")) found.push_back(std::move(head));

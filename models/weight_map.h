@@ -18,9 +18,9 @@
 
 namespace pptrain::models {
 
-// How parameters lie in a tensor that several share: in the model's order, each with all of its rows; or
-// first those of the first key-value head of every one, then those of the second; or the first row of every
-// one, then the second.
+// Order of rows in a tensor that several parameters share. `of_parameter`: the parameters in the model's
+// order, each with all of its rows. `of_head`: every parameter's rows of the first key-value head, then of
+// the second. `in_turn`: every parameter's first row, then the second.
 enum class Rows { of_parameter, of_head, in_turn };
 
 // A module, which has a weight and may have a bias, or a tensor by its whole name (ending in `.weight`,
@@ -52,7 +52,8 @@ inline constexpr WeightName decoder_weights[] = {
     {"layers.*.mlp.down", "model.layers.*.mlp.down_proj"},
 };
 
-// What sparse layers have beside these. transformers writes experts one by one or in one tensor.
+// Names of sparse layers in addition to decoder_weights. transformers writes experts one by one or in one
+// tensor.
 inline constexpr WeightName qwen3_moe_weights[] = {
     {"layers.*.mlp.router", "model.layers.*.mlp.gate"},
     {"layers.*.mlp.experts.*.gate", "model.layers.*.mlp.experts.*.gate_proj"},
@@ -72,14 +73,14 @@ constexpr std::array<T, A + B> joined(const T (&first)[A], const T (&second)[B])
   return all;
 }
 
-// "layers.17.attn.q.weight" -> "model.layers.17.self_attn.q_proj.weight", the usual one of its names: among
-// `names`, then among decoder_weights. Throws Error for a name that is not in either list.
+// "layers.17.attn.q.weight" -> "model.layers.17.self_attn.q_proj.weight", the usual one of its names. Looks
+// in `names`, then in decoder_weights. Throws Error for a name that is not in either list.
 std::string hf_name(std::span<const WeightName> names, std::string_view global);
 // All of its names.
 std::vector<std::string> hf_names(std::span<const WeightName> names, std::string_view global);
 
-// The inverse, of a tensor that several parameters share one of them: nothing for a tensor that no
-// parameter takes ("model.layers.0.self_attn.rotary_emb.inv_freq").
+// The inverse; if several parameters share the tensor, one of them. Nothing for a tensor that no parameter
+// takes ("model.layers.0.self_attn.rotary_emb.inv_freq").
 std::optional<std::string> global_name(std::span<const WeightName> names, std::string_view hf);
 
 // Where a tensor holds a parameter, a matrix or, with one column, a vector: bands of rows, each at a stride.
@@ -102,8 +103,8 @@ struct HfWeight {
   at::Tensor rows_of(const at::Tensor& tensor, int64_t begin, int64_t end) const;
 };
 
-// Fills `out` (float32 or bfloat16, slice.numel() elements) with a slice of the parameter; reads its rows
-// alone.
+// Fills `out` (float32 or bfloat16, slice.numel() elements) with a slice of the parameter; reads only its
+// rows.
 void copy_slice(const HfWeight& weight, const at::Tensor& tensor, const nn::SliceShape& slice,
                 at::Tensor& out);
 
@@ -116,15 +117,14 @@ struct HfTensor {
 // All tensors that a Hugging Face directory may have for parameters.
 class WeightMap {
  public:
-  // specs: whole layers, in the model's order, of parameters that have a tensor. kv_heads: of
-  // Rows::of_head.
+  // specs: parameters that have a tensor, of whole layers, in the model's order. kv_heads: for Rows::of_head.
   WeightMap(std::span<const WeightName> names, const std::vector<const nn::ParameterSpec*>& specs, bool tied,
             int64_t kv_heads);
 
   // Null for a tensor that no parameter takes.
   const HfTensor* find(std::string_view tensor) const;
-  // The tensors that may hold the parameter, the usual one first. Those of a tied head are the embedding's,
-  // which a directory may call the head.
+  // The tensors that may hold the parameter, the usual one first. A tied head has the embedding's tensors, of
+  // which a directory may call one the head.
   const std::vector<std::string>& tensors_of(std::string_view parameter) const;
   // Where the parameter lies in one of these.
   HfWeight place(std::string_view parameter, const std::string& tensor) const;

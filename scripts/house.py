@@ -1,6 +1,9 @@
 """Counts how large and how tangled the source is; no gate.
 
 Usage: house.py [--commit COMMIT]      the working tree, or a commit beside it
+       house.py --sentences | --complex
+
+Complexity is counted by PyPI's lizard, if it is installed (-1 otherwise).
 """
 
 import argparse
@@ -13,7 +16,6 @@ import tempfile
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 FLOORS = ("app", "core", "models", "parallel")
 SOURCES = (".h", ".cpp", ".cu", ".cuh", ".inc")
-HEADERS = (".h", ".cuh", ".inc")
 INCLUDE = re.compile(r'^#include "((?:' + "|".join(FLOORS) + r')/[^"]+)"', re.MULTILINE)
 TYPE = re.compile(r"^\s*(?:template <[^>]*>\s*)?(?:struct|class|enum class|enum|union)\s+(?:alignas\([^)]*\)\s*)?\w+[^;(){}=]*\{", re.MULTILINE)
 # How a job lies on its ranks: the structs that the review of e4d8a66 counted. Matched as whole names, but not in rooms that know no ranks.
@@ -27,8 +29,53 @@ OPTIONS = re.compile(r"\b(?:dtype|device|recompute|init|arch|name|cp_kind|reduce
                      r"optimizer|schedule|on_divergence|rope_type|bad_lines|packed|target_modules)\b")
 
 
+# One of these in its code, and a file knows the fact.
+FACTS = {"cp": r"\bcp\b", "sequence slices": r"sequence_slices", "recompute": r"[Rr]ecompute", "reshard": r"reshard",
+         "a spread head": r"spread_head|head_parts|shares_out_embedding|pp_head\b|HeadPlace"}
+# Quoted in code: "qwen3", "qwen3_moe"; of a tokenizer or a chat's template too.
+FAMILY = re.compile(r'"[^"\n]*\b(?:llama|qwen\d|qwen\d?_moe|qwen\d_moe|mixtral|mistral|gemma\d?|phi3|olmo2?|smollm3|granite|gpt2|gpt_neox|gpt_oss|deepseek_v\d|starcoder2|glm4)\b[^"\n]*"')
+LONG_SENTENCE = 40  # words
+COMPLEX = 15        # cyclomatic complexity, as lizard counts it
+# Strings are kept, also where they hold what looks like a comment.
+COMMENT_OR_STRING = re.compile(r'//[^\n]*|/\*.*?\*/|R"(\w*)\(.*?\)\1"|"(?:\\.|[^"\\\n])*"', re.DOTALL)
+
+
+def is_comment(token):
+    return token.startswith(("//", "/*"))
+
+
 def without_comments(text):
-    return re.sub(r"//[^\n]*|/\*.*?\*/", "", text, flags=re.DOTALL)
+    return COMMENT_OR_STRING.sub(lambda m: "" if is_comment(m[0]) else m[0], text)
+
+
+def comment_lines(text):
+    """What its comments say, line by line; an empty line where a comment ends."""
+    lines, end = [], 0
+    for match in COMMENT_OR_STRING.finditer(text):
+        if not is_comment(match[0]):
+            continue
+        if text[end:match.start()].count("\n") != 1 or text[end:match.start()].strip():
+            lines.append("")
+        lines += [line.strip("/* ") for line in match[0].split("\n")]
+        end = match.end()
+    return lines
+
+
+def long_sentences(text):
+    """Of its comments."""
+    blocks = "\n".join(comment_lines(text)).split("\n\n")
+    sentences = [sentence for block in blocks for sentence in re.split(r"(?<=[.!?:])\s+(?=[A-Z`\"(\[])", block.replace("\n", " "))]
+    return [sentence for sentence in sentences if len(sentence.split()) > LONG_SENTENCE]
+
+
+def complex_functions(root, files):
+    """[(complexity, place)]; None where lizard is not installed."""
+    try:
+        import lizard
+    except ImportError:
+        return None
+    return sorted(((f.cyclomatic_complexity, f"{file}:{f.start_line} {f.name}") for file in files
+                   for f in lizard.analyze_file(str(root / file)).function_list if f.cyclomatic_complexity > COMPLEX), reverse=True)
 
 
 def room(file):
@@ -64,17 +111,24 @@ def count(root):
     words = sum(len([m for m in WORD.findall(text) if OPTIONS.search(m)]) for file, text in code.items()
                 if file.startswith(("app/", "models/", "parallel/")))
     tests = [f for f in files if f.startswith("test/")]
+    complex_ones = complex_functions(root, sources)
     return {
         "rooms in a circle": sum(map(len, circles(edges))),
         "rooms": len({room(f) for f in sources}),
         "structs that describe a layout": len(structs),
-        "files that name `cp`": sum(1 for text in code.values() if re.search(r"\bcp\b", text)),
-        "types in headers": sum(len(TYPE.findall(text)) for file, text in code.items() if file.endswith(HEADERS)),
-        "source files": len(sources),
+        **{f"files that know {name}": sum(1 for text in code.values() if re.search(pattern, text))
+           for name, pattern in FACTS.items()},
+        "types": sum(len(TYPE.findall(text)) for text in code.values()),
+        ".cpp files without a header": sum(1 for f in sources if f.endswith(".cpp") and f[:-4] + ".h" not in sources),
         "source lines": sum(text.count("\n") for text in sources.values()),
         "test lines, C++": sum((root / f).read_text().count("\n") for f in tests if f.endswith(SOURCES)),
         "test lines, Python and shell": sum((root / f).read_text().count("\n") for f in tests if f.endswith((".py", ".sh"))),
-        "README words": sum(len((root / f).read_text().split()) for f in files if f.endswith("README.md")),
+        "comment lines": sum(1 for text in sources.values() for line in comment_lines(text) if line),
+        "comment lines with \"where\"": sum(1 for text in sources.values() for line in comment_lines(text)
+                                            if re.search(r"\bwhere\b", line, re.IGNORECASE)),
+        f"sentences above {LONG_SENTENCE} words": sum(len(long_sentences(text)) for text in sources.values()),
+        f"functions of complexity above {COMPLEX}": -1 if complex_ones is None else len(complex_ones),
+        "names of families in core": sum(len(FAMILY.findall(text)) for file, text in code.items() if file.startswith("core/")),
         "comparisons with words of options": words,
     }
 
@@ -82,7 +136,18 @@ def count(root):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--commit", help="counted beside the working tree")
+    parser.add_argument("--sentences", action="store_true", help="prints the long sentences, and no table")
+    parser.add_argument("--complex", action="store_true", help="prints the complex functions, and no table")
     options = parser.parse_args()
+    if options.sentences or options.complex:
+        files = [f for f in subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+                 if f.startswith(FLOORS) and f.endswith(SOURCES)]
+        for file in files if options.sentences else []:
+            for sentence in long_sentences((ROOT / file).read_text()):
+                print(f"{file}: {len(sentence.split())} words: {sentence}")
+        for complexity, place in complex_functions(ROOT, files) or [] if options.complex else []:
+            print(complexity, place)
+        return
     columns = [("here", count(ROOT))]
     if options.commit:
         with tempfile.TemporaryDirectory() as folder:

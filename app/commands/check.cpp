@@ -48,7 +48,7 @@ std::string in_units(int64_t bytes) {
   return value >= 1e9 ? fmt::format("{:.2f} GB", value / 1e9) : fmt::format("{:.1f} MB", value / 1e6);
 }
 
-// What each stage has, after the job itself.
+// The contents of each stage, after the job itself.
 void print_resolved(const Plan& plan) {
   const config::JobConfig& job = plan.job;
   fmt::print("\n{}\n", config::to_toml(job));
@@ -70,7 +70,7 @@ void print_resolved(const Plan& plan) {
   }
 }
 
-// One line: what is asked, whether it is there, and the figures. Returns whether it is.
+// One line: the question, the answer, and the figures. Returns whether the answer is yes.
 bool say(std::string_view what, const std::string& problem, const std::string& figures) {
   fmt::print("{:<7} {:<3} {}\n", what, problem.empty() ? "OK" : "no",
              printable(problem.empty() ? figures : problem));
@@ -87,7 +87,7 @@ bool say_job(const Plan& plan) {
                                        job.train.grad_accum_steps * plan.mesh.size(mesh::Group::batch))));
 }
 
-// As if all ranks were to run on this host.
+// As if all ranks ran on this host.
 bool say_world(const Plan& plan) {
   const int ranks = plan.mesh.world_size();
   const bool on_cpu = plan.job.run.device == config::Device::cpu;
@@ -167,7 +167,7 @@ int check(const CheckArguments& arguments) {
   const Plan plan =
       load_plan(arguments.config, arguments.set, {.world = arguments.world, .inspect = inspect_all});
   const config::JobConfig& job = plan.job;
-  // Each line is printed, whatever those before say.
+  // Each line is printed, whatever the earlier answers are.
   const std::array answers{say_job(plan), say_world(plan), say_device(job), say_memory(plan, program),
                            say_data(job), say_run(job)};
   for (const std::string& note : plan.notes) fmt::print("{}\n", printable(note));

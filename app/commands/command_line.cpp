@@ -18,7 +18,7 @@ namespace pptrain::app {
 
 namespace {
 
-// Of "train.steps", "steps" or "learning_rate" the option that is meant; empty if it is none.
+// The option meant by "train.steps", "steps" or "learning_rate"; empty if it is none.
 std::string option_of(const std::string& name) {
   if (config::find_option(name)) return name;
   const size_t dot = name.rfind('.');
@@ -30,7 +30,7 @@ std::string option_of(const std::string& name) {
   return std::ranges::find(config::sections(), section) != config::sections().end() ? name : "";
 }
 
-// "--train.steps=5", "--train.steps 5", or "train.steps=5" where no --set is before it.
+// For "--train.steps=5", "--train.steps 5", or "train.steps=5" without --set before it.
 std::optional<std::string> hint_of_key(std::span<const std::string> arguments, size_t i) {
   std::string name = arguments[i];
   const bool dashes = name.starts_with("--");
@@ -62,7 +62,7 @@ std::string argument_hint(std::span<const std::string> arguments, std::string_vi
 
 namespace {
 
-// "--help" of `command` that is nearest to an unknown option; "" where none is.
+// The option of `command` nearest to an unknown one, as a hint; "" if none is near.
 std::string option_hint(const CLI::App& command, std::span<const std::string> arguments,
                         const std::string& refusal) {
   std::vector<std::string> names;
@@ -79,7 +79,7 @@ std::string option_hint(const CLI::App& command, std::span<const std::string> ar
   return "";
 }
 
-// What CLI11 says, and how it is written.
+// CLI11's message, and how to write the arguments.
 std::string describe_refusal(std::string text, const std::vector<std::string>& arguments,
                              const CLI::App& command) {
   if (text.ends_with('\n')) text.pop_back();
@@ -88,7 +88,7 @@ std::string describe_refusal(std::string text, const std::vector<std::string>& a
   return hint.empty() ? text : text + '\n' + hint;
 }
 
-// What users of other programs type: "help", "help plan", "train --config job.toml".
+// Translates what users of other programs type: "help", "help plan", "train --config job.toml".
 std::vector<std::string> in_our_words(std::vector<std::string> arguments) {
   if (arguments.empty() || (arguments.front() != "help" && arguments.front() != "train")) return arguments;
   const bool help = arguments.front() == "help";
@@ -158,7 +158,7 @@ int CommandLine::run(int argc, char** argv) {
     if (asked) return 0;
     // Most subcommands are not run by several ranks: each process prints its own refusal.
     const bool unknown =
-        dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr;  // which CLI11 names backwards
+        dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr;  // CLI11 names them backwards
     const std::string what =
         unknown ? fmt::format("not expected: {}", fmt::join(cli_.remaining(/*recurse=*/true), " "))
                 : text.str();

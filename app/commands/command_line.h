@@ -1,4 +1,4 @@
-// The arguments of the program: its options, its subcommands, and what runs for them.
+// The arguments of the program: its options, its subcommands, and the functions that run for them.
 #pragma once
 
 #include <CLI/App.hpp>
@@ -11,17 +11,17 @@
 
 namespace pptrain::app {
 
-// --- Hints for arguments that are refused: how to write what was most likely meant.
+// --- Hints for refused arguments: how to write what was most likely meant.
 
 // `arguments`: the command line without the program's name; `refusal`: CLI11's message, which names unknown
 // arguments. Returns a hint such as "a job is named so: --config job.toml", or "".
 std::string argument_hint(std::span<const std::string> arguments, std::string_view refusal);
 
-// The whole tree of options and subcommands. CLI11 refers to the arguments that it fills, so it stays where
-// it is made.
+// The whole tree of options and subcommands. CLI11 refers to the arguments that it fills, so it cannot be
+// moved.
 class CommandLine {
  public:
-  explicit CommandLine(const std::string& commit);  // that --version names
+  explicit CommandLine(const std::string& commit);  // named by --version
   ~CommandLine();
   CommandLine(const CommandLine&) = delete;
   CommandLine& operator=(const CommandLine&) = delete;
@@ -32,8 +32,8 @@ class CommandLine {
   const CLI::App& cli() const { return cli_; }
   CLI::App& cli() { return cli_; }
 
-  // `declare` makes the subcommand, whose parsing fills the arguments with which `run` is called. of_ranks:
-  // the ranks of a launch run it together: one of them prints what is wrong with the arguments.
+  // `declare` makes the subcommand; its parsing fills the arguments for `run`. of_ranks: the ranks of a
+  // launch run it together, so only one of them prints what is wrong with the arguments.
   template <class Arguments>
   void add(CLI::App* (*declare)(CLI::App&, Arguments&), int (*run)(const Arguments&), bool of_ranks = false) {
     const auto arguments = std::make_shared<Arguments>();

@@ -1,6 +1,5 @@
-// The subcommands, a file each, which has their arguments, what declares them and what does the work. The
-// exit code: 0 done, 1 run failed, 2 bad job or arguments, 3 stopped after saving; others where --help says
-// so.
+// The subcommands, one file each with their arguments, declaration and work. The exit code: 0 done, 1 run
+// failed, 2 bad job or arguments, 3 stopped after saving; others if --help says so.
 #pragma once
 
 #include <string>
@@ -13,7 +12,7 @@ namespace pptrain::app {
 
 class CommandLine;
 
-// Each declares its subcommand, and what runs for it.
+// Each declares its subcommand and the function that runs for it.
 void add_train(CommandLine& line);  // the program without a subcommand
 void add_resume(CommandLine& line);
 void add_check(CommandLine& line);
@@ -34,21 +33,20 @@ void add_tokenize(CommandLine& line);
 void add_config(CommandLine& line);
 void add_completion(CommandLine& line);
 
-// Replaces train() where the arguments are wrong: the ranks of a launch exchange `fault`, as they do with a
+// Replaces train() if the arguments are wrong: the ranks of a launch exchange `fault`, as they do with a
 // fault of the job, and one prints it. Without a launcher it is thrown as UsageError.
 int refuse(const std::string& fault);
 
 // The script of bash, zsh or fish that completes the commands of `program`.
 std::string completion_script(CLI::App& program, const std::string& shell);
 
-// Which commit the program was built from: "1a2b3c4d5e6f", or "1a2b3c4d5e6f, with changes"; "" where the
-// sources were no git checkout. Defined in a file that the build writes, and which belongs to the program
-// alone: a commit compiles nothing else anew.
+// The commit that the program was built from: "1a2b3c4d5e6f", or "1a2b3c4d5e6f, with changes"; "" if the
+// sources were no git checkout. Defined in a file that the build writes, linked only into the program: a new
+// commit recompiles nothing else.
 const char* commit();
 
-// What --version prints: "pptrain X.Y.Z", and below it what the program is made of and what this machine
-// offers it. `commit`: of the checkout that it was built from; "": of none. Makes no CUDA context, and needs
-// no GPU.
+// Output of --version: "pptrain X.Y.Z", then the parts of the program and what this machine offers it.
+// `commit`: of the checkout that it was built from; "": none. Makes no CUDA context, and needs no GPU.
 std::string version_text(const std::string& commit);
 
 }  // namespace pptrain::app

@@ -38,7 +38,7 @@ struct BisectArguments {
 namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
 
-// As of diff(1): 1 means that something differs, so that every failure is a 2.
+// As diff(1): 1 means that something differs, so every failure is a 2.
 template <typename Body>
 int exits_as_diff(const Body& body) {
   try {
@@ -99,8 +99,8 @@ int64_t step_of(const fs::path& step_folder) {
   return checkpoint::read_manifest(step_folder).state.step;
 }
 
-// Every tensor as JSON; as text those that differ, and how many there are: of two steps the number alone,
-// since there a difference is no news. Returns whether all are equal.
+// As JSON every tensor; as text those that differ, and their number. For two different steps only the number,
+// since there differences are expected. Returns whether all are equal.
 bool print_difference(const DiffArguments& arguments) {
   const fs::path a = find_checkpoint(arguments.a), b = find_checkpoint(arguments.b);
   const auto tensors = compare_checkpoints(a, b, arguments.state);
@@ -154,7 +154,7 @@ std::string describe(const CheckpointSearch& checkpoints) {
                      *checkpoints.differs, checkpoints.tensors.size(), describe(checkpoints.tensors.front()));
 }
 
-// How to get the checkpoints that are missing for an answer to the very step; "" where none is.
+// How to get the checkpoints that are missing to find the very step; "" if none is.
 std::string advice(const BisectArguments& arguments, const StepComparison& steps,
                    const CheckpointSearch& checkpoints) {
   const bool known = checkpoints.equal && checkpoints.differs == *checkpoints.equal + 1;
@@ -189,7 +189,7 @@ Json to_json(const CheckpointSearch& checkpoints) {
   return json;
 }
 
-// Returns whether nothing differs. Throws UsageError where there is nothing to compare.
+// Returns whether nothing differs. Throws UsageError if there is nothing to compare.
 bool print_bisection(const BisectArguments& arguments) {
   const RunData a = read_run(arguments.a), b = read_run(arguments.b);
   const StepComparison steps = compare_steps(a, b);
@@ -220,7 +220,7 @@ CLI::App* declare_diff(CLI::App& cli, DiffArguments& arguments) {
   return diff;
 }
 
-// 0 equal, 1 different, 2 cannot be told; as bisect().
+// 0 equal, 1 different, 2 not known; so does bisect().
 int diff(const DiffArguments& arguments) {
   return exits_as_diff([&] { return print_difference(arguments); });
 }

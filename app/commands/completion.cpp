@@ -16,7 +16,7 @@ namespace pptrain::app {
 namespace {
 
 struct CompletionArguments {
-  CLI::App* program = nullptr;  // whose commands are completed
+  CLI::App* program = nullptr;  // completes its commands
   std::string shell;            // bash | zsh | fish
 };
 

@@ -17,7 +17,7 @@ namespace {
 
 struct ConfigArguments {
   std::string name;        // of a key or a section; "": all
-  bool reference = false;  // which is the default
+  bool reference = false;  // the default
   bool schema = false;
 };
 

@@ -37,7 +37,7 @@ namespace {
 namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
 
-// What each question finds, said by rank 0. Every method is collective.
+// The answers to each question, which rank 0 prints. Every method is collective.
 class Examination {
  public:
   explicit Examination(RunContext& context)
@@ -55,10 +55,10 @@ class Examination {
   bool healthy() const { return healthy_; }
 
  private:
-  // One line: the question, and what is wrong, or else the figures.
+  // One line: the question, and the problem, or else the figures.
   void say(std::string_view what, const std::string& problem, const std::string& figures);
-  // Seconds of one message of `bytes` bytes from pipeline rank `from` to the next and back, halved; of the
-  // two ranks alone.
+  // Seconds of one message of `bytes` bytes from pipeline rank `from` to the next: half of a round trip of
+  // only these two ranks.
   double one_way(int64_t bytes, int from, int trips);
 
   RunContext& context_;
@@ -102,7 +102,7 @@ void Examination::disk() {
   std::error_code error;
   const auto free = static_cast<double>(fs::space(folder, error).available);
   const auto one = static_cast<double>(checkpoint_bytes(context_.plan));
-  // The newest is written before the oldest goes.
+  // The newest is written before the oldest is removed.
   const double all = one * static_cast<double>(context_.job.checkpoint.keep_last_n + 1);
   const std::string figures =
       fmt::format("{:.1f} GB are free in {}; a checkpoint takes {:.2f} GB, {} at once {:.2f} GB", free / 1e9,
@@ -111,7 +111,7 @@ void Examination::disk() {
   say("disk", all > free ? figures : "", figures);
 }
 
-// run_ranks has chosen it, and would have refused one that is not there.
+// run_ranks has chosen it, and would have refused a missing one.
 void Examination::device() {
   say("device", "", context_.device.str());
 }
@@ -124,7 +124,7 @@ void Examination::transport() {
 }
 
 void Examination::clocks() {
-  constexpr double most = 1;  // s: below it the order of lines from several hosts is right for people
+  constexpr double most = 1;  // s: below it, sorting lines of several hosts by time is good enough
   world_.barrier();
   const double now =
       std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();

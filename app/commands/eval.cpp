@@ -42,20 +42,20 @@ namespace {
 
 struct EvalArguments : JobArguments {
   std::string checkpoint;   // a checkpoint, a run's folder or a Hugging Face directory; "": see load_weights
-  int64_t batches = -1;     // over eval.batches; -1: that
+  int64_t batches = -1;     // instead of eval.batches; -1: not given
   std::string documents;    // a file for the loss of each document
-  std::string logits, ids;  // a file for the logits of ids, and these: "1,2,3", or a file with them
+  std::string logits, ids;  // a file for the logits of ids; and the ids: "1,2,3", or a file with them
   bool json = false;
 };
 
 struct Result {
-  std::string weights;      // where they are from
+  std::string weights;      // their source
   metrics::SourceLoss all;  // without a name
   double seconds = 0;
-  std::vector<std::pair<std::string, metrics::SourceLoss>> sources;  // each behind what was read
+  std::vector<std::pair<std::string, metrics::SourceLoss>> sources;  // each after what was read
 };
 
-// What is read of each source that is validated on.
+// The data read of each source that is validated on.
 std::vector<std::string> places_of(const config::JobConfig& job) {
   std::vector<std::string> places;
   for (const config::DataSource& source : config::data_sources(job)) {
@@ -146,7 +146,7 @@ void write_npy(const std::string& path, const at::Tensor& values) {
   io::write_file_atomically(path, text);
 }
 
-// On a terminal: a line that is written over, and gone in the end.
+// On a terminal: a line that is overwritten, and removed at the end.
 void show_progress(int64_t done, int64_t all) {
   fmt::print(stderr, "\r{}", done < all ? fmt::format("{} of {} batches", done, all) : "\x1b[K");
   std::fflush(stderr);
@@ -221,7 +221,7 @@ CLI::App* declare_eval(CLI::App& cli, EvalArguments& arguments) {
   return eval;
 }
 
-// The job is one that validates, whatever its own eval.interval.
+// Makes the job validate, whatever its own eval.interval.
 int eval(const EvalArguments& given) {
   EvalArguments arguments = given;
   std::vector<int64_t> ids;
@@ -229,7 +229,7 @@ int eval(const EvalArguments& given) {
     log_to_stderr();
     take_run(arguments, arguments.checkpoint);
     std::vector<std::string> overrides = arguments.set;
-    // One validates, the other wants all logits on one rank.
+    // One override makes the job validate, the other brings all logits to one rank.
     overrides.push_back(
         config::by_command(arguments.logits.empty() ? "eval.interval=1" : "distributed.pp_head=last"));
     if (!arguments.documents.empty() && arguments.batches < 0) arguments.batches = 0;

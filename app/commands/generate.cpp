@@ -45,7 +45,7 @@ namespace pptrain::app {
 namespace {
 
 struct GenerateArguments : JobArguments {
-  std::string checkpoint;               // as EvalArguments'
+  std::string checkpoint;               // as in EvalArguments
   std::vector<std::string> prompts;     // text
   std::string prompts_file;             // a prompt a line; "-": standard input
   std::vector<std::string> prompt_ids;  // "1,2,3"
@@ -64,7 +64,7 @@ struct GenerateArguments : JobArguments {
 };
 
 struct Prompt {
-  std::string text;  // "" where ids were given
+  std::string text;  // "" if ids were given
   std::vector<int64_t> ids;
 };
 
@@ -108,8 +108,7 @@ struct GenerateRequest {
   GenerateOptions options;
 };
 
-// The user's and the assistant's contents in turns, the user's first, behind a system message where there is
-// one.
+// The user's and the assistant's contents in turns, the user's first, after a system message if there is one.
 std::vector<int64_t> chat_ids(const ChatCodec& chat, const std::string& system,
                               const std::vector<std::string>& turns) {
   std::vector<corpus::Message> messages;
@@ -125,7 +124,7 @@ Prompt prompt_of(const std::string& text, const GenerateArguments& arguments,
   return {text, chat_ids(*request.chat, arguments.system, {text})};
 }
 
-// In the order: texts, the file's lines, ids. Standard input is rank 0's alone, and read later.
+// In this order: texts, the file's lines, ids. Standard input belongs to rank 0 alone, and is read later.
 std::vector<Prompt> read_prompts(const GenerateArguments& arguments, const GenerateRequest& request,
                                  const config::JobConfig& job) {
   const TextCodec* const codec = request.codec.get();
@@ -159,7 +158,7 @@ GenerateOptions options_of(const GenerateArguments& a, const config::JobConfig& 
   return options;
 }
 
-// Prints sequences one after the other, each as it grows; those whose turn has not come wait.
+// Prints sequences one after the other, each as it grows; the later ones wait for their turn.
 class Printer {
  public:
   Printer(const std::vector<Prompt>& prompts, bool as_text) : prompts_(prompts), as_text_(as_text) {}
@@ -212,14 +211,14 @@ void print_json(const std::vector<Prompt>& prompts, const std::vector<Sequence>&
   }
 }
 
-// A text, or ids in its place.
+// A text's ids, or the ids given in its place.
 std::vector<int64_t> side_of(const nlohmann::json& line, const std::string& key,
                              const std::function<std::vector<int64_t>(const std::string&)>& encode) {
   if (const auto text = line.find(key); text != line.end()) return encode(text->get<std::string>());
   return line.at(key + "_ids").get<std::vector<int64_t>>();
 }
 
-// {"prompt": TEXT, "completion": TEXT}, or ids under prompt_ids and completion_ids, a line.
+// A line each: {"prompt": TEXT, "completion": TEXT}, or ids under prompt_ids and completion_ids.
 std::vector<Continuation> read_continuations(const std::vector<std::string>& lines, const TextCodec* codec,
                                              const config::JobConfig& job) {
   std::vector<Continuation> all;
@@ -249,8 +248,8 @@ void print_scores(const std::vector<Continuation>& continuations, const std::vec
   }
 }
 
-// How long the outputs become: as --max-tokens says, or else 128 or as much as the longest prompt leaves of
-// the model's positions. Throws UsageError for a prompt that the model does not take.
+// Sets the outputs' length: --max-tokens, or else 128 or as much as the longest prompt leaves of the model's
+// positions. Throws UsageError for a prompt that the model does not take.
 void set_length(GenerateRequest& request, const GenerateArguments& arguments, const Plan& plan) {
   constexpr int64_t usual = 128;
   const models::ModelConfig& model = plan.model;
@@ -292,7 +291,7 @@ GenerateRequest read_generate_request(const GenerateArguments& arguments, const 
   return request;
 }
 
-// Rank 0's standard input, to all ranks: a line, where it is a terminal, else the whole text. Nothing at its
+// Sends rank 0's standard input to all ranks: a line if it is a terminal, else the whole text. Nothing at its
 // end.
 std::optional<std::string> from_standard_input(const RunContext& context, bool talks) {
   std::string text;
@@ -328,7 +327,7 @@ int64_t generate_all(RunContext& context, RankModel& model, const GenerateReques
   return tokens;
 }
 
-// What was said on a terminal.
+// The conversation on a terminal.
 class Talk {
  public:
   Talk(const GenerateArguments& arguments, const GenerateRequest& request)
@@ -358,7 +357,7 @@ class Talk {
   std::vector<std::string> turns_;  // the user's and the model's, with it
 };
 
-// Line by line on a terminal: the model goes on from all that was said so far, as long as it fits.
+// Line by line on a terminal: the model continues all text so far, as long as it fits.
 void talk(RunContext& context, RankModel& model, const GenerateArguments& arguments,
           GenerateRequest request) {
   if (context.root()) spdlog::info("a line and Enter: the model goes on from all so far; Ctrl-D ends");
@@ -496,7 +495,7 @@ int generate(const GenerateArguments& given) {
     log_to_stderr();
     take_run(arguments, arguments.checkpoint);
     std::vector<std::string> overrides = arguments.set;
-    overrides.push_back(config::by_command("distributed.pp_head=last"));  // logits are of one rank
+    overrides.push_back(config::by_command("distributed.pp_head=last"));  // one rank needs all logits
     for (std::string& text : hf_overrides(arguments.checkpoint)) overrides.push_back(std::move(text));
     LoadOptions options = options_of_rank(arguments, nullptr);
     options.needs_files = options.reads_data = options.trains = false;

@@ -26,9 +26,9 @@ namespace fs = std::filesystem;
 
 namespace {
 
-constexpr int64_t most_ranks = 1 << 20;  // as of distributed.pp and the other axes
+constexpr int64_t most_ranks = 1 << 20;  // as for distributed.pp and the other axes
 
-// Of the run's folder itself, its checkpoints or one of them.
+// The run's folder, given itself, its checkpoints or one of them.
 fs::path run_folder(fs::path folder) {
   if (!folder.has_filename()) folder = folder.parent_path();  // "runs/first/"
   if (folder.parent_path().filename() == "checkpoints") folder = folder.parent_path();

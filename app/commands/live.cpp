@@ -27,7 +27,7 @@ namespace pptrain::app {
 
 namespace {
 
-// Of status, save and stop: a run that is under way, through its folder.
+// For status, save and stop: access to a running run through its folder.
 struct LiveArguments {
   std::string run;  // run.dir; for status also a folder of runs
   bool json = false;
@@ -101,7 +101,7 @@ CLI::App* declare_stop(CLI::App& cli, LiveArguments& arguments) {
   return add_request(cli, "stop", "Asks a run that is under way to save and to end", arguments);
 }
 
-// Of a folder that is no run itself. A line a run.
+// For a folder that is no run itself. A line a run.
 int list_runs(const std::vector<std::filesystem::path>& runs, bool as_json) {
   for (const std::filesystem::path& run : runs) {
     const RunStatus status = read_status(run);
@@ -121,7 +121,7 @@ RunStatus show(const LiveArguments& arguments, size_t& lines) {
   return status;
 }
 
-// 0 while the run is under way; 3 finished or stopped, 4 diverged, failed or dead, 1 unknown.
+// 0 while the run is running; 3 finished or stopped, 4 diverged, failed or dead, 1 unknown.
 int status(const LiveArguments& arguments) {
   if (const auto runs = runs_in(arguments.run); !runs.empty()) return list_runs(runs, arguments.json);
   size_t lines = 0;
@@ -133,7 +133,7 @@ int status(const LiveArguments& arguments) {
   return status_exit_code(status.phase);
 }
 
-// 0 done, 1 refused, failed or not answered; as stop().
+// 0 done, 1 refused, failed or not answered; so does stop().
 int save(const LiveArguments& arguments) {
   return request(RequestKind::save, arguments);
 }

@@ -63,12 +63,13 @@ struct PlanArguments : JobArguments {
   config::Word<PlanFormat> format = PlanFormat::text;
   bool actions = false;  // json: every action with its times too
   std::string output;    // file; empty: standard output
-  // "measured", "modelled", a device's name or a trace, over distributed.pp_costs; empty: measured on a CPU
+  // "measured", "modelled", a device's name or a trace, instead of distributed.pp_costs; empty: measured on a
+  // CPU
   std::string costs;
-  std::string compare;   // a trace or another job to put beside the prediction
+  std::string compare;   // a trace or another job to compare with
   bool search = false;   // rank all layouts of the job; with `world`, of all meshes of so many ranks
   bool all = false;      // all rows of a search, all ranks of a plan
-  double memory_gb = 0;  // GB a rank, over distributed.pp_memory_gb
+  double memory_gb = 0;  // GB a rank, instead of distributed.pp_memory_gb
   double cores = 0;      // of a host of CPU ranks; 0: those that this process may use
   double margin = 5;     // search: % of a rank's memory that stays free
   std::string write;     // search: file for the job of the row `pick`, from 1
@@ -76,7 +77,7 @@ struct PlanArguments : JobArguments {
   JobRates rates;
 };
 
-// Columns of the text: those that COLUMNS or the terminal says, within what is readable; elsewhere always the
+// Columns of the text: as given by COLUMNS or the terminal, within readable limits. Elsewhere always the
 // same, so that output can be compared.
 int text_width(bool on_terminal) {
   constexpr int narrowest = 80, widest = 200, elsewhere = 100;
@@ -97,7 +98,7 @@ double room_of(const PlanArguments& arguments, const PlanBase& base, const CostS
   return arguments.memory_gb > 0 ? arguments.memory_gb * 1e9 : memory_budget(base, source);
 }
 
-// Does the plan fit the GPU, or this host, by the function that check and a start ask?
+// Does the plan fit the GPU, or this host? Uses the function that check and a start use.
 PlanContext context_of(const PlanArguments& arguments, const Plan& plan, const Prediction& p,
                        const CostSource& source, int64_t program) {
   const double room = room_of(arguments, plan, source);
@@ -130,13 +131,13 @@ std::string render(const PlanArguments& arguments, const Plan& plan, const CostS
   return render_plan(plan, p, costs, source, text_options(arguments), context);
 }
 
-// Bytes a rank, without what is to stay free: predictions are some percent off, and libraries take memory
+// Bytes a rank, minus a margin that stays free: predictions are a few per cent off, and libraries take memory
 // too.
 double budget_of(const PlanArguments& arguments, const PlanBase& base, const CostSource& source) {
   return room_of(arguments, base, source) * (1 - arguments.margin / 100);
 }
 
-// Writes the job of the row that --pick names, else of the best: what it changes.
+// Writes the job of the row that --pick names, else of the best: the changes.
 void write_pick(const PlanArguments& arguments, const PlanBase& base, const CostSource& source,
                 const std::vector<Candidate>& rows, const std::optional<Candidate>& refined = std::nullopt) {
   if (arguments.write.empty()) return;
@@ -155,7 +156,8 @@ void write_pick(const PlanArguments& arguments, const PlanBase& base, const Cost
   fmt::print(stderr, "wrote {}\n", arguments.write);
 }
 
-// Says what a search does, on standard error: after a second, after two, four and so on, while it lives.
+// Reports what a search does, on standard error: after a second, after two, four and so on, during its
+// lifetime.
 class SearchProgress {
  public:
   SearchProgress() : teller_([this](const std::stop_token& stop) { tell(stop); }) {}
@@ -223,7 +225,7 @@ void check_arguments(const PlanArguments& arguments) {
   if (!arguments.search && !arguments.write.empty()) throw UsageError("--write needs --search");
 }
 
-// The run that wrote the trace, predicted with these costs, beside what it measured.
+// Predicts the run that wrote the trace with these costs, and compares it with the measurements.
 std::string compare_trace(const std::string& trace_path, const CostSource& source) {
   const TraceSummary trace = read_trace(trace_path);
   const Plan plan = make_plan(trace.run.job);
@@ -255,8 +257,8 @@ std::string compare_trace(const std::string& trace_path, const CostSource& sourc
   return out;
 }
 
-// What the arguments name, else the job, else what this machine takes where it is such as the job's. CPU
-// ranks share the cores of their hosts, which are taken to be as this one.
+// The costs that the arguments name, else the job, else what this machine takes if it is such as the job's.
+// CPU ranks share the cores of their hosts, which are taken to be like this one.
 CostSource cost_source(const PlanArguments& arguments, const PlanBase& base) {
   const std::string& named = arguments.costs.empty() ? base.job.distributed.pp_costs : arguments.costs;
   const bool measures = named.empty() ? base.job.run.device == config::Device::cpu : named == "measured";
@@ -277,7 +279,7 @@ NamedPlan named_plan(const PlanArguments& arguments, const std::string& config) 
           std::move(source)};
 }
 
-// --compare: a job beside this one, or a run's trace beside its prediction.
+// --compare: this job and another one, or a run's trace and its prediction.
 std::string compare(const PlanArguments& arguments, const Plan& plan) {
   if (arguments.compare.ends_with(".toml"))
     return render_beside(named_plan(arguments, arguments.config), named_plan(arguments, arguments.compare));
@@ -361,7 +363,7 @@ int plan(const PlanArguments& arguments) {
     const Plan plan = load_plan(arguments.config, arguments.set, options);
     if (arguments.format == PlanFormat::csv) {  // costs nothing
       text = schedule::write_stepped_csv(
-          plan.keeps_schedule ? plan.compute : schedule::compute_only(given_schedule(plan.job)));
+          plan.keeps_schedule() ? plan.compute : schedule::compute_only(given_schedule(plan.job)));
     } else {
       text = arguments.compare.empty() ? render(arguments, plan, cost_source(arguments, plan), program)
                                        : compare(arguments, plan);

@@ -36,7 +36,7 @@ CLI::App* declare_report(CLI::App& cli, ReportArguments& arguments) {
   return app;
 }
 
-// Of a folder of runs, those that have made a step.
+// In a folder of runs, takes those that have made a step.
 std::vector<std::string> runs_to_show(const ReportArguments& arguments) {
   std::vector<std::string> runs;
   for (const std::string& given : arguments.runs) {

@@ -40,11 +40,11 @@ struct TokenizeArguments {
   std::vector<std::string> chat;  // "template=llama3": keys of [data.chat]
   int64_t max_document_tokens = 0;
   std::string separator;  // between documents, with \n, \t and \\ for what they are in C
-  std::string eos;        // a token, an id or "none"; empty: what the tokenizer's folder says
+  std::string eos;        // a token, an id or "none"; empty: from the tokenizer's folder
   config::Word<config::BadLines> bad_lines = config::BadLines::refuse;
   bool no_special = false;
   bool overwrite = false;
-  int64_t threads = 0;  // 0: as many as there are cores
+  int64_t threads = 0;  // 0: one for each core
   std::vector<std::string> files;
 };
 
@@ -67,7 +67,7 @@ std::string unescape(std::string_view text) {
   return out;
 }
 
-// A number is an id, also where a token is spelled so.
+// A number is an id, even if a token is spelled so.
 std::optional<int32_t> find_end(const Tokenizer& tokenizer, const std::string& wanted) {
   if (wanted == "none") return std::nullopt;
   if (wanted.empty()) return tokenizer.eos_id();
@@ -77,7 +77,7 @@ std::optional<int32_t> find_end(const Tokenizer& tokenizer, const std::string& w
       fmt::format("--eos {}: neither a token of the tokenizer nor the id of one, nor none", wanted));
 }
 
-// With control characters as JSON writes them.
+// Shows control characters as JSON writes them.
 std::string shown(const std::string& token) {
   return one_line(nlohmann::json(token));
 }
@@ -99,7 +99,7 @@ bool is_of(const std::string& name, DataFormat format) {
   return false;
 }
 
-// What the files are: of their names, and of the keys given.
+// The format of the files: by their names, and by the keys given.
 corpus::DocumentFormat format_of(const TokenizeArguments& arguments) {
   const bool prompts = !arguments.prompt_key.empty();
   const bool keys = prompts || !arguments.key.empty() || !arguments.messages_key.empty();
@@ -132,12 +132,12 @@ corpus::DocumentFormat format_of(const TokenizeArguments& arguments) {
           .skip_bad_lines = arguments.bad_lines == config::BadLines::skip};
 }
 
-// A folder stands for its files of this kind.
+// A folder stands for its files of this format.
 std::vector<std::filesystem::path> files_of(const TokenizeArguments& arguments, DataFormat kind) {
   return source_files(arguments.files, config::file_endings(kind));
 }
 
-// "[#####-----]  45%  450 of 1,000 MB  52.1 MB/s  0:11 left", as much of it as there is room for.
+// "[#####-----]  45%  450 of 1,000 MB  52.1 MB/s  0:11 left", cut to the space there is.
 std::string bar_text(const TokenizeProgress& progress, double seconds, int columns) {
   const double share = progress.total_bytes > 0
                            ? static_cast<double>(progress.bytes) / static_cast<double>(progress.total_bytes)

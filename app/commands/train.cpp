@@ -79,7 +79,7 @@ void add_logs(CLI::App& command, TrainArguments& arguments) {
 }
 
 CLI::App* declare_train(CLI::App& cli, TrainArguments& arguments) {
-  add_job_options(cli, arguments)->required(false);  // not beside a subcommand
+  add_job_options(cli, arguments)->required(false);  // not with a subcommand
   add_color(cli, arguments);
   add_logs(cli, arguments);
   return &cli;
@@ -121,7 +121,7 @@ int resume(const TrainArguments& given) {
   } catch (const UsageError& error) {
     return refuse(error.what());
   }
-  // A job that once said "restart" would start over where its run is finished.
+  // A job that once said "restart" would start over if its run is finished.
   arguments.set.insert(arguments.set.begin(), "checkpoint.resume=auto");
   return train(arguments);
 }

@@ -28,7 +28,7 @@ CLI::App* declare_verify(CLI::App& cli, std::string& dir) {
   return app;
 }
 
-// In ascending steps; the folder itself where it holds none.
+// In ascending steps; the folder itself if it holds none.
 std::vector<fs::path> checkpoints_in(const fs::path& folder) {
   const fs::path of_run = folder / "checkpoints";
   std::vector<fs::path> found;
@@ -59,7 +59,7 @@ int verify(const std::string& dir) {
   for (const fs::path& run : runs_of(dir)) {
     for (const fs::path& checkpoint : checkpoints_in(run)) {
       if (!runs.empty() && checkpoint == run) {
-        fmt::print("{}: no checkpoint\n", printable(run.string()));  // which is no fault of a young run
+        fmt::print("{}: no checkpoint\n", printable(run.string()));  // not an error for a young run
       } else {
         sound = print_problems(checkpoint) && sound;
       }

@@ -31,7 +31,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-constexpr int64_t most_elements = int64_t{1} << 22;  // that are compared at a time
+constexpr int64_t most_elements = int64_t{1} << 22;  // compared at a time
 
 // Orders tensors as the model computes them, the weights before the optimizer's state.
 struct Key {
@@ -45,7 +45,7 @@ struct Key {
   bool operator<(const Key& other) const { return order() < other.order(); }
 };
 
-// What a checkpoint holds, and who wrote it.
+// A checkpoint's tensors, and the ranks that wrote them.
 class Stored {
  public:
   Stored(const fs::path& folder, bool state) : reader_(folder), manifest_(checkpoint::read_manifest(folder)) {
@@ -74,7 +74,8 @@ class Stored {
   }
 
  private:
-  // The rank of the saving run's world (rank/checkpoint_contents.cpp says who writes which part).
+  // The writing rank in the saving run's world (rank/checkpoint_contents.cpp defines which rank writes which
+  // part).
   std::optional<int> writer(const checkpoint::FileEntry& file) const {
     if (manifest_.job_toml.empty()) return std::nullopt;
     try {
@@ -107,8 +108,8 @@ void add_distance(double a, double b, TensorDifference& difference) {
                                                                                   : 0);
 }
 
-// Two slices that begin at element `begin` of the tensor. The norms stay squared. Returns where the first of
-// their elements that differ lies in the tensor; nothing where none does.
+// Adds two slices that begin at element `begin` of the tensor. The norms stay squared. Returns the place in
+// the tensor of the first element that differs; nothing if none does.
 std::optional<int64_t> add_elements(const at::Tensor& a, const at::Tensor& b, int64_t begin,
                                     TensorDifference& difference) {
   const at::Tensor values_a = a.to(at::kDouble), values_b = b.to(at::kDouble);

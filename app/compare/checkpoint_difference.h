@@ -1,4 +1,4 @@
-// Two checkpoints that should be equal bit for bit, of any two layouts, compared tensor by tensor.
+// Compares two checkpoints, of any two layouts, that should be equal bit for bit, tensor by tensor.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@ namespace pptrain::app {
 struct StoredElement {
   double value = 0;
   std::string file;  // below the checkpoint's folder: "stage_1/model.safetensors"
-  // That has written it; nothing where the checkpoint does not say which job has saved it.
+  // The rank that wrote it; nothing if the checkpoint does not name the job that saved it.
   std::optional<int> rank;
 };
 
@@ -25,9 +25,9 @@ struct TensorDifference {
   std::vector<int64_t> shape;
   int64_t elements = 0;
   int64_t differing = 0;       // elements with other bits
-  std::vector<int64_t> index;  // of the first of them, in row-major order
+  std::vector<int64_t> index;  // index of the first of them, in row-major order
   StoredElement a, b;          // the first of them
-  // Over them: |a - b|, and |a - b| / max(|a|, |b|); infinite where one is not finite.
+  // Maxima over them of |a - b|, and of |a - b| / max(|a|, |b|); infinite if one is not finite.
   double largest_absolute = 0, largest_relative = 0;
   double norm_a = 0, norm_b = 0;  // Euclidean, of the whole tensor
 
@@ -38,12 +38,12 @@ struct TensorDifference {
 std::optional<int64_t> layer_of(const std::string& tensor);
 
 // The checkpoint that a path names: a step's folder, or the newest sound one of a folder of them or of a run.
-// Throws UsageError where there is none.
+// Throws UsageError if there is none.
 std::filesystem::path find_checkpoint(const std::string& path);
 
-// All tensors of two step folders, equal ones too: the weights in the model's order, then, with `state`,
-// those of the optimizer. Holds some million elements at a time, whatever the tensor's size. Throws Error
-// where a checkpoint is damaged.
+// All tensors of two step folders, equal ones too: the weights in the model's order, then, with `state`, the
+// optimizer's tensors. Holds a few million elements at a time, whatever the tensor's size. Throws Error if a
+// checkpoint is damaged.
 std::vector<TensorDifference> compare_checkpoints(const std::filesystem::path& a,
                                                   const std::filesystem::path& b, bool state);
 

@@ -65,7 +65,7 @@ CheckpointSearch search_checkpoints(const RunData& a, const RunData& b) {
   const auto differs = [&](int64_t step) {
     auto tensors = differences_at(a, b, step);
     if (tensors.empty()) return false;
-    result.tensors = std::move(tensors);  // the last one found is the first one of all
+    result.tensors = std::move(tensors);  // the last one found is the earliest of all
     return true;
   };
   const auto first =
@@ -84,7 +84,7 @@ std::string origin(const StepComparison& steps, const CheckpointSearch& checkpoi
   if (has("lr")) return fmt::format("step {} has two learning rates: the jobs differ", step);
   if (has("total_tokens"))
     return fmt::format("step {} has two numbers of valid tokens: its data differ", step);
-  if (checkpoints.equal >= step) {  // nothing is below any step
+  if (checkpoints.equal >= step) {  // an absent one is below any step
     return fmt::format(
         "the figures of step {} differ, the weights after step {} do not: it did not reach them", step,
         *checkpoints.equal);

@@ -1,5 +1,5 @@
-// Two runs that should be equal bit for bit: the first step whose figures differ, and the checkpoints around
-// it.
+// Compares two runs that should be equal bit for bit: finds the first step whose figures differ, and the
+// checkpoints around it.
 #pragma once
 
 #include <cstdint>
@@ -17,30 +17,30 @@ struct FigureDifference {
   double a = 0, b = 0;
 };
 
-// Of metrics.jsonl, over the steps that both runs have.
+// Compares metrics.jsonl over the steps that both runs have.
 struct StepComparison {
   int64_t steps = 0;                      // compared
   int64_t from = 0, to = 0;               // the lowest and the highest of them
-  std::optional<int64_t> differs;         // the first step that does
-  std::vector<FigureDifference> figures;  // that differ there
+  std::optional<int64_t> differs;         // the first step that differs
+  std::vector<FigureDifference> figures;  // those that differ there
 };
 
 // Compares lr, loss, grad_norm and the tokens so far, with all their digits.
 StepComparison compare_steps(const RunData& a, const RunData& b);
 
-// Of the checkpoints of steps that both runs have.
+// Results for the checkpoints of steps that both runs have.
 struct CheckpointSearch {
   std::vector<int64_t> common;            // ascending
   std::optional<int64_t> equal;           // the last one before `differs`; without a difference the newest
-  std::optional<int64_t> differs;         // the first that does
-  std::vector<TensorDifference> tensors;  // of that one
+  std::optional<int64_t> differs;         // the first that differs
+  std::vector<TensorDifference> tensors;  // of the checkpoint `differs`
 };
 
-// Halves the checkpoints until the two neighbours are found: once runs differ, they stay so. Weights and
-// optimizer state count.
+// Bisects the checkpoints until the two neighbours are found: once runs differ, they stay different. Compares
+// weights and optimizer state.
 CheckpointSearch search_checkpoints(const RunData& a, const RunData& b);
 
-// Where in its step the difference arose, in words; "" where that is not known.
+// The part of its step in which the difference arose, in words; "" if that is not known.
 std::string origin(const StepComparison& steps, const CheckpointSearch& checkpoints);
 
 }  // namespace pptrain::app

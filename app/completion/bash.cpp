@@ -10,7 +10,7 @@
 namespace pptrain::app {
 namespace {
 
-// bashcompinit adds no blank behind what it completes (nospace) but where we do.
+// bashcompinit adds no blank after a completion (nospace) unless we do.
 constexpr const char* zsh_head = R"(#compdef pptrain
 # zsh completion of pptrain, made by: pptrain completion zsh
 #   source <(pptrain completion zsh)                   in this shell, after compinit
@@ -35,7 +35,7 @@ complete -F _pptrain pptrain
 )";
 
 // Shell functions share the local variables of their caller. zsh runs them as sh would, and completes the end
-// of PREFIX where bash completes the last argument of compgen.
+// of PREFIX, while bash completes the last argument of compgen.
 constexpr const char* body = R"(
 # Fills `words` with the words up to the cursor, put together again where bash has broken them at = and :.
 _pptrain_words() {

@@ -88,7 +88,7 @@ std::string first_sentence(std::string_view text) {
   const size_t line = text.find('\n');
   text = text.substr(0, line);
   for (size_t i = 0; i + 2 < text.size(); ++i) {
-    // "1.5" and "job.toml" go on; so does "e.g. this".
+    // "1.5" and "job.toml" do not end a sentence, nor does "e.g. this".
     const bool next_begins = text[i + 1] == ' ' && text[i + 2] >= 'A' && text[i + 2] <= 'Z';
     if (text[i] == '.' && next_begins) return std::string(text.substr(0, i));
   }
@@ -114,7 +114,7 @@ std::vector<Argument> read_job_keys() {
   for (const config::Option& option : config::options()) {
     Argument key = job_key(option.name(), option.meaning);
     key.value.words = words_of(option);
-    // Most texts of a job name a file or a folder.
+    // Most text options of a job name a file or a folder.
     if (is_text(option) && option.literals.empty()) key.value.kind = Value::Kind::file;
     keys.push_back(std::move(key));
   }

@@ -1,5 +1,5 @@
-// What is made from the declarations that parse the command line: the commands as plain data and the scripts
-// of the shells that complete them; the manual page.
+// Output made from the declarations that parse the command line: the commands as plain data, the shells'
+// completion scripts, and the manual page.
 #pragma once
 
 #include <CLI/App.hpp>
@@ -11,7 +11,7 @@
 
 namespace pptrain::app {
 
-// What a value may be. Words and a kind of path may both be; neither: nothing is proposed.
+// Possible values. There may be words and a kind of path; without either nothing is proposed.
 struct Value {
   enum class Kind { text, file, folder, setting };  // setting: KEY=VALUE of --set
 
@@ -39,7 +39,7 @@ struct CommandTree {
   std::vector<CommandTree> subcommands;
 };
 
-// An option's choices are those of its CLI::IsMember or such_as(); its label (option_text, or a positional's
+// An option's choices come from its CLI::IsMember or such_as(). Its label (option_text, or a positional's
 // name) says whether it is a path: FILE, TRACE, PREFIX, WHICH, a word with an ending (JOB.toml), DIR or RUN.
 CommandTree read_command_tree(CLI::App& cli);
 
@@ -49,7 +49,7 @@ std::vector<Argument> read_job_keys();
 // The first sentence, without its point.
 std::string first_sentence(std::string_view text);
 
-// --- The scripts: each is whole, and asks pptrain for nothing when it runs.
+// --- The scripts: each is complete, and does not call pptrain when it runs.
 
 // bash 4 or newer. Words that bash breaks at = and : (COMP_WORDBREAKS) are put together again.
 std::string bash_completion(const CommandTree& program, std::span<const Argument> keys);
@@ -59,8 +59,7 @@ std::string zsh_completion(const CommandTree& program, std::span<const Argument>
 
 std::string fish_completion(const CommandTree& program, std::span<const Argument> keys);
 
-// `text` as one word of the shell, single quotes included. fish, other than the others, reads backslashes in
-// them.
+// `text` as one word of the shell, single quotes included. Only fish reads backslashes in them.
 std::string single_quoted(const std::string& text, bool for_fish = false);
 
 // --- The manual page.

@@ -13,7 +13,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Neither in the other: what is read would be written to, or be replaced.
+// Neither may lie in the other, or the source would be written to, or be replaced.
 void refuse_one_place(const fs::path& source, const fs::path& target) {
   const fs::path from = real_path(source), to = real_path(target);
   if (!io::lies_in(from, to) && !io::lies_in(to, from)) return;
@@ -24,7 +24,7 @@ void refuse_one_place(const fs::path& source, const fs::path& target) {
                                from.string()));
 }
 
-// A checkpoint is float32, in a file, with the directory's own tokenizer.
+// A checkpoint is float32, in one file, with the directory's own tokenizer.
 void refuse_hf_options(const ConvertArguments& arguments) {
   const char* given = arguments.dtype                ? "--dtype"
                       : arguments.max_shard_gb > 0   ? "--max-shard-gb"

@@ -15,7 +15,7 @@ namespace pptrain::app {
 
 namespace {
 
-// On the bytes, which it only reads.
+// A tensor over the bytes, which it only reads.
 at::Tensor view(at::ScalarType type, std::span<const std::byte> bytes) {
   const auto elements = static_cast<int64_t>(bytes.size() / c10::elementSize(type));
   return at::from_blob(const_cast<std::byte*>(bytes.data()), {elements}, at::TensorOptions().dtype(type));

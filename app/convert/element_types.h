@@ -1,4 +1,4 @@
-// Elements between a file's type and the float32 of checkpoints, a piece of a tensor at a time.
+// Conversion of elements between a file's type and the float32 of checkpoints, in chunks of a tensor.
 #pragma once
 
 #include <c10/core/ScalarType.h>
@@ -9,13 +9,12 @@
 
 namespace pptrain::app {
 
-// `from`: elements of `type`, aligned to it; `to`: as many of float32. Throws Error, which begins with
-// `what` (file and tensor), where `from` has a value that to_type would not give back bit for bit: a NaN that
-// carries something.
+// `from`: elements of `type`, aligned to it; `to`: as many of float32. Throws Error, which begins with `what`
+// (file and tensor), if to_type would not give back a value of `from` bit for bit: a NaN with a payload.
 void to_float(at::ScalarType type, std::span<const std::byte> from, std::span<std::byte> to,
               const std::string& what);
 
-// The nearest values of `type`. Throws Error, which begins with `what`, where a finite one becomes infinite.
+// The nearest values of `type`. Throws Error, which begins with `what`, if a finite one becomes infinite.
 void to_type(at::ScalarType type, std::span<const float> from, std::span<std::byte> to,
              const std::string& what);
 

@@ -1,4 +1,4 @@
-// A Hugging Face directory as a checkpoint of weights alone.
+// Converts a Hugging Face directory to a checkpoint that has only weights.
 #include <spdlog/fmt/fmt.h>
 
 #include <algorithm>
@@ -46,8 +46,8 @@ class Import {
  private:
   std::vector<io::TensorSpec> parameters() const;
   bool is_tied_head(const models::HfWeight& weight) const;
-  // Fills `out` with the tensor's bytes from byte `begin` on. They are read at their place, not mapped, so
-  // that memory does not fill with them.
+  // Fills `out` with the tensor's bytes from byte `begin` on. Reads the file instead of mapping it, so that
+  // memory does not fill up.
   void read(const std::string& tensor, uint64_t begin, std::span<std::byte> out);
   std::string describe(const std::string& tensor) const;
   void fill(const models::HfWeight& weight, uint64_t begin, std::span<std::byte> piece);
@@ -61,7 +61,7 @@ class Import {
   models::ModelConfig model_;
   models::HfDirectory source_;
   std::vector<models::HfWeight> weights_;
-  std::optional<io::RegularFile> open_;  // that was read last
+  std::optional<io::RegularFile> open_;  // the file read last
 };
 
 Import::Import(const fs::path& hf_dir, const fs::path& folder)
@@ -94,8 +94,8 @@ std::string Import::describe(const std::string& tensor) const {
   return fmt::format("'{}': the tensor '{}'", source_.files().shard(tensor).path().string(), tensor);
 }
 
-// Bytes of a parameter, float32, from byte `begin` on. Where its elements do not follow each other they are
-// gathered from the mapped file.
+// Bytes of a parameter, float32, from byte `begin` on. If its elements are not contiguous, they are gathered
+// from the mapped file.
 void Import::fill(const models::HfWeight& weight, uint64_t begin, std::span<std::byte> piece) {
   const at::ScalarType type = source_.files().spec(weight.tensor).dtype;
   const uint64_t element = c10::elementSize(type);
@@ -140,7 +140,7 @@ void Import::carry(checkpoint::FolderWriter& writer, const fs::path& from, const
   writer.attach(to.string());
 }
 
-// Returns what is left out.
+// Returns the names that are left out.
 std::vector<std::string> Import::carry_files(checkpoint::FolderWriter& writer) {
   std::set<std::string> names;
   for (const auto& [name, shard] : source_.files().shards()) {

@@ -33,7 +33,7 @@ void copy_neighbours(const fs::path& from, const fs::path& folder) {
   }
 }
 
-// Why a file that a checkpoint's job names is not published as its tokenizer; empty where it is.
+// Why a file that a checkpoint's job names is not published as its tokenizer; empty if it is.
 std::string why_no_tokenizer(const fs::path& file) {
   if (!io::is_there(file)) return fmt::format("{} is not there", file.string());
   if (file.filename() == definition) return "";
@@ -107,7 +107,7 @@ void write_generation_config(const models::TextEnds& ends, const fs::path& folde
     return;
   } else {
     const io::MappedFile file(path);
-    json = nlohmann::ordered_json::parse(file.text());  // read_text_ends has read it
+    json = nlohmann::ordered_json::parse(file.text());  // read_text_ends has checked it
     if (same_ids(json.value("eos_token_id", nlohmann::ordered_json()), ends.eos)) return;
   }
   if (!ends.eos.empty()) json["eos_token_id"] = ends.eos_token_id();
@@ -116,8 +116,8 @@ void write_generation_config(const models::TextEnds& ends, const fs::path& folde
 
 namespace {
 
-// Whether a link leads to where a Hugging Face directory's own files may lie: the directory itself, or the
-// blobs beside the snapshots of the Hub's cache (.../snapshots/REVISION/file -> ../../blobs/HASH).
+// Does a link lead to a place of the directory's own files: to the directory itself, or to the blobs next to
+// the snapshots of the Hub's cache (.../snapshots/REVISION/file -> ../../blobs/HASH)?
 bool leads_to_own_file(const fs::path& link, const fs::path& hf_dir) {
   if (io::lies_in(link, hf_dir)) return true;
   std::error_code error;
@@ -127,7 +127,7 @@ bool leads_to_own_file(const fs::path& link, const fs::path& hf_dir) {
          io::lies_in(link, blobs);
 }
 
-// Why an entry is not carried; nothing where it is.
+// Why an entry is not carried; nothing if it is.
 std::optional<std::string> reason_to_leave(const fs::directory_entry& entry, const fs::path& hf_dir,
                                            uint64_t largest) {
   std::error_code error;

@@ -1,4 +1,4 @@
-// The whole model of a checkpoint that holds what learned alone.
+// The whole model of a checkpoint that only holds what was trained.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -17,19 +17,19 @@
 
 namespace pptrain::app {
 
-// The job that saved the checkpoint, its model's sizes filled in. Throws UsageError where there is none.
+// The job that saved the checkpoint, with its model's sizes filled in. Throws UsageError if there is none.
 config::JobConfig saved_job(const std::filesystem::path& step_folder);
 
-// The parameters of the job's model without adapters: those that learned from the checkpoint, the others from
-// the base that it names, model.hf_dir or run.seed, and with an adapter W + alpha / rank B A.
+// The parameters of the job's model without adapters. Trained ones come from the checkpoint, the others from
+// the base that it names, model.hf_dir or run.seed; with an adapter, W + alpha / rank B A.
 class MergedParameters {
  public:
-  // `reader`: of the checkpoint that `job` saved. It must outlive this. Throws UsageError where the base has
+  // `reader`: of the checkpoint that `job` saved. It must outlive this. Throws UsageError if the base has
   // changed.
   MergedParameters(const checkpoint::Reader& reader, const config::JobConfig& job,
                    const std::filesystem::path& step_folder);
 
-  at::Tensor values(const std::string& parameter) const;  // float32, the whole one
+  at::Tensor values(const std::string& parameter) const;  // float32, whole
   const std::vector<int64_t>& shape(const std::string& parameter) const;
 
  private:

@@ -23,7 +23,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// The names that a checkpoint's manifest vouches for. Throws UsageError where a run has saved it.
+// The names in a checkpoint's manifest. Throws UsageError if a run has saved the checkpoint.
 std::set<std::string> files_of_checkpoint(const fs::path& folder) {
   const checkpoint::Manifest manifest = checkpoint::read_manifest(folder);
   if (!manifest.weights_alone()) {
@@ -38,15 +38,15 @@ std::set<std::string> files_of_checkpoint(const fs::path& folder) {
   return names;
 }
 
-// Whether a file of this name (without a folder) may be one of a Hugging Face directory that was written
-// here: weights, their index, config.json, of adapters, or of a tokenizer.
+// May a file of this name (without a folder) belong to a Hugging Face directory that was written here:
+// weights, their index, config.json, adapters, or a tokenizer?
 bool is_hf_file(const std::string& name) {
   return name == "config.json" || name == "model.safetensors.index.json" || is_shard_name(name) ||
          name == "adapter_config.json" || name == "adapter_model.safetensors" ||
          std::ranges::find(tokenizer_files(), name) != tokenizer_files().end();
 }
 
-// A file that no conversion has written there.
+// A file that no conversion has written.
 std::optional<std::string> find_foreign(const fs::path& folder, const std::set<std::string>& own) {
   const bool is_checkpoint = io::is_there(folder / checkpoint::manifest_name);
   const std::set<std::string> known = is_checkpoint ? files_of_checkpoint(folder) : own;
@@ -87,7 +87,7 @@ TargetFolder::TargetFolder(const fs::path& target, bool overwrite, std::set<std:
       fmt::format("{}{}.{}", checkpoint::temporary_prefix, target_.filename().string(), ::getpid());
   temporary_ = target_.parent_path() / name;
   std::error_code ignored;
-  fs::remove_all(temporary_, ignored);  // of a killed process that had the same id
+  fs::remove_all(temporary_, ignored);  // left by a killed process with the same id
   io::make_folder(temporary_);
 }
 

@@ -1,4 +1,4 @@
-// A checkpoint as a Hugging Face directory.
+// Converts a checkpoint to a Hugging Face directory.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <c10/util/accumulate.h>
@@ -49,23 +49,23 @@ using checkpoint::model_file;
 // The parameters of a checkpoint of any layout, as the bytes of Hugging Face's tensors.
 class ParameterSource {
  public:
-  // Throws Unusable where the checkpoint is.
+  // Throws Unusable if the checkpoint cannot be used.
   explicit ParameterSource(const fs::path& step_folder) : reader_(step_folder) {}
 
   const checkpoint::Reader& reader() const { return reader_; }
-  // Parameters are from now on those of the whole model of `job`, which saved the checkpoint.
+  // From now on the parameters are those of the whole model of `job`, which saved the checkpoint.
   void merge(const config::JobConfig& job, const fs::path& step_folder) {
     merged_.emplace(reader_, job, step_folder);
   }
   bool merges() const { return merged_.has_value(); }
-  // Throws Error where there is no such parameter.
+  // Throws Error if there is no such parameter.
   const std::vector<int64_t>& shape(const std::string& parameter) const {
     return merged_ ? merged_->shape(parameter) : reader_.global_shape(model_file, parameter);
   }
 
-  // What fills the tensor `spec` of a file with its parts, ascending and together all of it, rounded to its
-  // type. Asked for in order, it reads each once, and holds one at a time; all of a tensor whose parts
-  // interleave. `what` begins its errors. Throws Error where the checkpoint's sizes do not fit.
+  // Fills the tensor `spec` of a file with its parts, which ascend and together are all of it, rounded to its
+  // type. If asked in order, it reads each part once, and holds one at a time; all of the tensor if parts
+  // interleave. `what` begins its errors. Throws Error if the checkpoint's sizes do not fit.
   io::SafetensorsWriter::Fill fill(const io::TensorSpec& spec, std::vector<models::HfWeight> parts,
                                    std::string what);
 
@@ -78,7 +78,7 @@ class ParameterSource {
   static std::vector<Range> ranges(std::vector<models::HfWeight> parts, uint64_t elements);
   void read(const models::HfWeight& part);
   void read(const std::string& parameter, at::Tensor& values);
-  std::span<const float> values(const Range& range);  // until the next one is asked for
+  std::span<const float> values(const Range& range);  // valid until the next call
 
   checkpoint::Reader reader_;
   std::optional<MergedParameters> merged_;
@@ -102,7 +102,7 @@ std::span<const float> ParameterSource::values(const Range& range) {
   const std::string key = range.parts.front().tensor + ' ' + range.parts.front().parameter;
   if (held_ != key) {
     held_.clear();
-    values_.reset();  // before there is memory for the next one
+    values_.reset();  // frees memory for the next one
     values_ = at::empty({static_cast<int64_t>(range.end - range.begin)}, at::kFloat);
     for (models::HfWeight part : range.parts) {
       part.first -= static_cast<int64_t>(range.begin);
@@ -121,7 +121,7 @@ void ParameterSource::read(const std::string& parameter, at::Tensor& values) {
   }
 }
 
-// Into its place in values_.
+// Reads the part into its place in values_.
 void ParameterSource::read(const models::HfWeight& part) {
   const at::Tensor place = part.view_of(values_);
   if (part.is_contiguous()) {
@@ -163,7 +163,7 @@ io::SafetensorsWriter::Fill ParameterSource::fill(const io::TensorSpec& spec,
   };
 }
 
-// Bytes of a file of weights.
+// Largest number of bytes of a file of weights.
 uint64_t largest_shard(const ConvertArguments& arguments) {
   if (arguments.max_shard_gb == 0) return default_shard_bytes;
   return std::max<uint64_t>(1, static_cast<uint64_t>(arguments.max_shard_gb * 1e9));
@@ -232,7 +232,7 @@ void Export::check_parameters() {
   }
 }
 
-// The tokenizer named on the command line, or that of the directory that the checkpoint was made of, or the
+// The tokenizer named on the command line, else the directory's from which the checkpoint was made, else the
 // job's.
 void Export::write_companions(std::vector<std::string>& notes) {
   const fs::path carried = step_folder_ / carried_files;
@@ -284,7 +284,7 @@ void Export::write_shard(const std::string& name, std::span<const size_t> number
   file.finish();
 }
 
-// What of an attachment's path is below `folder`; nothing where it is not. Attachments are inner paths.
+// The rest of an attachment's path below `folder`; nothing if it is elsewhere. Attachments are inner paths.
 std::optional<std::string> below(std::string_view folder, std::string_view path) {
   if (!path.starts_with(folder) || !path.substr(folder.size()).starts_with('/')) return std::nullopt;
   std::string rest(path.substr(folder.size() + 1));
@@ -292,7 +292,7 @@ std::optional<std::string> below(std::string_view folder, std::string_view path)
   return rest;
 }
 
-// All tensors of the carried headers.
+// Names of all tensors in the carried headers.
 std::vector<std::string> carried_tensor_names(const fs::path& step_folder) {
   std::vector<std::string> names;
   for (const checkpoint::Attachment& attachment : checkpoint::read_manifest(step_folder).attachments) {
@@ -306,8 +306,9 @@ std::vector<std::string> carried_tensor_names(const fs::path& step_folder) {
   return names;
 }
 
-// The Hugging Face directory that a checkpoint was made of, written again byte for byte: the carried files as
-// they are, and each file of weights with its own header and the checkpoint's values in that header's types.
+// Writes the Hugging Face directory from which a checkpoint was made again, byte for byte: the carried files
+// as they are, and each file of weights with its own header and the checkpoint's values in that header's
+// types.
 class Rewrite {
  public:
   Rewrite(const fs::path& step_folder, const fs::path& folder)

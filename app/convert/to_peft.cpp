@@ -38,8 +38,8 @@ namespace {
 namespace fs = std::filesystem;
 using checkpoint::model_file;
 
-// "model.layers.0.self_attn.q_proj" of "layers.0.attn.q.weight". Throws UsageError for one of several
-// parameters of a tensor.
+// "model.layers.0.self_attn.q_proj" for "layers.0.attn.q.weight". Throws UsageError if the tensor holds
+// several parameters.
 std::string hf_module(const models::WeightMap& map, const std::string& weight) {
   const models::HfTensor& tensor = *map.find(map.tensors_of(weight).front());
   if (tensor.parts.size() > 1) {
@@ -55,15 +55,15 @@ std::string last_word(const std::string& module) {
   return module.substr(module.rfind('.') + 1);
 }
 
-// What peft is to adapt.
+// The targets that peft adapts.
 struct Targets {
   std::set<std::string> modules;
   std::set<std::string> parameters;
 };
 
-// "q_proj" where all modules of that name have an adapter, whole names elsewhere. In families with experts
-// peft (from 0.19 on) takes a module "gate_proj" for that of the experts: projections of dense and shared
-// MLPs are targeted by their weights.
+// "q_proj" if all modules of that name have an adapter, else whole names. In families with experts, peft
+// (from 0.19 on) takes a module "gate_proj" to be the experts'. So projections of dense and shared MLPs are
+// targeted by their weights.
 Targets find_targets(const models::ModelConfig& model, const std::set<std::string>& adapted) {
   std::set<std::string> partly;
   for (const models::HfTensor& tensor : models::hf_tensors(model)) {
@@ -112,10 +112,10 @@ std::string peft_name(const models::WeightMap& map, const std::string& parameter
 struct PeftTensor {
   std::string parameter;
   io::TensorSpec spec;
-  bool transposed = false;  // the module's weight is [in, out], as GPT-2's
+  bool transposed = false;  // the module's weight is [in, out], as in GPT-2
 };
 
-// Of all adapters that the checkpoint holds; `adapted` becomes their modules.
+// Tensors of all adapters in the checkpoint; fills `adapted` with their modules.
 std::vector<PeftTensor> peft_tensors(const checkpoint::Reader& reader, const models::ModelConfig& model,
                                      at::ScalarType type, std::set<std::string>& adapted) {
   const models::WeightMap map = models::weight_map(model, models::whole_model(model));

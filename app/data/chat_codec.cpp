@@ -44,7 +44,7 @@ std::vector<int64_t> ChatCodec::prompt(const std::vector<corpus::Message>& messa
   return {ids.begin(), ids.end()};
 }
 
-// As a sample ends: what is marked behind the answer.
+// Finds a sample's end: the marks after the answer.
 void ChatCodec::find_end() {
   const std::vector<corpus::Message> sample = {{.role = "user", .content = "u"},
                                                {.role = "assistant", .content = "a"}};

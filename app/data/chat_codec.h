@@ -1,4 +1,4 @@
-// Conversations as the token ids that a model goes on from.
+// Conversations as token ids that a model continues.
 #pragma once
 
 #include <cstdint>
@@ -14,13 +14,13 @@ namespace pptrain::app {
 
 class ChatCodec {
  public:
-  // With the job's chat template, or the model's own where [data.chat] says none. Throws UsageError where
-  // there is no tokenizer or no template.
+  // With the job's chat template, or the model's own if [data.chat] names none. Throws UsageError if there is
+  // no tokenizer or no template.
   explicit ChatCodec(const config::JobConfig& job);
 
-  // Throws UsageError with the reason where the template does not take the messages.
+  // Throws UsageError with the reason if the template does not take the messages.
   std::vector<int64_t> prompt(const std::vector<corpus::Message>& messages) const;
-  // What ends an answer: a token, or where it ends without a special one a text.
+  // The end of an answer: a token, or a text if it ends without a special token.
   const std::vector<int64_t>& stop_ids() const { return stop_ids_; }
   const std::vector<std::string>& stop_texts() const { return stop_texts_; }
 

@@ -36,7 +36,7 @@ namespace fs = std::filesystem;
 
 using Keys = std::initializer_list<std::string_view>;
 
-// Whether `look` found nothing wrong; what it throws is reported.
+// Did `look` find nothing wrong? Reports what it throws.
 bool sound(const config::ReportConflict& report, Keys keys, const std::function<void()>& look) {
   try {
     look();
@@ -47,8 +47,8 @@ bool sound(const config::ReportConflict& report, Keys keys, const std::function<
   }
 }
 
-// The loaders refuse streams that are too short for them. Documents are not looked for here, since that may
-// mean to read all of a file: of whole ones any number of tokens is enough.
+// The loaders refuse streams that are too short for them. Documents are not searched here, since that may
+// mean reading the whole file: for whole documents any number of tokens is enough.
 void check_lengths(const Plan& plan, const OpenSource& source, size_t index,
                    const config::ReportConflict& report) {
   const config::JobConfig& job = plan.job;
@@ -73,10 +73,10 @@ void inspect_texts(const config::JobConfig& job, const StreamFiles& stream) {
   if (count.whole && count.none() && !stream.validation) throw Error(target_text(job, count));
 }
 
-// The weights of model.hf_dir know its tokenizer's tokens, and would be trained on bytes.
+// The weights of model.hf_dir know its tokenizer's tokens, but would be trained on bytes.
 void check_bytes(const config::JobConfig& job, const config::ReportConflict& report) {
   if (job.model.init != config::Init::hf) return;
-  // As transformers names a tokenizer's files. Weights without any may well know bytes.
+  // Names as in transformers. Weights without any of these files may well be trained on bytes.
   const fs::path folder = job.model.hf_dir;
   constexpr const char* names[] = {"tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json",
                                    "vocab.txt"};
@@ -103,7 +103,7 @@ void check_bytes(const config::JobConfig& job, const config::ReportConflict& rep
   }
 }
 
-// Texts are not made tokens here, so that how many there are is not known yet.
+// Texts are not tokenized here, so the number of their tokens is not known yet.
 bool inspect_stream(const Plan& plan, const StreamFiles& stream, const config::ReportConflict& report) {
   const std::string format = config::source_key(plan.job, stream.source, "format");
   const std::string dtype = config::source_key(plan.job, stream.source, "dtype");
@@ -116,7 +116,7 @@ bool inspect_stream(const Plan& plan, const StreamFiles& stream, const config::R
   });
 }
 
-// The files of a stream, each under the one name that it has without links.
+// The files of a stream, each under its one name without links.
 std::vector<fs::path> files_of(const config::JobConfig& job, const StreamFiles& stream) {
   std::vector<fs::path> files =
       config::is_tokenized(job, stream.options) ? stream.files() : data::token_files(data_source(stream));
@@ -136,15 +136,14 @@ bool holds_checkpoint(const fs::path& path) {
 
 void inspect_resume(const config::JobConfig& job, const config::ReportConflict& report) {
   const std::string& resume = job.checkpoint.resume;
-  if (!io::is_there(resume)) return;  // a word; or a path that is not there, which is reported already
+  if (!io::is_there(resume)) return;  // a word; or a missing path, which is reported already
   if (holds_checkpoint(resume)) return;
   report({"checkpoint.resume"},
          fmt::format("\"{}\" holds no checkpoint: neither a manifest.json nor a folder step_N with one",
                      resume));
 }
 
-// That conversations are written otherwise than by the model's own chat template, which lies beside the
-// tokenizer.
+// Warns if conversations are not written by the model's own chat template, which lies next to the tokenizer.
 std::optional<std::string> template_warning(const config::JobConfig& job) {
   const auto has_messages = [](const config::DataSource& source) { return !source.messages_key.empty(); };
   if (!std::ranges::any_of(config::data_sources(job), has_messages)) return std::nullopt;
@@ -178,7 +177,7 @@ void inspect_data(const Plan& plan, const config::ReportConflict& report) {
 std::vector<std::string> data_warnings(const config::JobConfig& job) {
   std::vector<std::string> warnings;
   if (auto warning = template_warning(job)) warnings.push_back(std::move(*warning));
-  std::map<fs::path, std::string> trained;  // files, and the key that names each
+  std::map<fs::path, std::string> trained;  // files, and the key of each
   for (const StreamFiles& stream : streams_of(job, Wanted::all)) {
     const bool texts = config::is_tokenized(job, stream.options);
     if (!texts && data::looks_like_uint32(data_source(stream)))

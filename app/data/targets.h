@@ -1,5 +1,5 @@
-// Is anything left to learn? Documents lose their targets where data.max_document_tokens truncates them
-// before their answers.
+// Is anything left to learn? Documents lose their targets if data.max_document_tokens truncates them before
+// their answers.
 #pragma once
 
 #include <string>
@@ -11,19 +11,19 @@ namespace pptrain::app {
 
 struct TargetCount {
   int64_t documents = 0, without_targets = 0;
-  bool whole = true;  // or the first documents of the first and of the last file
+  bool whole = true;  // false: the first documents of the first and of the last file
 
   bool none() const { return documents > 0 && without_targets == documents; }
 };
 
-// Of a stream of texts or token lists before it is tokenized, at a few places. Throws as tokenize_sample().
+// For a stream of texts or token lists before it is tokenized, at a few places. Throws as tokenize_sample().
 TargetCount look_for_targets(const config::JobConfig& job, const StreamFiles& stream);
 
-// "54 of 60 documents have no token to learn: ..."; "" where all have one.
+// "54 of 60 documents have no token to learn: ..."; "" if all have one.
 std::string target_text(const config::JobConfig& job, const TargetCount& count);
 
-// Of data that are open, all of them. Throws CommonFault, with the key, where a source's training data have
-// no target; gives warnings where some documents have none. The same on every rank.
+// For all data that are open. Throws CommonFault, with the key, if a source's training data have no target;
+// returns warnings if some documents have none. The same on every rank.
 std::vector<std::string> check_targets(const config::JobConfig& job, const std::vector<OpenSource>& sources);
 
 }  // namespace pptrain::app

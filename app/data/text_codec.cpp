@@ -72,7 +72,7 @@ class TokenizerCodec final : public TextCodec {
 std::filesystem::path tokenizer_of(const config::JobConfig& job) {
   namespace fs = std::filesystem;
   if (!job.data.tokenizer.empty()) return job.data.tokenizer;
-  // A new model that has its sizes alone from there is trained on bytes, if the data are text.
+  // A new model that takes only its sizes from there is trained on bytes, if the data are text.
   const bool of_bytes = config::all_of_bytes(job) && job.model.init != config::Init::hf;
   if (job.model.hf_dir.empty() || of_bytes) return {};
   const fs::path beside = fs::path(job.model.hf_dir) / "tokenizer.json";

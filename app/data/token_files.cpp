@@ -28,7 +28,7 @@ using Clock = std::chrono::steady_clock;
 // How a rank ended its part of the work.
 enum class Outcome { done = 0, failed, bad_job, stopped };
 
-// All ranks end as the first one that did not succeed. Collective.
+// All ranks end like the first one that did not succeed. Collective.
 template <typename Body>
 void together(comm::Communicator& comm, const Body& body) {
   Outcome own = Outcome::done;
@@ -58,7 +58,7 @@ void together(comm::Communicator& comm, const Body& body) {
   throw Error(told);
 }
 
-// One stream whose tokens are in a cache, or will be.
+// One stream whose tokens are, or will be, in a cache.
 struct Wish {
   std::string key;
   corpus::TokenizeRequest request;
@@ -85,7 +85,7 @@ std::vector<Wish> wishes_of(const config::JobConfig& job, Wanted wanted) {
   return wishes;
 }
 
-// Tells how far it is now and then, and stops when asked to.
+// Reports progress now and then, and stops if asked to.
 class Reporter {
  public:
   Reporter(const Wish& wish, const std::function<bool()>& stopped) : wish_(wish), stopped_(stopped) {}
@@ -131,7 +131,7 @@ class Reporter {
   Clock::time_point begin_ = Clock::now(), said_ = begin_;
 };
 
-// Unless it is there: two streams may be of the same files.
+// Makes the cache unless it is there: two streams may have the same files.
 void make(Wish& wish, const std::function<bool()>& stopped) {
   wish.cache = corpus::find_cache(wish.places, wish.name);
   if (!wish.cache.empty()) return;
@@ -144,8 +144,8 @@ void make(Wish& wish, const std::function<bool()>& stopped) {
   report.finish(wish.cache);
 }
 
-// Of the ranks that see the same folder the first one that gets here makes what is missing, and the others
-// find it. Where a folder cannot be locked, each rank makes its own.
+// Of the ranks that see the same folder, the first one here makes what is missing, and the others find it. If
+// a folder cannot be locked, each rank makes its own.
 void make_on_this_host(Wish& wish, const std::function<bool()>& stopped) {
   std::error_code ignored;
   fs::create_directories(wish.places.front(), ignored);
@@ -155,7 +155,7 @@ void make_on_this_host(Wish& wish, const std::function<bool()>& stopped) {
   make(wish, stopped);
 }
 
-// What the ranks' caches hold, judged by a few places of their files.
+// Describes the contents of the ranks' caches, from a few places of their files.
 std::string describe(const std::vector<Wish>& wishes) {
   std::string text;
   for (const Wish& wish : wishes) {

@@ -81,7 +81,8 @@ double ratio(double now, double before) {
   return before > 0 ? now / before : 1;
 }
 
-// From the spans on the shared clock; what is a part of another time keeps its fraction of it.
+// Computes a rank's times from its spans on the shared clock. A time that is part of another one keeps its
+// fraction of it.
 schedule::RankTime rank_time(const schedule::Schedule& schedule, const std::vector<schedule::Action>& list,
                              const std::vector<Span>& spans, double step, const schedule::RankTime& alone) {
   schedule::IdleSplit idle(schedule.forward_only);

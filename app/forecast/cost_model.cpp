@@ -10,7 +10,7 @@
 namespace pptrain::app {
 namespace {
 
-// Of all its weights, or of those that learn.
+// Elements of all weights of the group, or of those that learn.
 double elements_of(const GroupFootprint& group, bool learning) {
   double elements = 0;
   if (!group.in_passes) return elements;
@@ -42,7 +42,7 @@ BatchShape batch_of(const PlanBase& base, const DeviceModel& device) {
           .deterministic = train.deterministic,
           .mesh = seen_by_passes(base.mesh),
           .cp_kind = base.job.distributed.cp_kind,
-          .sequence_slices = static_cast<int>(std::max<int64_t>(1, base.job.distributed.pp_sequence_slices)),
+          .sequence_slices = static_cast<int>(base.job.distributed.slices()),
           .label_smoothing = train.label_smoothing,
           .overlap = train.overlap_weight_gradients && base.job.run.device != config::Device::cpu};
 }
@@ -89,7 +89,7 @@ const PassTime& StagePasses::of(schedule::ActionKind pass) const {
 }
 
 mesh::MeshShape seen_by_passes(const mesh::MeshShape& mesh) {
-  // As few data ranks as have room for the experts' group.
+  // Keeps only the data ranks that the experts' group needs.
   const int inner = mesh.size(mesh::Group::replica) / mesh.dp_shard;
   mesh::MeshShape seen = mesh;
   seen.pp = seen.dp_replicate = 1;
@@ -124,7 +124,7 @@ CostModel::CostModel(FootprintCache& cache, PlanBase base, const CostSource& sou
       footprints_(cache.of(batch_of(base_, device_))),
       flops_(batch().bfloat16 ? device_.bfloat16_flops : device_.float32_flops),
       bandwidth_(device_.memory_bandwidth) {
-  if (device_.is_cpu) {  // products are taken to scale with a rank's threads
+  if (device_.is_cpu) {  // GEMMs are assumed to scale with a rank's threads
     flops_ *= static_cast<double>(base_.job.run.threads);
     bandwidth_ *= static_cast<double>(base_.job.run.threads);
   }
@@ -154,7 +154,7 @@ PassTime CostModel::time(const kernels::Cost& cost) const {
 }
 
 models::Recompute CostModel::recompute_of(const models::StageSlice& slice) const {
-  return stage_recompute(base_.job.train.recompute, slice.index);
+  return base_.job.train.recompute.most(slice.index);
 }
 
 schedule::StageBytes CostModel::bytes(const models::StageSlice& slice, models::Recompute recompute) const {
@@ -165,7 +165,7 @@ schedule::StageBytes CostModel::bytes(const models::StageSlice& slice, models::R
 std::vector<const StageForecast*> CostModel::of_microbatches(const pipeline::LayerAssignment& layers,
                                                              int stage) const {
   std::vector<const StageForecast*> forecasts;
-  for (const models::Recompute recompute : microbatch_recompute(base_.job.train.recompute, stage))
+  for (const models::Recompute recompute : base_.job.train.recompute.levels(stage))
     forecasts.push_back(&of(slice(layers, stage), recompute));
   return forecasts;
 }
@@ -185,8 +185,8 @@ const StageForecast& CostModel::of(const models::StageSlice& slice, models::Reco
       .first->second;
 }
 
-// Of the largest buffer of gradients, and of what tensor-parallel ranks add up in passes. The threads of the
-// communicators keep it.
+// Scratch of the communicators' threads: for sums of the largest gradient buffer, and for what
+// tensor-parallel ranks add up in passes.
 int64_t CostModel::sum_scratch(const models::StageSlice& slice) const {
   if (base_.job.run.device != config::Device::cpu) return 0;  // NCCL's own buffers are not counted
   const StageFootprint& own = footprint(slice);
@@ -204,7 +204,7 @@ int64_t CostModel::sum_scratch(const models::StageSlice& slice) const {
          scratch(own.boundary * mesh.tp, mesh.tp);
 }
 
-// Of a stage, in seconds that are not calibrated, by what a calibration scales.
+// Uncalibrated seconds of a stage, split by what a calibration scales.
 struct CostModel::Parts {
   PassTime forward;  // of the blocks
   PassTime again;    // what the blocks' backward computes again
@@ -212,13 +212,13 @@ struct CostModel::Parts {
   PassTime weight;
   PassTime embedding_forward;
   PassTime embedding_weight;
-  PassTime head;                         // in F: all of it, or of a spread head the final norm
-  PassTime norm_input;                   // of the norm of a spread head, in B or I
+  PassTime head;                         // in F: the whole head, or the final norm if the head is spread
+  PassTime norm_input;                   // the norm of a spread head, in B or I
   PassTime head_forward, head_backward;  // S, T
-  PassTime exchange;                     // of B at once, beyond `again`; it computes nothing
+  PassTime exchange;                     // of B at once, beyond `again`; computes nothing
 };
 
-// Embedding and head are what a stage with them costs beyond one without.
+// The embedding and the head each cost what a stage with them takes beyond one without.
 CostModel::Parts CostModel::parts(const models::StageSlice& slice, models::Recompute recompute) const {
   const models::StageSlice blocks = blocks_of(slice);
   const Footprints& kept = footprints_->at(models::Recompute::none);
@@ -245,7 +245,7 @@ CostModel::Parts CostModel::parts(const models::StageSlice& slice, models::Recom
     models::StageSlice last = blocks;
     last.head = true;
     last.head_parts = slice.head_parts;
-    if (slice.head_parts > 1) last.index = slice.head_parts;  // with no part
+    if (slice.head_parts > 1) last.index = slice.head_parts;  // has no part of the head
     parts.head = time(kept.of(last).forward.cost - own.forward.cost);
     parts.norm_input = time(kept.of(last).backward_input.cost - own.backward_input.cost);
   }
@@ -259,8 +259,8 @@ CostModel::Parts CostModel::parts(const models::StageSlice& slice, models::Recom
   return parts;
 }
 
-// Where B takes both gradients at once, two of three tensor-parallel exchanges travel behind the products of
-// the other gradient: rows that are gathered again for the weight's, and sums of the input's
+// If B computes both gradients at once, two of three tensor-parallel exchanges overlap with the GEMMs of the
+// other gradient: the second gather of rows, for the weight gradient, and the sum of the input gradient
 // (core/nn/linear).
 PassTime CostModel::exchange_of_backward(const StageFootprint& stage, const Parts& parts) const {
   PassTime exchange = time(stage.backward.cost) - parts.again;
@@ -273,10 +273,10 @@ PassTime CostModel::exchange_of_backward(const StageFootprint& stage, const Part
   return exchange;
 }
 
-// Only what they compute again differs.
+// Microbatches differ only in what they recompute.
 CostModel::Parts CostModel::mean_parts(const models::StageSlice& slice) const {
   Parts mean = parts(slice, recompute_of(slice));
-  const auto levels = microbatch_recompute(base_.job.train.recompute, slice.index);
+  const auto levels = base_.job.train.recompute.levels(slice.index);
   if (levels.size() == 1) return mean;
   PassTime sum;
   const int64_t microbatches = base_.job.train.grad_accum_steps * batch().sequence_slices;
@@ -324,7 +324,7 @@ double CostModel::wire(const PassTime& pass) const {
   return seconds;
 }
 
-// A sum after a microbatch also clears whole gradients, and adds the sum to this rank's part.
+// A sum after a microbatch also clears whole gradients, and adds the sum to this rank's shard.
 StageExchange CostModel::within_passes(const models::StageSlice& slice) const {
   StageExchange within;
   if (!device_.is_cpu) return within;
@@ -345,8 +345,8 @@ StageExchange CostModel::within_passes(const models::StageSlice& slice) const {
   return within;
 }
 
-// The embedding comes first and takes next to no time; the head comes last, and a forward takes its gradients
-// too. The embedding's gradient is there last.
+// The embedding comes first and takes almost no time. The head comes last, and its forward computes its
+// gradients too. The embedding's gradient is ready last.
 schedule::ExchangeCost CostModel::beside_passes(const models::StageSlice& slice) const {
   const StageExchange all = exchange(slice);
   const StageExchange within = within_passes(slice);
@@ -431,7 +431,7 @@ StageExchange CostModel::exchange(const models::StageSlice& slice) const {
   return stage_exchange(footprint(slice), *links_);
 }
 
-// Finds the scales one after the other: the blocks' forward, which what is recomputed takes too, then the
+// Finds the scales one after the other: first the blocks' forward, which recomputation takes too, then the
 // rest.
 class Calibrator {
  public:
@@ -455,7 +455,7 @@ class Calibrator {
  private:
   using Parts = CostModel::Parts;
 
-  // visit(measured stage without what is exchanged within its passes, its modelled parts)
+  // visit(measured stage without the exchanges within its passes, its modelled parts)
   template <typename Visit>
   void each(const Visit& visit) const {
     for (size_t i = 0; i < parts_.size(); ++i) {
@@ -472,13 +472,13 @@ class Calibrator {
     if (measured > 0) measured = std::max(measured - within, measured / 10);
   }
 
-  // What computing took of a measured time: without what the modelled parts wait for other ranks, and without
-  // the embedding's part. Never less than a tenth, should noise or a slow link leave nothing.
+  // The computing part of a measured time: without the modelled waits for other ranks and without the
+  // embedding. At least a tenth, in case noise or a slow link leaves nothing.
   static double computing(double measured, double waiting, double other = 0) {
     return std::max(measured - waiting - other, measured / 10);
   }
 
-  // Of stages without the head, unless all have one.
+  // From stages without the head, unless all have one.
   double scale_of_forward() const {
     const bool only_head = std::ranges::all_of(measured_.stages, [](const auto& s) { return s.slice.head; });
     Sum sum;

@@ -23,11 +23,11 @@
 
 namespace pptrain::app {
 
-// What a stage's passes see of a mesh. The numbers of data ranks change neither bytes nor operations, so
-// meshes that differ in these alone have one shape.
+// The part of a mesh that a stage's passes depend on. The numbers of data ranks change neither bytes nor
+// operations, so meshes that differ only in them have one shape.
 mesh::MeshShape seen_by_passes(const mesh::MeshShape& mesh);
 
-// Mean seconds of a run's actions on one stage; 0 where the run had none of the kind.
+// Mean seconds of a run's actions on one stage; 0 if the run had none of the kind.
 struct MeasuredStage {
   models::StageSlice slice;
   double forward = 0;
@@ -42,13 +42,13 @@ struct Measurement {
   double overhead = 0;   // s a step besides the pipeline and the optimizer
 };
 
-// What the optimizer of one stage takes on one of the ranks that share it out.
+// What the optimizer of one stage takes on one of the ranks that shard it.
 struct OptimizerCost {
   double seconds = 0;
   int64_t held = 0;       // bytes of state between steps
   int64_t workspace = 0;  // bytes at most while it steps
 
-  // Of another stage of the rank, which is stepped after this one.
+  // Adds another stage of the rank, which is stepped after this one.
   OptimizerCost& operator+=(const OptimizerCost& other);
 };
 
@@ -57,20 +57,20 @@ struct Calibration {
   double forward = 1;
   double backward_input = 1;
   double backward_weight = 1;
-  double backward = 1;  // of B at once, over I + W so scaled
+  double backward = 1;  // of B at once, relative to I + W as scaled
   double head = 1;
   double optimizer = 1;
   double overhead = 0;  // s a step
 };
 
-// Where costs come from: a device, by itself or scaled to what a run measured.
+// The source of costs: a device, by itself or scaled to what a run measured.
 struct CostSource {
   DeviceModel device;
   Calibration calibration{};
   std::string description{};                           // "modelled for h100", "measured in runs/a/trace.json"
-  std::optional<double> product_flops = std::nullopt;  // of a rank: the rate of large products, if measured
+  std::optional<double> product_flops = std::nullopt;  // of a rank: the rate of large GEMMs, if measured
   bool from_trace = false;
-  CoreSharing sharing{};  // predictions of steps count it; costs of passes are of a core for each thread
+  CoreSharing sharing{};  // predictions of steps count it; costs of passes assume a core for each thread
 };
 
 // Dry runs that the cost models of several layouts share. For one thread.
@@ -89,69 +89,67 @@ class FootprintCache {
 // What one stage of a job takes, in seconds and in bytes.
 struct StageForecast {
   StagePasses passes;
-  schedule::StageCost cost;       // passes with what is exchanged within them
-  StageExchange within;           // of weights and gradients: what a device that copies itself does in passes
-  schedule::ExchangeCost beside;  // and what goes on beside passes
+  schedule::StageCost cost;       // passes with the exchanges within them
+  StageExchange within;           // weights and gradients that a CPU exchanges within passes
+  schedule::ExchangeCost beside;  // and exchanges overlapped with passes
   HeldBytes held;                 // between steps, and gathered and reduced in passes
   schedule::StageBytes bytes;     // of passes
   OptimizerCost optimizer;
-  int64_t sum_scratch = 0;  // bytes of a CPU rank's sums over ranks beside their tensors
+  int64_t sum_scratch = 0;  // scratch bytes of a CPU rank's sums, in addition to their tensors
 };
 
-// Of a job on one rank of its mesh: one of its microbatches, and its optimizer. For one thread.
+// Costs of a job on one rank of its mesh: of one microbatch and of the optimizer. For one thread.
 class CostModel {
  public:
-  // A pass takes its products' operations or the bytes of their weights, whichever is longer; then the bytes
-  // of everything else, and its launches. All is then scaled as the calibration says. To this comes what the
-  // pass exchanges: the rank waits for all of it, but for the keys and values that travel around a ring while
-  // attention computes, and for what tensor-parallel ranks exchange of one gradient while B computes the
-  // other.
+  // A pass takes its GEMMs' operations or the bytes of their weights, whichever is longer; then the bytes of
+  // everything else, and its launches. The calibration scales the sum. Exchanges are added: the rank waits
+  // for all of them, with two exceptions. Keys and values that travel around a ring overlap with attention.
+  // In B, tensor-parallel exchanges of one gradient overlap with computing the other.
   CostModel(const PlanBase& base, const CostSource& source);
-  // The same with dry runs of `cache`, and with links of the job's mesh where they are at hand.
+  // The same with dry runs of `cache`, and with links of the job's mesh if the caller has them.
   CostModel(FootprintCache& cache, PlanBase base, const CostSource& source,
             std::shared_ptr<const MeshLinks> links = nullptr);
 
-  // All of these of a stage, found once; the passes as of a microbatch that recomputes most.
+  // All costs of a stage, found once. Passes are those of a microbatch that recomputes most.
   const StageForecast& of(const models::StageSlice& slice) const { return of(slice, recompute_of(slice)); }
   const StageForecast& of(const models::StageSlice& slice, models::Recompute recompute) const;
-  // The same of a stage of the job with these layers.
+  // The same for a stage of the job with these layers.
   const StageForecast& of(const pipeline::LayerAssignment& layers, int stage) const {
     return of(slice(layers, stage));
   }
-  // Of a stage's microbatches: microbatch i has number i % size. They live as long as this.
+  // Forecasts of a stage's microbatches: microbatch i has number i % size. They live as long as this.
   std::vector<const StageForecast*> of_microbatches(const pipeline::LayerAssignment& layers, int stage) const;
   // Do microbatches of a stage differ?
-  bool by_microbatch() const { return recomputes_by_microbatch(base_.job.train.recompute); }
+  bool by_microbatch() const { return base_.job.train.recompute.by_microbatch(); }
   models::StageSlice slice(const pipeline::LayerAssignment& layers, int stage) const {
     return models::stage_slice(layers, stage, head_parts(base_), shares_out_embedding(base_));
   }
-  // Seconds until the head's input is on all ranks, or all their terms of its gradient are on the last
-  // stage's.
+  // Seconds until all ranks have the head's input, or until the last stage has all terms of its gradient.
   double head_transfer(int last) const;
 
   StagePasses passes(const models::StageSlice& slice) const { return passes(slice, recompute_of(slice)); }
   StagePasses passes(const models::StageSlice& slice, models::Recompute recompute) const;
-  // Seconds: passes() and within_passes().
+  // Seconds: passes() plus within_passes().
   schedule::StageCost stage(const models::StageSlice& slice) const {
     return stage(slice, recompute_of(slice));
   }
   schedule::StageCost stage(const models::StageSlice& slice, models::Recompute recompute) const;
-  // The part of a pass's waiting that another pass can hide. On a CPU that is what travels between hosts:
-  // within a host processors copy.
+  // The part of a pass's waiting that another pass can hide. On a CPU only exchanges between hosts: within a
+  // host processors copy.
   double wire(const PassTime& pass) const;
-  // Bytes that are read and written; of Muon also its products, or the exchange of matrices beside them where
-  // that takes longer.
+  // Time for the bytes read and written. Muon adds its GEMMs or the exchange of matrices, whichever is
+  // longer.
   OptimizerCost optimizer(const models::StageSlice& slice) const;
   double transfer(int from, int to) const;  // seconds of one boundary tensor
   // Seconds in which the first stage's rank sends others their shards of the embedding's gradient and gets
-  // their weights, once a step; 0 where the embedding is not in shards.
+  // their weights, once a step; 0 if the embedding is not sharded.
   double embedding_exchange() const;
   StageExchange exchange(const models::StageSlice& slice) const;  // of weights and gradients
-  // The part of it that a device which copies itself does within its passes, which stage() therefore counts:
-  // gathers of streamed weights in each pass that reads them, and in `sum` all reductions after each
-  // microbatch, in the pass before them.
+  // The part of exchange() within passes, which stage() counts; only on a CPU, which copies itself. Each pass
+  // that reads streamed weights gathers them. All reductions after each microbatch are in `sum`, in the pass
+  // before them.
   StageExchange within_passes(const models::StageSlice& slice) const;
-  // The rest, which goes on beside passes.
+  // The rest of exchange(), overlapped with passes.
   schedule::ExchangeCost beside_passes(const models::StageSlice& slice) const;
   double norm_exchange() const { return 2 * links_->world().broadcast(); }  // until all know the global norm
   double overhead() const { return calibration_.overhead; }                 // seconds a step, on every rank
@@ -159,19 +157,19 @@ class CostModel {
   const StageFootprint& footprint(const models::StageSlice& slice) const {
     return footprint(slice, recompute_of(slice));
   }
-  // Of the stage if it recomputed so much.
+  // The stage's footprint if it recomputed so much.
   const StageFootprint& footprint(const models::StageSlice& slice, models::Recompute recompute) const {
     return footprints_->at(recompute).of(slice);
   }
-  // What its passes hold, gathered weights and gradients on their way included.
+  // Bytes that the stage's passes hold, including gathered weights and gradients that are being reduced.
   schedule::StageBytes bytes(const models::StageSlice& slice, models::Recompute recompute) const;
   const PlanBase& base() const { return base_; }
   // The simulated pipeline on the cores that ranks share.
   schedule::Simulation on_cores(const schedule::Schedule& schedule, schedule::Simulation alone) const;
-  // How much longer all ranks take what they do at the same time.
+  // How many times longer simultaneous work of all ranks takes.
   double load() const { return sharing_.load(base_.mesh.world_size(), base_.job.run.threads); }
   const schedule::ShardOptions& shard() const { return shard_; }
-  // The most that a microbatch recomputes.
+  // The highest level of recompute of the stage's microbatches.
   models::Recompute recompute_of(const models::StageSlice& slice) const;
 
  private:
@@ -196,9 +194,9 @@ class CostModel {
   mutable std::map<std::pair<Footprints::Kind, models::Recompute>, StageForecast> known_;
 };
 
-// Blocks are scaled to the measured stages without the head, and the head to what is left of the last
-// stage's forward. `run`: the job that was measured. Throws UsageError where the measurement has no stage, or
-// one without forward or backward.
+// Scales blocks to the measured stages without the head, and the head to the rest of the last stage's
+// forward. `run`: the job that was measured. Throws UsageError if the measurement has no stage, or a stage
+// without forward or backward.
 Calibration calibrate(const PlanBase& run, const DeviceModel& device, const Measurement& measured);
 
 }  // namespace pptrain::app

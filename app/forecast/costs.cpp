@@ -44,7 +44,7 @@ double peak_flops(const config::JobConfig& job, const CostSource& source) {
 
 double predicted_mfu(const PlanBase& base, const CostSource& source, int world, double tokens_per_s) {
   double peak = peak_flops(base.job, source) * world;
-  // Ranks that share cores have no more together than these.
+  // Ranks that share cores have together no more than these.
   if (base.job.metrics.peak_tflops == 0) peak /= source.sharing.load(world, base.job.run.threads);
   return metrics::utilization(models::flops_per_token(base.model, base.job.train.seq_len) * tokens_per_s,
                               peak);
@@ -98,7 +98,7 @@ std::vector<MeasuredStage> measured_stages(const TraceSummary& trace) {
   return stages;
 }
 
-// Phases of a step that are a rank's own work besides the passes and the optimizer.
+// Phases of a step that are a rank's own work, other than the passes and the optimizer.
 double overhead_of(const TraceSummary& trace) {
   double sum = 0;
   for (const Phase phase : {Phase::data, Phase::zero_gradients, Phase::gradient_norm})
@@ -106,7 +106,7 @@ double overhead_of(const TraceSummary& trace) {
   return sum;
 }
 
-// Does the option leave what a pass costs as it is? All others of the model decide it.
+// Does the option leave the cost of a pass unchanged? All other options of the model change it.
 bool costs_nothing(const std::string& option) {
   constexpr std::string_view names[] = {"model.num_hidden_layers",
                                         "model.hf_dir",
@@ -135,7 +135,7 @@ void check_same_costs(const PlanBase& base, const PlanBase& run, const std::stri
   }
 }
 
-// A spread head's passes stand apart in a trace, and of a stage with a whole one nothing follows from them.
+// A trace of a spread head times the head apart, so costs of a whole head do not follow from it.
 void check_whole_head(const PlanBase& run, const std::string& path) {
   if (head_parts(run) == 1) return;
   throw UsageError(
@@ -144,7 +144,7 @@ void check_whole_head(const PlanBase& run, const std::string& path) {
                   path));
 }
 
-// Of times over microbatches of many lengths nothing follows for a full one.
+// Times over microbatches of many lengths do not give the time of a full one.
 void check_full_microbatches(const PlanBase& run, const std::string& path) {
   const config::Word<config::Lengths>& lengths = run.job.data.lengths;
   if (lengths == config::Lengths::fixed) return;
@@ -154,7 +154,7 @@ void check_full_microbatches(const PlanBase& run, const std::string& path) {
                   path, lengths.text));
 }
 
-// The device on the hosts, and with the links between them, that the job names.
+// The device with the hosts, and the links between them, that the job names.
 DeviceModel on_hosts(DeviceModel device, const config::DistributedSection& d) {
   if (d.ranks_per_host > 0) device.ranks_per_host = static_cast<int>(d.ranks_per_host);
   if (d.host_link_gbps > 0) device.between_hosts.bandwidth = d.host_link_gbps * 1e9 / 8;
@@ -162,8 +162,8 @@ DeviceModel on_hosts(DeviceModel device, const config::DistributedSection& d) {
   return device;
 }
 
-// Throws UsageError where the path is no trace, or one of another model, sequence length, type or number of
-// threads.
+// Throws UsageError if the path is no trace, or if the trace has another model, sequence length, type or
+// number of threads.
 CostSource measured_costs(const PlanBase& base, const std::string& trace_path) {
   const TraceSummary trace = read_trace(trace_path);
   check_same_costs(base, trace.run, trace_path);

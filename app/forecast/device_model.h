@@ -1,5 +1,4 @@
-// What a device does in a second, for predictions: rates that large products and long copies reach, not
-// peaks.
+// What a device does in a second, for predictions: rates that large GEMMs and long copies reach, not peaks.
 #pragma once
 
 #include <string>
@@ -10,7 +9,7 @@
 
 namespace pptrain::app {
 
-// From one rank to others.
+// A link from one rank to others.
 struct Link {
   double bandwidth;  // B/s that a rank sends
   double latency;    // s of a message
@@ -18,22 +17,22 @@ struct Link {
 
 struct DeviceModel {
   std::string_view name;
-  double bfloat16_flops;    // of matrix products, FLOP/s
+  double bfloat16_flops;    // of GEMMs, FLOP/s
   double float32_flops;     // FLOP/s
-  double attention;         // of these rates, the part that attention's products reach
+  double attention;         // part of these rates that attention's GEMMs reach
   double memory_bandwidth;  // B/s
   Link within_host;         // to ranks of the same host
   Link between_hosts;       // to ranks of other hosts; each rank has one of its own
   int ranks_per_host;       // 0: all ranks are on one host
   double launch;            // s of a kernel that has nothing to do
   double memory;            // bytes; 0: not known
-  kernels::GpuKind gpu;     // what its libraries see; no GPU: a CPU
+  kernels::GpuKind gpu;     // as its libraries see it; no GPU: a CPU
   // A CPU: the rates are of one thread. The threads that compute also copy and add up what ranks exchange, so
-  // that nothing travels behind a pass.
+  // no exchange overlaps with a pass.
   bool is_cpu = false;
 };
 
-// By name, in any case of letters. Throws UsageError that names those there are.
+// By name, ignoring case. Throws UsageError that names the known devices.
 const DeviceModel& find_device(std::string_view name);
 std::vector<std::string_view> device_names();
 

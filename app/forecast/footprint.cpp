@@ -21,7 +21,7 @@ namespace pptrain::app {
 
 namespace {
 
-// Of the first context-parallel rank.
+// The microbatch of the first context-parallel rank.
 data::Microbatch meta_microbatch(const BatchShape& batch) {
   const auto meta = at::TensorOptions().device(at::kMeta);
   data::Microbatch data{.tokens = {},
@@ -48,7 +48,7 @@ std::vector<data::Microbatch> meta_microbatches(const models::ModelConfig& model
   return data::cut_in_slices(whole, batch.sequence_slices, models::attention_length(model), batch.mesh.tp, 0);
 }
 
-// The groups of a rank that is alone with its tensors.
+// The groups of one rank, which runs without the others.
 struct DryGroups {
   explicit DryGroups(const BatchShape& batch)
       : tp(comm::make_dry(kernels::Wire::tp, 0, batch.mesh.tp)),
@@ -74,7 +74,7 @@ struct DryGroups {
   bool deterministic, slices;
 };
 
-// Of one slice, the mean of all.
+// The cost of a mean slice.
 kernels::Cost mean(const kernels::Cost& sum, int slices) {
   const double n = slices;
   kernels::Cost cost{.product_flops = sum.product_flops / n,
@@ -162,10 +162,10 @@ class DryStage {
     }
   }
 
-  // Of slices the mean, as of other passes.
+  // With slices, the mean of all, as for other passes.
   void measure_head(StageFootprint& footprint) {
     for (const data::Microbatch& data : data_) {
-      int64_t numbers = 0;  // of a row, which the parts tell each other
+      int64_t numbers = 0;  // numbers per row that the parts exchange
       PassFootprint forward =
           pass(0, [&] { numbers = stage_.head_forward(0, data, stage_.empty_boundary(data)).size(1); });
       const int64_t held = stage_.head_bytes();
@@ -187,7 +187,7 @@ class DryStage {
     return stage_.is_last() ? at::Tensor() : stage_.empty_boundary(data_[static_cast<size_t>(slice)]);
   }
 
-  // Sets `activation` to what the pass leaves. Of slices both are the mean; keys that layers copy count.
+  // Sets `activation` to what the pass leaves. With slices both are means, and keys that layers copy count.
   PassFootprint forward(int64_t& activation) {
     PassFootprint result;
     const int64_t before = run_.current_bytes();
@@ -219,8 +219,8 @@ class DryStage {
     sum.workspace = std::max(sum.workspace, own.workspace);
   }
 
-  // `held`: bytes of the microbatch that are there before the pass. The run lives on: what a pass leaves is
-  // freed by a later one.
+  // `held`: bytes of the microbatch that exist before the pass. The run goes on: a later pass frees what this
+  // one leaves.
   template <typename Pass>
   PassFootprint pass(int64_t held, const Pass& body) {
     const kernels::Cost before = run_.cost();
@@ -234,7 +234,7 @@ class DryStage {
   nn::SideStream side_;
   models::TransformerStage stage_;
   std::vector<data::Microbatch> data_;  // the microbatch, or its slices
-  bool beside_;                         // two streams compute in B
+  bool beside_;                         // B computes on two streams
   kernels::DryRun run_;                 // begins when parameters and microbatch are there
 };
 
@@ -257,19 +257,19 @@ schedule::StageBytes StageFootprint::bytes() const {
 StageFootprint dry_run(const models::ModelConfig& model, const models::StageSlice& slice,
                        const BatchShape& batch) {
   models::ModelConfig reaching = model;
-  reaching.max_seq = batch.length;  // of the rotary tables, which cost nothing here
+  reaching.max_seq = batch.length;  // for the rotary tables, which cost nothing here
   return DryStage(reaching, slice, batch).run();
 }
 
 namespace {
 
-// Layers: longer stages follow from this one and the one before. Where weight gradients are taken beside, the
-// second layer that B comes to finds operands of the first, as every later one does.
+// Layers: longer stages are extrapolated from this one and the one before. With overlapped weight gradients
+// the second layer in B finds operands of the first, as every later one does.
 int long_stage(const BatchShape& batch) {
   return batch.overlap ? 3 : 2;
 }
 
-// `b` and `n` times what it has beyond `a`.
+// `b` plus `n` times its excess over `a`.
 int64_t extended(int64_t a, int64_t b, int n) {
   return b + n * (b - a);
 }
@@ -281,8 +281,8 @@ PassFootprint extended(const PassFootprint& a, const PassFootprint& b, int n) {
   return c;
 }
 
-// A stage of `n` layers more than `b`, which has one more than `a`; `before`: groups before the first
-// layer's.
+// A stage with `n` layers more than `b`, which has one more than `a`. `before`: groups before the first
+// layer.
 StageFootprint extended(const StageFootprint& a, const StageFootprint& b, int n, int before) {
   StageFootprint c{.groups = {b.groups.begin(), b.groups.begin() + before},
                    .parameters = extended(a.parameters, b.parameters, n),
@@ -307,7 +307,7 @@ StageFootprint extended(const StageFootprint& a, const StageFootprint& b, int n,
   return c;
 }
 
-// What a layer declares, without its number, and which of it learns.
+// Parameters that a layer declares, without its number, and whether each is frozen.
 std::vector<std::pair<std::string, bool>> declared_by(const models::ModelConfig& model, int layer) {
   models::TransformerStage alone(
       model, {.index = 0, .first_layer = layer, .end_layer = layer + 1, .embedding = false, .head = false});

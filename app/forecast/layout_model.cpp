@@ -25,13 +25,13 @@ RankBytes combined(const RankBytes& a, const RankBytes& b, const Each& each) {
 
 }  // namespace
 
-struct LayoutModel::Shapes {  // of a short step, and of a shorter one
+struct LayoutModel::Shapes {  // of a short step, and of a longer one
   Stretch stretch;
   std::shared_ptr<const schedule::Schedule> few, more;
 };
 
 const StagePasses& WholeModelCosts::passes(const Layout& layout, const CostModel& costs) {
-  const std::pair key(layout.micro_batch_size, layout.recompute.front());
+  const std::pair key(layout.micro_batch_size, layout.recompute.words.front());
   if (const auto known = passes_.find(key); known != passes_.end()) return known->second;
   return passes_.emplace(key, costs.passes(whole_)).first->second;
 }
@@ -56,9 +56,9 @@ LayoutModel::LayoutModel(const Layout& layout, const PlanBase& base, const CostS
                          FootprintCache& dry_runs, std::shared_ptr<const MeshLinks> links)
     : layout_(layout), costs_(dry_runs, on_layout(base, layout), source, std::move(links)) {}
 
-// The mean rank's passes, one after the other; before them the last rank waits for the first microbatch,
-// behind them are the optimizer and the norm. Streamed weights bound each pass, but for a group that is there
-// already; gradients reduced after each microbatch go through one channel.
+// The mean rank's passes, one after the other. Before them the last rank waits for the first microbatch;
+// after them come the optimizer and the norm. Streamed weights bound each pass, except for one group that is
+// already there. Gradients reduced after each microbatch go through one channel.
 double LayoutModel::least_time(WholeModelCosts& whole) const {
   const StagePasses& passes = whole.passes(layout_, costs_);
   const StageExchange& exchange = whole.exchange(costs_);
@@ -79,7 +79,7 @@ double LayoutModel::least_time(WholeModelCosts& whole) const {
   return pipeline + whole.optimizer(costs_).seconds / ranks + costs_.norm_exchange() + costs_.overhead();
 }
 
-// The mean rank's between steps, and of one stage's microbatch.
+// Bytes of the mean rank: between steps, and for one stage's microbatch.
 RankBytes LayoutModel::least_bytes(WholeModelCosts& whole) const {
   const HeldBytes& held = whole.held(layout_, costs_);
   const int64_t ranks = layout_.mesh.pp;
@@ -120,7 +120,7 @@ std::optional<LayoutModel::Shapes> LayoutModel::shapes_of(ScheduleShapes& shapes
                 .more = nullptr};
   spec.microbatches = result.stretch.more;
   result.more = shapes.of(spec, shard);
-  // Without a pipeline one schedule stands for all.
+  // Without a pipeline all schedules are the same.
   if (layout_.mesh.pp > 1 && shapes.repeats_another(spec, shard)) return std::nullopt;
   spec.microbatches = result.stretch.few;
   result.few = result.stretch.is_whole() ? result.more : shapes.of(spec, shard);

@@ -1,4 +1,4 @@
-// A layout on one mesh, while many are compared: what it takes at least, and estimates of its schedules.
+// A layout on one mesh, while many are compared: lower bounds of its costs, and estimates of its schedules.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@
 
 namespace pptrain::app {
 
-// Costs of the whole model as one stage, which the bounds of a mesh's layouts share: each is found once.
+// Costs of the whole model as one stage, each found once, for the bounds of a mesh's layouts.
 class WholeModelCosts {
  public:
   explicit WholeModelCosts(const models::ModelConfig& model) : whole_(models::whole_model(model)) {}
@@ -39,17 +39,17 @@ class LayoutModel {
  public:
   static constexpr int most_stages_per_rank = 4;  // that the search tries
 
-  // `layout`: one word of recompute; its schedule and layers are not looked at. `dry_runs` must outlive this.
+  // `layout`: one word of recompute; its schedule and layers are ignored. `dry_runs` must outlive this.
   LayoutModel(const Layout& layout, const PlanBase& base, const CostSource& source, FootprintCache& dry_runs,
               std::shared_ptr<const MeshLinks> links);
 
-  // No schedule and split takes less: seconds of a step, and bytes of the fullest rank. `whole` serves all
-  // layouts of the mesh.
+  // Lower bounds for every schedule and split: seconds of a step, and bytes of the fullest rank. `whole`
+  // serves all layouts of the mesh.
   double least_time(WholeModelCosts& whole) const;
   RankBytes least_bytes(WholeModelCosts& whole) const;
 
-  // The layout with this schedule, without layers. Nothing where the schedule does not exist or is another
-  // one's twin, or the model has too few layers.
+  // The layout with this schedule, without layers. Nothing if the schedule does not exist or repeats another
+  // one, or if the model has too few layers.
   std::optional<Candidate> estimate(ScheduleShapes& shapes, const std::string& schedule, int stages_per_rank);
   TimeSplit split(ScheduleShapes& shapes, const Candidate& estimate);
 

@@ -10,7 +10,7 @@ namespace pptrain::app {
 
 namespace {
 
-// Longer rings are left out: what a rank computes in a dry run of one grows with the square of the ranks.
+// Longer rings are left out: a rank's work in the dry run of a ring grows with the square of its ranks.
 constexpr int most_context_ranks = 64;
 
 // Ascending.
@@ -25,7 +25,7 @@ std::vector<int> divisors(int n) {
   return small;
 }
 
-// Do these axes share out the model and the tokens of a microbatch of one sample?
+// Do these axes divide the model and the tokens of a microbatch of one sample evenly?
 bool fits(const PlanBase& base, int cp, int tp) {
   if (cp > most_context_ranks) return false;
   config::JobConfig job = base.job;
@@ -40,7 +40,7 @@ bool fits(const PlanBase& base, int cp, int tp) {
   return fits;
 }
 
-// The mesh, and for a model of experts the mesh with every number of ranks that can share them out.
+// The mesh, and for a model with experts the mesh with every number of ranks that can shard them.
 void add_mesh(const PlanBase& base, mesh::MeshShape mesh, std::vector<mesh::MeshShape>& meshes) {
   meshes.push_back(mesh);
   const int64_t experts = base.model.sparse.experts;

@@ -8,9 +8,9 @@
 
 namespace pptrain::app {
 
-// Every mesh of `world` ranks that cuts the model's layers, heads, widths and experts and a sample's tokens
-// into whole parts, and gives each data rank as many of a step's `samples` as the others. ep is above 1 only
-// for a model of experts, and cp 64 at most.
+// Every mesh of `world` ranks that divides the model's layers, heads, widths and experts and a sample's
+// tokens evenly. Each data rank gets the same number of a step's `samples`. ep is above 1 only for a model
+// with experts, and cp at most 64.
 std::vector<mesh::MeshShape> legal_meshes(const PlanBase& base, int world, int64_t samples);
 
 // Samples of a step of the job, of all data ranks.

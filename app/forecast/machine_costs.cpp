@@ -39,15 +39,15 @@ using Clock = std::chrono::steady_clock;
 constexpr int64_t most_tokens = 2048;            // of the microbatches that are timed
 constexpr int64_t most_parameters = 60'000'000;  // of all that a rank holds meanwhile
 constexpr double longest_pass = 0.25;            // s of a block's forward and backward, as modelled
-constexpr double time_of_passes = 0.25;          // s for each way of going through a stage
+constexpr double time_of_passes = 0.25;          // s for each way of running through a stage
 constexpr unsigned most_ranks = 16;              // at once
 
-// What is timed: the job's microbatch, whole, or a part of it, on a rank that has whole layers.
+// The job to time: its microbatch or a part of it, on a rank that has whole layers.
 PlanBase timed_base(const PlanBase& base) {
   PlanBase timed = on_mesh(base, {});
   timed.job.distributed.pp_sequence_slices = 1;
   config::TrainSection& train = timed.job.train;
-  train.recompute = {std::string(models::to_string(models::Recompute::none))};
+  train.recompute = models::Recompute::none;
   train.seq_len = std::min(train.seq_len, most_tokens);
   train.micro_batch_size = std::clamp(most_tokens / train.seq_len, int64_t{1}, train.micro_batch_size);
   return timed;
@@ -99,7 +99,7 @@ class RankTimer {
       for (nn::Buffer* buffer : stage.parameters().buffers())
         if (!buffer->frozen) buffers.push_back(buffer);
     }
-    // What the groups of the job match need not be among these parameters.
+    // The job's groups may match none of these parameters.
     config::OptimizerSection options = base.job.optimizer;
     options.groups.clear();
     optimizer_ = optim::make_optimizer(options, buffers);
@@ -135,7 +135,7 @@ class RankTimer {
     };
     const auto gradient = [&] { return stage.is_last() ? at::Tensor() : x.clone(); };
     const auto repeat = [&](const auto& passes) {
-      passes();  // the first time is another one's
+      passes();  // the first time is not typical
       forward.clear(), backward.clear(), input.clear(), weight.clear();
       for (const auto begin = Clock::now(); forward.size() < 3 || seconds_since(begin) < time_of_passes;)
         passes();
@@ -174,7 +174,7 @@ struct Measured {
   double product_flops = 0;
 };
 
-// The mean over `ranks` that run at the same time; of the GEMMs the fastest.
+// The mean over `ranks` that run at the same time; for GEMMs the fastest.
 Measured measure(const PlanBase& base, std::span<const models::StageSlice> slices, unsigned ranks) {
   std::vector<Measured> results(ranks);
   std::barrier together(static_cast<std::ptrdiff_t>(ranks));
@@ -222,7 +222,7 @@ Measured measure(const PlanBase& base, std::span<const models::StageSlice> slice
   return mean;
 }
 
-// Why passes of these sizes are not run here; empty where they are.
+// Why passes of these sizes are not run here; empty if they are.
 std::string too_long(const CostModel& costs, std::span<const models::StageSlice> slices) {
   int64_t parameters = 0;
   double longest = 0;

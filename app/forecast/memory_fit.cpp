@@ -14,7 +14,7 @@
 namespace pptrain::app {
 namespace {
 
-// One thing to change. Nothing where the layout has it already or cannot.
+// One thing to change. Nothing if the layout has it already or cannot have it.
 struct Change {
   std::function<bool(Layout&)> make;
   std::function<std::string(const Layout&)> set;
@@ -32,19 +32,15 @@ std::vector<Change> changes() {
                    return layout.mesh.size(mesh::Group::fsdp) > 1 && !std::exchange(layout.reshard, true);
                  },
                  [](const Layout&) { return std::string("distributed.reshard_after_forward=true"); }});
-  for (const char* const word : {"selective", "full"}) {
-    all.push_back({[word](Layout& layout) {
-                     const auto stages = layout.recompute.size();
-                     for (size_t stage = 0; stage < stages; ++stage) {
-                       const std::string given(word);
-                       if (stage_recompute(layout.recompute, static_cast<int>(stage)) >=
-                           stage_recompute(std::vector{given}, 0))
-                         return false;
+  for (const config::Recompute level : {config::Recompute::selective, config::Recompute::full}) {
+    all.push_back({[level](Layout& layout) {
+                     for (size_t stage = 0; stage < layout.recompute.words.size(); ++stage) {
+                       if (layout.recompute.most(static_cast<int>(stage)) >= level) return false;
                      }
-                     layout.recompute = {word};
+                     layout.recompute = level;
                      return true;
                    },
-                   [word](const Layout&) { return fmt::format("train.recompute={}", word); }});
+                   [level](const Layout&) { return fmt::format("train.recompute={}", to_string(level)); }});
   }
   all.push_back({[](Layout& layout) {
                    if (layout.micro_batch_size % 2 != 0) return false;
@@ -71,7 +67,7 @@ class Pricing {
  public:
   Pricing(const Plan& plan, const CostSource& source) : plan_(plan), source_(source), dry_runs_(plan.model) {}
 
-  // Nothing where the layout is impossible.
+  // Nothing if the layout is impossible.
   std::optional<Prediction> price(const Layout& layout) {
     try {
       PlanBase base = on_layout(plan_, layout);
@@ -80,7 +76,7 @@ class Pricing {
       config::check_layout(job, [&](auto, const std::string&) { possible = false; });
       if (!possible) return std::nullopt;
       const bool same_steps = layout.grad_accum_steps == plan_.job.train.grad_accum_steps;
-      if (!same_steps && plan_.keeps_schedule) return std::nullopt;
+      if (!same_steps && plan_.keeps_schedule()) return std::nullopt;
       schedule::Schedule compute = same_steps ? plan_.compute : given_schedule(base.job);
       schedule::Schedule lowered = schedule::lower(std::move(compute), lower_options(base));
       const Plan changed = make_plan(std::move(base), layout, std::move(lowered));
@@ -150,7 +146,7 @@ MemoryFit fit_on_host(const Plan& plan, const std::vector<RankBytes>& ranks, int
 std::vector<Remedy> remedies(const Plan& plan, const CostSource& source, double room) {
   constexpr size_t most = 3;
   Pricing pricing(plan, source);
-  Layout whole = layout_of(plan);
+  Layout whole = layout_of(plan.job, plan.mesh);
   whole.layers = plan.layers;
   std::vector<Remedy> alone;
   Remedy together;

@@ -39,8 +39,8 @@ MeshLinks::MeshLinks(const DeviceModel& device, const mesh::MeshShape& shape)
             .link = shape.world_size() > ranks_per_host_ ? device.between_hosts : device.within_host};
 }
 
-// Groups repeat along the world. If any lies across hosts, so does the one of rank 0 or the one of the last
-// rank of the first host.
+// Groups repeat along the world. If any spans hosts, so does rank 0's group or the group of the first host's
+// last rank.
 template <typename Which>
 GroupLink MeshLinks::link_of(const Which& which) const {
   GroupLink result{.ranks = shape_.size(which), .between_hosts = false, .link = device_.within_host};

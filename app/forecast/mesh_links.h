@@ -8,27 +8,28 @@
 
 namespace pptrain::app {
 
-// What each rank of a group has to the others of it.
+// What connects each rank of a group to the others.
 struct GroupLink {
   int ranks = 1;               // of the group
   bool between_hosts = false;  // the group spans several
-  Link link{};                 // bandwidth: that a rank sends at to all the others together
+  Link link{};                 // bandwidth: a rank's, to all others together
 
-  // Seconds in which every rank sends `bytes` to the others, in `messages`. What one collective sends goes
-  // out at once, or along a tree: of the group's size - 1 messages, log2(size) follow each other.
+  // Seconds in which every rank sends `bytes` to the others, in `messages`. A collective's messages go out at
+  // once, or along a tree: log2(size) of the group's size - 1 messages follow each other.
   double seconds(double bytes, double messages) const;
 
-  // Collectives on `bytes` of the whole result (gather) or operand (the others) on every rank; 0 alone.
+  // Collectives on `bytes` of the whole result (gather) or operand (the others) on every rank; 0 for one
+  // rank.
   double gather(double bytes) const;
   double reduce_scatter(double bytes) const { return gather(bytes); }
   double all_reduce(double bytes) const { return 2 * gather(bytes); }
   double broadcast() const;  // until all know a few values that one knows
 };
 
-// World ranks follow each other on hosts of DeviceModel::ranks_per_host, so with tp innermost the inner axes
-// stay on a host as far as it reaches. Ranks of a group on one host send to other hosts through all their
-// links: between hosts, a group with k of its ranks on each has k times a rank's bandwidth, within the
-// host's.
+// World ranks follow each other on hosts of DeviceModel::ranks_per_host. With tp innermost, the inner axes
+// stay within a host as far as it reaches. A group's ranks on one host send to other hosts through all their
+// links: with k of its ranks on each host, a group has k times a rank's bandwidth between hosts, but at most
+// the bandwidth within the host.
 class MeshLinks {
  public:
   MeshLinks(const DeviceModel& device, const mesh::MeshShape& shape);
@@ -37,8 +38,8 @@ class MeshLinks {
   const GroupLink& of(mesh::Group group) const { return groups_[static_cast<size_t>(group)]; }
   const GroupLink& world() const { return world_; }
 
-  // Seconds of a message of `bytes` from a rank of pipeline rank `from` to the same of `to`, the slowest of
-  // them.
+  // Seconds of a message of `bytes` from a rank of pipeline rank `from` to its counterpart in `to`; the
+  // slowest of them.
   double transfer(int from, int to, double bytes) const;
 
  private:

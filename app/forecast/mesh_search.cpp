@@ -28,18 +28,19 @@ namespace {
 constexpr int64_t largest_microbatch = 64;    // samples
 constexpr int64_t most_actions = 40'000'000;  // simulated in the search for the best, a few seconds' work
 constexpr int64_t most_exact_actions = 2'000'000;  // of a step that is predicted whole
-constexpr size_t tries_of_family = 6;  // layouts of a combination of axes that none of the best has
+constexpr size_t tries_of_family = 6;              // of a combination of axes that no best layout has
 constexpr size_t meshes_refined = 3;
 constexpr double worth_refining = 1e-3;  // of the step
-constexpr double worth_an_order = 1.01;  // of the first one's step at most: orders gain little more
-// Pipeline ranks x microbatches x slices at most: where slices are chosen, orders searched, meshes refined.
+constexpr double worth_an_order = 1.01;  // part of the first one's step, at most: orders gain little more
+// The largest pipeline ranks x microbatches x slices for which slices are chosen, orders searched, meshes
+// refined.
 constexpr int64_t largest_to_slice = 1024, largest_to_order = 4096, largest_to_refine = 16'384;
 constexpr double never = std::numeric_limits<double>::infinity();
 
-// A layout with what it takes at least, and what is known of it.
+// A layout with lower bounds of its costs, and what is known of it.
 struct Bounded {
   Layout layout;
-  size_t mesh = 0;  // among the legal ones
+  size_t mesh = 0;  // among the legal meshes
   double time = 0;  // s a step at least
   RankBytes bytes;  // of the fullest rank at least
   bool has_room = true;
@@ -47,7 +48,7 @@ struct Bounded {
 };
 
 struct Found {
-  size_t layout = 0;  // among the bounded ones
+  size_t layout = 0;  // among the bounded layouts
   Candidate candidate;
 };
 
@@ -110,7 +111,7 @@ class MeshSearcher {
   }
 
  private:
-  // --- what there is, and what it takes at least
+  // --- which layouts there are, and their bounds
   std::vector<int64_t> microbatch_sizes(const mesh::MeshShape& mesh) const;
   void run_dry();
   void list_layouts(size_t mesh);
@@ -132,7 +133,7 @@ class MeshSearcher {
   void add_to_mesh(size_t mesh, double step_time);
   double worst_ranked() const;
 
-  // --- what comes of it
+  // --- results
   void say(const std::string& what) const {
     if (options_.progress) options_.progress(what);
   }
@@ -180,8 +181,8 @@ std::vector<int64_t> MeshSearcher::microbatch_sizes(const mesh::MeshShape& mesh)
   return sizes;
 }
 
-// The dry runs that bounds need, most of the search's time, on all cores: each thread takes the microbatches
-// that no other has.
+// Runs dry what bounds need, most of the search's time, on all cores: each thread takes a microbatch that no
+// other thread has.
 void MeshSearcher::run_dry() {
   std::vector<std::pair<mesh::MeshShape, int64_t>> known;
   std::vector<std::vector<LayoutModel>> models;  // [microbatch][recompute]
@@ -192,11 +193,10 @@ void MeshSearcher::run_dry() {
       known.emplace_back(shape, size);
       std::vector<LayoutModel>& own = models.emplace_back();
       for (const models::Recompute recompute : models::all_recomputes) {
-        own.push_back(model_of({.layout = {.mesh = meshes_[mesh],
-                                           .micro_batch_size = size,
-                                           .recompute = {std::string(models::to_string(recompute))}},
-                                .mesh = mesh,
-                                .bytes = {}}));
+        own.push_back(
+            model_of({.layout = {.mesh = meshes_[mesh], .micro_batch_size = size, .recompute = recompute},
+                      .mesh = mesh,
+                      .bytes = {}}));
       }
     }
   }
@@ -206,12 +206,12 @@ void MeshSearcher::run_dry() {
         WholeModelCosts whole(base_.model);
         model.least_time(whole);
       }
-    } catch (const Error&) {  // list_layouts meets it again
+    } catch (const Error&) {  // list_layouts throws it again
     }
   });
 }
 
-// Layers themselves refuse what they cannot do on a mesh.
+// The layers themselves refuse what they cannot do on a mesh.
 void MeshSearcher::list_layouts(size_t mesh) {
   try {
     list_layouts_of(mesh);
@@ -236,7 +236,7 @@ void MeshSearcher::list_layouts_of(size_t mesh) {
                      {.mesh = shape,
                       .micro_batch_size = size,
                       .grad_accum_steps = samples / size,
-                      .recompute = {std::string(models::to_string(recompute))},
+                      .recompute = recompute,
                       .reshard = reshard,
                       .every_microbatch = every},
                      whole);
@@ -255,7 +255,7 @@ void MeshSearcher::add_layout(size_t mesh, const Layout& layout, WholeModelCosts
   layouts_.push_back(std::move(bounded));
 }
 
-// All schedules of a layout. Without a pipeline they are all one.
+// Simulates all schedules of a layout. Without a pipeline they are all one.
 void MeshSearcher::simulate(size_t layout) {
   if (std::exchange(layouts_[layout].simulated, true)) return;
   LayoutModel model = model_of(layouts_[layout]);
@@ -279,7 +279,7 @@ void MeshSearcher::add_to_mesh(size_t mesh, double step_time) {
   if (!first) best->second = std::min(best->second, step_time);
 }
 
-// The slowest of the meshes that would be listed.
+// The time of the slowest mesh that would be listed.
 double MeshSearcher::worst_ranked() const {
   const size_t ranked = options_.rows;
   if (best_of_mesh_.size() < ranked) return never;
@@ -289,7 +289,7 @@ double MeshSearcher::worst_ranked() const {
   return times[ranked - 1];
 }
 
-// In the order of what layouts take at least, until none that is left can be faster.
+// Simulates layouts in the order of their bounds, until none that is left can be faster.
 void MeshSearcher::find_best() {
   for (size_t i = 0; i < layouts_.size() && actions_ < most_actions; ++i) {
     const Bounded& bounded = layouts_[i];
@@ -300,8 +300,8 @@ void MeshSearcher::find_best() {
   }
 }
 
-// Of every combination of axes a mesh that fits: of those that may be fast, else of the leanest. A few of
-// each.
+// Finds a mesh that fits for every combination of axes: tries a few of the layouts that may be fast, then a
+// few of the leanest.
 void MeshSearcher::cover_families() {
   std::map<std::string, std::vector<size_t>> families;
   for (size_t i = 0; i < layouts_.size(); ++i) {
@@ -329,7 +329,7 @@ bool MeshSearcher::simulate_until_one_fits(std::span<const size_t> layouts) {
   return false;
 }
 
-// A few layouts of each number of pipeline ranks are simulated, the first by what they take at least.
+// Simulates a few layouts of each number of pipeline ranks, those with the lowest bounds first.
 void MeshSearcher::add_best_of_pp(MeshSearchResult& result) {
   std::map<int, std::vector<size_t>> by_pp;
   for (size_t i = 0; i < layouts_.size(); ++i) {
@@ -352,20 +352,20 @@ void MeshSearcher::add_best_of_pp(MeshSearchResult& result) {
   }
 }
 
-// The best's mesh with one thing changed.
+// Tries the best layout's mesh with one setting changed.
 void MeshSearcher::try_neighbours(size_t best) {
   const Layout chosen = layouts_[best].layout;
   for (size_t i = 0; i < layouts_.size(); ++i) {
     const Layout& other = layouts_[i].layout;
     if (layouts_[i].mesh != layouts_[best].mesh) continue;
-    const int changes = (other.micro_batch_size != chosen.micro_batch_size) +
-                        (other.recompute != chosen.recompute) + (other.reshard != chosen.reshard) +
-                        (other.every_microbatch != chosen.every_microbatch);
+    const auto changes = std::ranges::count_if(layout_facts(), [&](const LayoutFact& fact) {
+      return fact.varies_on_mesh && !fact.same(other, chosen);
+    });
     if (changes == 1) simulate(i);
   }
 }
 
-// The best of each mesh that fits, and of which the schedule exists for all microbatches.
+// The best of each mesh that fits and whose schedule exists for all microbatches.
 std::vector<size_t> MeshSearcher::rank_meshes() const {
   std::vector<size_t> order;
   for (size_t i = 0; i < found_.size(); ++i) {
@@ -405,9 +405,9 @@ Candidate MeshSearcher::with_layers(const Found& found) {
   return candidate;
 }
 
-// The ranking whose first, predicted whole, fits. Estimates may be too low: a first that exceeds the budget
-// is refused, and the search goes on without it. `exact`: of the first; none where its step has too many
-// actions.
+// The ranking whose first layout, predicted whole, fits. Estimates may be too low: a first that exceeds the
+// budget is refused, and the search goes on without it. `exact`: the first one's prediction; none if its step
+// has too many actions.
 std::vector<size_t> MeshSearcher::rank_what_fits(std::optional<Prediction>& exact) {
   while (true) {
     std::vector<size_t> ranking = rank_meshes();
@@ -420,7 +420,7 @@ std::vector<size_t> MeshSearcher::rank_what_fits(std::optional<Prediction>& exac
   }
 }
 
-// What was found takes more than there is: its mesh has what else was found on it.
+// A layout takes more than there is: its mesh falls back to the other layouts found on it.
 void MeshSearcher::refuse(Found& found, const RankBytes& bytes) {
   found.candidate.fits = false;
   found.candidate.bytes = bytes;
@@ -432,7 +432,7 @@ void MeshSearcher::refuse(Found& found, const RankBytes& bytes) {
   }
 }
 
-// Lowered, proven and predicted, unless its step has too many actions.
+// Lowers, proves and predicts the layout, unless its step has too many actions.
 std::optional<Prediction> MeshSearcher::predict_whole(const Layout& layout) const {
   const int64_t actions = layout.grad_accum_steps * layout.mesh.pp * layout.stages_per_rank * 6;
   if (actions > most_exact_actions) return std::nullopt;
@@ -449,14 +449,14 @@ void MeshSearcher::put_first(const Prediction& exact, MeshSearchResult& result) 
   first.bytes = exact.fullest();
 }
 
-// Does the job ask for what the ranking has not?
+// Does the job ask for what the ranking lacks?
 bool MeshSearcher::asks_for_more() const {
   const config::DistributedSection& d = base_.job.distributed;
   return d.pp_head == config::HeadPlace::spread || d.pp_sequence_slices > 1;
 }
 
-// The job on this mesh, with these microbatches, for search(): schedule, stages, split and recompute are
-// open; head and slices are the job's. Nothing where that is impossible or too large.
+// The job on this mesh, with these microbatches, for search(). Schedule, stages, split and recompute are
+// open; head and slices are the job's. Nothing if that is impossible or too large.
 std::optional<PlanBase> MeshSearcher::left_open(const Layout& layout) const {
   const config::DistributedSection& given = base_.job.distributed;
   config::JobConfig job = on_layout(base_, layout).job;
@@ -466,20 +466,20 @@ std::optional<PlanBase> MeshSearcher::left_open(const Layout& layout) const {
   d.pp_split = {.text = "cost", .layers = {}};
   d.pp_head = given.pp_head;
   d.pp_sequence_slices = given.pp_sequence_slices;
-  job.train.recompute = {"auto"};
+  job.train.recompute = {};
   const int64_t cells = d.pp * job.train.grad_accum_steps;
   if (d.pp_sequence_slices == 0 && (d.cp > 1 || cells > largest_to_slice)) d.pp_sequence_slices = 1;
-  bool possible = d.pp > 1 && cells * std::max<int64_t>(1, d.pp_sequence_slices) <= largest_to_refine;
+  bool possible = d.pp > 1 && cells * d.slices() <= largest_to_refine;
   config::check_layout(job, [&](auto, const std::string&) { possible = false; });
   if (!possible) return std::nullopt;
   PlanBase base = plan_base(job);
   // Stages that do not fit recompute more: none starts with more than the layout that was found.
-  std::vector<std::string>& recompute = base.job.train.recompute;
-  if (stage_recompute(layout.recompute, 0) < stage_recompute(recompute, 0)) recompute = layout.recompute;
+  config::Recomputation& recompute = base.job.train.recompute;
+  if (layout.recompute.most(0) < recompute.most(0)) recompute = layout.recompute;
   return base;
 }
 
-// Of several meshes, since the ranking is by estimates and of plain layouts alone.
+// Tries several meshes, since the ranking is by estimates and of plain layouts alone.
 std::optional<Candidate> MeshSearcher::refined(std::span<const Candidate> ranking) const {
   std::optional<Candidate> best;
   std::optional<PlanBase> base_of_best;
@@ -540,8 +540,8 @@ std::string MeshSearcher::why(const Found& loser, const Found* best) {
   return text.empty() ? "as fast" : text;
 }
 
-// What a layout differs in from the best: the axes in use; on the best's mesh one setting, or the schedule
-// with no other setting. Nothing where it is several, or none.
+// How a layout differs from the best: the axes in use; on the best's mesh one setting, or the schedule with
+// no other setting. Nothing if it differs in several, or in none.
 std::optional<std::string> MeshSearcher::difference(const Found& other, const Found* best) const {
   const Layout& a = other.candidate.layout;
   if (!best) return axes_of(a.mesh);
@@ -549,17 +549,15 @@ std::optional<std::string> MeshSearcher::difference(const Found& other, const Fo
   if (axes_of(a.mesh) != axes_of(b.mesh)) return axes_of(a.mesh);
   if (a.mesh != b.mesh) return std::nullopt;
   std::vector<std::string> settings;
-  if (a.micro_batch_size != b.micro_batch_size)
-    settings.push_back(fmt::format("micro_batch_size {}", a.micro_batch_size));
-  if (a.recompute != b.recompute) settings.push_back("recompute " + a.recompute.front());
-  if (a.reshard != b.reshard) settings.push_back(fmt::format("reshard_after_forward {}", a.reshard));
-  if (a.every_microbatch != b.every_microbatch)
-    settings.push_back(fmt::format("reduce_gradients {}", a.every_microbatch ? "microbatch" : "step"));
+  for (const LayoutFact& fact : layout_facts()) {
+    if (fact.varies_on_mesh && !fact.same(a, b))
+      settings.push_back(fmt::format("{} {}", fact.column, fact.text(a)));
+  }
   if (settings.empty() && a.schedule != b.schedule) settings.push_back("schedule " + a.schedule);
   return settings.size() == 1 ? std::optional(settings.front()) : std::nullopt;
 }
 
-// What fits before what does not, the faster before the slower, the smaller before the larger.
+// Layouts that fit come first, the faster before the slower; then the others, the smaller before the larger.
 bool MeshSearcher::better(const Found& one, const Found& other) {
   const Candidate &a = one.candidate, &b = other.candidate;
   if (a.fits != b.fits) return a.fits;
@@ -577,7 +575,7 @@ void MeshSearcher::add_losers(std::optional<size_t> best, std::vector<Loser>& lo
     if (!first && better(found, known->second)) known->second = found;
   };
   for (const Found& found : found_) offer(found);
-  // And of that of which no layout has room for what it holds at least.
+  // Adds layouts whose bound exceeds the room, if no layout with the same difference was simulated.
   std::set<std::string> simulated;
   for (const auto& [what, found] : best_of) simulated.insert(what);
   for (size_t i = 0; i < layouts_.size(); ++i) {

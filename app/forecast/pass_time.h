@@ -1,4 +1,4 @@
-// Seconds of a pass, by what takes them.
+// Seconds of a pass, by cause.
 #pragma once
 
 #include <array>
@@ -18,14 +18,14 @@ struct PassTime {
   double waiting() const { return std::accumulate(exposed.begin(), exposed.end(), 0.0); }
   double total() const { return compute + waiting(); }
 
-  // The computing scaled; what ranks exchange takes as long as before.
+  // Scales the computing; exchanges take as long as before.
   PassTime scaled(double scale) const {
     PassTime result = *this;
     result.compute *= scale;
     return result;
   }
 
-  // Without what ranks exchange.
+  // Without exchanges.
   PassTime alone() const { return {.compute = compute, .exposed = {}, .hidden = {}}; }
 
   PassTime& operator+=(const PassTime& other) { return add(other, 1); }
@@ -45,7 +45,7 @@ struct PassTime {
   }
 };
 
-// Of one microbatch on one stage.
+// Passes of one microbatch on one stage.
 struct StagePasses {
   PassTime forward;
   PassTime backward;  // B at once

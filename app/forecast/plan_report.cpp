@@ -28,7 +28,7 @@ std::string one_digit(double value) {
   return fmt::format("{:.1f}", value);
 }
 
-// Layers of each stage: "6+2"; many in runs of equal ones, "3 x 16, 17 x 15".
+// Layers of each stage: "6+2"; many stages as runs of equal ones, "3 x 16, 17 x 15".
 std::string describe_layers(const pipeline::LayerAssignment& layers) {
   constexpr size_t few = 16;  // stages that are listed one by one
   const std::vector<int64_t> counts = pipeline::layers_per_stage(layers);
@@ -57,10 +57,10 @@ std::string title(const Plan& plan) {
 std::string details(const Plan& plan, const CostSource& source) {
   const config::JobConfig& job = plan.job;
   const schedule::Schedule& compute = plan.compute;
-  std::string out = fmt::format(
-      "layers per stage {}, recompute {}{}\n", describe_layers(plan.layers),
-      describe_recompute(job.train.recompute, job.train.grad_accum_steps, compute.sequence_slices),
-      compute.spread_head ? ", head spread over the ranks" : "");
+  std::string out =
+      fmt::format("layers per stage {}, recompute {}{}\n", describe_layers(plan.layers),
+                  job.train.recompute.describe(job.train.grad_accum_steps, compute.sequence_slices),
+                  compute.spread_head ? ", head spread over the ranks" : "");
   if (job.data.lengths != config::Lengths::fixed)
     out += fmt::format(
         "data.lengths = {}: times are of full microbatches, the longest that can come, and bytes those that "
@@ -84,7 +84,7 @@ Rows few_rows(Rows rows, bool all) {
   return few;
 }
 
-// Of bytes up to `largest`: GB, or MB where that is small.
+// Bytes up to `largest`: GB, or MB if that is small.
 struct ByteUnit {
   explicit ByteUnit(int64_t largest) : mega(largest < 1'000'000'000) {}
   std::string operator()(int64_t bytes) const {
@@ -95,7 +95,7 @@ struct ByteUnit {
   bool mega;
 };
 
-// Where a rank's time goes, in per cent of the step.
+// How each rank spends its time, in per cent of the step.
 std::string times(const Prediction& p, bool all) {
   const bool exchanges = std::ranges::any_of(p.pipeline.ranks, [](const schedule::RankTime& time) {
     return time.wait_for_exchange > 0 || time.reducing > 0;
@@ -133,7 +133,7 @@ std::string bytes(const Prediction& p, bool all) {
                      program);
 }
 
-// Of microbatches of a stage, how many a rank holds.
+// How many microbatches a rank holds of each kind of tensor.
 std::string in_flight(const Plan& plan, bool all) {
   Rows rows{{"rank", "stages", "activations", "waiting for W", "receive buffers"}};
   const std::vector<schedule::InFlight> peaks = schedule::in_flight(plan.schedule);
@@ -146,7 +146,7 @@ std::string in_flight(const Plan& plan, bool all) {
   return "microbatches of one stage held at once (peak)\n" + schedule::table(few_rows(rows, all));
 }
 
-// What ranks exchange, with the links that it goes over.
+// What ranks exchange, with the links that carry it.
 std::string exchanges(const std::vector<ExchangeTime>& all, const Prediction& p) {
   if (all.empty()) return "";
   Rows rows{{"axis", "total", "waited", "of the step"}};
@@ -157,7 +157,7 @@ std::string exchanges(const std::vector<ExchangeTime>& all, const Prediction& p)
   return "communication of a step, mean of the pipeline's ranks\n" + schedule::table(rows, 1) + '\n';
 }
 
-// What the job's own documents take.
+// Times of the job's own documents.
 std::string lengths(const Prediction& p) {
   if (!p.lengths) return "";
   return fmt::format("the first {} steps of the data take {} each; with data.balance = schedule {}\n",
@@ -172,7 +172,7 @@ double named_time(const Plan& plan, const Prediction& p) {
 
 // What the searched schedule gains.
 std::string gain(const Plan& plan, const Prediction& p) {
-  if (!plan.searched) return "";
+  if (plan.order != Order::searched) return "";
   if (plan.named.empty()) return "the schedule was searched; no named one fits\n";
   const double named = named_time(plan, p);
   return fmt::format("the schedule was searched: {} takes {}, {:.1f} % more\n", plan.named,
@@ -192,7 +192,7 @@ std::string summary(const Plan& plan, const Prediction& p, const CostSource& sou
       100 * schedule::simulate(plan.compute).bubble());
 }
 
-// What train.steps of these steps take together; evaluations and saves come on top.
+// Time of train.steps of these steps together; evaluations and saves come on top.
 std::string whole_job(const Plan& plan, const Prediction& p, const JobRates& rates) {
   const double seconds = static_cast<double>(plan.job.train.steps) * p.step_time;
   const double tokens = seconds * p.tokens_per_s, bytes = static_cast<double>(checkpoint_bytes(plan));
@@ -215,7 +215,7 @@ std::string describe(const Remedy& remedy) {
 }
 
 std::string memory(const Prediction& p, const PlanContext& context) {
-  constexpr double little = 0.95;  // of the room: predictions are some per cent off
+  constexpr double little = 0.95;  // of the room: predictions are a few per cent off
   if (!context.fit) return fmt::format("memory: {}\n", fit_on_gpu(p.bytes, 0, "").describe());
   const MemoryFit& fit = *context.fit;
   if (fit.fits() && fit.of_host)
@@ -236,7 +236,7 @@ std::string memory(const Prediction& p, const PlanContext& context) {
 
 constexpr int most_cells_priced_again = 1 << 16;
 
-// Seconds of a step with links of half and of double their bandwidth. Nothing of one rank, and where it would
+// Seconds of a step with links of half and of double their bandwidth. Nothing for one rank, or if it would
 // take long.
 std::optional<std::pair<double, double>> with_other_links(const Plan& plan, const CostSource& source) {
   if (plan.mesh.world_size() == 1 || !source.device.gpu.is_gpu() ||
@@ -271,7 +271,6 @@ std::string answer(const Plan& plan, const Prediction& p, const CostSource& sour
 
 nlohmann::ordered_json stages_json(const Plan& plan, const schedule::Costs& costs) {
   nlohmann::ordered_json stages = nlohmann::ordered_json::array();
-  const std::vector<std::string>& recompute = plan.job.train.recompute;
   for (int stage = 0; stage < plan.schedule.stages(); ++stage) {
     const auto [first, end] = plan.layers[static_cast<size_t>(stage)];
     const auto seconds = [&](schedule::ActionKind kind) {
@@ -281,7 +280,7 @@ nlohmann::ordered_json stages_json(const Plan& plan, const schedule::Costs& cost
                       {"rank", plan.schedule.rank_of(stage)},
                       {"first_layer", first},
                       {"layers", end - first},
-                      {"recompute", recompute.size() == 1 ? recompute.front() : recompute[stage]},
+                      {"recompute", plan.job.train.recompute.word(stage)},
                       {"forward", seconds(schedule::ActionKind::forward)},
                       {"backward", seconds(schedule::ActionKind::backward)},
                       {"backward_input", seconds(schedule::ActionKind::backward_input)},
@@ -293,7 +292,7 @@ nlohmann::ordered_json stages_json(const Plan& plan, const schedule::Costs& cost
 nlohmann::ordered_json memory_json(const PlanContext& context) {
   if (!context.fit) return {{"fits", nullptr}};
   nlohmann::ordered_json json{{"of", context.fit->of_host ? "host" : "rank"}, {"fits", context.fit->fits()}};
-  if (context.fit->of_host) return json;  // what is available there is another number each time
+  if (context.fit->of_host) return json;  // available memory changes all the time
   json["needed"] = context.fit->needed;
   json["room"] = context.fit->room;
   for (const Remedy& remedy : context.remedies)
@@ -317,7 +316,7 @@ int64_t checkpoint_bytes(const Plan& plan) {
   models::TransformerStage whole(
       plan.model, {.end_layer = static_cast<int>(plan.model.layers), .embedding = true, .head = true});
   config::OptimizerSection stored = plan.job.optimizer;
-  stored.post_validation = false;  // whose copies are not saved
+  stored.post_validation = false;  // its copies are not saved
   std::vector<const nn::ParameterSpec*> specs = whole.parameters().specs();
   std::erase_if(specs, [](const nn::ParameterSpec* spec) { return spec->frozen; });
   const auto kinds = optim::parameter_kinds(specs);

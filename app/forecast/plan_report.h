@@ -14,32 +14,33 @@
 
 namespace pptrain::app {
 
-// What a rank costs while it trains; 0: not given.
+// Price and power of a rank while it trains; 0: not given.
 struct JobRates {
   double price = 0;  // of an hour
   double watts = 0;
 };
 
-// What a report says beside a prediction.
+// What a report says in addition to a prediction.
 struct PlanContext {
   JobRates rates{};
   std::optional<MemoryFit> fit{};  // nothing: no room is known
-  std::vector<Remedy> remedies{};  // where it does not fit
+  std::vector<Remedy> remedies{};  // if it does not fit
   bool all_ranks = false;          // else tables and grids of many ranks are cut
 };
 
-// Whether the plan's ranks have room on the GPU that costs are of, of which each may use `room` bytes (0: no
-// bound), or on this host; and what would help.
+// Says whether the plan's ranks have room, and what would help: on the GPU of `source`, of which each rank
+// may use `room` bytes (0: no bound), or on this host.
 PlanContext context_of(const Plan& plan, const Prediction& prediction, const CostSource& source, double room,
                        std::string place);
 
-// First the answer: the step, whether it fits, how sure that is. Then the step as a grid, and where time and
-// memory of each rank go. options: of the grid; no line of text is wider either.
+// First the answer: the step, whether it fits, how sure that is. Then the step as a grid, and how each rank
+// spends time and memory. options: of the grid; no line of text is wider either.
 std::string render_plan(const Plan& plan, const Prediction& prediction, const CostModel& costs,
                         const CostSource& source, schedule::TextOptions options,
                         const PlanContext& context = {});
 
-// Seconds, bytes and layers; each rank's busy, fill, steady, drain, barrier and optimizer_time make the step.
+// Seconds, bytes and layers. Each rank's busy, fill, steady, drain, barrier and optimizer_time add up to the
+// step.
 nlohmann::ordered_json plan_json(const Plan& plan, const Prediction& prediction, const CostModel& costs,
                                  const CostSource& source, const PlanContext& context = {});
 

@@ -14,7 +14,7 @@ int64_t tokens_of_step(const Plan& plan) {
   return train.micro_batch_size * train.seq_len * train.grad_accum_steps * plan.mesh.size(mesh::Group::batch);
 }
 
-// Of all that the halves of an overlapped pair wait for, the part that is not behind the other half.
+// The part of an overlapped pair's exchanges that the other half does not hide.
 double left_to_wait(const schedule::StageCost& forward, const schedule::StageCost& backward,
                     schedule::ActionKind kind) {
   using schedule::ActionKind;
@@ -24,11 +24,11 @@ double left_to_wait(const schedule::StageCost& forward, const schedule::StageCos
   return wires > 0 ? 1 - hidden / wires : 1;
 }
 
-// What the passes of a step exchange, [wire].
+// What the passes of a step exchange: [wire].
 std::vector<ExchangeTime> times_on_wires(const Plan& plan, const CostModel& costs, const Prediction& p) {
   std::vector<ExchangeTime> times;
   for (const char* wire : kernels::wire_names) times.push_back({wire});
-  std::vector<std::vector<const StageForecast*>> stages;  // [stage][microbatch], over and over
+  std::vector<std::vector<const StageForecast*>> stages;  // [stage][microbatch], repeating
   for (int stage = 0; stage < plan.compute.stages(); ++stage)
     stages.push_back(costs.of_microbatches(plan.layers, stage));
   const double ranks = plan.compute.ranks;
@@ -53,7 +53,7 @@ std::vector<ExchangeTime> times_on_wires(const Plan& plan, const CostModel& cost
   return times;
 }
 
-// What the pipeline takes longer because of an exchange.
+// By how much an exchange makes the pipeline longer.
 double exposed(const Plan& plan, const Prediction& p, double schedule::ExchangeCost::*part) {
   const auto takes_none = [&](const schedule::ExchangeCost& cost) { return cost.*part == 0; };
   if (std::ranges::all_of(p.costs.exchange, takes_none)) return 0;
@@ -62,7 +62,7 @@ double exposed(const Plan& plan, const Prediction& p, double schedule::ExchangeC
   return std::max(0.0, p.pipeline.step_time - schedule::simulate(plan.schedule, without).step_time);
 }
 
-// By stage, what goes on within its passes.
+// By stage, the exchanges within its passes.
 std::vector<StageExchange> within_passes(const Plan& plan, const CostModel& costs) {
   std::vector<StageExchange> stages;
   for (int stage = 0; stage < plan.schedule.stages(); ++stage)
@@ -121,7 +121,7 @@ ExchangeTime times_of_gradients(const Plan& plan, const Prediction& p, const Cos
   return time;
 }
 
-// Of tensors between stages, and of the embedding's shards after the passes.
+// Time of tensors between stages, and of the embedding's shards after the passes.
 ExchangeTime times_between_stages(const Plan& plan, const Prediction& p, const CostModel& costs) {
   ExchangeTime time{"pp"};
   for (const auto& list : plan.schedule.actions) {
@@ -218,7 +218,7 @@ Prediction predict(const Plan& plan, const CostModel& costs) {
     for (double& seconds : p.optimizer_time) seconds *= costs.load();
   }
   p.step_time = step_time(pipeline);
-  // With post-validation a step begins while others end the one before: fill and drain then overlap.
+  // With post-validation a step begins on some ranks while others end the one before: fill and drain overlap.
   for (const double own : p.optimizer_time)
     p.barrier.push_back(std::max(0.0, p.step_time - p.pipeline.step_time - own));
   p.tokens_per_s = static_cast<double>(tokens_of_step(plan)) / p.step_time;

@@ -31,14 +31,14 @@ class RecomputeChooser {
         dry_runs_(dry_runs),
         costs_(dry_runs, plan_, source) {
     for (int stage = 0; stage < plan_.schedule.stages(); ++stage) {
-      stages_.push_back(stage_recompute(plan_.job.train.recompute, stage));
+      stages_.push_back(plan_.job.train.recompute.most(stage));
       bytes_.push_back(bytes_of(stage, stages_.back()));
     }
   }
 
   std::pair<Plan, Prediction> run() {
     while (relieve()) {
-      plan_.job.train.recompute = recompute_words(stages_);
+      plan_.job.train.recompute = config::Recomputation(stages_);
       predicted_ = predict(plan_, CostModel(dry_runs_, plan_, source_));
     }
     return {std::move(plan_), std::move(predicted_)};
@@ -51,10 +51,10 @@ class RecomputeChooser {
     return costs_.bytes(costs_.slice(plan_.layers, stage), recompute);
   }
 
-  // What the rank's passes hold at the worst moment.
+  // The peak of what the rank's passes hold.
   int64_t in_passes(int rank) const { return schedule::peak_bytes(plan_.schedule, bytes_, rank).total(); }
 
-  // Raises stages of every rank that does not fit; false where there was nothing to raise.
+  // Raises stages of every rank that does not fit; false if there was nothing to raise.
   bool relieve() {
     bool raised = false;
     for (int rank = 0; rank < plan_.schedule.ranks; ++rank) {
@@ -99,7 +99,7 @@ class RecomputeChooser {
   std::vector<schedule::StageBytes> bytes_;  // [stage]
 };
 
-// The levels that microbatches of a plan's stages can have: from `least`, or what a stage recomputes least,
+// The levels that microbatches of a plan's stages can have: from the lower of `least` and the lowest stage's,
 // to each stage's own.
 class MicrobatchLevels {
  public:
@@ -108,7 +108,7 @@ class MicrobatchLevels {
   MicrobatchLevels(const Plan& plan, const CostModel& costs, Recompute least) : lowered_(plan.schedule) {
     std::vector<Recompute> most;
     for (int stage = 0; stage < lowered_.stages(); ++stage)
-      most.push_back(stage_recompute(plan.job.train.recompute, stage));
+      most.push_back(plan.job.train.recompute.most(stage));
     first_ = static_cast<int>(std::min(least, std::ranges::min(most)));
     for (size_t level = static_cast<size_t>(first_); level < models::all_recomputes.size(); ++level) {
       Bytes& bytes = bytes_.emplace_back();
@@ -125,7 +125,7 @@ class MicrobatchLevels {
     }
   }
 
-  // Of all microbatches at their stages' levels: what the rank's passes hold at most.
+  // The peak of the rank's passes with all microbatches at their stages' levels.
   int64_t most(int rank) const { return schedule::peak_bytes(lowered_, coarse_, rank).total(); }
 
   // [stage of the rank][microbatch], with `room` bytes for the rank's passes. `bytes`: [level], by stage or
@@ -141,8 +141,8 @@ class MicrobatchLevels {
     return chosen;
   }
 
-  // Of full microbatches; and by cell where microbatches have these parts of all tokens. What passes hold
-  // besides is taken as that of full ones.
+  // Bytes of full microbatches; and by cell, if microbatches have these fractions of the tokens. What passes
+  // hold in addition is taken from full microbatches.
   const std::vector<Bytes>& bytes() const { return bytes_; }
   std::vector<Bytes> bytes_of(std::span<const double> parts) const {
     std::vector<Bytes> cells;
@@ -162,17 +162,17 @@ class MicrobatchLevels {
 
  private:
   schedule::Schedule lowered_;
-  int first_ = 0;                             // the level that is number 0 here
+  int first_ = 0;                             // the lowest level here
   std::vector<Bytes> bytes_;                  // [level][stage]
-  std::vector<std::vector<double>> seconds_;  // [level][stage], of B
+  std::vector<std::vector<double>> seconds_;  // [level][stage] of B
   std::vector<int> levels_;                   // [stage]
   Bytes coarse_;                              // [stage] at its level
 };
 
-// What train.recompute = "auto" is where memory suffices.
+// The level of train.recompute = "auto" if memory suffices.
 Recompute least_of_auto(config::JobConfig job) {
-  job.train.recompute = {"auto"};
-  return stage_recompute(plan_base(job).job.train.recompute, 0);
+  job.train.recompute = {};
+  return plan_base(job).job.train.recompute.most(0);
 }
 
 }  // namespace
@@ -190,9 +190,9 @@ std::optional<std::pair<Plan, Prediction>> lower_microbatches(Plan plan, double 
     for (size_t i = 0; const int stage : plan.schedule.stages_of(rank))
       chosen[static_cast<size_t>(stage)] = std::move(own[i++]);
   }
-  std::vector<std::string> words = recompute_words(chosen);
-  if (words == plan.job.train.recompute) return std::nullopt;
-  plan.job.train.recompute = std::move(words);
+  config::Recomputation finest(chosen);
+  if (finest == plan.job.train.recompute) return std::nullopt;
+  plan.job.train.recompute = std::move(finest);
   Prediction finer = predict(plan, CostModel(dry_runs, plan, source));
   if (finer.step_time >= step_time || static_cast<double>(finer.peak_bytes()) > budget) return std::nullopt;
   return std::pair(std::move(plan), std::move(finer));
@@ -201,15 +201,15 @@ std::optional<std::pair<Plan, Prediction>> lower_microbatches(Plan plan, double 
 StepRecompute step_recompute(Plan plan, int rank) {
   std::vector<Recompute> most;
   for (int stage = 0; stage < plan.schedule.stages(); ++stage)
-    most.push_back(stage_recompute(plan.job.train.recompute, stage));
-  plan.job.train.recompute = recompute_words(most);
+    most.push_back(plan.job.train.recompute.most(stage));
+  plan.job.train.recompute = config::Recomputation(most);
   const std::string& named = plan.job.distributed.pp_costs;
   const CostModel costs(plan, make_cost_source(plan, named.ends_with(".json") ? "" : named));
   auto levels = std::make_shared<const MicrobatchLevels>(plan, costs, least_of_auto(plan.job));
   const int64_t all = rank_bytes(costs, plan.layers, plan.schedule)[static_cast<size_t>(rank)].total();
   const int64_t room = static_cast<int64_t>(plan.recompute_memory) - (all - levels->most(rank));
   const int64_t full = plan.job.train.micro_batch_size * plan.job.train.seq_len;
-  // Ranks that share out a list have a row more or less of it.
+  // Ranks that shard a list differ by up to a row of it.
   const int64_t rows = 2 * plan.mesh.size(mesh::Group::replica);
   return [=](std::span<const int64_t> tokens) {
     std::vector<double> parts;

@@ -14,16 +14,15 @@
 
 namespace pptrain::app {
 
-// Generated once each. Without sends and receives, so neither lowered nor proven: to be simulated alone.
+// Each generated once, without sends and receives, hence neither lowered nor proven: only for simulation.
 class ScheduleShapes {
  public:
-  // Null where the schedule does not exist for these numbers. `shard`: what its lists do with parameters that
-  // ranks share.
+  // Null if the schedule does not exist for these numbers. `shard`: what its lists do with sharded
+  // parameters.
   std::shared_ptr<const schedule::Schedule> of(const schedule::ScheduleSpec& spec,
                                                const schedule::ShardOptions& shard);
 
-  // Is the same list of actions there for a schedule earlier in training_schedule_names(), or one that does
-  // the same?
+  // Does a schedule earlier in training_schedule_names() have the same list of actions, or an equivalent one?
   bool repeats_another(const schedule::ScheduleSpec& spec, const schedule::ShardOptions& shard);
 
  private:
@@ -34,9 +33,10 @@ class ScheduleShapes {
   std::map<Key, bool> repeats_;  // what repeats_another() has found
 };
 
-// A step of many microbatches as two short ones: at `few` and at `more` microbatches it is simulated, and
-// beyond that it grows in proportion. Both are all of them where there are few. They are two and three rounds
-// of interleaved schedules as long as the step's own, on which depends how much is in flight.
+// Predicts a step of many microbatches from two short ones: simulated at `few` and at `more` microbatches, it
+// grows linearly beyond them. If there are few microbatches, both are all of them. They are two and three
+// rounds of interleaved schedules. Rounds are as long as the step's own, as they determine how much is in
+// flight.
 struct Stretch {
   explicit Stretch(int ranks, int microbatches) : all(microbatches) {
     const int rounds = schedule::microbatches_per_round(ranks, microbatches);

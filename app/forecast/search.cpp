@@ -22,7 +22,7 @@ namespace pptrain::app {
 
 namespace {
 
-// micro_batch_size x grad_accum_steps: the job's, or all of the same product.
+// micro_batch_size x grad_accum_steps: the job's, or all with the same product.
 std::vector<std::pair<int64_t, int64_t>> batchings(const config::TrainSection& train, bool all) {
   if (!all) return {{train.micro_batch_size, train.grad_accum_steps}};
   const int64_t samples = train.micro_batch_size * train.grad_accum_steps;
@@ -33,7 +33,7 @@ std::vector<std::pair<int64_t, int64_t>> batchings(const config::TrainSection& t
   return result;
 }
 
-// distributed.pp_sequence_slices: the job's, or where it is 0 powers of two that leave slices of some length.
+// distributed.pp_sequence_slices: the job's; if that is 0, powers of two that leave slices of some length.
 std::vector<int64_t> numbers_of_slices(const PlanBase& base, int64_t micro_batch_size) {
   constexpr int64_t most = 16, least_tokens = 64;
   const int64_t given = base.job.distributed.pp_sequence_slices;
@@ -45,7 +45,7 @@ std::vector<int64_t> numbers_of_slices(const PlanBase& base, int64_t micro_batch
   return result;
 }
 
-// S and T as parts of the passes of the rank's stages: an order that leaves time for them.
+// Counts S and T as parts of the passes of the rank's stages, so that an order leaves time for them.
 void count_head(schedule::Costs& costs, const schedule::Schedule& shape) {
   const std::vector<schedule::StageCost> parts = costs.stages;  // of the head: [rank], of its first stage
   for (int stage = 0; stage < shape.stages(); ++stage) {
@@ -57,7 +57,7 @@ void count_head(schedule::Costs& costs, const schedule::Schedule& shape) {
   }
 }
 
-// Stages that make a step faster by less than this part are not better.
+// Stages that make a step faster by less than this fraction are not better.
 constexpr double worth_changing = 1e-4;
 
 class Searcher {
@@ -91,7 +91,7 @@ class Searcher {
           if (d.pp_stages_per_rank > 0 && d.pp_stages_per_rank != stages) continue;
           if (d.pp * stages > base_.model.layers) continue;
           for (const int64_t slices : numbers_of_slices(base_, size)) {
-            Candidate candidate{.layout = layout_of(base_), .bytes = {}};
+            Candidate candidate{.layout = layout_of(base_.job, base_.mesh), .bytes = {}};
             candidate.layout.micro_batch_size = size;
             candidate.layout.grad_accum_steps = count;
             candidate.layout.schedule = name;
@@ -111,14 +111,14 @@ class Searcher {
     } catch (const UsageError&) {
       return;  // the schedule does not exist for these numbers
     }
-    const size_t words = candidate.layout.recompute.size();
-    if (words > 1 && words != static_cast<size_t>(compute->stages())) return;  // the job gives it to others
+    const size_t words = candidate.layout.recompute.words.size();
+    if (words > 1 && words != static_cast<size_t>(compute->stages())) return;  // words for other stages
     candidate.lowered = std::make_shared<const schedule::Schedule>(
         schedule::lower(*std::move(compute), lower_options(base_)));
     if (!has_twin(candidate.layout, *candidate.lowered)) tried_.push_back(std::move(candidate));
   }
 
-  // Is the same list of actions there under another name, or one that does the same?
+  // Is the same list of actions already there under another name, or an equivalent one?
   bool has_twin(const Layout& layout, const schedule::Schedule& lowered) const {
     return (layout.stages_per_rank == 1 && schedule::repeats_with_one_stage(layout.schedule)) ||
            std::ranges::any_of(tried_, [&](const Candidate& other) {
@@ -152,7 +152,7 @@ class Searcher {
     return tried;
   }
 
-  // A split that the job gives is kept where it fits; else even and by cost.
+  // Keeps the job's split if it fits; else the even split and the one by cost.
   std::vector<pipeline::LayerAssignment> splits(const Candidate& tried) {
     std::vector<pipeline::LayerAssignment> result;
     if (!base_.job.distributed.pp_split.by_cost()) {
@@ -178,7 +178,7 @@ class Searcher {
     return {dry_runs_, on_layout(base_, tried.layout), source_};
   }
 
-  // And the same with stages that recompute more than the job says, where it does not fit.
+  // Adds it; if it does not fit, also with stages that recompute more than the job says.
   void add(Candidate tried) {
     Plan plan = make_plan(base_, tried.layout, *tried.lowered);
     Prediction p = predict(plan, cost_model(tried));
@@ -207,13 +207,13 @@ class Searcher {
     });
   }
 
-  // Of layouts that fit because stages recompute more than the job's word.
+  // For layouts that fit because stages recompute more than the job's word.
   void lower_microbatches() {
     for (Candidate& c : found_) {
       if (!c.fits || c.layout.recompute == base_.job.train.recompute) continue;
-      const auto finer = app::lower_microbatches(make_plan(base_, c.layout, *c.lowered), c.step_time,
-                                                 stage_recompute(base_.job.train.recompute, 0), source_,
-                                                 options_.budget, dry_runs_);
+      const auto finer =
+          app::lower_microbatches(make_plan(base_, c.layout, *c.lowered), c.step_time,
+                                  base_.job.train.recompute.most(0), source_, options_.budget, dry_runs_);
       if (!finer) continue;
       c.layout.recompute = finer->first.job.train.recompute;
       c = predicted(c, finer->second);
@@ -221,7 +221,7 @@ class Searcher {
     sort();
   }
 
-  // Short searches on the best layouts and on what single moves make of the best of these; then a longer one.
+  // Short searches on the best layouts and on single moves from the best of these; then a longer one.
   void search_orders() {
     constexpr int short_percent = 10, move_percent = 5;
     std::optional<Candidate> best;
@@ -230,7 +230,7 @@ class Searcher {
       const auto found = searched(layout, std::max(1, options_.order_effort * short_percent / 100));
       if (found && (!best || found->step_time < best->step_time)) best = found;
     }
-    // Of the fastest named one the stages may still be better.
+    // The stages of the fastest named schedule may still be better.
     const Candidate& named = found_.front();
     if (named.fits && (!best || named.step_time < best->step_time)) best = named;
     if (!best) return;
@@ -242,14 +242,14 @@ class Searcher {
     sort();
   }
 
-  // Does any order of the layout's passes end sooner? Of a spread head the bound is no bound.
+  // Can any order of the layout's passes end sooner? For a spread head the bound does not hold.
   bool may_be_faster(const Candidate& layout, double step_time) {
     return base_.job.optimizer.post_validation || layout.layout.spread_head ||
            schedule::least_step_time(search_problem(layout, cost_model(layout))) < step_time;
   }
 
-  // Those of the first rows that differ in more than the order. Some that do not fit too: with another order
-  // they may, and recompute less than those that do.
+  // The first rows that differ in more than the order. Some of them do not fit: with another order they may,
+  // and recompute less than those that do.
   std::vector<Candidate> layouts_to_search() const {
     constexpr size_t most_that_fit = 6, most = 10;
     std::vector<Candidate> chosen;
@@ -268,12 +268,11 @@ class Searcher {
            (a.layout.stages_per_rank == 1 || a.lowered->placement == b.lowered->placement);
   }
 
-  // Alternates between the stages and the order, as long as that is faster: moves layers and recomputes less
-  // as the order at hand has room for it; then searches shortly for another order, for these stages and for
-  // some that need one.
+  // Alternates two steps while the time falls: moves layers and lowers recompute as far as the current order
+  // has room; searches briefly for another order, for these stages and for some that need one.
   void improve_stages(Candidate& best, int percent) {
     constexpr int most_rounds = 5;
-    constexpr int large = 1 << 14;  // stages x microbatches: there a short search takes seconds
+    constexpr int large = 1 << 14;  // stages x microbatches: beyond it a short search takes seconds
     if (best.lowered->cells() > large) return;
     for (int round = 0; round < most_rounds; ++round) {
       const Candidate climbed = with_better_stages(best);
@@ -287,8 +286,8 @@ class Searcher {
     }
   }
 
-  // These stages; the single moves that would shorten the order most if it had room for them; and more to
-  // recompute on one stage of the fullest rank, which then has room for another order.
+  // These stages; the single moves that would shorten the order most if it had room for them; and more
+  // recompute on one stage of the fullest rank, which makes room for another order.
   std::vector<Candidate> stages_to_search(const Candidate& best) {
     constexpr size_t most_moves = 2;
     std::vector<Candidate> stages{best};
@@ -298,7 +297,7 @@ class Searcher {
     return stages;
   }
 
-  // By single moves under which the order fits and is faster.
+  // Improves by single moves under which the order fits and is faster.
   Candidate with_better_stages(Candidate best) {
     constexpr size_t most_tried = 8;
     const auto is_better = [&](Candidate& move) {
@@ -313,8 +312,8 @@ class Searcher {
     }
   }
 
-  // Of layers, and, where a budget says what fits, of less to recompute: so many after which the order at
-  // hand takes least, the fastest first.
+  // Moves of a layer, and, with a budget, moves to less recompute. Returns at most `most` of them, those with
+  // the shortest time of the current order, the fastest first.
   std::vector<Candidate> fastest_moves(const Candidate& best, size_t most) {
     std::vector<Candidate> moves = layer_moves(best);
     if (base_.chooses_recompute && options_.budget > 0)
@@ -329,7 +328,7 @@ class Searcher {
     return fastest;
   }
 
-  // Of a layer, where the job leaves the split open. Of many stages only from the busiest rank's to the
+  // Moves of a layer, if the job leaves the split open. With many stages only from the busiest rank's to the
   // idlest's.
   std::vector<Candidate> layer_moves(const Candidate& best) {
     constexpr int most_stages = 16;
@@ -356,12 +355,11 @@ class Searcher {
     return moves;
   }
 
-  // One of the stages recomputes more by so many words.
+  // One of the stages changes its recompute by so many levels.
   std::vector<Candidate> recompute_moves(const Candidate& best, std::span<const int> stages,
                                          int words) const {
     std::vector<models::Recompute> recompute;
-    for (const int stage : all_stages(best))
-      recompute.push_back(stage_recompute(best.layout.recompute, stage));
+    for (const int stage : all_stages(best)) recompute.push_back(best.layout.recompute.most(stage));
     std::vector<Candidate> moves;
     for (const int stage : stages) {
       const int changed = static_cast<int>(recompute[stage]) + words;
@@ -369,7 +367,7 @@ class Searcher {
       std::vector<models::Recompute> moved = recompute;
       moved[stage] = static_cast<models::Recompute>(changed);
       moves.push_back(best);
-      moves.back().layout.recompute = recompute_words(moved);
+      moves.back().layout.recompute = config::Recomputation(moved);
     }
     return moves;
   }
@@ -386,12 +384,12 @@ class Searcher {
     return c.lowered->stages_of(static_cast<int>(fullest - ranks.begin()));
   }
 
-  // Of the order at hand.
+  // Simulates the current order.
   schedule::Simulation simulated(const Candidate& c) {
     return schedule::simulate(*c.lowered, simulation_costs(cost_model(c), c.layout.layers, *c.lowered));
   }
 
-  // Nothing where no order fits. A spread head comes into the order that is found.
+  // Nothing if no order fits. A spread head is added to the order found.
   std::optional<Candidate> searched(Candidate layout, int percent) {
     const CostModel costs = cost_model(layout);
     try {

@@ -65,32 +65,34 @@ std::string schedule_text(const Layout& layout) {
          (layout.sequence_slices > 1 ? fmt::format(", {} slices", layout.sequence_slices) : "");
 }
 
-const char* head_word(const Layout& layout) {
-  return layout.spread_head ? "spread" : "last";
-}
+// The facts that rankings of schedules and of meshes show.
+using Columns = bool (*)(const LayoutFact&);
+constexpr Columns of_schedules = [](const LayoutFact& fact) { return !fact.whole_layouts_alone(); };
+constexpr Columns of_meshes = [](const LayoutFact&) { return true; };
 
-// What both searches choose, by the names of the job's keys.
-Json schedule_json(const Layout& layout) {
-  Json json{{"pp_schedule", layout.schedule},
-            {"pp_head", head_word(layout)},
-            {"pp_sequence_slices", layout.sequence_slices},
-            {"pp_stages_per_rank", layout.stages_per_rank},
-            {"layers_per_stage", pipeline::layers_per_stage(layout.layers)},
-            {"micro_batch_size", layout.micro_batch_size},
-            {"grad_accum_steps", layout.grad_accum_steps},
-            {"recompute", layout.recompute}};
-  if (layout.recompute.size() == 1) json["recompute"] = layout.recompute.front();
+Json layout_json(const Layout& layout, Columns columns) {
+  Json json;
+  for (const LayoutFact& fact : layout_facts()) {
+    if (columns(fact))
+      json[std::string(fact.column)] = Json::parse(fact.toml(layout));  // TOML values are JSON too
+  }
   return json;
 }
 
-constexpr const char* schedule_columns =
-    "pp_schedule,pp_head,pp_sequence_slices,pp_stages_per_rank,layers_per_stage,micro_batch_size,grad_accum_"
-    "steps,recompute";
+std::string layout_columns(Columns columns) {
+  std::string header;
+  for (const LayoutFact& fact : layout_facts()) {
+    if (columns(fact)) header += fmt::format("{}{}", header.empty() ? "" : ",", fact.column);
+  }
+  return header;
+}
 
-std::string schedule_csv(const Layout& layout) {
-  return fmt::format("{},{},{},{},{},{},{},{}", layout.schedule, head_word(layout), layout.sequence_slices,
-                     layout.stages_per_rank, fmt::join(pipeline::layers_per_stage(layout.layers), "+"),
-                     layout.micro_batch_size, layout.grad_accum_steps, fmt::join(layout.recompute, "+"));
+std::string layout_csv(const Layout& layout, Columns columns) {
+  std::string row;
+  for (const LayoutFact& fact : layout_facts()) {
+    if (columns(fact)) row += fmt::format("{}{}", row.empty() ? "" : ",", fact.text(layout, "+"));
+  }
+  return row;
 }
 
 // What the searched order of the ranking gains.
@@ -135,7 +137,7 @@ std::string ranking_json(const std::vector<Candidate>& candidates, const config:
                          double budget) {
   Json json{{"budget", budget}, {"ranking", Json::array()}};
   for (const Candidate& c : candidates) {
-    Json one = schedule_json(c.layout);
+    Json one = layout_json(c.layout, of_schedules);
     one.update({{"step_time", c.step_time},
                 {"tokens_per_s", c.tokens_per_s},
                 {"bubble", c.bubble},
@@ -148,10 +150,11 @@ std::string ranking_json(const std::vector<Candidate>& candidates, const config:
 }
 
 std::string ranking_csv(const std::vector<Candidate>& candidates, const config::JobConfig& job) {
-  std::string out = fmt::format("{},step_time,tokens_per_s,bubble,peak_bytes,fits,set\n", schedule_columns);
+  std::string out = layout_columns(of_schedules) + ",step_time,tokens_per_s,bubble,peak_bytes,fits,set\n";
   for (const Candidate& c : candidates)
-    out += fmt::format("{},{},{},{},{},{},\"{}\"\n", schedule_csv(c.layout), c.step_time, c.tokens_per_s,
-                       c.bubble, c.bytes.total(), c.fits, fmt::join(c.layout.overrides(job), " "));
+    out += fmt::format("{},{},{},{},{},{},\"{}\"\n", layout_csv(c.layout, of_schedules), c.step_time,
+                       c.tokens_per_s, c.bubble, c.bytes.total(), c.fits,
+                       fmt::join(c.layout.overrides(job), " "));
   return out;
 }
 
@@ -231,19 +234,13 @@ std::string ties(std::span<const Candidate> ranking, const Sureness& sure) {
   return text + '\n';
 }
 
-const char* reduction(const Layout& layout) {
-  return layout.every_microbatch ? "microbatch" : "step";
-}
-
 Json mesh_json(const Candidate& c, const config::JobConfig& job) {
   Json json, bytes;
   for (const auto& [axis, size] : c.layout.mesh.sizes()) json[axis] = size;
   for (const auto& [kind, count] : c.bytes.kinds()) bytes[kind] = count;
   bytes["total"] = c.bytes.total();
-  json.update(schedule_json(c.layout));
-  json.update({{"reshard_after_forward", c.layout.reshard},
-               {"reduce_gradients", reduction(c.layout)},
-               {"step_time", c.step_time},
+  json.update(layout_json(c.layout, of_meshes));
+  json.update({{"step_time", c.step_time},
                {"tokens_per_s", c.tokens_per_s},
                {"bubble", c.bubble},
                {"bytes", bytes},
@@ -333,14 +330,12 @@ std::string meshes_json(const MeshSearchResult& result, const PlanBase& base, co
 std::string meshes_csv(const MeshSearchResult& result, const PlanBase& base) {
   std::string out = "row,";
   for (const auto& [axis, size] : mesh::MeshShape().sizes()) out += axis + ",";
-  out += fmt::format("{},reshard_after_forward,reduce_gradients,step_time,tokens_per_s,peak_bytes,set\n",
-                     schedule_columns);
+  out += layout_columns(of_meshes) + ",step_time,tokens_per_s,peak_bytes,set\n";
   const auto add = [&](const std::string& row, const Candidate& c) {
     out += row + ",";
     for (const auto& [axis, size] : c.layout.mesh.sizes()) out += fmt::format("{},", size);
-    out += fmt::format("{},{},{},{},{},{},\"{}\"\n", schedule_csv(c.layout), c.layout.reshard,
-                       reduction(c.layout), c.step_time, c.tokens_per_s, c.bytes.total(),
-                       fmt::join(c.layout.overrides(base.job, true), " "));
+    out += fmt::format("{},{},{},{},\"{}\"\n", layout_csv(c.layout, of_meshes), c.step_time, c.tokens_per_s,
+                       c.bytes.total(), fmt::join(c.layout.overrides(base.job, true), " "));
   };
   for (size_t row = 0; row < result.ranking.size(); ++row) add(fmt::to_string(row + 1), result.ranking[row]);
   if (result.refined) add("refined", *result.refined);

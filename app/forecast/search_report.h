@@ -9,7 +9,7 @@
 
 namespace pptrain::app {
 
-// The first `most_rows`, each with the --set line that makes the job so. No line exceeds `width` columns,
+// The first `most_rows`, each with the --set line that sets the job so. No line exceeds `width` columns,
 // unless a single key does.
 std::string render_ranking(const std::vector<Candidate>& candidates, const config::JobConfig& job,
                            double budget, int width = 100, size_t most_rows = 10);
@@ -18,10 +18,11 @@ std::string ranking_json(const std::vector<Candidate>& candidates, const config:
                          double budget);
 std::string ranking_csv(const std::vector<Candidate>& candidates, const config::JobConfig& job);
 
-// --- Of all meshes.
+// --- All meshes.
 
-// The ranking and what was refined, each with the --set line that makes the job so; the time of its first,
-// and the best of what lost with the reason. No line exceeds `width` columns, unless a single word does.
+// The ranking and what was refined, each with the --set line that sets the job so; how the first one spends
+// its time; and the best of the losers, with reasons. No line exceeds `width` columns, unless a single word
+// does.
 std::string render_meshes(const MeshSearchResult& result, const PlanBase& base, const CostSource& source,
                           const SearchOptions& options, int width = 100);
 

@@ -26,9 +26,9 @@ int64_t elements_of(const GroupFootprint& group) {
 
 }  // namespace
 
-// With one reduction a step each rank sums all microbatches in whole buffers, of which its part is a view.
-// With one a microbatch it holds its parts, and whole buffers of the groups on their way beside them. Of an
-// embedding in shards the first stage's rank keeps all compute weights and the whole gradient.
+// With one reduction a step, each rank sums all microbatches in whole buffers; its shard is a view of them.
+// With one a microbatch, it holds its shards, and whole buffers of the groups being reduced. If the embedding
+// is sharded over pipeline ranks, the first stage's rank keeps all compute weights and the whole gradient.
 HeldBytes held_bytes(const StageFootprint& stage, const mesh::MeshShape& mesh,
                      const schedule::ShardOptions& shard) {
   const bool every_microbatch = shard.reduce == schedule::Reduce::microbatch;

@@ -1,5 +1,5 @@
-// What a rank holds of its stages' parameters between passes, and what ranks exchange of them, from the sizes
-// of parameter groups and the mesh alone.
+// What a rank holds of its stages' parameters between passes, and what ranks exchange of them. Follows from
+// the sizes of parameter groups and the mesh alone.
 #pragma once
 
 #include <cstdint>
@@ -18,15 +18,15 @@ inline int shards_of(const GroupFootprint& group, const mesh::MeshShape& mesh) {
 }
 
 struct HeldBytes {
-  int64_t weights = 0;     // this rank's part: float32 masters and compute copies
+  int64_t weights = 0;     // this rank's shard: float32 masters and compute copies
   int64_t gradients = 0;   // float32
   int64_t parameters = 0;  // elements that this rank's optimizer steps
   // While passes run.
-  int64_t gathered = 0;  // whole compute weights of groups that are divided
-  int64_t reducing = 0;  // gradients of single microbatches, where they are reduced one by one
+  int64_t gathered = 0;  // whole compute weights of sharded groups
+  int64_t reducing = 0;  // gradients of single microbatches, if reduced one by one
 };
 
-// Of a rank's stage. The gaps between parameters, of less than 64 elements each, are left out.
+// Bytes of a rank's stage. The gaps between parameters, of less than 64 elements each, are left out.
 HeldBytes held_bytes(const StageFootprint& stage, const mesh::MeshShape& mesh,
                      const schedule::ShardOptions& shard);
 
@@ -35,11 +35,11 @@ schedule::StageBytes pass_bytes(const StageFootprint& stage, const HeldBytes& he
 
 // Seconds of exchanging one stage's parameters, all groups of it, once.
 struct StageExchange {
-  double gather = 0;     // compute weights, over the ranks that they are divided over
-  double adapters = 0;   // of it, those of adapters: W reads them too
-  double sum = 0;        // gradients, to the rank that answers for them (reduce-scatter)
+  double gather = 0;     // compute weights, over the ranks that shard them
+  double adapters = 0;   // part of it: the adapters' weights, which W reads too
+  double sum = 0;        // gradients, to the rank with their shard (reduce-scatter)
   double replicate = 0;  // summed gradients, between replicas (all-gather)
-  double copies = 0;     // gradients of what several tp ranks hold (all-reduce)
+  double copies = 0;     // gradients of parameters that several tp ranks hold (all-reduce)
 
   double reduce() const { return sum + replicate + copies; }
   // Within a pass of this kind.

@@ -14,7 +14,7 @@ namespace pptrain::app {
 
 namespace {
 
-// Faster by less than this is not faster.
+// A smaller gain does not count.
 constexpr double worth = 1e-3;
 
 // How often each rank computes F, B, I or W of each stage.
@@ -31,7 +31,7 @@ class Work {
     }
   }
 
-  // What the busiest rank computes without a pause: no step is shorter.
+  // The busiest rank's computing time without pauses: no step is shorter.
   double of_busiest(const schedule::Costs& costs) const {
     double most = 0;
     for (const auto& passes : ranks_) {
@@ -52,8 +52,9 @@ class Work {
   std::vector<std::map<Pass, int64_t>> ranks_;
 };
 
-// Hill climbing over single moves of a layer from one stage to another. Of a large pipeline only moves from
-// the busiest rank are tried. Moves that leave some rank as busy as the best step is long need no simulation.
+// Hill climbing over single moves of a layer from one stage to another. In a large pipeline only moves from
+// the busiest rank are tried. A move that leaves some rank as busy as the best step is long needs no
+// simulation.
 class SplitClimber {
  public:
   SplitClimber(const CostModel& costs, int layers, const schedule::Schedule& compute)
@@ -74,7 +75,7 @@ class SplitClimber {
 
   schedule::Simulation simulate() const { return schedule::simulate(compute_, costs()); }
 
-  // Where it may be shorter than `limit`.
+  // Nothing if it cannot be shorter than `limit`.
   std::optional<double> step_time(double limit) const {
     constexpr double rounding = 1e-9;
     const schedule::Costs now = costs();

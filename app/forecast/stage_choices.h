@@ -1,5 +1,5 @@
-// What is chosen for each stage of a plan: its layers, and how much it and its microbatches recompute where
-// memory binds.
+// What is chosen for each stage of a plan: its layers, and, if memory is short, how much it and its
+// microbatches recompute.
 #pragma once
 
 #include <cstdint>
@@ -18,37 +18,36 @@
 
 namespace pptrain::app {
 
-// distributed.pp_split = "cost": layers of each stage such that the predicted step is short: from the even
-// split, moves one layer at a time while that helps. Embedding and head weigh what they cost. `compute`: the
-// schedule's compute actions alone. Throws UsageError where the model has fewer layers than the schedule
-// stages.
+// distributed.pp_split = "cost": layers of each stage that make the predicted step short. Starts from the
+// even split and moves one layer at a time while that helps. Embedding and head weigh what they cost.
+// `compute`: the schedule's compute actions only. Throws UsageError if the model has fewer layers than the
+// schedule has stages.
 pipeline::LayerAssignment cost_split(const CostModel& costs, const models::ModelConfig& model,
                                      const schedule::Schedule& compute);
 
-// The schedule with the head over all ranks (schedule::spread_head), where the job wants it and it is not so
-// yet.
+// Spreads the head over all ranks (schedule::spread_head), if the job wants it and the schedule has not done
+// so.
 schedule::Schedule with_head(const CostModel& costs, schedule::Schedule compute,
                              const pipeline::LayerAssignment& layers);
 
-// Raises what stages recompute, on the ranks that hold more than `budget` bytes alone: of such a rank's
-// stages the one that recomputes least, and of those the one whose next step leaves the rank with the fewest
-// bytes; until every rank fits, or nothing is left to recompute. So the ranks that hold few microbatches (the
-// last ones of 1f1b) go on keeping what they have room for. `plan`: recomputes nothing or a little;
-// `predicted`: its prediction. The plan that recomputes more, and its prediction.
+// On each rank above `budget` bytes, raises the stage with the lowest level by one; among equals, the one
+// that leaves the rank with the fewest bytes. Repeats until every rank fits, or nothing is left to recompute.
+// So the ranks that hold few microbatches (the last ones of 1f1b) keep what they have room for. `plan`:
+// recomputes nothing or a little; `predicted`: its prediction. Returns the plan that recomputes more, and its
+// prediction.
 std::pair<Plan, Prediction> choose_recompute(Plan plan, Prediction predicted, const CostSource& source,
                                              double budget, FootprintCache& dry_runs);
 
 // Lowers what single microbatches recompute (schedule::recompute_levels), to `least` or more, as long as
 // every rank stays within `budget` bytes. `plan`: one level for each stage; `step_time`: its predicted
-// seconds. Returns nothing where the step gets no shorter, else the plan with lower levels and its
-// prediction.
+// seconds. Returns nothing if the step gets no shorter, else the plan with lower levels and its prediction.
 std::optional<std::pair<Plan, Prediction>> lower_microbatches(Plan plan, double step_time,
                                                               models::Recompute least,
                                                               const CostSource& source, double budget,
                                                               FootprintCache& dry_runs);
 
-// What the microbatches of a step, which have so many tokens, recompute on the stages of one pipeline rank:
-// [stage of the rank, ascending][microbatch].
+// Recompute of a step's microbatches, which have so many tokens, on the stages of one pipeline rank: [stage
+// of the rank, ascending][microbatch].
 using StepRecompute =
     std::function<std::vector<std::vector<models::Recompute>>(std::span<const int64_t> tokens)>;
 

@@ -18,7 +18,7 @@ namespace {
 
 using schedule::SizedCost;
 
-constexpr double ticks = 1e15;  // of a second
+constexpr double ticks = 1e15;  // in a second
 
 // The plan's costs with microbatches of so many rows of so many tokens.
 schedule::Costs costs_of(const Plan& plan, const CostSource& source, int64_t rows, int64_t tokens) {
@@ -28,7 +28,7 @@ schedule::Costs costs_of(const Plan& plan, const CostSource& source, int64_t row
   return simulation_costs(CostModel(base, source), plan.layers, plan.schedule);
 }
 
-// Rows of about half as many tokens that ranks can share out as they do whole ones.
+// Rows of about half as many tokens that ranks can shard as they do whole ones.
 int64_t half_row(const Plan& plan) {
   const data::LoaderOptions options = loader_options(plan);
   const int64_t unit = 2 * options.cp_size * options.tp_size * plan.schedule.sequence_slices;
@@ -36,7 +36,7 @@ int64_t half_row(const Plan& plan) {
   return std::min(row, std::max<int64_t>(1, row / 2 / unit) * unit);
 }
 
-// From the seconds of one row, of two, and of one of `half` tokens.
+// Fits the seconds of one row, of two, and of one of `half` tokens.
 SizedCost fitted(double one, double two, double shorter, int64_t row, int64_t half) {
   const double fixed = std::max(0.0, 2 * one - two);
   const double whole_token = (one - fixed) / static_cast<double>(row);
@@ -48,14 +48,14 @@ SizedCost fitted(double one, double two, double shorter, int64_t row, int64_t ha
           .square = std::llround(square * ticks)};
 }
 
-// Do passes wait for the data ranks' same passes: for experts' rows, weights, or sums of gradients?
+// Do passes wait for the same passes of other data ranks: for experts' rows, weights, or sums of gradients?
 bool data_ranks_in_step(const Plan& plan) {
   const schedule::ShardOptions shard = lower_options(plan);
   return seen_by_passes(plan.mesh).dp_shard > 1 || shard.gather == schedule::Gather::streamed ||
          shard.reduce == schedule::Reduce::microbatch;
 }
 
-// Token files alone: a forecast makes none of texts.
+// Token files only: a forecast does not tokenize text.
 std::optional<std::vector<OpenSource>> readable_data(const Plan& plan) {
   for (const StreamFiles& stream : streams_of(plan.job, Wanted::training)) {
     if (config::is_tokenized(plan.job, stream.options)) return std::nullopt;
@@ -121,7 +121,7 @@ std::optional<std::pair<double, double>> forecast_lengths(const Plan& plan, cons
     options.balance_schedule = by_schedule;
     const data::DataLoader loader(training_streams(*sources), options, plan.job.data.shuffle,
                                   static_cast<uint64_t>(plan.job.run.seed));
-    double pipeline = 0;  // of that of full microbatches
+    double pipeline = 0;  // fraction of the full microbatches' pipeline
     for (int64_t step = 0, next = 0; step < steps; ++step) {
       const data::Step taken = loader.step(next);
       next += taken.samples;

@@ -1,4 +1,4 @@
-// What passes take of microbatches that differ in size, and what follows for the steps of a job's data.
+// Costs of passes over microbatches that differ in size, and the resulting times of steps on a job's data.
 #pragma once
 
 #include <optional>
@@ -15,19 +15,18 @@ struct LoaderOptions;
 
 namespace pptrain::app {
 
-// In femtoseconds: a part for each microbatch, one for each token and one for each squared length, such that
-// one row and two of seq_len, and one of half as many tokens, take what CostModel says. Modelled for the
-// device that distributed.pp_costs names, else for the job's: nothing measured, so that all ranks have the
-// same.
+// In femtoseconds: a part for each microbatch, one for each token and one for each squared length. They are
+// fitted to CostModel: one row and two of seq_len, and one of half as many tokens. Modelled for the device
+// that distributed.pp_costs names, else for the job's; nothing is measured, so that all ranks agree.
 schedule::SizedCosts balance_costs(const Plan& plan);
 std::string fingerprint(const schedule::SizedCosts& costs);
 
-// Steps are to be divided by the end of the plan's schedule (data.balance = "schedule").
+// Makes the loader divide steps by the end of the plan's schedule (data.balance = "schedule").
 void balance_schedule(const Plan& plan, data::LoaderOptions& options);
 
-// Mean seconds of the first steps of the data, with data.balance = "microbatches" and "schedule".
-// `full`: of the same job with full microbatches; its pipeline is shorter by what balance_costs() say.
-// Nothing where lengths are not exact, or the data have to be made tokens first or cannot be read here.
+// Mean seconds of the first steps of the data, with data.balance = "microbatches" and "schedule". `full`: the
+// same job with full microbatches; its pipeline is shortened by what balance_costs() say. Nothing if lengths
+// are not exact, or if the data must be tokenized first or cannot be read here.
 std::optional<std::pair<double, double>> forecast_lengths(const Plan& plan, const Prediction& full);
 
 }  // namespace pptrain::app

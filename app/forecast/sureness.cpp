@@ -10,8 +10,8 @@
 namespace pptrain::app {
 namespace {
 
-// Tokens a second and GPU that others published of jobs on several GPUs (TorchTitan's tables of FSDP), and
-// that pptrain plan predicts of the same jobs.
+// Tokens a second and GPU that others published for jobs on several GPUs (TorchTitan's tables of FSDP), and
+// that pptrain plan predicts for the same jobs.
 struct Comparison {
   double published, planned;
 };

@@ -1,4 +1,4 @@
-// How sure a forecast is: what its costs come from, and how measured runs compared with such forecasts.
+// How sure a forecast is: the source of its costs, and how measured runs compared with such forecasts.
 #pragma once
 
 #include <string>
@@ -9,12 +9,11 @@ namespace pptrain::app {
 
 struct Sureness {
   std::string text;  // "modelled; links between GPUs never measured"
-  // A run's step took at least and at most so many times the predicted one, where there are comparisons; else
-  // 0.
+  // A run's step took between `least` and `most` times the predicted one, if there are comparisons; else 0.
   double least = 0, most = 0;
 
   bool has_range() const { return least > 0; }
-  // Which of two forecasts is the faster is not known where their times differ by less than this factor.
+  // If two forecasts differ by less than this factor, it is not known which is the faster.
   double tie() const { return has_range() ? most / least : 1; }
   // "Published runs took 1.17 to 1.55 times as long as planned: that is 6.66 s to 8.82 s"
   std::string describe_range(double step_time) const;

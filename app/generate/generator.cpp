@@ -55,12 +55,12 @@ struct Generator::StageState {
 struct Generator::Group {
   std::vector<Sequence*> active;
   int64_t round = 0;
-  // Of the round, where prepared.
+  // In the round, if prepared.
   bool prepared = false;
   data::Microbatch data;
-  at::Tensor last_rows;  // int64: where the sequences' last tokens lie; undefined: they are all rows
+  at::Tensor last_rows;  // int64: rows of the sequences' last tokens; undefined: all rows
   std::vector<attention::CachedDocument> documents;
-  // A choice of the round that is on its way here.
+  // The round's choice, while it is on its way here.
   at::Tensor chosen;  // int64 [active]
   std::unique_ptr<comm::Work> choice;
 };
@@ -122,8 +122,8 @@ void Generator::run(std::vector<Sequence>& sequences, const Listener& listener) 
   }
 }
 
-// The parts of a spread head, of the first stage of each rank, to the last stage: tokens then need no more
-// messages than with a whole head.
+// Sends the parts of a spread head, from the first stage of each rank, to the last stage: tokens then need no
+// more messages than with a whole head.
 void Generator::lend_head() {
   StageState& own = stages_.front();
   own.weights.begin_pass({.kind = schedule::ActionKind::head_forward,
@@ -149,7 +149,7 @@ void Generator::lend_head() {
   stages_.back().stage.lend_head(at::cat(parts));
 }
 
-// Tokens that are only there to give every tensor-parallel rank a row have slots of one token at the end.
+// Tokens that only give every tensor-parallel rank a row have slots of one token at the end.
 void Generator::take_cache(std::span<Sequence> sequences) {
   std::vector<int64_t> capacities;
   for (Sequence& sequence : sequences) {
@@ -199,7 +199,7 @@ void Generator::run_wave(std::span<Sequence> sequences, const Listener& listener
   reap_sends(/*wait=*/true);
 }
 
-// The first round takes prompts, later ones the token that was chosen last, or again the whole text.
+// The first round takes prompts, later ones the last chosen token, or the whole text again.
 void Generator::prepare(Group& group) const {
   if (group.prepared) return;
   std::vector<int64_t> ids, rows, lengths;
@@ -282,7 +282,7 @@ void Generator::send_on(Tensor output, int group_index, int stage) {
   sends_.emplace_back(std::move(output), std::move(work));
 }
 
-// Ranks of the stage have equal logits, but on other hosts perhaps not to the last bit.
+// Ranks of the stage have equal logits, but between hosts the last bits may differ.
 Tensor Generator::choose_tokens(const Group& group, const Tensor& logits) const {
   const Tensor host = logits.to(at::kCPU, at::kFloat).contiguous();
   const auto vocab = static_cast<size_t>(host.size(1));

@@ -20,17 +20,17 @@ namespace pptrain::app {
 struct GenerateOptions {
   Sampling sampling;
   StopRules stop;
-  // Prompts whose keys are held at a time; more of them go in waves.
+  // Prompts whose keys are held at a time; if there are more, they run in waves.
   int64_t in_flight = 32;
-  // Where set, nothing is generated: ranks of the last stage hear the logits of each sequence, float32
-  // [tokens from Sequence::first_logits on, vocab], on the host. Then stop.max_tokens is 1, and the token
-  // that ends a sequence means nothing.
+  // If set, nothing is generated: ranks of the last stage get the logits of each sequence, float32 [tokens
+  // from Sequence::first_logits on, vocab], on the host. Then stop.max_tokens is 1, and the token that ends a
+  // sequence means nothing.
   using Reader = std::function<void(const Sequence&, const at::Tensor& logits)>;
   Reader read = {};
 };
 
-// Every rank of the mesh runs the same Generator on the same prompts. The ranks of a pipeline share the work.
-// Data, context and expert ranks of a stage each do all of it, on weights that they share, and take the
+// Every rank of the mesh runs the same Generator on the same prompts. The ranks of a pipeline divide the
+// work. Data, context and expert ranks of a stage each do all of it, on weights that they shard, and take the
 // tokens that the first of them chose.
 class Generator {
  public:
@@ -79,7 +79,7 @@ class Generator {
   std::vector<StageState> stages_;
   comm::Communicator& pipeline_;                     // carries activations; its host(), tokens
   comm::Communicator& peers_;                        // all ranks of this one's stages
-  std::map<std::pair<int, int>, at::Tensor> local_;  // stage, group: inputs that a stage of this rank made
+  std::map<std::pair<int, int>, at::Tensor> local_;  // stage, group: inputs made by a stage of this rank
   std::deque<std::pair<at::Tensor, std::unique_ptr<comm::Work>>> sends_;  // tensors live until they are sent
 };
 

@@ -22,7 +22,7 @@ bool is_better(const Scored& a, const Scored& b) {
   return a.score != b.score ? a.score > b.score : a.token < b.token;
 }
 
-// Each token of the sequence counts once, however often it came.
+// Each token of the sequence counts once, however often it occurs.
 std::vector<Scored> penalised(const Sampling& sampling, std::span<const float> logits,
                               std::span<const int64_t> previous) {
   std::vector<Scored> scores(logits.size());
@@ -61,7 +61,7 @@ std::vector<double> terms_of(const std::vector<Scored>& scores) {
   return terms;
 }
 
-// The best come off a heap until they are enough: mostly these are few of many.
+// Takes the best off a heap until they are enough: usually a few of many.
 void keep_top_p(std::vector<Scored>& scores, double p) {
   if (p >= 1) return;
   double total = 0;
@@ -116,7 +116,7 @@ void check(const Sampling& s) {
 std::vector<TokenProbability> filter(const Sampling& sampling, std::span<const float> logits,
                                      std::span<const int64_t> previous) {
   std::vector<Scored> scores = penalised(sampling, logits, previous);
-  // Differences to the best: no temperature makes them infinite upwards.
+  // Differences from the best: no temperature makes them infinite upwards.
   const float best = std::ranges::max_element(scores, {}, &Scored::score)->score;
   const auto temperature = static_cast<float>(sampling.temperature);
   for (Scored& s : scores) s.score = (s.score - best) / temperature;

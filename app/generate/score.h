@@ -11,7 +11,7 @@
 
 namespace pptrain::app {
 
-// A prompt, of one token at least, and the tokens that may follow it.
+// A prompt of at least one token, and tokens that may follow it.
 struct Continuation {
   std::vector<int64_t> prompt;
   std::vector<int64_t> completion;
@@ -19,10 +19,10 @@ struct Continuation {
 
 struct Score {
   double log_probability = 0;  // of the completion's tokens together, natural logarithm
-  bool greedy = true;          // each of them is the most probable one where it stands
+  bool greedy = true;          // each of them is the most probable one at its place
 };
 
-// Of each continuation; the same on every rank. `in_flight`: how many share a pass. Collective. Throws
+// The scores of all, the same on every rank. `in_flight`: sequences per pass. Collective. Throws
 // UsageError for one that the model does not take.
 std::vector<Score> score(RunContext& context, RankModel& model,
                          const std::vector<Continuation>& continuations, int64_t in_flight);

@@ -49,8 +49,7 @@ void Sequence::add(int64_t token) {
   if (decoder_ && !take(decoder_->rest())) text_ += std::exchange(held_, {});
 }
 
-// What is held back is shorter than any stop text that it is the beginning of, so no stop text lies before
-// it.
+// The held bytes are shorter than any stop text that they may begin, so no stop text lies before them.
 bool Sequence::take(const std::string& bytes) {
   held_ += bytes;
   size_t found = std::string::npos;

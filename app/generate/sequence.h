@@ -1,4 +1,4 @@
-// One prompt on its way: what every rank of the pipeline knows of it.
+// One prompt and its continuation, as every rank of the pipeline knows them.
 #pragma once
 
 #include <cstdint>
@@ -33,21 +33,20 @@ class Sequence {
   const std::vector<int64_t>& tokens() const { return tokens_; }  // the prompt's, then those generated
   int64_t prompt_tokens() const { return prompt_tokens_; }
   std::vector<int64_t> generated() const;  // without the stop token
-  // Of the generated tokens, up to the first stop text. What may be the beginning of a stop text is held
+  // Text of the generated tokens, up to the first stop text. A possible beginning of a stop text is held
   // back, so the text only grows.
   const std::string& text() const { return text_; }
   const std::optional<Finish>& finish() const { return finish_; }
 
   void add(int64_t token);
 
-  // Its place in the cache, while its wave is under way.
+  // Its place in the cache, while its wave runs.
   int64_t slot = 0;
   // The first of the prompt's tokens whose logits a reader wants (GenerateOptions); -1: the last one.
   int64_t first_logits = -1;
 
  private:
-  // Adds bytes to the text. True: a stop text has finished the sequence; neither it nor what follows is part
-  // of the text.
+  // Adds bytes to the text. True: a stop text has finished the sequence; the text ends before it.
   bool take(const std::string& bytes);
 
   int64_t number_;
@@ -55,7 +54,7 @@ class Sequence {
   const StopRules& rules_;
   std::vector<int64_t> tokens_;
   std::unique_ptr<TextCodec::Decoder> decoder_;
-  std::string text_, held_;  // together all that was decoded
+  std::string text_, held_;  // together all decoded bytes
   std::optional<Finish> finish_;
   bool stop_token_ = false;  // the last of the tokens is one
 };

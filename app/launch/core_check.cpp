@@ -32,7 +32,7 @@ RankCores from_text(const std::string& text) {
   return rank;
 }
 
-// The ranks of the host that `shares` says yes to.
+// The ranks of the host for which `shares` returns true.
 template <class Shares>
 CoreSet set_of(std::span<const RankCores> ranks, const RankCores& like, const Shares& shares) {
   CoreSet set{.host = like.host, .of_host = like.cores.of_host};

@@ -22,7 +22,7 @@ using std::chrono::milliseconds;
 
 constexpr const char* own_variable = "PPTRAIN_STOP_SECONDS";
 
-// Seconds of a variable; nothing where it is not set.
+// A variable's seconds; nothing if it is not set.
 std::optional<double> seconds_of(const comm::GetEnv& environment, const char* variable) {
   const char* text = environment(variable);
   if (text == nullptr || *text == '\0') return std::nullopt;
@@ -39,7 +39,7 @@ milliseconds to_milliseconds(double seconds) {
   return milliseconds(std::llround(seconds * 1000));
 }
 
-// "kill -USR1 4711" where the parent is mpirun itself; on other hosts it is a daemon.
+// "kill -USR1 4711" if the parent is mpirun itself; on other hosts the parent is a daemon.
 std::string usr1_to_mpirun() {
   std::string name;
   std::getline(std::ifstream(fmt::format("/proc/{}/comm", getppid())), name);
@@ -48,10 +48,11 @@ std::string usr1_to_mpirun() {
   return is_mpirun ? fmt::format("kill -USR1 {}", getppid()) : "kill -USR1 on mpirun";
 }
 
-// Seen of Open MPI 4.1.4: at SIGINT or SIGTERM mpirun sends SIGCONT to the ranks, SIGTERM after one second,
-// SIGKILL after one more; both pauses are odls_base_sigkill_timeout. It passes on a SIGCONT of its own, too.
+// Observed with Open MPI 4.1.4: at SIGINT or SIGTERM mpirun sends SIGCONT to the ranks, SIGTERM after one
+// second, SIGKILL after one more; both pauses are odls_base_sigkill_timeout. It also passes on a SIGCONT sent
+// to it.
 Patience of_open_mpi(const comm::GetEnv& environment) {
-  constexpr double longest_pause = 10;  // for which training may be held where the SIGCONT meant nothing
+  constexpr double longest_pause = 10;  // of training, if the SIGCONT meant nothing
   const double pause = seconds_of(environment, "OMPI_MCA_odls_base_sigkill_timeout").value_or(1);
   if (pause > longest_pause) return {.time = to_milliseconds(pause), .notice = std::nullopt, .advice = {}};
   return {.time = to_milliseconds(2 * pause), .notice = SIGCONT, .advice = {}};

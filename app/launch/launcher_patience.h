@@ -1,4 +1,4 @@
-// How long a launcher waits for its ranks after it has asked them to end.
+// How long a launcher waits for its ranks after asking them to end.
 #pragma once
 
 #include <stdlib.h>
@@ -12,15 +12,15 @@
 namespace pptrain::app {
 
 struct Patience {
-  // From the first signal to SIGKILL; nothing where the launcher waits as long as it takes.
+  // From the first signal to SIGKILL; nothing if the launcher waits as long as it takes.
   std::optional<std::chrono::milliseconds> time;
-  // A signal that comes ahead of SIGTERM, when half of the time is over; or it means nothing.
+  // A signal that may announce SIGTERM, which then comes when half of the time is over; or it means nothing.
   std::optional<int> notice;
-  // What a user should know before the first Ctrl-C, in one line; empty where there is nothing to know.
+  // What a user should know before the first Ctrl-C, in one line; may be empty.
   std::string advice;
 };
 
-// By the defaults of the launchers, and by what Open MPI's parameters in the environment say.
+// From the launchers' defaults, and Open MPI's parameters in the environment.
 Patience patience_of(const comm::Launch& launch, const comm::GetEnv& environment = ::getenv);
 
 }  // namespace pptrain::app

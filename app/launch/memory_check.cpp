@@ -45,7 +45,7 @@ std::string shortage_on_host(comm::Communicator& world, const Plan& plan, const 
   const size_t own_host = std::hash<std::string>()(host_name());
   const std::vector<size_t> hosts = comm::gather_values(world, own_host);
   const std::vector<int64_t> available = comm::gather_values(world, available_memory().value_or(unknown));
-  // As the host's first rank found it, so that all its ranks say the same.
+  // As the host's first rank found it, so that all its ranks report the same.
   const int64_t here = available[static_cast<size_t>(std::ranges::find(hosts, own_host) - hosts.begin())];
   if (here == unknown) return "";
   MemoryFit fit{.room = static_cast<double>(here),

@@ -55,7 +55,7 @@ at::Device choose_device(const config::JobConfig& job, int local_rank) {
   return {at::kCUDA, static_cast<at::DeviceIndex>(local_rank % count)};
 }
 
-// Before any rank starts.
+// Called before any rank starts.
 void set_numerics(const Plan& plan) {
   kernels::set_numerics(plan.job.run.device == config::Device::cuda, plan.job.train.deterministic);
 }
@@ -72,8 +72,8 @@ double in_gb(int64_t bytes) {
   return static_cast<double>(bytes) / 1e9;
 }
 
-// The message beside a failed allocation: the plan's prediction of this rank's memory by kind, and the peak
-// so far. `ranks_here` ranks share this process. Never throws: what is unknown is left out.
+// Message for a failed allocation: the plan's prediction of this rank's memory by kind, and the peak so far.
+// `ranks_here` ranks share this process. Never throws: unknown numbers are left out.
 std::string describe_memory(const Plan& plan, int rank, int ranks_here, at::Device device) {
   std::string text;
   try {
@@ -94,10 +94,10 @@ std::string describe_memory(const Plan& plan, int rank, int ranks_here, at::Devi
   return text;
 }
 
-// What every rank does now, by rank; empty where they can't be reached.
+// What every rank does now, by rank; empty if they can't be reached.
 using GetStates = std::function<std::vector<comm::RankState>()>;
 
-// Runs `body` and puts the rank before the message of its error; a UsageError stays one. After a timeout the
+// Runs `body` and puts the rank before its error's message; a UsageError stays one. After a timeout the
 // message also says what the other ranks are doing, after a failed allocation what the plan predicted.
 template <typename Body>
 int named(const Plan& plan, int rank, int ranks_here, at::Device device, const GetStates& get_states,
@@ -126,9 +126,8 @@ int named(const Plan& plan, int rank, int ranks_here, at::Device device, const G
   }
 }
 
-// A stream of this rank's, on which all that its thread enqueues goes: the legacy default stream would wait
-// for those of other ranks in this process, and make them wait. Of high priority, before what goes on beside
-// it.
+// The stream on which this rank's thread enqueues everything: the legacy default stream would wait for other
+// ranks' streams in this process, and make them wait. High priority puts it before overlapped work.
 std::optional<c10::Stream> own_stream(at::Device device) {
   if (device.is_cpu()) return std::nullopt;
   return c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device, /*isHighPriority=*/true);
@@ -171,7 +170,7 @@ int run_threads(const Plan& plan, const std::function<int(RunContext&)>& body) {
   return code;
 }
 
-// Why this rank cannot start, and the exit code that goes with it.
+// Why this rank cannot start, and the matching exit code.
 struct StartFault {
   std::string text;  // "" for none
   int code = exit_usage;
@@ -184,14 +183,14 @@ class Gathering {
             const std::function<bool()>& stop_requested)
       : launch_(std::move(launch)), fault_(fault) {
     if (plan) timeout_ = milliseconds_of(plan->job.distributed.start_timeout_s);
-    // Others may never come, for instance where the user starts one process by hand to see what is wrong.
+    // Others may never come, e.g. if the user starts one process by hand to see what is wrong.
     if (!fault_.text.empty()) timeout_ = std::min(timeout_, patience_with_a_fault);
     launch_.rendezvous.timeout = timeout_;
     launch_.rendezvous.stopped = stop_requested;
     watch_ = std::make_unique<comm::StartWatch>(launch_, heartbeat_limit(plan), fault_.text);
   }
 
-  // Connects the ranks, also where this rank has a fault to report to them. Null where the others cannot be
+  // Connects the ranks, even if this rank has a fault, to report it to them. Null if the others cannot be
   // reached; then this rank has printed its fault.
   std::unique_ptr<comm::Communicator> meet() {
     try {
@@ -210,7 +209,7 @@ class Gathering {
     }
   }
 
-  // 0 where no rank has a fault; otherwise the exit code, after rank 0 has printed what is wrong. Collective.
+  // 0 if no rank has a fault; otherwise the exit code, after rank 0 has printed the fault. Collective.
   int agree(comm::Communicator& world) {
     const bool said = !fault_.text.empty() && watch_->said_fault();
     if (comm::agree(world, said ? comm::said_already : fault_.text)) return 0;
@@ -218,7 +217,7 @@ class Gathering {
     return comm::any(world, failed) ? exit_failed : exit_usage;
   }
 
-  // As rank 0's job says, if ranks' jobs differ. Collective.
+  // Uses rank 0's job if ranks' jobs differ. Collective.
   std::unique_ptr<comm::Heartbeat> start_heartbeat(comm::Communicator& world, const Plan& plan,
                                                    comm::Activity& activity) {
     double seconds = plan.job.distributed.heartbeat_s;
@@ -241,7 +240,7 @@ class Gathering {
                                 : config::DistributedSection().heartbeat_s);
   }
 
-  // Where this rank's transport listens; MPI does not say, so there "" unless the user has named an address.
+  // The address of this rank's transport. MPI does not tell it: then "" unless the user has named an address.
   std::string address_of_ranks() const {
     const comm::Rendezvous& rendezvous = launch_.rendezvous;
     if (!comm::starts_our_mpi(launch_)) return comm::own_address(rendezvous, comm::meeting_host(rendezvous));
@@ -254,13 +253,12 @@ class Gathering {
   std::unique_ptr<comm::StartWatch> watch_;
 };
 
-// Ranks that await what rank 0 has chosen take it. False where one can't, after rank 0 has said so.
-// Collective.
+// Ranks that await rank 0's choices take them. False if one can't, after rank 0 has said so. Collective.
 bool share_choices(comm::Communicator& world, Plan& plan) {
-  if (!comm::any(world, plan.awaits_choices)) return true;
+  if (!comm::any(world, plan.order == Order::awaited)) return true;
   const std::string choices = comm::broadcast_string(world, world.rank() == 0 ? choices_of(plan) : "", 0);
   return comm::agree(world, comm::fault_of([&] {
-                       if (plan.awaits_choices) plan = with_choices(plan, choices);
+                       if (plan.order == Order::awaited) plan = with_choices(plan, choices);
                      }));
 }
 
@@ -286,7 +284,7 @@ int run_ranks(const std::function<Plan()>& load, const std::function<int(RunCont
     fault = {error.what(), exit_failed};
   }
   comm::Activity activity;
-  // It outlives the world, whose end waits for the other ranks too.
+  // Outlives the world, whose end waits for the other ranks too.
   std::unique_ptr<comm::Heartbeat> heartbeat;
   std::optional<Gathering> gathering(std::in_place, launch, plan, fault, stop_requested);
   std::unique_ptr<comm::Communicator> world;
@@ -307,7 +305,7 @@ int run_ranks(const std::function<Plan()>& load, const std::function<int(RunCont
 int run_in_world(comm::Communicator& world, int local_rank, const Plan& plan,
                  const std::function<int(RunContext&)>& body, comm::Heartbeat* heartbeat,
                  comm::Activity* activity) {
-  // Longer than it takes to notice a connection that has just broken.
+  // Longer than it takes to notice a broken connection.
   constexpr std::chrono::milliseconds until_verdict{1000};
   world.set_timeout(timeout_of(plan.job));
   const auto get_states = [heartbeat] {
@@ -329,7 +327,7 @@ int run_in_world(comm::Communicator& world, int local_rank, const Plan& plan,
     if (!comm::agree(world, own_fault)) return exit_usage;
     std::unique_ptr<comm::Communicator> nccl;
     if (!device.is_cpu()) {
-      // Two ranks on one GPU: all ranks find that, or none does.
+      // Two ranks on one GPU: either all ranks find that, or none does.
       std::string common_fault;
       named(plan, world.rank(), /*ranks_here=*/1, device, get_states, [&] {
         std::function<std::string()> device_place;

@@ -11,22 +11,22 @@
 namespace pptrain::app {
 
 // Starts this process's ranks as the launcher (or its absence) says, and runs `body` on each, under inference
-// mode and with run.threads CPU threads. Returns the exit code of rank 0's body (of this process's rank,
-// under a launcher).
+// mode and with run.threads CPU threads. Returns the exit code of rank 0's body (under a launcher, of this
+// process's rank).
 //
-// `load` makes the plan. Under a launcher, ranks tell each other what `load` threw, and where the launch
-// contradicts the plan; rank 0 prints it, and all ranks return 2 (1 where it is no UsageError). Without a
-// launcher it is thrown. Throws UsageError where the launcher's variables make no sense or no transport
-// connects the processes, and Error that names the rank where a rank fails.
+// `load` makes the plan. Under a launcher, ranks tell each other the errors of `load`, and contradictions
+// between launch and plan; rank 0 prints them, and all ranks return 2 (1 if it is no UsageError). Without a
+// launcher `load`'s error is thrown. Throws UsageError if the launcher's variables make no sense or no
+// transport connects the processes, and Error that names the rank if a rank fails.
 //
-// Under a launcher heartbeats watch over the ranks from the moment when all have come until the world is gone
+// Under a launcher heartbeats watch the ranks from the moment when all have come until the world is gone
 // (distributed.heartbeat_s). Before that, `stop_requested` ends a process that waits for the others with exit
 // code 3.
 int run_ranks(const std::function<Plan()>& load, const std::function<int(RunContext&)>& body,
               const std::function<bool()>& stop_requested = {});
 int run_ranks(const Plan& plan, const std::function<int(RunContext&)>& body);
 
-// The same on a world that is there already, by this process's rank in it: several plans can share one world.
+// The same on an existing world, with this process's rank in it: several plans can share one world.
 // `heartbeat` may be null.
 int run_in_world(comm::Communicator& world, int local_rank, const Plan& plan,
                  const std::function<int(RunContext&)>& body, comm::Heartbeat* heartbeat = nullptr,

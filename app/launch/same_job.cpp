@@ -25,7 +25,7 @@ namespace fs = std::filesystem;
 
 constexpr size_t shown = 5;  // differences
 
-// "1115394 bytes, fingerprint 0123...", since lengths say more to people.
+// "1115394 bytes, fingerprint 0123...": lengths say more to people.
 std::string describe(const std::vector<fs::path>& files) {
   uintmax_t bytes = 0;
   for (const fs::path& file : files) bytes += fs::file_size(file);
@@ -35,7 +35,7 @@ std::string describe(const std::vector<fs::path>& files) {
              : fmt::format("{} files of {} bytes together, fingerprint {}", files.size(), bytes, fingerprint);
 }
 
-// Other builds may send other messages. A system that hides the program's file hides it on all ranks.
+// Other builds may send different messages. A system that hides the program's file hides it on all ranks.
 std::string describe_program() {
   std::error_code error;
   const fs::path program = fs::read_symlink("/proc/self/exe", error);
@@ -57,7 +57,7 @@ std::vector<fs::path> weight_files(const fs::path& folder) {
 
 using Values = std::map<std::string, std::string>;
 
-// Their names where one is absent are in the other.
+// Names of values that differ, or that one side lacks.
 std::vector<std::string> differences(const Identity& own, const Values& of_rank_0) {
   const std::string absent = "absent";
   std::vector<std::string> found;
@@ -84,7 +84,7 @@ Identity files_identity(const Plan& plan) {
     const bool texts = config::is_tokenized(job, stream.options);
     identity.emplace_back(fmt::format("the data of {}", stream.key),
                           describe(texts ? stream.files() : data::data_files(data_source(stream))));
-    // The tokenizer, and what else tokens depend on.
+    // The tokenizer, and whatever else the tokens depend on.
     if (texts)
       identity.emplace_back(fmt::format("the tokens of {}", stream.key), data_fingerprint(job, stream));
   }

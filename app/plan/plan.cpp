@@ -15,6 +15,7 @@
 
 #include "app/plan/run_files.h"
 #include "core/base/error.h"
+#include "core/config/differences.h"
 #include "core/config/job_paths.h"
 #include "core/config/loader.h"
 #include "core/config/nearest.h"
@@ -52,46 +53,11 @@ int64_t config::DistributedSection::*key_of(mesh::Axis axis) {
   return config::axis_keys.at(static_cast<size_t>(axis)).size;
 }
 
-// distributed.reshard_after_forward, or what it is where it is not set.
-bool reshards_after_forward(const config::DistributedSection& distributed) {
-  return distributed.reshard_after_forward.value_or(distributed.pp == 1);
-}
-
-// What "auto" means on a device; other words as they are. GPUs are short of memory, not of time for what
-// takes no product: of Llama 3 8B a third of the activations for some 1 % of the operations' bytes.
-std::vector<std::string> resolved_recompute(std::vector<std::string> words, config::Device device) {
-  if (words == std::vector<std::string>{"auto"}) words = {device == config::Device::cpu ? "none" : "cheap"};
-  return words;
-}
-
-// Levels of microbatches in runs, of which the last ones are left out where they only repeat the first ones.
-std::string word_of(std::span<const models::Recompute> levels) {
-  size_t period = 1;
-  while (!std::ranges::equal(levels.subspan(period), levels.first(levels.size() - period))) ++period;
-  levels = levels.first(period);
-  if (period == 1) return std::string(models::to_string(levels[0]));
-  std::string word;
-  for (size_t begin = 0; begin < period;) {
-    size_t end = begin + 1;
-    while (end < period && levels[end] == levels[begin]) ++end;
-    word += fmt::format("{}{}:{}", begin > 0 ? "/" : "", models::to_string(levels[begin]), end - begin);
-    begin = end;
-  }
-  return word;
-}
-
-// Of one stage: the most that it recomputes, and how many of its microbatches recompute less.
-std::string describe_stage(std::span<const models::Recompute> levels, int64_t microbatches, int64_t slices) {
-  const int64_t number = microbatches * slices;
-  std::map<models::Recompute, int64_t, std::greater<>> counts;
-  for (int64_t i = 0; i < number; ++i) ++counts[levels[static_cast<size_t>(i) % levels.size()]];
-  std::string text(models::to_string(counts.begin()->first)), less;
-  for (auto level = std::next(counts.begin()); level != counts.end(); ++level)
-    less += fmt::format(
-        "{}{}{} {}", less.empty() ? "" : ", ", level->second,
-        less.empty() ? fmt::format(" of {} {}", number, slices > 1 ? "slices" : "microbatches") : "",
-        models::to_string(level->first));
-  return less.empty() ? text : fmt::format("{} ({})", text, less);
+// What "auto" means on a device. GPUs are short of memory, not of time for what takes no product: of Llama 3
+// 8B a third of the activations for some 1 % of the operations' bytes.
+config::Recomputation resolved(const config::Recomputation& given, config::Device device) {
+  if (!given.is_auto()) return given;
+  return device == config::Device::cpu ? config::Recompute::none : config::Recompute::cheap;
 }
 
 // Is nothing in the job that a spread head does not go with?
@@ -119,8 +85,8 @@ PlanBase plan_base(const config::JobConfig& job) {
   PlanBase base{.job = job, .model = models::make_model_config(job.model, job.train.seq_len), .mesh = mesh};
   base.model.lora = job.lora;
   base.model.groups = job.optimizer.groups;
-  base.job.train.recompute = resolved_recompute(job.train.recompute, job.run.device);
-  base.chooses_recompute = base.job.train.recompute != job.train.recompute;
+  base.job.train.recompute = resolved(job.train.recompute, job.run.device);
+  base.chooses_recompute = job.train.recompute.is_auto();
   if (job.distributed.pp_head == config::HeadPlace::automatic && !can_spread_head(job))
     base.job.distributed.pp_head = config::HeadPlace::last;
   return base;
@@ -143,39 +109,16 @@ Plan make_plan(const config::JobConfig& job) {
 }
 
 Plan make_plan(PlanBase base, schedule::Schedule lowered, pipeline::LayerAssignment layers) {
-  check_recompute(base.job.train.recompute, lowered.stages());
+  base.job.train.recompute.check(lowered.stages());
   schedule::Schedule compute = schedule::compute_only(lowered);
   return {std::move(base), std::move(layers), std::move(lowered), std::move(compute)};
 }
 
-Layout layout_of(const PlanBase& base) {
-  const config::DistributedSection& d = base.job.distributed;
-  return {.mesh = base.mesh,
-          .micro_batch_size = base.job.train.micro_batch_size,
-          .grad_accum_steps = base.job.train.grad_accum_steps,
-          .recompute = base.job.train.recompute,
-          .reshard = reshards_after_forward(d),
-          .every_microbatch = d.reduce_gradients == config::ReduceGradients::microbatch,
-          .schedule = d.pp_schedule,
-          .spread_head = d.pp_head == config::HeadPlace::spread,
-          .sequence_slices = std::max<int64_t>(1, d.pp_sequence_slices),
-          .stages_per_rank = d.pp_stages_per_rank};
-}
-
 PlanBase on_layout(PlanBase base, const Layout& layout) {
   if (base.mesh != layout.mesh) base = on_mesh(std::move(base), layout.mesh);
-  config::TrainSection& train = base.job.train;
-  train.micro_batch_size = layout.micro_batch_size;
-  train.grad_accum_steps = layout.grad_accum_steps;
-  train.recompute = layout.recompute;
-  config::DistributedSection& d = base.job.distributed;
-  if (layout.reshard != reshards_after_forward(d)) d.reshard_after_forward = layout.reshard;
-  d.reduce_gradients =
-      layout.every_microbatch ? config::ReduceGradients::microbatch : config::ReduceGradients::step;
-  d.pp_schedule = layout.schedule;
-  d.pp_head = layout.spread_head ? config::HeadPlace::spread : config::HeadPlace::last;
-  d.pp_sequence_slices = layout.sequence_slices;
-  d.pp_stages_per_rank = layout.stages_per_rank;
+  config::PipelineSplit split = base.job.distributed.pp_split;
+  for (const LayoutFact& fact : layout_facts()) fact.write(layout, base.job);
+  base.job.distributed.pp_split = std::move(split);
   return base;
 }
 
@@ -189,77 +132,35 @@ Plan make_plan(PlanBase base, const Layout& layout, schedule::Schedule lowered) 
 }
 
 std::string choices_of(const Plan& plan) {
-  const Layout layout = layout_of(plan);
-  return nlohmann::json{{"recompute", layout.recompute},
-                        {"schedule", layout.schedule},
-                        {"spread_head", layout.spread_head},
-                        {"sequence_slices", layout.sequence_slices},
-                        {"stages_per_rank", layout.stages_per_rank},
-                        {"layers", pipeline::layers_per_stage(plan.layers)},
+  return nlohmann::json{{"job", config::to_toml(plan.job)},
+                        {"schedule", schedule::write_csv(plan.schedule)},
                         {"placement", plan.schedule.placement},
-                        {"actions", schedule::write_csv(plan.schedule)},
-                        {"searched", plan.searched},
+                        {"order", plan.order},
                         {"named", plan.named},
                         {"named_time", plan.named_time},
-                        {"keeps_schedule", plan.keeps_schedule},
                         {"recompute_memory", plan.recompute_memory}}
       .dump();
 }
 
 Plan with_choices(const Plan& stand_in, const std::string& choices) {
   const auto chosen = nlohmann::json::parse(choices);
-  Layout layout = layout_of(stand_in);
-  chosen.at("recompute").get_to(layout.recompute);
-  chosen.at("schedule").get_to(layout.schedule);
-  chosen.at("spread_head").get_to(layout.spread_head);
-  chosen.at("sequence_slices").get_to(layout.sequence_slices);
-  chosen.at("stages_per_rank").get_to(layout.stages_per_rank);
-  schedule::Schedule lowered = schedule::parse_csv(chosen.at("actions").get<std::string>());
+  const config::JobConfig job = config::read_saved_job(chosen.at("job").get<std::string>(), "rank 0's job");
+  Layout layout = layout_of(stand_in.job, stand_in.mesh);
+  for (const LayoutFact& fact : layout_facts()) {
+    if (fact.chosen_at_start) fact.read(job, layout);
+  }
+  schedule::Schedule lowered = schedule::parse_csv(chosen.at("schedule").get<std::string>());
   lowered.name = layout.schedule;
   lowered.sequence_slices = static_cast<int>(layout.sequence_slices);
   chosen.at("placement").get_to(lowered.placement);  // which one rank's actions do not show
-  layout.layers =
-      pipeline::explicit_layer_assignment(static_cast<int>(stand_in.model.layers), lowered.stages(),
-                                          chosen.at("layers").get<std::vector<int64_t>>());
+  layout.layers = split_layers(job, lowered.stages());
   Plan plan = make_plan(stand_in, layout, std::move(lowered));
-  chosen.at("searched").get_to(plan.searched);
+  chosen.at("order").get_to(plan.order);
   chosen.at("named").get_to(plan.named);
   chosen.at("named_time").get_to(plan.named_time);
-  chosen.at("keeps_schedule").get_to(plan.keeps_schedule);
   chosen.at("recompute_memory").get_to(plan.recompute_memory);
   plan.reads_data = stand_in.reads_data;
   return plan;
-}
-
-std::vector<std::string> Layout::overrides(const config::JobConfig& job, bool whole) const {
-  std::vector<std::string> keys;
-  const auto add = [&](const char* key, const auto& value) {
-    keys.push_back(fmt::format("{}={}", key, value));
-  };
-  if (whole) {
-    for (const auto& [axis, size] : mesh.sizes())
-      keys.push_back(fmt::format("distributed.{}={}", axis, size));
-    if (mesh.size(mesh::Group::fsdp) > 1 || mesh.size(mesh::Group::efsdp) > 1)
-      add("distributed.reshard_after_forward", reshard);
-    if (mesh.size(mesh::Group::stage) > 1)
-      add("distributed.reduce_gradients", every_microbatch ? "microbatch" : "step");
-  }
-  add("distributed.pp_schedule", schedule);
-  add("distributed.pp_stages_per_rank", stages_per_rank);
-  const config::HeadPlace head = spread_head ? config::HeadPlace::spread : config::HeadPlace::last;
-  if (head != job.distributed.pp_head) add("distributed.pp_head", config::Word(head).text);
-  if (sequence_slices != job.distributed.pp_sequence_slices)
-    add("distributed.pp_sequence_slices", sequence_slices);
-  add("distributed.pp_split", layers.size() == 1
-                                  ? std::string("even")
-                                  : fmt::format("{}", fmt::join(pipeline::layers_per_stage(layers), ",")));
-  if (whole || micro_batch_size != job.train.micro_batch_size)
-    add("train.micro_batch_size", micro_batch_size);
-  if (whole || grad_accum_steps != job.train.grad_accum_steps)
-    add("train.grad_accum_steps", grad_accum_steps);
-  if (whole || recompute != job.train.recompute)
-    add("train.recompute", fmt::format("{}", fmt::join(recompute, ",")));
-  return keys;
 }
 
 int head_parts(const PlanBase& base) {
@@ -277,9 +178,9 @@ schedule::ShardOptions lower_options(const PlanBase& base) {
   const bool divided = base.mesh.size(mesh::Group::fsdp) > 1 || base.mesh.size(mesh::Group::efsdp) > 1;
   const bool every_microbatch =
       d.reduce_gradients == config::ReduceGradients::microbatch && base.mesh.size(mesh::Group::stage) > 1;
-  return {.gather = !divided                    ? schedule::Gather::never
-                    : reshards_after_forward(d) ? schedule::Gather::streamed
-                                                : schedule::Gather::kept,
+  return {.gather = !divided       ? schedule::Gather::never
+                    : d.reshards() ? schedule::Gather::streamed
+                                   : schedule::Gather::kept,
           .reduce = every_microbatch ? schedule::Reduce::microbatch : schedule::Reduce::step,
           .keep_pairs = hides_exchanges(base)};
 }
@@ -297,7 +198,7 @@ std::filesystem::path kept_schedule(const config::JobConfig& job) {
 
 config::JobConfig job_to_save(const Plan& plan) {
   config::JobConfig job = plan.job;
-  if (plan.keeps_schedule) {
+  if (plan.keeps_schedule()) {
     job.distributed.pp_schedule = kept_schedule(job).string();
     job.distributed.pp_memory_gb = 0;
   }
@@ -310,14 +211,13 @@ schedule::ScheduleSpec schedule_spec(const config::JobConfig& job) {
           .ranks = static_cast<int>(d.pp),
           .microbatches = static_cast<int>(job.train.grad_accum_steps),
           .stages_per_rank = static_cast<int>(d.pp_stages_per_rank),
-          .sequence_slices = static_cast<int>(std::max<int64_t>(1, d.pp_sequence_slices))};
+          .sequence_slices = static_cast<int>(d.slices())};
 }
 
 schedule::Schedule given_schedule(const config::JobConfig& job) {
   const std::string& given = job.distributed.pp_schedule;
   if (schedule_choice(given) != ScheduleChoice::file) return schedule::make_schedule(schedule_spec(job));
-  schedule::Schedule schedule = schedule::load_schedule(
-      given, static_cast<int>(std::max<int64_t>(1, job.distributed.pp_sequence_slices)));
+  schedule::Schedule schedule = schedule::load_schedule(given, static_cast<int>(job.distributed.slices()));
   const bool whole = job.distributed.pp_head == config::HeadPlace::last;
   return schedule.spread_head && whole ? schedule::whole_head(schedule) : schedule;
 }
@@ -372,66 +272,6 @@ std::string fingerprint(const Identity& identity) {
 
 std::string fingerprint(const Plan& plan) {
   return fingerprint(identity(plan));
-}
-
-void check_recompute_words(std::span<const std::string> words) {
-  if (words.size() > 1 && std::ranges::find(words, "auto") != words.end())
-    throw UsageError("auto is for all stages: give each its own word, or one auto");
-}
-
-void check_recompute(std::span<const std::string> words, int stages) {
-  check_recompute_words(words);
-  if (words.size() == 1 || words.size() == static_cast<size_t>(stages)) return;
-  throw UsageError(
-      fmt::format("{} words for {} stages: give one for all, or one for each", words.size(), stages));
-}
-
-std::vector<models::Recompute> microbatch_recompute(std::span<const std::string> words, int stage) {
-  const std::string& word = words.size() == 1 ? words[0] : words[static_cast<size_t>(stage)];
-  std::vector<models::Recompute> levels;
-  for (size_t begin = 0; begin <= word.size();) {
-    const size_t end = std::min(word.find('/', begin), word.size());
-    const size_t colon = std::min(word.find(':', begin), end);
-    const models::Recompute level = models::make_recompute(word.substr(begin, colon - begin));
-    const size_t count = colon == end ? 1 : std::stoul(word.substr(colon + 1, end - colon - 1));
-    levels.insert(levels.end(), count, level);
-    begin = end + 1;
-  }
-  return levels;
-}
-
-models::Recompute stage_recompute(std::span<const std::string> words, int stage) {
-  return std::ranges::max(microbatch_recompute(words, stage));
-}
-
-bool recomputes_by_microbatch(std::span<const std::string> words) {
-  return std::ranges::any_of(words, [](const std::string& word) { return word.find(':') != word.npos; });
-}
-
-std::vector<std::string> recompute_words(std::span<const models::Recompute> stages) {
-  std::vector<std::vector<models::Recompute>> levels;
-  for (const models::Recompute stage : stages) levels.push_back({stage});
-  return recompute_words(levels);
-}
-
-std::vector<std::string> recompute_words(std::span<const std::vector<models::Recompute>> stages) {
-  std::vector<std::string> words;
-  for (const std::vector<models::Recompute>& levels : stages) words.push_back(word_of(levels));
-  if (std::ranges::adjacent_find(words, std::ranges::not_equal_to()) == words.end()) words.resize(1);
-  return words;
-}
-
-std::string describe_recompute(std::span<const std::string> words, int64_t microbatches, int64_t slices) {
-  std::string text;
-  for (size_t begin = 0; begin < words.size();) {
-    size_t end = begin + 1;
-    while (end < words.size() && words[end] == words[begin]) ++end;
-    if (!text.empty()) text += ", ";
-    if (end - begin > 1) text += fmt::format("{} ", end - begin);
-    text += describe_stage(microbatch_recompute(words, static_cast<int>(begin)), microbatches, slices);
-    begin = end;
-  }
-  return text;
 }
 
 }  // namespace pptrain::app

@@ -9,8 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include "app/plan/layout.h"
 #include "core/config/job_config.h"
-#include "core/config/word.h"
 #include "models/model_config.h"
 #include "parallel/mesh/device_mesh.h"
 #include "parallel/pipeline/split_layers.h"
@@ -30,25 +30,12 @@ struct PlanBase {
   std::vector<std::string> notes = {};  // on the job's file, for the user
 };
 
-// How a job lies on its ranks: what auto, cost and the searches choose.
-struct Layout {
-  mesh::MeshShape mesh;
-  int64_t micro_batch_size = 1;
-  int64_t grad_accum_steps = 1;
-  std::vector<std::string> recompute{};  // train.recompute
-  bool reshard = false;                  // distributed.reshard_after_forward
-  bool every_microbatch = false;         // distributed.reduce_gradients = "microbatch"
-  std::string schedule{};                // a name, or a file
-  bool spread_head = false;              // distributed.pp_head
-  int64_t sequence_slices = 1;           // distributed.pp_sequence_slices
-  int64_t stages_per_rank = 1;
-  pipeline::LayerAssignment layers{};
-
-  // As --set says it: "distributed.pp_split=6,2". With them the job has this layout. `whole`: all keys, but
-  // for the place of the head and slices where the job has them already; otherwise the schedule, the split,
-  // and what differs from a job on this mesh.
-  std::vector<std::string> overrides(const config::JobConfig& job, bool whole = false) const;
-  bool operator==(const Layout&) const = default;
+// Where a plan's order of actions comes from.
+enum class Order {
+  given,     // the job's schedule, by name or in a file
+  spread,    // made at the start from that schedule, for a spread head
+  searched,  // found at the start
+  awaited,   // none yet: a stand-in until with_choices(), since rank 0 chooses what the job leaves open
 };
 
 // Its job holds what was chosen in place of auto, cost and 0: written as TOML, it reads back to this plan.
@@ -57,23 +44,21 @@ struct Plan : PlanBase {
   pipeline::LayerAssignment layers;  // of each stage
   schedule::Schedule schedule;       // lowered and proven
   schedule::Schedule compute;        // its compute actions alone
-  bool searched = false;             // distributed.pp_schedule is search: then the next two say
-  std::string named{};               // which named schedule of the job is the fastest; "" where none fits
-  double named_time = 0;             // s of its step
-  bool keeps_schedule = false;       // its order was found at the start: searched, or with a spread head
+  Order order = Order::given;
+  std::string named{};    // of a searched order: the job's fastest named schedule; "" if none fits
+  double named_time = 0;  // s of its step
   // Bytes of a rank within which each step chooses what its microbatches recompute, by their numbers of
   // tokens; 0: all steps recompute as the job says.
   double recompute_memory = 0;
-  bool awaits_choices = false;  // a stand-in until with_choices(): rank 0 chooses what the job leaves open
-  bool reads_data = true;       // otherwise ranks do not compare the job's data, which may be elsewhere
+  bool reads_data = true;  // otherwise ranks do not compare the job's data, which may be elsewhere
+
+  // Was the order found at the start? Then the run's folder keeps it.
+  bool keeps_schedule() const { return order == Order::spread || order == Order::searched; }
 };
 
 // Its job says what train.recompute is in the place of auto, and pp_head = "last" where spread is impossible.
 // Throws UsageError that names the key where the model or the mesh is impossible.
 PlanBase plan_base(const config::JobConfig& job);
-
-// The layout that the job gives, without its layers.
-Layout layout_of(const PlanBase& base);
 
 // The same job on another mesh; and on another layout, whose layers are not looked at.
 PlanBase on_mesh(PlanBase base, const mesh::MeshShape& mesh);
@@ -89,8 +74,8 @@ Plan make_plan(PlanBase base, schedule::Schedule lowered, pipeline::LayerAssignm
 // The plan of the job on this layout; `lowered` is the layout's schedule.
 Plan make_plan(PlanBase base, const Layout& layout, schedule::Schedule lowered);
 
-// What was chosen for the plan, as text; and the plan of the same job on a rank that awaits it. The text is
-// not checked: find_other_job() then compares the plans.
+// What was chosen for the plan at the start, as text: its job and its schedule's file. And the plan of the
+// same job on a rank that awaits it. The text is not checked: find_other_job() then compares the plans.
 std::string choices_of(const Plan& plan);
 Plan with_choices(const Plan& stand_in, const std::string& choices);
 
@@ -132,32 +117,5 @@ Identity identity(const Plan& plan);
 // A hash of it: 32 hexadecimal digits.
 std::string fingerprint(const Plan& plan);
 std::string fingerprint(const Identity& identity);
-
-// --- train.recompute as stages see it: one word for all of them, or one for each. A word is a level, or
-// levels of the microbatches one after the other, which then repeat: "full:3/cheap:2". Sequence slices count
-// as microbatches.
-
-// Throws UsageError if the words are several with an "auto", whatever the number of stages.
-void check_recompute_words(std::span<const std::string> words);
-
-// The same, and if they are neither one nor as many as the stages.
-void check_recompute(std::span<const std::string> words, int stages);
-
-// Of a stage: microbatch i has level i % size.
-std::vector<models::Recompute> microbatch_recompute(std::span<const std::string> words, int stage);
-// The most that one of them recomputes.
-models::Recompute stage_recompute(std::span<const std::string> words, int stage);
-
-// Has a stage microbatches of several levels?
-bool recomputes_by_microbatch(std::span<const std::string> words);
-
-// The words for these stages: a single one where all are alike.
-std::vector<std::string> recompute_words(std::span<const models::Recompute> stages);
-// The same for the levels of their microbatches, [stage][microbatch].
-std::vector<std::string> recompute_words(std::span<const std::vector<models::Recompute>> stages);
-
-// "full", or in runs of equal stages "2 full, cheap, 5 none"; of a stage with several levels, with so many
-// microbatches a step, each in so many sequence slices: "full (6 of 16 microbatches cheap)".
-std::string describe_recompute(std::span<const std::string> words, int64_t microbatches, int64_t slices);
 
 }  // namespace pptrain::app

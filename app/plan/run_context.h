@@ -1,4 +1,4 @@
-// What one rank knows of the run it is part of, handed down instead of globals.
+// The run as one rank knows it, handed down instead of globals.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -24,7 +24,7 @@ struct RunContext {
   const config::JobConfig& job = plan.job;
   const models::ModelConfig& model = plan.model;
 
-  // For the reports of failures. Null where no rank waits for another; no heartbeat among threads either.
+  // For the reports of failures. Null if no rank waits for another. Ranks that are threads have no heartbeat.
   comm::Activity* activity = nullptr;
   comm::Heartbeat* heartbeat = nullptr;
 

@@ -7,6 +7,7 @@
 #include <string_view>
 #include <utility>
 
+#include "app/plan/layout.h"
 #include "app/plan/plan.h"
 #include "core/config/differences.h"
 #include "core/config/field.h"
@@ -19,25 +20,23 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// What a start chooses, all of it together.
+// Choices of a start, taken together or not at all.
 bool is_choice(std::string_view option) {
-  static constexpr std::array choices = {std::string_view("distributed.pp_schedule"),
-                                         std::string_view("distributed.pp_stages_per_rank"),
-                                         std::string_view("distributed.pp_split"),
-                                         std::string_view("distributed.pp_head"),
-                                         std::string_view("distributed.pp_sequence_slices"),
-                                         std::string_view("distributed.pp_embedding_weight"),
-                                         std::string_view("distributed.pp_head_weight"),
-                                         std::string_view("distributed.pp_memory_gb"),
-                                         std::string_view("train.recompute")};
-  return std::ranges::find(choices, option) != choices.end();
+  // What auto, cost and search read alone.
+  constexpr std::array grounds = {std::string_view("distributed.pp_embedding_weight"),
+                                  std::string_view("distributed.pp_head_weight"),
+                                  std::string_view("distributed.pp_memory_gb")};
+  return std::ranges::find(grounds, option) != grounds.end() ||
+         std::ranges::any_of(layout_facts(), [&](const LayoutFact& fact) {
+           return fact.chosen_at_start && fact.option == option;
+         });
 }
 
 config::JobConfig read_job(const fs::path& file) {
   return config::read_saved_job(io::read_small_file(file, std::numeric_limits<size_t>::max()), file.string());
 }
 
-// Does the option say what the choices were made for?
+// Does the option describe the job for which the choices were made?
 bool is_ground(const config::Option& option) {
   return option.effect == config::Effect::layout || option.effect == config::Effect::model ||
          option.name() == "train.seq_len";

@@ -10,28 +10,28 @@ namespace pptrain::app {
 
 inline constexpr const char* job_name = "job.toml";
 inline constexpr const char* resolved_name = "resolved.toml";
-inline constexpr const char* schedule_name = "schedule.csv";  // the order that the start found
+inline constexpr const char* schedule_name = "schedule.csv";  // the order found at the start
 
-// A resolved job in a run's folder. A kept schedule is that of the folder, wherever it lies now. Throws
-// UsageError where the file is damaged.
+// A resolved job in a run's folder. A kept schedule is the one in the folder, wherever that lies now. Throws
+// UsageError if the file is damaged.
 config::JobConfig read_job_file_of_run(const std::filesystem::path& file);
 
-// The newest resolved job; of a run that began before there was a resolved.toml, its job.toml, which then is
-// it. Nothing where no run has used the folder. Throws UsageError where the file is damaged.
+// The newest resolved job; for a run that began before resolved.toml existed, its job.toml, which was the
+// resolved job. Nothing if no run has used the folder. Throws UsageError if the file is damaged.
 std::optional<config::JobConfig> read_resolved_job(const std::filesystem::path& run_dir);
 
 // What the newest start of a run chose: schedule, stages, split, place of the head, slices, recompute.
 class RunChoices {
  public:
-  // Nothing where the folder's job.toml is all that there is of a job. Throws UsageError.
+  // Nothing if the folder has no job but job.toml. Throws UsageError.
   static std::optional<RunChoices> read(const std::filesystem::path& run_dir);
 
-  // Puts them into a job whose layout and model are those of that start and that leaves open what its
-  // job.toml does; returns whether it is one. `whole_head`: of a job that wants the head on the last stage,
-  // whatever the start did, the rest counts.
+  // Puts the choices into a job if its layout and model are those of that start and it leaves the same keys
+  // open as the folder's job.toml; returns whether it does. `whole_head`: for a job that wants the head on
+  // the last stage, whatever the start did, the rest still holds.
   bool take(config::JobConfig& job, bool whole_head) const;
 
-  // What job.toml leaves to train.steps; nothing where it says lr_schedule.warmup_steps itself.
+  // The warm-up that job.toml leaves to train.steps; nothing if it gives lr_schedule.warmup_steps itself.
   std::optional<int64_t> warmup_steps() const;
 
   int64_t world_size() const;

@@ -1,5 +1,5 @@
-// What the program answers without LibTorch, whose load alone takes half a second: texts that the build asks
-// of the whole program once, and writes into the small one that users start.
+// Answers that the program gives without LibTorch, whose loading takes half a second. The build asks the
+// whole program for these texts once, and writes them into the small one that users start.
 #pragma once
 
 #include <span>
@@ -12,16 +12,16 @@ class App;
 namespace pptrain::app {
 
 struct QuickAnswer {
-  const char* arguments;  // of the command line, a space between two
-  const char* machine;    // that the text tells of, as this_machine() says; "": of none
+  const char* arguments;  // of the command line, separated by a space
+  const char* machine;    // that the text describes, as by this_machine(); "": none
   const char* text;
 };
 
 // Defined in a file that the build writes.
 std::span<const QuickAnswer> quick_answers();
 
-// What `pptrain --version` tells of the machine depends on this alone: the processor and its instruction
-// sets, cores, variables of the environment. "" with a GPU's driver, which has more to tell.
+// The machine's properties that `pptrain --version` depends on: the processor and its instruction sets,
+// cores, environment variables. "" with a GPU's driver, which has more properties.
 std::string this_machine();
 
 // C++ that defines quick_answers(). `program`: its options and subcommands; `version`: what --version prints.

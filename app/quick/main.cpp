@@ -1,4 +1,5 @@
-// pptrain as users start it: gives the quick answers itself, and becomes the whole program for all else.
+// pptrain as users start it: gives the quick answers itself, and becomes the whole program for everything
+// else.
 #include <unistd.h>
 
 #include <cerrno>
@@ -26,7 +27,7 @@ const pptrain::app::QuickAnswer* find_answer(int argc, char** argv) {
   return nullptr;
 }
 
-// Beside this program, wherever both were copied to.
+// Next to this program, wherever both were copied to.
 std::filesystem::path whole_program() {
   std::error_code error;
   return std::filesystem::read_symlink("/proc/self/exe", error).replace_filename("pptrain_whole");

@@ -21,7 +21,8 @@ std::string stored_name(const RunContext& context, const nn::Slice& slice) {
   return is_tied_copy(context, slice) ? std::string("embed.weight") : slice.spec.name;
 }
 
-// Names of what learns, over all stages; experts are on several ranks of each.
+// The number of parameters that learn, over all stages; each of their names once, although ranks shard
+// experts.
 size_t learning_parameters(RunContext& context, Stages stages) {
   std::vector<double> counts(2, 0.0);  // dense, experts
   for (const RankModel::RankStage& own : stages) {
@@ -99,7 +100,7 @@ void read_all(RunContext& context, Stages stages, const checkpoint::Reader& read
     }
     for (const optim::StateTensor& state : own.optimizer->state()) {
       if (reader.weights_alone()) {
-        state.tensor.zero_();  // as in a new run, whatever an attempt to load another checkpoint left
+        state.tensor.zero_();  // as in a new run, even after another checkpoint was partly loaded
       } else {
         wanted[state.file].push_back({stored_name(context, *state.slice), state.slice->shape, state.tensor});
       }

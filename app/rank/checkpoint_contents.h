@@ -1,4 +1,4 @@
-// What a checkpoint holds of a rank's stages: masters and optimizer states of what learns, by global name.
+// A checkpoint's contents of a rank's stages: masters and optimizer states of what learns, by global name.
 // Frozen weights come from the job's initial values (RankModel::initialise).
 #pragma once
 
@@ -13,14 +13,14 @@
 
 namespace pptrain::app {
 
-// Is it the head's copy of a tied embedding? A checkpoint holds the embedding alone.
+// Is it the head's copy of a tied embedding? A checkpoint holds only the embedding.
 bool is_tied_copy(const RunContext& context, const nn::Slice& slice);
 
-// What this rank writes: what it answers for of its stages in the first replica, nothing in others.
+// What this rank writes of its stages: its own part in the first replica, nothing in others.
 std::vector<checkpoint::StageContents> contents_of(const RunContext& context,
                                                    std::span<const RankModel::RankStage> stages);
 
-// Masters, of which this rank reads its own. Like read_all collective; both throw Error if the checkpoint's
+// Masters, of which this rank reads its own. Collective, as is read_all. Both throw Error if the checkpoint's
 // model has another number of parameters.
 void read_weights(RunContext& context, std::span<const RankModel::RankStage> stages,
                   const checkpoint::Reader& reader);

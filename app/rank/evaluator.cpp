@@ -17,8 +17,8 @@ namespace pptrain::app {
 
 namespace {
 
-// Bytes of text that each id stands for, by the job's tokenizer; nothing where it names none, or one that
-// does not say. Throws Error where it cannot be read.
+// Bytes of text per token id, by the job's tokenizer; nothing if the job names none, or if it does not tell.
+// Throws Error if it cannot be read.
 std::optional<std::vector<uint32_t>> read_token_bytes(const config::JobConfig& job) {
   const std::filesystem::path file = tokenizer_of(job);
   if (file.empty()) return std::nullopt;
@@ -27,8 +27,8 @@ std::optional<std::vector<uint32_t>> read_token_bytes(const config::JobConfig& j
   return bytes;
 }
 
-// Bytes of text of the labels that count, of microbatches that have labels here, on any device. token_bytes:
-// of each id; those beyond have none; empty: every token is a byte.
+// Bytes of text of the valid tokens' labels, of microbatches that have labels here, on any device.
+// token_bytes: of each id, none for ids beyond; empty: every token is a byte.
 int64_t bytes_of_labels(std::span<const uint32_t> token_bytes,
                         std::span<const data::Microbatch> microbatches) {
   int64_t sum = 0;
@@ -47,7 +47,8 @@ int64_t bytes_of_labels(std::span<const uint32_t> token_bytes,
   return sum;
 }
 
-// Where nothing says where documents end, a row is one, whose last target is the first token of the next row.
+// If the ends of documents are unknown, each row is a document; its last target is the next row's first
+// token.
 std::vector<int64_t> starts_of(const RunContext& context, const data::TokenDataset& stream) {
   const data::LoaderOptions options = loader_options(context);
   if (stream.has_index() || options.document_end) return data::document_starts(stream, options.document_end);
@@ -58,11 +59,11 @@ std::vector<int64_t> starts_of(const RunContext& context, const data::TokenDatas
   return starts;
 }
 
-// The losses of single documents, from the forward passes of this rank while it lives. The microbatches need
+// The losses of single documents, from this rank's forward passes during its lifetime. The microbatches need
 // places (LoaderOptions).
 class DocumentLosses {
  public:
-  // starts: where the stream's documents begin, ascending from 0; the last is the end of all.
+  // starts: first tokens of the stream's documents, ascending from 0; the last is the end of all.
   DocumentLosses(RankModel& model, const std::vector<int64_t>& starts)
       : model_(model), starts_(starts), sums_(starts.size() - 1, 0), targets_(starts.size() - 1, 0) {
     if (!model.has_last_stage()) return;
@@ -75,7 +76,7 @@ class DocumentLosses {
   DocumentLosses(const DocumentLosses&) = delete;
   DocumentLosses& operator=(const DocumentLosses&) = delete;
 
-  // Of all ranks, those that had a target, in order; the same on every rank. Collective.
+  // Documents of all ranks that had a target, in order; the same on every rank. Collective.
   std::vector<DocumentLoss> total() const {
     const std::vector<double> sums = model_.sum_of_last_stage(sums_);
     const std::vector<double> targets = model_.sum_of_last_stage(targets_);
@@ -113,7 +114,7 @@ struct Evaluator::Validation {
   std::string name;
   std::optional<std::vector<uint32_t>> token_bytes;  // bytes_of_labels(); nothing: not known
   data::ValidationLoader loader;
-  std::vector<int64_t> starts;  // of documents, where their losses are asked for
+  std::vector<int64_t> starts;  // of documents, if their losses are asked for
 };
 
 std::vector<Evaluator::Validation> Evaluator::open(const RunContext& context,

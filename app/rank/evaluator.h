@@ -21,20 +21,20 @@ struct DocumentLoss {
 
 class Evaluator {
  public:
-  // Validates on each of the sources that has something to validate on. The stages lie as they do in
-  // training. Throws UsageError where no source has validation data. Context and model must outlive the
-  // evaluator. `documents`: run() also finds the loss of each document.
+  // Validates on each of the sources that has validation data, with the stages placed as in training. Throws
+  // UsageError if no source has any. Context and model must outlive the evaluator. `documents`: run() also
+  // finds the loss of each document.
   Evaluator(RunContext& context, RankModel& model, const std::vector<OpenSource>& sources,
             bool documents = false);
   ~Evaluator();
 
   struct Result {
     metrics::SourceLoss all;
-    std::vector<metrics::SourceLoss> sources;          // in the order of the job, those that are validated on
-    std::vector<std::vector<DocumentLoss>> documents;  // by source, where asked for
+    std::vector<metrics::SourceLoss> sources;          // in the order of the job, those with validation data
+    std::vector<std::vector<DocumentLoss>> documents;  // by source, if asked for
   };
   // Losses of eval.batches batches of each source, the same on every rank. `progress`, if given, is called
-  // after each batch with the number of batches done and that of all. Collective.
+  // after each batch with the numbers of batches done and of all batches. Collective.
   using Progress = std::function<void(int64_t done, int64_t all)>;
   Result run(const Progress& progress = {});
 

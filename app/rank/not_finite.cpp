@@ -15,8 +15,8 @@ namespace pptrain::app {
 
 namespace {
 
-// A parameter's place in the model: its stage, and its number among what the stage declares. Ranks that share
-// out the experts of a layer count their own.
+// A parameter's place in the model: its stage, and its number in the stage's declarations. Ranks that shard a
+// layer's experts count their own.
 struct Found {
   int64_t place = 0;
   std::string name;
@@ -25,7 +25,7 @@ struct Found {
 constexpr int64_t places_of_stage = int64_t{1} << 32;
 constexpr int64_t nowhere = std::numeric_limits<int64_t>::max();
 
-// In pieces, since the answer's scratch is as large as the question.
+// Chunk by chunk, since isfinite() needs a result as large as its input.
 bool is_finite(const at::Tensor& tensor) {
   constexpr int64_t piece = int64_t{1} << 22;
   const at::Tensor flat = tensor.view({-1});
@@ -36,7 +36,7 @@ bool is_finite(const at::Tensor& tensor) {
   return true;
 }
 
-// Those of this rank, in the model's order.
+// This rank's values that are not finite, in the model's order.
 template <typename Value>
 std::vector<Found> find_not_finite(std::span<const RankModel::RankStage> stages, Value value) {
   std::vector<Found> found;
@@ -56,7 +56,7 @@ std::vector<Found> find_not_finite(std::span<const RankModel::RankStage> stages,
   return found;
 }
 
-// The name nearest to the loss, or else to the input, that any rank gives; "" where none gives one.
+// The name nearest to the loss, or else to the input, that any rank gives; "" if none gives one.
 std::string nearest(comm::Communicator& world, const std::vector<Found>& found, bool to_loss) {
   const Found* const own = found.empty() ? nullptr : to_loss ? &found.back() : &found.front();
   const at::Tensor mine = at::empty({1}, at::kLong);

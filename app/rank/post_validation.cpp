@@ -9,9 +9,9 @@ namespace pptrain::app {
 
 namespace {
 
-// What each rank tells after the exact sum of its replica's squares. Those of the last stage's rank hold for
-// all: it has summed the loss over the data ranks, and knows whether any rank of its stage was asked to stop
-// or save.
+// Numbers that each rank sends after the exact sum of its replica's squares. The last stage's rank sends the
+// valid ones: it has summed the loss over the data ranks, and knows whether any rank of its stage was asked
+// to stop or save.
 enum Extra { extra_loss, extra_urgent, extras };
 
 }  // namespace

@@ -1,6 +1,6 @@
 // Optimizer post-validation (Qi et al., Zero Bubble Pipeline Parallelism, arXiv 2401.10241, section 4): a
 // rank steps its optimizer without waiting for the global norm, as if there were nothing to clip or skip, and
-// begins the next step. Where the totals of all ranks say otherwise, it takes the step back and redoes it.
+// begins the next step. If the totals of all ranks say otherwise, it takes the step back and redoes it.
 #pragma once
 
 #include <optional>
@@ -13,11 +13,11 @@ namespace pptrain::app {
 
 class PostValidation {
  public:
-  // The model's optimizers keep what they overwrite from here on. Collective, as everything here; both must
-  // outlive this.
+  // From here on the model's optimizers keep what they overwrite. All functions are collective. Both
+  // arguments must outlive this.
   PostValidation(RunContext& context, RankModel& model);
 
-  // Is the next step likely to stand? A norm above the limit seldom comes alone, so a step after one that did
+  // Is the next step likely to stand? A norm above the limit is seldom alone, so the step after one that did
   // not stand waits for its totals.
   bool confident() const { return confident_; }
   void set_confident(bool confident) { confident_ = confident; }
@@ -34,13 +34,13 @@ class PostValidation {
   // unscaled gradient.
   double loss() const { return loss_; }
   double norm() const { return norm_; }
-  // grad_scale: what the pending step should have been taken with, or none if it is to be skipped. Where it
-  // was taken otherwise, takes it back, and takes it again if it is not to be skipped. Returns whether it
+  // grad_scale: the right one for the pending step, or none if the step is to be skipped. If the step was
+  // taken with another one, takes it back, and redoes it unless it is to be skipped. Returns whether it
   // stood.
   bool correct(const std::optional<double>& grad_scale);
 
   // Was any rank asked to stop or save? The same answer on every rank, up to two steps late. Then the next
-  // step's result is needed at once, and after it, when all ranks have agreed on what was meant, answered().
+  // step's result is needed at once. When all ranks have agreed on the action after it, call answered().
   bool is_urgent() const { return urgent_; }
   void answered() { urgent_ = seen_urgent_ = false; }
 

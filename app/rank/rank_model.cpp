@@ -34,7 +34,7 @@ models::Seams seams_of(RunContext& context) {
                              .sequence_slices = context.job.distributed.pp_sequence_slices > 1});
 }
 
-// Matrices that the ranks of a stage hold parts of are made whole on one of them.
+// Matrices that are sharded over the ranks of a stage are assembled on one of them.
 optim::MakeMatrixExchange matrix_exchange(RunContext& context) {
   if (context.mesh.size(mesh::Group::stage) <= 1) return {};
   return [&mesh = context.mesh](std::vector<optim::MatrixPart> parts) {
@@ -42,7 +42,7 @@ optim::MakeMatrixExchange matrix_exchange(RunContext& context) {
   };
 }
 
-// What the directory has beside this model's weights, or otherwise than its config.json says.
+// Tensors that the directory has and this model lacks, and how it deviates from its config.json.
 void announce(const models::HfDirectory& directory) {
   for (const std::string& note : directory.notes()) spdlog::info("{}", note);
   for (const std::string& warning : directory.warnings()) spdlog::warn("warning: {}", warning);
@@ -52,14 +52,14 @@ at::ScalarType compute_dtype(const config::JobConfig& job) {
   return job.train.dtype == config::Dtype::bf16 ? at::kBFloat16 : at::kFloat;
 }
 
-// For weight gradients.
+// The stream for weight gradients.
 std::unique_ptr<nn::SideStream> side_stream_of(const RunContext& context, Purpose purpose) {
   const bool wanted = purpose == Purpose::train && context.job.train.overlap_weight_gradients;
   if (!wanted || context.device.is_cpu()) return nullptr;
   return nn::make_side_stream(context.device);
 }
 
-// As the functions of tied_gradient.h take them.
+// Rows as elements, as tied_gradient.h takes them.
 std::vector<std::pair<int64_t, int64_t>> elements_of(std::vector<std::pair<int64_t, int64_t>> rows,
                                                      int64_t columns) {
   for (auto& [first, count] : rows) {
@@ -100,8 +100,8 @@ void RankModel::add_stage(int index, models::Seams seams) {
     seams.attention = own.attention = std::make_shared<attention::CachedAttention>(seams.attention);
   own.stage = std::make_unique<models::TransformerStage>(
       plan.model, models::stage_slice(plan.layers, index, head_parts(plan), embedding_in_shards()),
-      stage_recompute(plan.job.train.recompute, index), seams);
-  own.stage->recompute_by_microbatch(microbatch_recompute(plan.job.train.recompute, index));
+      plan.job.train.recompute.most(index), seams);
+  own.stage->recompute_by_microbatch(plan.job.train.recompute.levels(index));
   own.stage->materialise(context_.device, compute_dtype(plan.job),
                          /*with_gradients=*/purpose_ == Purpose::train, [&](const nn::ParameterGroup& group) {
                            if (embedding_in_shards() && &group == own.stage->embedding_group())
@@ -168,8 +168,8 @@ void RankModel::gather_embedding() {
   pipeline::gather_embedding(context_.mesh.along(mesh::Axis::pp), *stages_.front().stage->embedding_group());
 }
 
-// Experts have no copies: each is on one rank of its replica's ep group. A model without them never asks for
-// their ranks.
+// Experts have no copies: each is on one rank of its replica's ep group. A model without experts never asks
+// for their ranks.
 shard::ShardRanks RankModel::ranks_of(bool experts) {
   mesh::DeviceMesh& mesh = context_.mesh;
   comm::Communicator& replicas = mesh.along(mesh::Axis::dp_replicate);

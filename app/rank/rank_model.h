@@ -1,5 +1,4 @@
-// One rank's share of the model: its stages, their optimizers, and what ties them to the other ranks once a
-// step.
+// One rank's part of the model: its stages, their optimizers, and the exchanges with other ranks once a step.
 #pragma once
 
 #include <cstdint>
@@ -25,77 +24,77 @@
 
 namespace pptrain::app {
 
-// What a model is built for: only training takes gradients and optimizers, and only generation (that of
-// samples in training too) keeps the keys of earlier tokens.
+// The use that a model is built for. Only training needs gradients and optimizers. Only generation, including
+// samples in training, keeps the keys of earlier tokens.
 enum class Purpose { train, evaluate, generate };
 
 class RankModel {
  public:
-  // Builds this rank's part of its stages of the plan and materialises it, without values. Collective, as
-  // what exchanges anything here.
+  // Builds this rank's part of its stages of the plan and allocates it, without values. Collective, as is
+  // everything here that exchanges.
   explicit RankModel(RunContext& context, Purpose purpose = Purpose::train);
 
   // One of this rank's stages.
   struct RankStage {
     std::unique_ptr<models::TransformerStage> stage;
     std::unique_ptr<shard::StageWeights> weights;
-    std::shared_ptr<attention::CachedAttention> attention;  // where tokens are generated
-    std::unique_ptr<optim::Optimizer> optimizer;            // in training
-    std::vector<nn::Slice*> counted;                        // that enter the norm
+    std::shared_ptr<attention::CachedAttention> attention;  // if tokens are generated
+    std::unique_ptr<optim::Optimizer> optimizer;            // if trained
+    std::vector<nn::Slice*> counted;                        // those that enter the norm
   };
   std::span<const RankStage> stages() const { return stages_; }
   std::vector<pipeline::StageWithWeights> pipeline_stages() const;  // stages() as an executor takes them
 
   // Values of a new run: from the seed, or from model.hf_dir.
   void initialise();
-  // Those of checkpoint_contents.h: read_all and contents_of.
+  // By checkpoint_contents.h: read_all and contents_of.
   void load(const checkpoint::Reader& reader, comm::Communicator& comm);
   std::vector<checkpoint::StageContents> contents() const;
 
-  // Of the steps from now on, [stage][microbatch]; instead of what the job says.
+  // For the steps from now on, [stage][microbatch]; instead of the job's levels.
   void recompute_by_microbatch(std::span<const std::vector<models::Recompute>> levels);
 
   void zero_grad();  // before a run of the schedule, whose end completes the gradients
-  // Over the pipeline: the two gradients of a tied embedding become their sum; those of one in shards go to
-  // the ranks that own these.
+  // Over the pipeline: sums the two gradients of a tied embedding; sends the gradient of a sharded embedding
+  // to the ranks that own its shards.
   void exchange_embedding_gradients();
   kernels::ExactSum squared_norm();  // of the summed, unscaled gradients: this rank's term of norm()
   const shard::GradNorm& norm() const { return norm_; }  // over the whole model
-  // `call` comes before each apply() and undo(), which alone change what contents() holds.
+  // `call` comes before each apply() and undo(); only these change what contents() holds.
   void before_change(std::function<void()> call) { before_change_ = std::move(call); }
   void apply(double lr, double grad_scale);
   void keep_previous();  // from now on undo() can take the last apply() back
   void undo();
-  // With train.check_weights: throws Error that names a parameter if masters or optimizer state are not what
-  // the last apply(), undo(), load() or initialise() left. The next apply() and undo() do so by themselves.
+  // With train.check_weights: throws Error that names a parameter if masters or optimizer state have changed
+  // since the last apply(), undo(), load() or initialise(). apply() and undo() check by themselves.
   void check_weights() const;
 
   // The loss since the last call, summed over all valid tokens of all ranks; the same on every rank.
   double global_loss();
-  // ... over the data ranks of this pipeline's last stage, on whose ranks alone it is called.
+  // The same over the data ranks of this pipeline's last stage; only its ranks call it.
   double last_stage_loss();
-  // A value of the ranks of the last stage, each of its own share of the tokens, summed; the same on every
-  // rank. Others' `own` does not count. Collective.
+  // Sums a value over the ranks of the last stage, each of which has its part of the tokens; the same on
+  // every rank. Other ranks' `own` is ignored. Collective.
   double sum_of_last_stage(double own);
-  std::vector<double> sum_of_last_stage(std::vector<double> own);  // the same of several
-  // What each microbatch of the last step added to the loss, summed likewise, of all ranks' microbatches of
-  // this number; the same on every rank. Collective.
+  std::vector<double> sum_of_last_stage(std::vector<double> own);  // the same for several
+  // What each microbatch of the last step added to the loss, summed over all ranks' microbatches of this
+  // number; the same on every rank. Collective.
   std::vector<double> microbatch_losses();
-  // The stage of this rank whose loss counts where the rank has the last stage: with a spread head, which
-  // gives every rank the loss, the one with a part of it.
+  // The stage of this rank whose loss counts if the rank has the last stage: with a spread head, which gives
+  // every rank the loss, the stage with a part of the head.
   models::TransformerStage& loss_stage() const;
-  // [pipeline rank] Which rows of the head the rank has, counted within the rows of this tensor-parallel
-  // rank: the first one, and how many. Only the last stage's rank has rows where the head is whole.
+  // [pipeline rank] The rank's rows of the head, counted within this tensor-parallel rank's rows: the first
+  // one, and how many. If the head is whole, only the last stage's rank has rows.
   std::vector<std::pair<int64_t, int64_t>> head_rows() const;
   bool has_last_stage() const { return context_.mesh.coordinate(mesh::Axis::pp) == last_stage_rank(); }
 
-  // Of the backward passes since the last call, from this rank.
+  // Loads in this rank's backward passes since the last call.
   std::map<int, at::Tensor> take_expert_loads();
 
   int64_t optimizer_step() const { return optimizer_step_; }
   int last_stage_rank() const { return schedule_.rank_of(schedule_.stages() - 1); }
 
-  // Instead of a stream of the device: for tests. It must outlive the model's passes.
+  // For tests: replaces a stream of the device. It must outlive the model's passes.
   void overlap_weight_gradients(nn::SideStream& side);
 
  private:
@@ -104,7 +103,7 @@ class RankModel {
   bool generates() const;
   nn::ShardPlace shard_place(mesh::Group group);
   bool embedding_in_shards() const;
-  void gather_embedding();  // whose masters have changed, if it is in shards
+  void gather_embedding();  // if it is sharded, after its masters have changed
   shard::ShardRanks ranks_of(bool experts);
   void watch_weights();
 
@@ -112,7 +111,7 @@ class RankModel {
   Purpose purpose_;
   const schedule::Schedule& schedule_;
   std::unique_ptr<comm::Communicator> kv_copies_;  // of tp: the ranks with this one's key-value heads
-  std::unique_ptr<nn::SideStream> side_;           // null where B takes weight gradients at once
+  std::unique_ptr<nn::SideStream> side_;           // null if B computes weight gradients on the same stream
   shard::GradientSums sums_;
   std::vector<RankStage> stages_;
   shard::GradNorm norm_;

@@ -35,10 +35,10 @@ Backward backward_of(const std::vector<schedule::Action>& list) {
   return backward;
 }
 
-// The longest and, in jobs of exact lengths, the shortest too, even where it is as long: data ranks have
-// lists of their own, of equal lengths or not, but exchange weights, gradients and experts' rows with each
-// other. So the job alone says how many there are. Ranks that share out a list choose the same one: its
-// documents are known to all of them. Of sequence slices first ones, which need no keys of others.
+// The longest list and, in jobs with exact lengths, also the shortest, even if it is as long. Data ranks have
+// lists of their own, but exchange weights, gradients and experts' rows with each other, so the job alone
+// decides how many lists run. Ranks that shard a list choose the same one, since all of them know its
+// documents. With sequence slices takes first slices, which need no earlier keys.
 std::vector<const data::Microbatch*> lengths(std::span<const data::Microbatch> microbatches,
                                              const config::JobConfig& job) {
   if (microbatches.empty()) throw Error("a warm-up needs a microbatch");
@@ -51,16 +51,16 @@ std::vector<const data::Microbatch*> lengths(std::span<const data::Microbatch> m
   return {*longest, *shortest};
 }
 
-// Values between -1 and 1, which differ from token to token (a router would send equal ones to the same
-// experts), without a generator, whose state would change.
+// Values between -1 and 1 that differ from token to token, since a router would send equal ones to the same
+// experts. Uses no generator, whose state would change.
 at::Tensor made_up(at::Tensor boundary) {
   const at::Tensor values = at::arange(boundary.numel(), boundary.options().dtype(at::kFloat));
   return boundary.copy_(values.mul_(12.9898).sin_().view_as(boundary));
 }
 
-// That microbatches of the stage can have.
+// Levels that microbatches of the stage can have.
 std::vector<models::Recompute> levels_of(const Plan& plan, int stage) {
-  const auto given = microbatch_recompute(plan.job.train.recompute, stage);
+  const auto given = plan.job.train.recompute.levels(stage);
   std::vector<models::Recompute> levels;
   for (const models::Recompute level : models::all_recomputes) {
     const bool chosen_in_steps = plan.recompute_memory > 0 && level <= std::ranges::max(given);
@@ -80,7 +80,7 @@ class StageWarmUp {
         microbatches_(microbatches),
         head_parts_(head_parts) {}
 
-  // The first product of a gradient overwrites it, with another kernel than those that add to it.
+  // Two rounds: the first GEMM of a gradient overwrites it, later ones add to it with another kernel.
   // `evaluates`: the stage also computes losses without gradients.
   void run(const Backward& backward, bool evaluates) {
     constexpr int rounds = 2;
@@ -115,7 +115,7 @@ class StageWarmUp {
     begin(ActionKind::backward_weight, ActionKind::forward);
     stage_.backward_weight(microbatch);
   }
-  // With the rank's own statistics in the place of all.
+  // The rank's own statistics stand for those of all ranks.
   void run_head(int rounds) {
     for (int round = 0; round < rounds; ++round) {
       begin(ActionKind::head_forward, ActionKind::head_backward);
@@ -143,7 +143,7 @@ class StageWarmUp {
   int head_parts_;
 };
 
-// Of an expert: 16 times as many as of a balanced router, or all that there are.
+// Rows of an expert: 16 times as many as from a balanced router, but no more than there are.
 int64_t most_rows(const config::JobConfig& job, int64_t tokens) {
   constexpr int64_t times_balanced = 16;
   const int64_t all = tokens * job.model.num_experts_per_tok * job.distributed.ep;
@@ -162,7 +162,7 @@ void warm_up(const RunContext& context, RankModel& model, std::span<const data::
   std::vector<std::vector<models::Recompute>> levels, given;  // [stage][microbatch]
   for (const pipeline::StageWithWeights& own : stages) {
     levels.push_back(levels_of(context.plan, own.stage.index()));
-    given.push_back(microbatch_recompute(context.job.train.recompute, own.stage.index()));
+    given.push_back(context.job.train.recompute.levels(own.stage.index()));
   }
   const auto run = [&] {
     for (const data::Microbatch* data : lists) {
@@ -172,7 +172,7 @@ void warm_up(const RunContext& context, RankModel& model, std::span<const data::
     }
   };
   model.recompute_by_microbatch(levels);
-  // Without such receives a kernel that is loaded in a step costs its time alone.
+  // Without such receives, a kernel that is loaded during a step only costs its loading time.
   const bool waits = context.mesh.along(mesh::Axis::pp).holds_device();
   if (waits && context.job.model.num_experts > 0) {
     kernels::with_other_rows(most_rows(context.job, lists.front()->segments.tokens()), run);

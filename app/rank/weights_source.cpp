@@ -24,7 +24,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// Of a checkpoint that is passed over, and why.
+// About a checkpoint that is skipped.
 void warn(const std::string& text) {
   spdlog::warn("{}", text);
 }

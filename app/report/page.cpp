@@ -25,7 +25,7 @@
 namespace pptrain::app {
 namespace {
 
-// `text` with other texts in the place of these characters.
+// `text` with these characters replaced by other texts.
 std::string replaced(std::string_view text, const std::map<char, std::string_view>& others) {
   std::string result;
   result.reserve(text.size());
@@ -36,13 +36,13 @@ std::string replaced(std::string_view text, const std::map<char, std::string_vie
   return result;
 }
 
-// As text between tags and in quoted attributes.
+// Escaped for text between tags and in quoted attributes.
 std::string html_escaped(std::string_view text) {
   return replaced(text, {{'&', "&amp;"}, {'<', "&lt;"}, {'>', "&gt;"}, {'"', "&quot;"}, {'\'', "&#39;"}});
 }
 
-// As the content of <script type="application/json">, which no text can end: there "<" is only ever part of a
-// string. What is not UTF-8 becomes U+FFFD.
+// For the content of <script type="application/json">, which no text can end: there "<" occurs only in
+// strings. Bytes that are not UTF-8 become U+FFFD.
 std::string script_json(const nlohmann::ordered_json& json) {
   return replaced(one_line(json), {{'<', "\\u003c"}});
 }
@@ -56,7 +56,7 @@ struct SchedulePicture {
 
 constexpr size_t most_actions = 4000;  // about a megabyte of picture
 
-// `file`: that the job is read from.
+// `file`: the source of the job.
 SchedulePicture draw_plan(const config::JobConfig& job, const std::string& file) {
   const Plan plan = make_plan(job);
   size_t actions = 0;
@@ -72,7 +72,7 @@ SchedulePicture draw_plan(const config::JobConfig& job, const std::string& file)
                       file, costs.description)};
 }
 
-// The start that made a step, from 1: the last that began before it. 0 where none is known.
+// The start that made a step, counted from 1: the last that began before it. 0 if none is known.
 size_t start_of(const RunData& run, int64_t step) {
   for (size_t i = run.starts.size(); i > 0; --i) {
     const nlohmann::json& start = run.starts[i - 1];
@@ -82,7 +82,7 @@ size_t start_of(const RunData& run, int64_t step) {
   return 0;
 }
 
-// A step as it ran, of trace.json (profile.trace) in the run's folder; without one, a step as planned from
+// A step as it ran, from trace.json (profile.trace) in the run's folder. Without one, a step as planned from
 // the run's job, with modelled costs of its device.
 SchedulePicture draw_schedule(const RunData& run) {
   std::string problem;
@@ -107,7 +107,7 @@ SchedulePicture draw_schedule(const RunData& run) {
   }
 }
 
-// The schedules that a run had before a start changed its layout, as planned: the oldest first.
+// The schedules, as planned, that a run had before a start changed its layout: the oldest first.
 std::vector<SchedulePicture> draw_earlier_schedules(const RunData& run) {
   std::vector<SchedulePicture> pictures;
   for (size_t i = 0; i < run.earlier.size(); ++i) {
@@ -141,7 +141,7 @@ std::string title_of(std::span<const RunData> runs) {
   return runs.size() == 1 ? runs.front().name + " - pptrain" : fmt::format("{} runs - pptrain", runs.size());
 }
 
-// The schedules, each once: runs that share one are named together.
+// The schedules, each once: runs with the same one are named together.
 std::string schedule_figures(std::span<const RunData> runs) {
   std::vector<std::pair<SchedulePicture, std::string>> pictures;
   const auto add = [&](const RunData& run, SchedulePicture picture) {
@@ -172,7 +172,7 @@ std::string schedule_figures(std::span<const RunData> runs) {
   return html;
 }
 
-// Replaces each {{NAME}} of the template, once from left to right: what is put in is not looked at again.
+// Replaces each {{NAME}} of the template, once from left to right: inserted text is not searched again.
 std::string fill(std::string_view page, std::span<const std::pair<std::string_view, std::string>> values) {
   std::string result;
   while (true) {

@@ -1,4 +1,4 @@
-// A report as one page of HTML that needs nothing else.
+// A report as one HTML page that needs no other file.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -9,12 +9,12 @@
 
 namespace pptrain::app {
 
-// The data of the page, of runs in the order in which they are drawn. Its form is in README.md.
+// The data of the page, for runs in the order in which they are drawn. README.md describes the format.
 nlohmann::ordered_json report_data(std::span<const RunData> runs);
 
-// Texts of files come into the page as data and never as code: in JSON without "<", which scripts of the page
-// show as text, or escaped. A page may run its own scripts alone (a content security policy with a nonce),
-// and fetch nothing.
+// Texts from files enter the page as data, never as code: escaped, or in JSON without "<", which the page's
+// scripts show as text. A content security policy with a nonce lets a page run only its own scripts, and
+// fetch nothing.
 std::string render_report(std::span<const RunData> runs);
 
 }  // namespace pptrain::app

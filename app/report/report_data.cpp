@@ -26,9 +26,9 @@ using Json = nlohmann::ordered_json;
 // Most points of one curve.
 constexpr size_t most_points = 1500;
 
-// Which points of a long curve are drawn, so that its spikes stay: indices into `values`, ascending, all
-// finite ones, or where these are more than `most` (at least 4), of each group of consecutive ones the
-// smallest and the largest, beside the first and the last of all.
+// Points of a long curve to draw, so that its spikes stay: indices into `values`, ascending. Returns all
+// finite ones, if they are at most `most` (at least 4). Else divides them into groups of consecutive ones,
+// and keeps the smallest and the largest of each, and the first and the last of all.
 std::vector<size_t> thinned(std::span<const double> values, size_t most) {
   std::vector<size_t> finite;
   for (size_t i = 0; i < values.size(); ++i) {
@@ -50,7 +50,7 @@ std::vector<size_t> thinned(std::span<const double> values, size_t most) {
   return kept;
 }
 
-// So many significant digits are more than a picture shows; JSON has the shortest text that reads back.
+// A picture shows no more significant digits; JSON has the shortest text that reads back.
 double shortened(double value) {
   return std::strtod(fmt::format("{:.7g}", value).c_str(), nullptr);
 }
@@ -59,14 +59,14 @@ double milliseconds(double seconds) {
   return std::round(seconds * 1e3) / 1e3;
 }
 
-// The begin of the run's time: of its first start, else of its first record.
+// The begin of the run's time: of its first recorded step, or its end if step_time_s is missing.
 double origin_of(const RunData& run) {
   if (run.steps.size() == 0) return 0;
   const double step_time = run.steps.series.at("step_time_s").front();
   return run.steps.time.front() - (std::isfinite(step_time) ? step_time : 0);
 }
 
-// Curves, each with the rows that it is drawn at: places in the table of rows, which all curves share.
+// Curves, each with its rows: places in the table of rows, which all curves share.
 Json curves(const RunData& run) {
   const StepColumns& steps = run.steps;
   std::map<std::string, std::vector<size_t>> kept;
@@ -102,7 +102,7 @@ Json curves(const RunData& run) {
           {"series", std::move(series)}};
 }
 
-// Tokens of the run when so many steps were done.
+// Tokens of the run after so many steps.
 double tokens_at(const StepColumns& steps, int64_t step) {
   const auto behind = std::ranges::upper_bound(steps.step, step);
   return behind == steps.step.begin() ? 0
@@ -123,7 +123,7 @@ Json evaluations(const RunData& run) {
   return {{"step", step}, {"time", time}, {"tokens", tokens}, {"value", value}, {"bits_per_byte", bits}};
 }
 
-// Of the headers, what a page shows; the rest may be of any size.
+// The part of the headers that a page shows; the rest may be of any size.
 Json starts(const RunData& run) {
   Json result = Json::array();
   for (const nlohmann::json& header : run.starts) {
@@ -147,7 +147,7 @@ Json pace(const RunData& run) {
   return lines;
 }
 
-// Of the figures that differ from step to step by chance: null where no step tells.
+// Medians of figures that vary from step to step by chance: null if no step has the figure.
 Json medians(const RunData& run) {
   Json result = Json::object();
   for (const char* key : {"tokens_per_s", "mfu", "bubble"}) {
@@ -186,7 +186,7 @@ Json describe(const RunData& run) {
           {"evaluations", evaluations(run)}};
 }
 
-// The runs, by their places, then those that they come from, as far back as their folders tell. Empty where
+// The runs, by their places, then the runs that they come from, as far back as their folders tell. Empty if
 // no run is a fork.
 Json descent(std::span<const RunData> runs) {
   Json nodes = Json::array();
@@ -229,8 +229,8 @@ std::vector<JobColumn> job_columns(std::span<const RunData> runs) {
   return columns;
 }
 
-// The keys that differ between jobs, each with its value in every column ("" where there is no job): the
-// first item of a row is the key.
+// The keys that differ between jobs, each with its value in every column ("" if there is no job): the first
+// item of a row is the key.
 std::vector<std::vector<std::string>> job_differences(std::span<const JobColumn> columns) {
   const auto first =
       std::ranges::find_if(columns, [](const JobColumn& column) { return column.job != nullptr; });

@@ -31,7 +31,7 @@ double number(const nlohmann::json& record, const std::string& key) {
   return found != record.end() && found->is_number() ? found->get<double>() : unknown;
 }
 
-// Seconds since 1970; NaN where the record does not say.
+// Seconds since 1970; NaN if the record has no time.
 double time_of(const nlohmann::json& record) {
   const auto found = record.find("time");
   if (found == record.end() || !found->is_string()) return unknown;
@@ -48,12 +48,12 @@ class Reader {
     for (const std::string& key : series_keys()) columns_.push_back(&run.steps.series[key]);
   }
 
-  // False where the line is no record.
+  // False if the line is no record.
   bool take(const std::string& text) {
     const nlohmann::json json = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
     if (!json.is_object()) return false;
     const auto step = json.find("step");
-    // What is no number of a step, or none of tokens, is not one of ours.
+    // A record without a valid number of a step or of tokens is not one of ours.
     if (step == json.end() || !step->is_number_unsigned() || step->get<uint64_t>() >= INT64_MAX) return false;
     for (const char* key : {"total_tokens", "saved_step"})
       if (const double count = number(json, key); std::isfinite(count) && (count < 0 || count > 1e18))
@@ -98,7 +98,7 @@ class Reader {
     return true;
   }
 
-  // The lines that follow replace the records of later steps.
+  // The following lines replace the records of later steps.
   void forget_after(int64_t step) {
     StepColumns& steps = run_.steps;
     const auto kept = static_cast<size_t>(std::ranges::upper_bound(steps.step, step) - steps.step.begin());
@@ -110,7 +110,7 @@ class Reader {
     std::erase_if(run_.skipped, [&](int64_t skipped) { return skipped > step; });
   }
 
-  // A clock that was set back stands still here.
+  // If a clock was set back, the time stands still.
   double advance(double time, double seconds) {
     clock_ = std::isfinite(time) ? std::max(clock_, time) : clock_ + seconds;
     return clock_;
@@ -148,7 +148,7 @@ void read_jobs(RunData& run) {
   } catch (const Error& error) {
     run.job_problem = error.what();
   }
-  // Runs that began before there was a resolved.toml kept job.toml alone.
+  // Runs that began before resolved.toml existed kept only job.toml.
   const char* const kind = io::is_there(run.folder / "resolved.1.toml") ? "resolved" : "job";
   for (int i = 1;; ++i) {
     const fs::path file = run.folder / fmt::format("{}.{}.toml", kind, i);
@@ -167,7 +167,7 @@ void read_checkpoints(RunData& run) {
     for (const auto& [step, folder] : checkpoint::list_step_folders(run.folder / "checkpoints"))
       there.insert(step);
   } catch (const Error&) {
-    return;  // a folder that cannot be read: the marks that metrics.jsonl tells of remain
+    return;  // a folder that cannot be read: the marks from metrics.jsonl remain
   }
   all.insert(there.begin(), there.end());
   run.checkpoints.assign(all.begin(), all.end());

@@ -51,14 +51,14 @@ void report_heads(const config::JobConfig& job, const models::ModelConfig& model
 void report_recompute(const config::JobConfig& job, std::optional<int> stages,
                       const config::ReportConflict& report) {
   try {
-    check_recompute_words(job.train.recompute);
+    job.train.recompute.check_words();
   } catch (const UsageError& error) {
     report({"train.recompute"}, error.what());
     return;
   }
   if (!stages) return;
   try {
-    check_recompute(job.train.recompute, *stages);
+    job.train.recompute.check(*stages);
   } catch (const UsageError& error) {
     report({"train.recompute", "distributed.pp_stages_per_rank", "distributed.pp"}, error.what());
   }

@@ -1,5 +1,4 @@
-// What a job must fulfil beside its pipeline's schedule and split; what is wrong is reported at the keys to
-// change.
+// Checks of a job other than its pipeline's schedule and split. Faults are reported at the keys to change.
 #pragma once
 
 #include <optional>
@@ -10,22 +9,22 @@
 
 namespace pptrain::app {
 
-// Of optimizer.groups and lora.targets, patterns that match nothing in `model`; weights of one GEMM of which
-// some are frozen and others are not.
+// Reports patterns of optimizer.groups and lora.targets that match nothing in `model`, and weights of one
+// GEMM of which only some are frozen.
 void report_learning(const config::JobConfig& job, const models::ModelConfig& model,
                      const config::ReportConflict& report);
 
-// Heads that no library of a GPU computes, where the job is for GPUs.
+// Reports heads that no GPU library computes, if the job is for GPUs.
 void report_heads(const config::JobConfig& job, const models::ModelConfig& model,
                   const config::ReportConflict& report);
 
-// train.recompute: its words, and their number where the number of stages is known.
+// train.recompute: its words, and their number if the number of stages is known.
 void report_recompute(const config::JobConfig& job, std::optional<int> stages,
                       const config::ReportConflict& report);
 
-// --- Whether a job can have the samples that it asks for.
+// --- Can a job have the samples that it asks for?
 
-// Reports eval.generate_* that the job's data or model cannot serve: nothing where there are no samples.
+// Reports eval.generate_* that the job's data or model cannot serve; nothing if there are no samples.
 void check_samples(const config::JobConfig& job, const models::ModelConfig& model,
                    const config::ReportConflict& report);
 

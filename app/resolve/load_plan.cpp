@@ -32,15 +32,15 @@ constexpr const char* schedule_key = "distributed.pp_schedule";
 constexpr const char* stages_key = "distributed.pp_stages_per_rank";
 constexpr const char* split_key = "distributed.pp_split";
 
-// What auto takes a searched order or a spread head for: this part of the step.
+// Smallest gain, as a part of the step, for which auto takes a searched order or a spread head.
 constexpr double least_gain = .01;
 
-// Does the schedule show only when costs are known?
+// Is the schedule unknown until costs are known?
 bool is_open(ScheduleChoice choice) {
   return choice == ScheduleChoice::automatic || choice == ScheduleChoice::search;
 }
 
-// Two numbers of bytes in GB, with as many decimals as tell one from the other.
+// Two numbers of bytes in GB, with enough decimals to tell them apart.
 std::pair<std::string, std::string> in_unlike_gb(double a, double b) {
   constexpr int most_decimals = 9;  // single bytes
   std::pair<std::string, std::string> texts;
@@ -49,7 +49,7 @@ std::pair<std::string, std::string> in_unlike_gb(double a, double b) {
   return texts;
 }
 
-// The plain name of a schedule that trains; nothing, and a report, where there is none.
+// The plain name of a schedule that trains; nothing, and a report, if there is none.
 std::optional<std::string> schedule_name(const std::string& given, const ReportConflict& report) {
   const std::vector<std::string> names = schedule::training_schedule_names();
   try {
@@ -69,7 +69,7 @@ std::optional<std::string> schedule_name(const std::string& given, const ReportC
   return std::nullopt;
 }
 
-// The generator says what its schedule does not allow.
+// The generator's error says what its schedule does not allow.
 std::optional<schedule::Schedule> generate(const schedule::ScheduleSpec& spec, std::string& reason) {
   try {
     return schedule::make_schedule(spec);
@@ -79,7 +79,7 @@ std::optional<schedule::Schedule> generate(const schedule::ScheduleSpec& spec, s
   }
 }
 
-// Takes one job to its plan: first checks what it says of the pipeline, and fills it in; then chooses.
+// Turns one job into its plan: first checks and fills in what it says of the pipeline, then chooses.
 class Resolver {
  public:
   Resolver(JobConfig& job, const ReportConflict& report, bool sound)
@@ -94,8 +94,8 @@ class Resolver {
     report_recompute(job_, compute_ ? std::optional(compute_->stages()) : std::nullopt, report_);
   }
 
-  // Of a job whose schedule, stages per rank and microbatches the search chooses: what the job says of the
-  // schedule must be a name, and need not exist for the job's microbatches.
+  // For a job whose schedule, stages per rank and microbatches the search chooses: its schedule must be a
+  // valid name, but need not exist for the job's microbatches.
   void check_for_search() {
     config::DistributedSection& d = job_.distributed;
     if (schedule_choice(d.pp_schedule) == ScheduleChoice::name) schedule_name(d.pp_schedule, report_);
@@ -104,7 +104,7 @@ class Resolver {
     report_recompute(job_, std::nullopt, report_);
   }
 
-  // Nothing where something was reported. `awaits_choices`: of LoadOptions.
+  // Nothing if a fault was reported. `awaits_choices`: of LoadOptions.
   std::optional<Plan> plan(bool awaits_choices);
 
  private:
@@ -129,11 +129,12 @@ class Resolver {
   std::optional<pipeline::LayerAssignment> layers_;  // none with auto, search or cost
 };
 
-// Lists of actions are made, proven and walked one by one: here a digit too many shows before it takes hours.
+// Lists of actions are made, proven and walked one by one: here a surplus digit is found before it takes
+// hours.
 bool Resolver::is_too_long() {
   constexpr int64_t max_passes = int64_t{1} << 21;
   const config::DistributedSection& d = job_.distributed;
-  const int64_t microbatches = job_.train.grad_accum_steps * std::max<int64_t>(1, d.pp_sequence_slices);
+  const int64_t microbatches = job_.train.grad_accum_steps * d.slices();
   const int64_t stages = std::max<int64_t>(1, d.pp) * std::max<int64_t>(1, d.pp_stages_per_rank);
   if (microbatches <= max_passes / stages) return false;
   report_({"train.grad_accum_steps", "distributed.pp", stages_key},
@@ -162,7 +163,7 @@ void Resolver::check_schedule() {
     d.pp_stages_per_rank = compute_->stages_per_rank;
     return;
   }
-  // Whether it is the number of stages per rank shows when that is left to the schedule.
+  // To find whether the number of stages per rank is the fault, leaves it to the schedule.
   const bool stages_given = std::exchange(spec.stages_per_rank, 0) != 0;
   if (stages_given && generate(spec, ignored)) {
     report_({stages_key, schedule_key}, reason);
@@ -211,7 +212,7 @@ void Resolver::check_split() {
   }
 }
 
-// A file that has passes of a spread head says where it is, unless that is impossible.
+// If a file has passes of a spread head, the head is spread, unless the job wants it on the last stage.
 void Resolver::settle_head(PlanBase& base) {
   config::Word<config::HeadPlace>& head = base.job.distributed.pp_head;
   if (head == config::HeadPlace::last) compute_ = schedule::whole_head(*compute_);
@@ -241,19 +242,19 @@ std::optional<Plan> Resolver::plan(bool awaits_choices) {
   }
 }
 
-// Says what of the job needs no choice.
+// A plan with all of the job that needs no choice.
 std::optional<Plan> Resolver::stand_in(PlanBase base) {
-  Layout layout = layout_of(base);
+  Layout layout = layout_of(base.job, base.mesh);
   layout.schedule = "1f1b";
   layout.stages_per_rank = 1;
   layout.spread_head = false;
-  layout.recompute = {"none"};
+  layout.recompute = config::Recompute::none;
   schedule::Schedule lowered =
       schedule::lower(given_schedule(on_layout(base, layout).job), lower_options(base));
   layout.layers =
       pipeline::compute_layer_assignment(static_cast<int>(base.model.layers), lowered.stages(), 0, 0);
   Plan plan = make_plan(std::move(base), layout, std::move(lowered));
-  plan.awaits_choices = true;
+  plan.order = Order::awaited;
   return plan;
 }
 
@@ -261,7 +262,7 @@ std::optional<Plan> Resolver::choose(const PlanBase& base, const CostSource& cos
   return compute_ ? plan_by_cost(base, costs) : best_plan(base, costs);
 }
 
-// The best of the search; what no rank can hold is reported.
+// The best of the search; reports if no rank has room for it.
 std::optional<Plan> Resolver::best_plan(const PlanBase& base, const CostSource& costs) {
   const double budget = memory_budget(base, costs);
   const bool asked = schedule_choice(base.job.distributed.pp_schedule) == ScheduleChoice::search;
@@ -271,24 +272,23 @@ std::optional<Plan> Resolver::best_plan(const PlanBase& base, const CostSource& 
   if (best.fits) {
     const bool searched = asked || best.is_order();
     Plan plan = searched ? searched_plan(base, best, found) : make_plan(base, best.layout, *best.lowered);
-    if (!searched) plan.keeps_schedule = plan.compute.spread_head;
+    if (!searched && plan.compute.spread_head) plan.order = Order::spread;
     if (chooses_in_steps(base, best)) plan.recompute_memory = budget;
     return plan;
   }
-  const bool could_recompute =
-      !base.chooses_recompute && base.job.train.recompute != std::vector<std::string>{"full"};
+  const bool could_recompute = !base.chooses_recompute && base.job.train.recompute != config::Recompute::full;
   const auto [given, needed] = in_unlike_gb(budget, static_cast<double>(best.bytes.total()));
-  report_({"distributed.pp_memory_gb", schedule_key, "distributed.pp"},
-          fmt::format("no schedule fits into {} GB a rank: the leanest, {} with recompute = \"{}\", "
-                      "needs {} GB. Use more ranks, or smaller microbatches{}",
-                      given, best.layout.schedule,
-                      describe_recompute(best.layout.recompute, best.layout.grad_accum_steps,
-                                         best.layout.sequence_slices),
-                      needed, could_recompute ? ", or train.recompute = \"auto\"" : ""));
+  report_(
+      {"distributed.pp_memory_gb", schedule_key, "distributed.pp"},
+      fmt::format("no schedule fits into {} GB a rank: the leanest, {} with recompute = \"{}\", "
+                  "needs {} GB. Use more ranks, or smaller microbatches{}",
+                  given, best.layout.schedule,
+                  best.layout.recompute.describe(best.layout.grad_accum_steps, best.layout.sequence_slices),
+                  needed, could_recompute ? ", or train.recompute = \"auto\"" : ""));
   return std::nullopt;
 }
 
-// The first of the ranking, but a whole head where a spread one, which rounds otherwise, gains too little.
+// The first of the ranking. But a whole head if the spread one, which rounds differently, gains too little.
 const Candidate& Resolver::first_choice(std::span<const Candidate> found) {
   const Candidate& first = found.front();
   if (!first.fits || !first.layout.spread_head) return first;
@@ -297,13 +297,12 @@ const Candidate& Resolver::first_choice(std::span<const Candidate> found) {
   return first.step_time < (1 - least_gain) * whole->step_time ? first : *whole;
 }
 
-// The best may be a named schedule where no order is better.
+// The best may be a named schedule if no order is better.
 Plan Resolver::searched_plan(const PlanBase& base, const Candidate& best, std::span<const Candidate> found) {
   Layout layout = best.layout;
   layout.schedule = "search";
   Plan plan = make_plan(base, layout, *best.lowered);
-  plan.searched = true;
-  plan.keeps_schedule = true;
+  plan.order = Order::searched;
   const auto named = std::ranges::find_if(found, [&](const Candidate& c) {
     return c.fits && !c.is_order() && c.layout.spread_head == layout.spread_head &&
            c.layout.sequence_slices == layout.sequence_slices;
@@ -314,7 +313,7 @@ Plan Resolver::searched_plan(const PlanBase& base, const Candidate& best, std::s
   return plan;
 }
 
-// With the one place of the head or the other.
+// Takes the better place of the head, if the job leaves it open.
 Plan Resolver::plan_by_cost(const PlanBase& base, const CostSource& source) {
   const config::HeadPlace given = base.job.distributed.pp_head;
   if (given != config::HeadPlace::automatic) return plan_by_cost(base, source, given);
@@ -332,17 +331,17 @@ Plan Resolver::plan_by_cost(const PlanBase& base, const CostSource& source) {
 Plan Resolver::plan_by_cost(PlanBase base, const CostSource& source, config::HeadPlace head) {
   base.job.distributed.pp_head = head;
   const CostModel costs(base, source);
-  Layout layout = layout_of(base);
+  Layout layout = layout_of(base.job, base.mesh);
   layout.layers = layers_ ? *layers_ : cost_split(costs, base.model, *compute_);
   schedule::Schedule compute = with_head(costs, *compute_, layout.layers);
   const bool finds_order = compute.spread_head && !compute_->spread_head;
   Plan plan = make_plan(base, layout, schedule::lower(std::move(compute), lower_options(base)));
-  plan.keeps_schedule = finds_order;
+  if (finds_order) plan.order = Order::spread;
   return plan;
 }
 
-// Do stages recompute more than they would with enough memory, and steps differ in their microbatches? Not
-// where data ranks exchange experts' rows, for which they must recompute alike, and not in sequence slices,
+// Do stages recompute more than they would with enough memory, while steps differ in their microbatches? Not
+// if data ranks exchange experts' rows, for which they must recompute alike, and not with sequence slices,
 // which have other lengths.
 bool Resolver::chooses_in_steps(const PlanBase& base, const Candidate& best) {
   return best.layout.recompute != base.job.train.recompute && best.layout.sequence_slices == 1 &&
@@ -359,7 +358,7 @@ config::Hooks hooks(FinishJob finish, const LoadOptions& options) {
           .needs_files = options.needs_files};
 }
 
-// Nothing where something was reported.
+// Nothing if a fault was reported.
 std::optional<Plan> resolve(JobConfig& job, const ReportConflict& report, bool sound,
                             const LoadOptions& options) {
   Resolver resolver(job, report, sound);
@@ -367,19 +366,19 @@ std::optional<Plan> resolve(JobConfig& job, const ReportConflict& report, bool s
   return resolver.plan(options.awaits_choices);
 }
 
-// What forward passes need of a pipeline: a stage on each rank.
+// Reduces the pipeline to what forward passes need: a stage on each rank.
 void simplify_pipeline(JobConfig& job) {
   config::DistributedSection& d = job.distributed;
   d.pp_schedule = "gpipe";  // takes any number of microbatches
   d.pp_stages_per_rank = 0;
   d.pp_split = {};
   d.pp_head = config::HeadPlace::last;
-  d.pp_sequence_slices = std::max<int64_t>(1, d.pp_sequence_slices);
+  d.pp_sequence_slices = d.slices();
   d.pp_embedding_weight = d.pp_head_weight = d.pp_memory_gb = 0;
-  job.train.recompute = {"none"};
+  job.train.recompute = config::Recompute::none;
 }
 
-// Of a job that does not train.
+// For a job that does not train.
 std::optional<Plan> resolve_for_reading(JobConfig& job, const ReportConflict& report, bool sound,
                                         const LoadOptions& options) {
   if (sound) {
@@ -392,7 +391,7 @@ std::optional<Plan> resolve_for_reading(JobConfig& job, const ReportConflict& re
   return resolve(job, report, sound, options);
 }
 
-// Leaves the plan in `plan` unless something is wrong, which the loader then throws.
+// Leaves the plan in `plan` unless there are faults, which the loader then throws.
 FinishJob resolve_into(std::optional<Plan>& plan, const LoadOptions& options,
                        const std::optional<RunChoices>& choices) {
   return [&](JobConfig& job, const ReportConflict& report, bool sound) {
@@ -404,7 +403,7 @@ FinishJob resolve_into(std::optional<Plan>& plan, const LoadOptions& options,
   };
 }
 
-// `read`: of a job with hooks, and what an absent warmup_steps stands for.
+// `read`: reads a job, given hooks and the value of an absent warmup_steps.
 template <class Read>
 Plan plan_of(const Read& read, const LoadOptions& options) {
   std::optional<Plan> plan;

@@ -1,4 +1,4 @@
-// From a job file to its plan: checked against what schedules and splits allow, and filled in.
+// Turns a job file into its plan: checks it against schedules and splits, and fills it in.
 #pragma once
 
 #include <cstdint>
@@ -12,34 +12,34 @@
 namespace pptrain::app {
 
 struct LoadOptions {
-  // The ranks that there are, which dp_shard = -1 fills and any other mesh must have; 0: not known.
+  // The number of ranks, which dp_shard = -1 fills and any other mesh must match; 0: not known.
   int64_t world = 0;
-  // Data and checkpoints must be there; a plan alone has no use for them.
+  // Data and checkpoints must exist; a plan alone does not need them.
   bool needs_files = true;
   bool reads_data = true;  // Plan::reads_data
-  // A run's folder, whose job is loaded: what its newest start chose counts where this job has the same
-  // layout and leaves the same open; "": none.
+  // The folder of the run whose job is loaded; "": none. The choices of its newest start hold if this job has
+  // the same layout and leaves the same keys open.
   std::string choices_of = {};
-  // Otherwise the schedule and the split of training count where they are possible, and do not keep a job
-  // from being loaded: passes forward need neither.
+  // Otherwise the schedule and the split of training are used if possible, and do not keep a job from being
+  // loaded: forward passes need neither.
   bool trains = true;
-  // Rank 0 chooses what the job leaves open, once for all: where something is, the plan awaits it.
+  // Rank 0 chooses what the job leaves open, once for all. If there is something, the plan awaits it.
   bool awaits_choices = false;
-  // Called with the plan of a job without problems; what it reports is a problem of the job.
+  // Called with the plan of a job without faults; what it reports is a fault of the job.
   std::function<void(const Plan&, const config::ReportConflict&)> inspect = {};
 };
 
-// Reads the job and resolves it, once: a schedule's plain name, stages per rank, split; what auto and cost
-// leave open is chosen. Throws UsageError with every problem of the job.
+// Reads the job and resolves it: a schedule's plain name, stages per rank, split; chooses what auto and cost
+// leave open. Throws UsageError with every fault of the job.
 Plan load_plan(const std::string& path, std::span<const std::string> overrides,
                const LoadOptions& options = {});
 
-// The same from text; `name` stands for the file in messages.
+// The same from text; messages call the file `name`.
 Plan parse_plan(const std::string& text, const std::string& name, std::span<const std::string> overrides,
                 const LoadOptions& options = {});
 
-// The same for the search, which chooses everything: what auto and cost leave open stays open, and so does
-// the schedule that the job names.
+// The same for the search, which chooses everything: what auto and cost leave open stays open, as does the
+// schedule that the job names.
 PlanBase load_plan_base(const std::string& path, std::span<const std::string> overrides,
                         const LoadOptions& options = {});
 

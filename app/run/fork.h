@@ -14,14 +14,14 @@ struct Fork {
 
 inline constexpr const char* fork_name = "fork.json";
 
-// Nothing where the run is no fork, or the file cannot be read.
+// Nothing if the run is no fork, or if the file cannot be read.
 std::optional<Fork> read_fork(const std::filesystem::path& run_dir);
 
 // Makes the folder `to` of a run that goes on from the checkpoint of `step` in `run` (nothing: the newest
-// sound one): the checkpoint as hard links (copies on another file system), an empty metrics.jsonl,
-// fork.json, and job.toml: the job that saved the checkpoint as it was given, with `to` as its run.dir. The
-// folder appears whole or not at all; the other run is not touched, and may be under way. Returns the fork.
-// Throws UsageError where `to` holds something or there is no such checkpoint, and Error where it is damaged
+// sound one). It holds the checkpoint as hard links (copies on another file system), an empty metrics.jsonl,
+// fork.json, and job.toml: the job as given that saved the checkpoint, with `to` as its run.dir. The folder
+// appears whole or not at all. The other run is not touched, and may be running. Returns the fork. Throws
+// UsageError if `to` holds something or there is no such checkpoint, and Error if the checkpoint is damaged
 // or nothing can be written.
 Fork fork_run(const std::filesystem::path& run, std::optional<int64_t> step, const std::filesystem::path& to);
 

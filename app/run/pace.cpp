@@ -19,11 +19,11 @@ namespace pptrain::app {
 
 namespace {
 
-constexpr int64_t warming_steps = 3;      // which touch memory and open links for the first time
+constexpr int64_t warming_steps = 3;      // they touch memory and open links for the first time
 constexpr size_t block_steps = 10;        // at least,
 constexpr double block_seconds = 2;       // and so long
 constexpr double slow_from = 1.10;        // of the reference's step time
-constexpr double slow_until = 1.05;       // smaller, so that a run at the limit does not come and go
+constexpr double slow_until = 1.05;       // smaller, so that a run at the limit does not change all the time
 constexpr int64_t longer_pause = 4;       // times, from one change to the next
 constexpr int64_t longest_pause = 64;     // blocks
 constexpr size_t most_slow = 50;          // kept of a run
@@ -84,7 +84,7 @@ StepPace planned(const Plan& plan, const CostSource& source) {
     for (const schedule::Action& action : schedule::timed_actions(plan.compute.actions[rank]))
       shares[place(share_of(action.kind))] +=
           schedule::duration(schedule::cost_of(p.costs, plan.compute, action), action.kind);
-    if (costs.load() > 1) {  // passes take longer beside those of other ranks
+    if (costs.load() > 1) {  // passes take longer while other ranks use the cores
       const double longer = p.pipeline.ranks[rank].busy / sum_of(shares);
       for (double& share : shares) share *= longer;
     }
@@ -94,7 +94,7 @@ StepPace planned(const Plan& plan, const CostSource& source) {
   return pace;
 }
 
-// By how much each share that is work of the rank itself has grown, s.
+// By how much each share of the rank's own work has grown, s.
 RankShares own_growth(const RankShares& measured, const RankShares& expected) {
   RankShares growth{};
   for (size_t share = 0; share < place(Share::transfers); ++share)
@@ -115,7 +115,7 @@ std::string describe_growth(const RankShares& growth, const RankShares& expected
   return text;
 }
 
-// "12 %", or of modelled costs that are far off "30 times".
+// "12 %", or "30 times" if modelled costs are far off.
 std::string how_much(double factor) {
   return factor < 10 ? fmt::format("{:.0f} %", 100 * (factor - 1)) : fmt::format("{:.0f} times", factor);
 }
@@ -152,7 +152,7 @@ Pace::Pace(const Plan& plan, const CoreSharing& sharing)
         on_cores(make_cost_source(plan, costs), plan.mesh.world_size(), plan.job.run.threads, sharing);
     plan_ = planned(plan, source);
     record_ = {.planned = plan_.seconds, .costs = source.description};
-  } catch (const Error&) {  // such as a trace that is not here: there is no plan to compare with
+  } catch (const Error&) {  // such as a missing trace: there is no plan to compare with
     return;
   }
   if (!measured) return;
@@ -174,8 +174,8 @@ std::string Pace::take(int64_t step, const StepPace& measured) {
   return line;
 }
 
-// By the median, so that a spike is no slowness. Why goes by means, which add up where medians do not: what
-// is slow now and then is slow in one share of a step, and in another one of the next.
+// Judges by the median, so that a spike is no slowness. The reason comes from means, which add up while
+// medians do not: an irregular slowness is in one share of this step and in another one of the next.
 std::string Pace::judge(int64_t last) {
   const StepPace mean = mean_of(sum_, times_.size());
   const double time = median(times_);
@@ -201,8 +201,8 @@ std::string Pace::judge(int64_t last) {
   return fmt::format("steps {} to {}: no longer slower than {}", first, last, record_.compared_with());
 }
 
-// The first change counts at once. Others follow ever more rarely where they follow each other, as beside
-// other programs: they are news no more. After a calm time all is as at first.
+// The first change counts at once. If changes follow each other, e.g. because of other programs, they are
+// reported ever more rarely. After a calm time all is as at first.
 bool Pace::may_change() {
   const int64_t since = blocks_ - changed_;
   if (since < pause_) return false;
@@ -221,7 +221,7 @@ std::string Pace::first_line(const StepPace& mean, double time, int64_t first, i
   return line;
 }
 
-// Where the step lost its time. Own work comes first: when other ranks wait, that follows from it.
+// The part of the step that lost time. Own work comes first: if other ranks wait, that follows from it.
 std::string Pace::why(const StepPace& measured, const StepPace& expected) const {
   if (measured.ranks.size() != expected.ranks.size() || measured.ranks.empty())
     return "passes are timed in traced steps alone (profile.trace)";
@@ -285,7 +285,7 @@ std::optional<PaceRecord> read_pace(const std::filesystem::path& run_dir) {
       if (slow.contains("last")) record.slow.back().last = slow.at("last").get<int64_t>();
     }
     return record;
-  } catch (const std::exception&) {  // it is not there, or no file of ours
+  } catch (const std::exception&) {  // it is not there, or not written by us
     return std::nullopt;
   }
 }

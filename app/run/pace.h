@@ -1,5 +1,5 @@
-// Whether a run keeps its pace: each step against the plan, or against the start's own first steps, and which
-// rank's passes make a slow step slow. It is kept in pace.json.
+// Whether a run keeps its pace: compares each step with the plan, or with the start's own first steps, and
+// names the rank whose passes make a step slow. The record is kept in pace.json.
 #pragma once
 
 #include <array>
@@ -16,18 +16,18 @@
 
 namespace pptrain::app {
 
-// What one rank does in a step, s: forward, backward, weight gradients, other work of its own (data,
-// optimizer and the like), waiting for transfers.
+// Seconds of one rank in a step: forward, backward, weight gradients, other work of its own (data, optimizer
+// and the like), waiting for transfers.
 using RankShares = std::array<double, 5>;
 
-// Of each rank of one pipeline, from its times and their split (schedule::split_step).
+// For each rank of one pipeline, from its times and their split (schedule::split_step).
 std::vector<RankShares> rank_shares(const schedule::Schedule& schedule,
                                     std::span<const schedule::RankStep> steps,
                                     std::span<const schedule::RankTime> times);
 
 struct StepPace {
   double seconds = 0;
-  std::vector<RankShares> ranks{};  // empty where passes are not timed, as on a GPU
+  std::vector<RankShares> ranks{};  // empty if passes are not timed, as on a GPU
 };
 
 // Steps in a row that are slow.
@@ -40,7 +40,7 @@ struct Slowness {
 
 struct PaceRecord {
   double planned = 0;            // s a step; 0: there is no plan
-  std::string costs;             // that it was made with
+  std::string costs;             // the source of the plan's costs
   int64_t first = 0, last = 0;   // the steps that others are compared with; 0: the plan itself
   double reference = 0;          // s a step
   std::vector<Slowness> slow{};  // the newest last
@@ -57,20 +57,20 @@ std::string describe(const Slowness& slow, const PaceRecord& record);
 
 inline constexpr const char* pace_name = "pace.json";
 
-// Nothing where the file is not there, or is not sound.
+// Nothing if the file is not there, or is not sound.
 std::optional<PaceRecord> read_pace(const std::filesystem::path& run_dir);
 // Throws Error.
 void write_pace(const std::filesystem::path& run_dir, const PaceRecord& record);
 
 class Pace {
  public:
-  // Steps are compared with the plan where a run measured its costs (distributed.pp_costs names a trace), and
-  // else with this start's first steps, because modelled costs may be far off. Then the plan is judged once.
-  // `sharing`: of the cores of this start's ranks, which the modelled plan counts.
+  // Compares steps with the plan if a run measured its costs (distributed.pp_costs names a trace). Else
+  // compares them with this start's first steps, because modelled costs may be far off; the plan is then
+  // judged once. `sharing`: of the cores of this start's ranks, which the modelled plan counts.
   explicit Pace(const Plan& plan, const CoreSharing& sharing = {});
 
-  // Steps in ascending order. Returns a line for the log, with which the record has changed; mostly "". Steps
-  // are judged in blocks, each by its median, so a few slow ones say nothing.
+  // Steps in ascending order. Returns a line for the log if the record has changed, else "". Steps are judged
+  // in blocks, each by its median, so a few slow ones change nothing.
   std::string take(int64_t step, const StepPace& measured);
   const PaceRecord& record() const { return record_; }
 
@@ -84,7 +84,7 @@ class Pace {
   StepPace plan_, reference_;
   PaceRecord record_;
   int64_t seen_ = 0;     // steps
-  bool judged_ = false;  // a block
+  bool judged_ = false;  // a block has been judged
   // Blocks: all, those until the last change, and how many have to pass before the next one.
   int64_t blocks_ = 0, changed_ = 0, pause_ = 0;
   std::vector<double> times_;  // of the block's steps, s

@@ -51,7 +51,7 @@ std::string new_id() {
   return id;
 }
 
-// It is printed: no more than the names of hosts have.
+// The word is printed, so only the characters of host names are allowed.
 std::string plain_word(const Json& value) {
   const auto& text = value.get_ref<const std::string&>();
   const bool plain = text.size() <= 255 && std::ranges::all_of(text, [](unsigned char c) {
@@ -79,8 +79,8 @@ bool is_folder(const fs::path& path) {
   return fs::symlink_status(path, error).type() == fs::file_type::directory;
 }
 
-// The run makes it at its start: then the folder is its own. Throws Error that names what cannot be made, or
-// is a link.
+// A run calls it at its start, so that it owns the folder. Throws Error that names the folder if it cannot be
+// made or is a link.
 void make_requests_folder(const fs::path& run_dir) {
   const fs::path folder = requests_folder(run_dir);
   std::error_code error;
@@ -91,7 +91,7 @@ void make_requests_folder(const fs::path& run_dir) {
   }
 }
 
-// Of the folder of requests, sorted; none if it is no folder.
+// Files in the folder of requests, sorted; none if it is no folder.
 std::vector<fs::path> list_files(const fs::path& run_dir) {
   const fs::path folder = requests_folder(run_dir);
   std::vector<fs::path> files;
@@ -220,7 +220,7 @@ LiveRequests::LiveRequests(fs::path run_dir, LockHolder self)
 }
 
 LiveRequests::~LiveRequests() {
-  search();  // what came during the last step
+  search();  // requests that came during the last step
   for (const Request& request : seen_) withdraw(run_dir_, request);
   const std::lock_guard lock(mutex_);
   for (const auto& [step, request] : agreed_) withdraw(run_dir_, request);
@@ -314,7 +314,7 @@ class Asking {
 
   Answer wait() {
     while (true) {
-      // The lock first: a run answers before it gives it up.
+      // First the lock: a run answers before it gives the lock up.
       const bool gone = !still_there();
       if (!answer_) answer_ = take_answer(run_dir_, request_.id);
       if (answer_ && (gone || request_.kind == RequestKind::save || !answer_->done)) return by_answer();
@@ -327,7 +327,7 @@ class Asking {
   }
 
  private:
-  // The run that was asked, not another one that has begun since.
+  // Does the run that was asked still hold the lock, and not a later one?
   bool still_there() const {
     const LockState lock = look_at_lock(run_dir_);
     if (lock.held == false) return false;

@@ -1,5 +1,5 @@
-// Requests to a run that is under way (pptrain save, pptrain stop): files in FOLDER/requests, the run's side
-// of them, and the asking side.
+// Requests to a running run (pptrain save, pptrain stop): files in FOLDER/requests, the run's side of them,
+// and the asking side.
 #pragma once
 
 #include <chrono>
@@ -25,7 +25,7 @@ std::string word_of(RequestKind kind);  // "save"
 struct Request {
   RequestKind kind = RequestKind::save;
   std::string id;   // 32 hexadecimal digits
-  LockHolder run;   // that it is for: no other run obeys it, whenever it comes
+  LockHolder run;   // the run that must act on it; no other ever does
   int64_t pid = 0;  // of the asking process
   std::string host;
 
@@ -33,56 +33,56 @@ struct Request {
   std::string describe() const;  // "save, asked for by process 17 on node3"
 };
 
-// What came of it: requests/answer.ID.
+// The result of a request: requests/answer.ID.
 struct Answer {
   bool done = false;
   // For the asking side, not in the file: requested | saved | stopped | finished | refused | failed |
   // unanswered
   std::string state = {};
-  int64_t step = 0;             // after which the run acted; 0: it did not
+  int64_t step = 0;             // the run acted after it; 0: it did not act
   std::string checkpoint = {};  // name of the folder in FOLDER/checkpoints; empty: nothing was saved
   std::string message = {};     // why not
 };
 
-// With an id of its own, by this process.
+// Has a new id, and this process as the asking one.
 Request make_request(RequestKind kind, const LockHolder& run);
 
 // --- Files: the asking side
-// Puts the request into the folder, which is made if it is not there. Throws Error if it cannot be, or is a
-// link.
+// Puts the request into the folder, and makes the folder if needed. Throws Error if it cannot be made, or is
+// a link.
 void post(const std::filesystem::path& run_dir, const Request& request);
-// Takes it back. False: it is not there any more, so it was answered.
+// Takes the request back. False: it is gone, so it was answered.
 bool withdraw(const std::filesystem::path& run_dir, const Request& request);
-// Nothing while there is none. One that was read is removed. Throws Error if it cannot be read.
+// Nothing while there is no answer. Removes an answer that was read. Throws Error if it cannot be read.
 std::optional<Answer> take_answer(const std::filesystem::path& run_dir, const std::string& id);
 
 // --- Files: the run
-// "save.ID", "stop.ID": may a file of this name be a request? Files of other names are left alone.
+// "save.ID", "stop.ID": may a file of this name be a request? The run ignores other files.
 bool is_request_name(const std::string& name);
-// Throws Error that says what is wrong with it: no regular file (a link is none), too long, no such object.
+// Throws Error that says what is wrong with the file: not regular (e.g. a link), too long, no such object.
 Request read_request(const std::filesystem::path& file);
 // Removes the request and writes the answer, unless the request was withdrawn. Throws Error.
 void answer(const std::filesystem::path& run_dir, const Request& request, const Answer& answer);
 
-// The requests that a run acts on: each is seen, agreed on (all ranks act on it after a step) and answered
-// when what it asks for is done or has failed. Each is taken once, whatever becomes of its file, which may
-// stay if it cannot be removed, or come again. Nothing here throws or ends a run.
+// The requests that a run acts on. Each is seen, agreed on (all ranks act on it after a step) and answered
+// when the action is done or has failed. Each is taken once, even if its file cannot be removed or comes
+// again. Nothing here throws or ends a run.
 class LiveRequests {
  public:
-  // `self`: the run, as its lock has it. Makes the folder, so that it is the run's own, which can remove what
-  // others put there. Discards requests for earlier runs, and answers that nobody has fetched for an hour.
+  // `self`: the run, as in its lock. Makes the folder: as its owner the run can remove others' files in it.
+  // Discards requests for earlier runs, and answers that nobody has fetched for an hour.
   LiveRequests(std::filesystem::path run_dir, LockHolder self);
-  // Withdraws what is left: the run has ended, and the asking side looks at its end.
+  // Withdraws the remaining requests: the run has ended, and the asking side reads its end.
   ~LiveRequests();
   LiveRequests(const LiveRequests&) = delete;
   LiveRequests& operator=(const LiveRequests&) = delete;
 
   // Looks into the folder, unless the last time was within half a second.
   void look();
-  // There are requests of this kind that are seen and not agreed on.
+  // Are there requests of this kind that were seen and not yet agreed on?
   bool wants(RequestKind kind) const;
   bool wants_any() const { return !seen_.empty(); }
-  // All ranks act on what is seen after this step, with a save.
+  // All ranks act on the requests seen so far after this step, with a save.
   void agreed(int64_t step);
   // A save has ended; failure: "" if it has not failed. From any thread.
   void saved(int64_t step, const std::string& checkpoint, const std::string& failure);
@@ -94,8 +94,8 @@ class LiveRequests {
   std::filesystem::path run_dir_;
   LockHolder self_;
   std::chrono::steady_clock::time_point looked_{};
-  std::set<std::string> known_;  // names of all that were looked at: taken, discarded or ignored
-  bool warned_ = false;          // of a file that is ignored
+  std::set<std::string> known_;  // names of all files that were looked at: taken, discarded or ignored
+  bool warned_ = false;          // about a file that is ignored
   std::vector<Request> seen_;
   std::mutex mutex_;                        // of agreed_
   std::multimap<int64_t, Request> agreed_;  // by step
@@ -103,16 +103,16 @@ class LiveRequests {
 
 struct AskOptions {
   std::chrono::duration<double> patience{600};
-  bool waits = true;  // false: the request is posted, and that is all
-  // Called some times a second. True: the user wants to wait no longer. May be empty.
+  bool waits = true;  // false: only posts the request
+  // Called a few times a second. True: the user stops waiting. May be empty.
   std::function<bool()> interrupted = {};
   std::function<void(const std::string&)> progress = {};  // lines for the user; may be empty
 };
 
-// Asks the run that has the folder, and waits until it is done. If no run has it, nothing is written and the
-// answer is "refused". A stop is done when the run has given the folder up. If the run ends by itself
-// meanwhile, its end counts: what it saved then is as good as an answer. Throws UsageError if the folder is
-// none of a run, and Error if the request cannot be written.
+// Asks the run that has the folder, and waits until the action is done. If no run has it, nothing is written
+// and the answer is "refused". A stop is done when the run has given the folder up. If the run ends by itself
+// meanwhile, its end and its last save count as the answer. Throws UsageError if the folder is not a run's,
+// and Error if the request cannot be written.
 Answer ask(const std::filesystem::path& run_dir, RequestKind kind, const AskOptions& options);
 
 }  // namespace pptrain::app

@@ -61,7 +61,7 @@ void move(const fs::path& from, const fs::path& to) {
   }
 }
 
-// Beside the folder itself if `root` is a link to it: a rename stays within one file system.
+// A free name next to the folder itself if `root` is a link to it: a rename stays within one file system.
 fs::path aside_folder(const fs::path& root) {
   std::error_code error;
   const fs::path real = fs::is_symlink(root, error) ? fs::canonical(root, error) : root;
@@ -122,7 +122,7 @@ fs::path RunDir::begun_from() const {
   return start_.from == StartFrom::named ? fs::path(start_.checkpoint) : fs::path{};
 }
 
-// All ranks wait together, so that none takes another one's patience for a failure.
+// All ranks wait together, so that none mistakes another one's waiting for a failure.
 void RunDir::take_lock() {
   using Clock = std::chrono::steady_clock;
   const Clock::time_point start = Clock::now();
@@ -171,24 +171,25 @@ void RunDir::begin(int64_t step) {
   make_room(folder_, goes_on ? std::optional(step) : std::nullopt, inform);
   if (!goes_on) {
     make_room_for_file(folder_ / "tensorboard", inform);
-    make_room_for_file(folder_ / fork_name, inform);  // a new model comes from no run
+    make_room_for_file(folder_ / fork_name, inform);  // a new model is no fork
     make_room_for_file(folder_ / pace_name, inform);
   }
   if (!goes_on || context_.job.profile.trace) make_room_for_file(folder_ / "trace.json", inform);
   write_job();
 }
 
-// Without resolved.toml a start chooses anew, so that it comes last, and one of other files goes first.
+// Without resolved.toml a start chooses anew. So resolved.toml is written last, and an outdated one goes
+// first.
 void RunDir::write_job() const {
   config::JobConfig resolved = job_to_save(context_.plan);
   std::string& schedule = resolved.distributed.pp_schedule;
   std::error_code none;
-  if (context_.plan.keeps_schedule || fs::equivalent(schedule, kept_schedule(context_.job), none))
+  if (context_.plan.keeps_schedule() || fs::equivalent(schedule, kept_schedule(context_.job), none))
     schedule = schedule_name;  // the folder may be moved
   const std::string text = config::to_toml(resolved);
   if (!holds(folder_ / resolved_name, text) || !holds(folder_ / job_name, context_.plan.given))
     make_room_for_file(folder_ / resolved_name, [](const std::string&) {});
-  if (context_.plan.keeps_schedule)
+  if (context_.plan.keeps_schedule())
     keep_job(kept_schedule(context_.job), schedule::write_csv(context_.plan.compute));
   keep_job(folder_ / job_name, context_.plan.given);
   keep_job(folder_ / resolved_name, text);
@@ -205,7 +206,7 @@ void RunDir::make_anew(int64_t step) {
   if (!lock_.try_take(folder_, warn)) throw another();
   start_.remark.clear();
   start_.terms.remarks.clear();
-  start_.from = StartFrom::own_checkpoint;  // of a save that was under way: it stays
+  start_.from = StartFrom::own_checkpoint;  // a checkpoint that is being saved stays
   begin(step);
 }
 

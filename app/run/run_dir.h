@@ -1,4 +1,4 @@
-// The run's folder: a start takes it, chooses what it goes on from, and sets the rest aside.
+// The run's folder: a start takes it, chooses what to go on from, and sets the rest aside.
 #pragma once
 
 #include <cstdint>
@@ -18,46 +18,45 @@ namespace pptrain::app {
 class RunDir {
  public:
   // Takes run.dir for this run and decides what it starts from; touches nothing else there. Rank 0 does it
-  // and tells the others. Collective. Rank 0 throws Error if another run has the folder, nothing can be
-  // written, or no checkpoint can be read that should be; all ranks throw CommonFault if the job may not go
-  // on from the checkpoint (check_resume).
+  // and tells the others. Collective. Rank 0 throws Error if another run has the folder, if nothing can be
+  // written, or if a required checkpoint cannot be read. All ranks throw CommonFault if the job may not go on
+  // from the checkpoint (check_resume).
   explicit RunDir(RunContext& context);
 
   // The checkpoint to load; empty: a new model. The same on every rank.
   const std::string& checkpoint() const { return start_.checkpoint; }
 
-  // The checkpoint proved unusable as it was loaded: another one is chosen. Throws if there is none.
-  // Collective.
+  // Chooses another checkpoint, as this one proved unusable at loading. Throws if there is none. Collective.
   void pass_over(const std::string& problem);
 
-  // Rank 0: the checkpoint that the job names in checkpoint.resume, which stays whatever keep_last_n says;
-  // empty if it names none.
+  // Rank 0: the checkpoint that the job names in checkpoint.resume, kept whatever keep_last_n says; empty if
+  // it names none.
   std::filesystem::path begun_from() const;
 
   // The checkpoint's state under this job: with other data, sample and seed change.
   checkpoint::RunState adopt(checkpoint::RunState state) const;
 
-  // Rank 0, once the model is loaded: checkpoints, metrics and traces that a run from `step` on would meet
-  // move aside, and job.toml and resolved.toml become this job's. Nothing is deleted. Prints what moved and
-  // what differs.
+  // Rank 0, once the model is loaded: moves aside the checkpoints, metrics and traces that a run from `step`
+  // on would overwrite, and writes this job's job.toml and resolved.toml. Deletes nothing. Prints what it
+  // moved and what differs.
   void begin(int64_t step);
 
-  // Rank 0: whether the folder still is the one that this run took, and nobody has deleted or moved it.
+  // Rank 0: is the folder still the one that this run took, neither deleted nor moved?
   bool is_there() const { return lock_.is_in(folder_); }
 
-  // Rank 0, where it is not: makes the folder anew and takes it, so that the run can save what it has. Throws
-  // Error if there is another run's folder in its place.
+  // Rank 0, if is_there() is false: makes the folder anew and takes it, so that the run can save its state.
+  // Throws Error if another run's folder is in its place.
   void make_anew(int64_t step);
 
-  // Rank 0: writes how the run ends, unless it has not begun. What cannot be written is a warning.
+  // Rank 0: writes how the run ends, unless it has not begun. A failure to write is a warning.
   void end(RunEnd end) const noexcept;
 
-  // Rank 0: this process as the lock has it; nothing if the file system cannot lock.
+  // Rank 0: this process as in the lock; nothing if the file system cannot lock.
   const std::optional<LockHolder>& holder() const { return lock_.own(); }
 
   // Rank 0: the fingerprint of the training data.
   const std::string& data() const { return data_; }
-  // Rank 0: where frozen weights come from.
+  // Rank 0: the source of frozen weights.
   const Base& base() const { return base_; }
 
   // Rank 0: the first line of this start in metrics.jsonl.
@@ -80,18 +79,18 @@ class RunDir {
   bool begun_ = false;
 };
 
-// --- How a folder takes in a start without losing anything of earlier ones. All report what moved and throw
-// Error that names what cannot be moved.
+// --- Makes room for a start in a folder without losing anything of earlier ones. All functions report what
+// they moved and throw Error that names what cannot be moved.
 
-// Makes sure that there is a folder for checkpoints, and that nothing there or in metrics.jsonl is of a step
-// after `kept`, from which the next run goes on (nothing: of any step). The rest moves to checkpoints.1,
+// Makes sure that there is a folder for checkpoints, and that neither it nor metrics.jsonl has a step after
+// `kept`, from which the next run goes on (nothing: has any step). The rest moves to checkpoints.1,
 // metrics.1.jsonl and so on, the newest checkpoint last: a crash in between leaves it the newest.
 void make_room(const std::filesystem::path& folder, std::optional<int64_t> kept, const Report& report);
 
 // Moves `file`, if it is there, to a numbered name: trace.json to trace.1.json.
 void make_room_for_file(const std::filesystem::path& file, const Report& report);
 
-// Writes the job, or a schedule, to `file`. Another one there is kept as job.1.toml, job.2.toml, ..., the
+// Writes the job, or a schedule, to `file`. A different one there is kept as job.1.toml, job.2.toml, ..., the
 // oldest first.
 void keep_job(const std::filesystem::path& file, const std::string& job);
 

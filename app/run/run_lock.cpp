@@ -36,7 +36,7 @@ constexpr size_t longest_end = 1 << 16;  // bytes
 constexpr auto phase_words = std::to_array<std::string_view>(
     {"starting", "running", "finished", "stopped", "diverged", "failed", "dead", "unknown"});
 
-// A word that is no end counts as a failure.
+// A word that names no end counts as a failure.
 RunPhase end_of(const std::string& word) {
   for (const RunPhase end : {RunPhase::finished, RunPhase::stopped, RunPhase::diverged}) {
     if (word == phase_words.at(static_cast<size_t>(end))) return end;
@@ -60,7 +60,7 @@ std::optional<LockHolder> read_holder(int fd) {
   }
 }
 
-// For people alone: what cannot be written is left out.
+// Only for people to read: a failure to write is ignored.
 void write_holder(int fd, const LockHolder& holder) {
   const Json json{
       {"pid", holder.pid}, {"host", holder.host}, {"since", holder.since}, {"command", holder.command}};
@@ -68,7 +68,7 @@ void write_holder(int fd, const LockHolder& holder) {
   if (::ftruncate(fd, 0) == 0) std::ignore = ::pwrite(fd, text.data(), text.size(), 0);
 }
 
-// A write lock on all of a file, however long, by the first command, or by the second where the kernel has no
+// A write lock on all of a file, however long. Uses the first command, or the second if the kernel has no
 // open file description locks for this file system.
 bool lock_call(int fd, int command, int posix_command, struct flock& lock) {
   lock = {};
@@ -131,7 +131,7 @@ bool RunLock::try_take(const fs::path& folder, const std::function<void(const st
   return true;
 }
 
-// Some file systems of user space give a file other numbers now and then: then its text counts.
+// Some user-space file systems change a file's numbers now and then: then its text decides.
 bool RunLock::is_in(const fs::path& folder) const {
   if (inode_ == 0) return true;
   const fs::path path = folder / "lock";

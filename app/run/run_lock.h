@@ -1,4 +1,4 @@
-// Who has a run.dir: one run at a time, and how the last one ended.
+// The holder of a run.dir: one run at a time; and how the last one ended.
 #pragma once
 
 #include <sys/types.h>
@@ -14,14 +14,14 @@
 
 namespace pptrain::app {
 
-// Who holds a lock, as its file says.
+// The holder of a lock, as in the lock's file.
 struct LockHolder {
   int64_t pid = 0;
   std::string host, since, command;
 
   std::string describe() const;  // "process 17 on node3, since ... (pptrain --config job.toml)"
 
-  // Whether both are one process, whatever its command.
+  // Whether both are one process, even with different commands.
   bool same_process(const LockHolder& other) const {
     return pid == other.pid && host == other.host && since == other.since;
   }
@@ -30,22 +30,22 @@ struct LockHolder {
 // Whether a run has FOLDER/lock, seen from outside.
 struct LockState {
   std::optional<bool> held = false;  // nothing: the file system cannot lock
-  // As the file says. If `held` is false, of the last run, which was killed.
+  // As in the file. If `held` is false, it is the last run, which was killed.
   std::optional<LockHolder> holder;
 };
 
-// Looks without taking the lock, so that no start meanwhile is disturbed. Throws Error if the file is there
-// and cannot be read.
+// Looks without taking the lock, so that it does not disturb a start. Throws Error if the file is there and
+// cannot be read.
 LockState look_at_lock(const std::filesystem::path& folder);
 
-// Locks all of an open file for writing, without waiting. Returns 0, EAGAIN if another process has it, or why
-// the file system cannot lock it (ENOLCK, EOPNOTSUPP, ...).
+// Locks all of an open file for writing, without waiting. Returns 0, or EAGAIN if another process has it, or
+// why the file system cannot lock it (ENOLCK, EOPNOTSUPP, ...).
 int lock_whole_file(int fd);
 
 // A write lock on FOLDER/lock, which holds the LockHolder as JSON. The system drops it when the process ends,
-// in whatever way. It is an open file description lock (fcntl_locking(2)): it works on NFS, between threads
-// of one process too, and is not lost when another descriptor of the file is closed; where the kernel has
-// none for this file system, a POSIX lock, which keeps out other processes alone.
+// in whatever way. It is an open file description lock (fcntl_locking(2)): it works on NFS and between
+// threads of one process, and survives closing another descriptor of the file. If the kernel has none for
+// this file system, it is a POSIX lock, which only keeps out other processes.
 class RunLock {
  public:
   RunLock() = default;
@@ -53,19 +53,19 @@ class RunLock {
   RunLock(RunLock&&) = default;
   RunLock& operator=(RunLock&&) = default;
 
-  // One attempt. True: this process has the folder now. `warn` is called if the file system cannot lock: then
+  // One attempt. True: this process has the folder now. Calls `warn` if the file system cannot lock: then
   // nothing keeps a second run out. Throws Error if the file cannot be opened.
   bool try_take(const std::filesystem::path& folder, const std::function<void(const std::string&)>& warn,
                 const std::function<int(int)>& lock_file = lock_whole_file);
 
   // Whether FOLDER/lock still is the file that this took: false once the folder was deleted, moved or
-  // replaced. True where that cannot be told, and before anything was taken.
+  // replaced. True if that is not known, and before anything was taken.
   bool is_in(const std::filesystem::path& folder) const;
 
-  // This process, as its lock's file says; nothing if it holds none.
+  // This process, as in its lock's file; nothing if it holds none.
   const std::optional<LockHolder>& own() const { return own_; }
 
-  // Of the lock that the last attempt met; nothing if its file does not say.
+  // The holder of the lock that the last attempt met; nothing if its file names none.
   const std::optional<LockHolder>& holder() const { return holder_; }
 
  private:
@@ -75,12 +75,12 @@ class RunLock {
   std::optional<LockHolder> holder_, own_;
 };
 
-// How long to wait for the lock of a process on this host or another one. A process that is gone holds none,
-// but an NFS server keeps those of a host that crashed until its lease is over, 90 s as a rule; a run that is
-// started again at once must not fail because of that.
+// How long to wait for the lock of a process on this host or another one. A dead process holds none, but an
+// NFS server keeps the locks of a crashed host until its lease is over, usually 90 s. A run that is restarted
+// at once must not fail because of that.
 std::chrono::seconds patience(const std::optional<LockHolder>& holder);
 
-// The message for the user of a folder that is taken.
+// Tells the user that the folder is taken.
 std::string taken_message(const std::filesystem::path& folder, const std::optional<LockHolder>& holder);
 
 enum class RunPhase {
@@ -96,29 +96,28 @@ enum class RunPhase {
 
 std::string word_of(RunPhase phase);  // "starting"; cannot_tell is "unknown"
 
-// How the last run in a folder ended: FOLDER/end.json. It is there from the end of a run until the next one
-// begins; a run that was killed leaves none.
+// How the last run in a folder ended: FOLDER/end.json. The file exists from the end of a run until the next
+// one begins; a killed run leaves none.
 struct RunEnd {
   RunPhase how = RunPhase::failed;  // finished | stopped | diverged | failed
   int64_t step = 0;
   std::string checkpoint = {};  // the folder's name, "step_120"; empty: nothing was saved at the end
   std::string message = {};     // of a failure or a divergence
-  LockHolder process = {};      // that ended; pid 0 if the file system cannot lock
+  LockHolder process = {};      // the process that ended; pid 0 if the file system cannot lock
 };
 
 // Replaces the file. Throws Error that names it.
 void write_run_end(const std::filesystem::path& folder, const RunEnd& end);
 
-// Nothing if there is none that can be read.
+// Nothing if no such file can be read.
 std::optional<RunEnd> read_run_end(const std::filesystem::path& folder);
 
-// Why a run may be about to die, in FOLDER/last_words.txt: what a dead run has in the place of an end, and a
-// failed one besides. Writing another end removes them. What cannot be written is a warning; "" where there
-// are none.
+// Why a run may be about to die, in FOLDER/last_words.txt. A dead run has it instead of an end, a failed run
+// in addition to it. Writing another end removes it. A failure to write is a warning; "" if there are none.
 void note_last_words(const std::filesystem::path& folder, const std::string& text) noexcept;
 std::string read_last_words(const std::filesystem::path& folder);
 
-// A run begins: the end and the last words of the one before go.
+// A run begins: removes the end and the last words of the previous run.
 void forget_run_end(const std::filesystem::path& folder);
 
 }  // namespace pptrain::app

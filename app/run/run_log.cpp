@@ -40,7 +40,7 @@ void log_failure(const std::string& message) {
   try {
     file->log(spdlog::details::log_msg("pptrain", spdlog::level::err, message));
   } catch (const spdlog::spdlog_ex&) {
-    // The failure itself is what main reports.
+    // main reports the failure itself.
   }
 }
 
@@ -56,10 +56,10 @@ checkpoint::Layout describe_layout(const Plan& plan, const std::string& data) {
 
 namespace {
 
-// How often train.steps read each source; with rows of documents that are not filled, at most so often.
+// How often train.steps read each source; an upper bound if rows of documents are not filled.
 void announce_data(const RunContext& context, const std::vector<OpenSource>& sources) {
   const config::JobConfig& job = context.job;
-  // As a real number: a product of sizes that all may be large.
+  // As a real number, since all factors may be large.
   const double tokens =
       static_cast<double>(job.train.steps) *
       static_cast<double>(job.train.micro_batch_size * job.train.seq_len) *

@@ -13,19 +13,19 @@
 
 namespace pptrain::app {
 
-// From here on what spdlog prints goes to standard output with the time, and is kept for the file. Of a rank
-// that a launcher started, but rank 0, only warnings and errors are taken.
+// From here on spdlog prints to standard output with the time, and the text is kept for the file. Ranks that
+// a launcher started print only warnings and errors, except rank 0.
 void start_log(metrics::Color color, const comm::Launch& launch);
 
-// Writes what was kept to `run_dir`/log.txt (rank 0, or all ranks that are threads) or log.rank_N.txt, and
+// Writes the kept text to `run_dir`/log.txt (rank 0, or all ranks that are threads) or log.rank_N.txt, and
 // from now on each line as it comes. Earlier starts' lines stay. Does nothing the second time, or without
 // start_log.
 void open_log(const std::filesystem::path& run_dir);
 
-// Writes an error to the file alone: the console gets it from main.
+// Writes an error only to the file: main prints it on the console.
 void log_failure(const std::string& message);
 
-// As checkpoints and metrics.jsonl have it. `data`: the fingerprint of the training data.
+// The layout as in checkpoints and metrics.jsonl. `data`: the fingerprint of the training data.
 checkpoint::Layout describe_layout(const Plan& plan, const std::string& data);
 
 // Rank 0: the lines of the log before the first step.

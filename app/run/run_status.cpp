@@ -38,8 +38,8 @@ RunPhase phase_of(const LockState& lock, const std::optional<RunEnd>& end, const
   }
   if (end) return end->how;
   if (!lock.held) return RunPhase::cannot_tell;
-  // A killed process leaves its name in the lock. One that ends by itself takes it out; without an end it
-  // ended before it had begun, or the disk had no room for the file.
+  // A killed process leaves its name in the lock; one that ends by itself removes it. Without an end it ended
+  // before it had begun, or the disk had no room for the file.
   return lock.holder ? RunPhase::dead : RunPhase::failed;
 }
 
@@ -76,7 +76,7 @@ void add_speed(const metrics::MetricsTail& tail, RunStatus& status) {
   if (goes_on) status.seconds_left = left.estimate(*status.steps - tail.steps.back().step);
 }
 
-// A save under way writes into .tmp_step_N. An older step's folder of such a name is being removed.
+// A running save writes into .tmp_step_N. An older step's folder of such a name is being removed.
 std::optional<int64_t> step_being_saved(const fs::path& checkpoints, int64_t newest) {
   std::error_code error;
   for (fs::directory_iterator entry(checkpoints, error), end; !error && entry != end;
@@ -124,10 +124,10 @@ int status_exit_code(RunPhase phase) {
 
 RunStatus read_status(const fs::path& run_dir) {
   require_run_dir(run_dir);
-  // The end is looked at after the lock: a run tells it before it gives the lock up.
+  // Reads the end after the lock: a run writes its end before it gives the lock up.
   LockState lock = look_at_lock(run_dir);
   const std::optional<RunEnd> end = read_run_end(run_dir);
-  // A run may have begun in between, and taken the last one's end away.
+  // A run may have begun in between, and removed the last one's end.
   if (!end && lock.held == false) lock = look_at_lock(run_dir);
   const metrics::MetricsTail tail = metrics::read_metrics_tail(run_dir / "metrics.jsonl");
   RunStatus status;

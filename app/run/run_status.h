@@ -16,37 +16,37 @@
 namespace pptrain::app {
 
 // 0 while a run has the folder; 3 if it is finished or stopped; 4 if a user should look: diverged, failed,
-// dead; 1 if it cannot be told.
+// dead; 1 if it is not known.
 int status_exit_code(RunPhase phase);
 
 struct RunStatus {
   RunPhase phase = RunPhase::dead;
-  std::optional<LockHolder> holder;  // of the run that has the folder; of a dead one, where it is known
-  std::string message;               // of a divergence or a failure
-  std::optional<int64_t> steps;      // train.steps
-  std::optional<metrics::StepRecord> step;        // the last
+  std::optional<LockHolder> holder;         // the run that has the folder; for a dead one, if it is known
+  std::string message;                      // of a divergence or a failure
+  std::optional<int64_t> steps;             // train.steps
+  std::optional<metrics::StepRecord> step;  // the last
   std::optional<metrics::EvalRecord> evaluation;  // the last
   double tokens_per_s = 0;                        // over the last steps
   double step_time_s = 0;                         // their median
   std::optional<double> seconds_left;
-  std::string checkpoint, best;   // names of folders: the newest, and that of the lowest validation loss
+  std::string checkpoint, best;   // names of folders: the newest, and the one with the lowest validation loss
   std::optional<int64_t> saving;  // the step that is being saved
-  std::optional<Fork> fork;       // where the run comes from
+  std::optional<Fork> fork;       // the run that this one comes from
   std::optional<PaceRecord> pace;
-  // Since the last line of metrics.jsonl, by this host's clock; nothing where there is none.
+  // Since the last line of metrics.jsonl, by this host's clock; nothing if there is none.
   std::optional<std::chrono::system_clock::duration> age;
 
   bool is_alive() const { return phase == RunPhase::starting || phase == RunPhase::running; }
 };
 
 // Throws UsageError if the folder is not there or no run has ever used it, and Error if something in it
-// cannot be read. Half-written lines and malformed files are passed over.
+// cannot be read. Skips half-written lines and malformed files.
 RunStatus read_status(const std::filesystem::path& run_dir);
 
-// The runs among the folders in `folder`, by name; none where it is a run's folder itself, or is not there.
+// The runs among the folders in `folder`, by name; none if it is a run's folder itself, or is not there.
 std::vector<std::filesystem::path> runs_in(const std::filesystem::path& folder);
 
-// What a command on runs means by a path: the runs of a folder of runs, else the path itself.
+// The runs that a path means in a command: the runs of a folder of runs, else the path itself.
 std::vector<std::filesystem::path> runs_of(const std::filesystem::path& path);
 
 // For people, one fact a line; for programs, a JSON object.

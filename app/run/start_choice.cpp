@@ -24,14 +24,14 @@ using config::Effect;
 
 namespace {
 
-// Nothing differs but where it is computed, and what a run that goes on does not read.
+// Do the jobs differ only in the layout and in what a resumed run does not read?
 bool same_but_for_layout(const config::JobConfig& saved, const config::JobConfig& job) {
   return std::ranges::all_of(config::differences(saved, job), [](const Difference& difference) {
     return difference.effect == Effect::layout || difference.effect == Effect::none;
   });
 }
 
-// Whether the run that `saved` is of was begun by this job's "restart".
+// Was the run that `saved` belongs to begun by this job's "restart"?
 bool begun_by_restart(const SavedRun& saved, const config::JobConfig& job) {
   return saved.job && config::resume_of(saved.job->checkpoint.resume) == config::Resume::restart &&
          saved.step < saved.job->train.steps && same_but_for_layout(*saved.job, job);
@@ -64,7 +64,7 @@ std::string passed_over(const config::JobConfig& job, const SavedRun& newest) {
       resume, job.run.dir, newest.step, newest.folder.parent_path().string());
 }
 
-// The differences by what they decide, in words; those of layout are with those of course.
+// The differences in words, by what they decide; those of the layout count as those of the course.
 using Sorted = std::map<Effect, std::vector<std::string>>;
 
 // "data.path", "data.sources[1].path".
@@ -122,7 +122,7 @@ void refuse_other_data(const SavedRun& saved, const std::vector<std::string>& di
                   saved.folder.string(), fmt::join(differences, "; "), saved.next_sample));
 }
 
-// Nothing but the model was decided before; all else begins with the job.
+// The checkpoint decides only the model; all else begins with the job.
 ResumeTerms check_weights_alone(const SavedRun& saved, const config::JobConfig& job) {
   if (saved.job) refuse_other_model(saved, model_differences(*saved.job, job));
   return {
@@ -210,7 +210,7 @@ std::vector<std::string> model_differences(const config::JobConfig& saved, const
 
 namespace {
 
-// "; learning rate of step 21: 3.000e-04 before, 1.080e-03 now": more steps stretch the schedule. "" where it
+// "; learning rate of step 21: 3.000e-04 before, 1.080e-03 now": more steps stretch the schedule. "" if it
 // stays.
 std::string changed_rate(const config::JobConfig& saved, const config::JobConfig& job, int64_t step) {
   const auto rate = [step](const config::JobConfig& of) {

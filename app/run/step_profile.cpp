@@ -31,7 +31,7 @@ bool StepProfile::traced(int64_t count) const {
   return profile.trace && count >= profile.first_step && count < profile.first_step + profile.steps;
 }
 
-// A device's times are to be had only by waiting for it, so there a step is timed only if it is traced.
+// Reading a device's times means waiting for it, so on a device only traced steps are timed.
 std::optional<at::Device> StepProfile::timed_on() const {
   if (context_.device.is_cpu() || traced(count_)) return context_.device;
   return std::nullopt;
@@ -75,7 +75,7 @@ void StepProfile::end_step() {
     }
     ended_ = {count_, std::move(trace)};
   }
-  start_marks(at::kCPU);  // what happens between steps returns when the device is done
+  start_marks(at::kCPU);  // work between steps returns when the device is done
 }
 
 std::optional<metrics::Bubble> StepProfile::settle() {
@@ -159,7 +159,7 @@ void StepProfile::write() {
     const std::string text = render_trace_file(context_.plan, device, ranks, bubbles_, shares);
     try {
       io::write_file_atomically(path, text);
-    } catch (const Error& error) {  // such as a full disk, which ends no training
+    } catch (const Error& error) {  // such as a full disk, which must not end training
       spdlog::warn("the trace is not written: {}", error.what());
     }
   }

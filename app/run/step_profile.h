@@ -1,4 +1,4 @@
-// Measures where the time of each step goes, and traces some steps to trace.json.
+// Measures how each step spends its time, and traces some steps to trace.json.
 #pragma once
 
 #include <c10/util/ScopeExit.h>
@@ -25,21 +25,20 @@ class StepProfile {
   // Both must outlive the profile.
   StepProfile(RunContext& context, pipeline::Executor& executor);
 
-  // Collective, as settle and finish: the step begins now.
+  // Collective, as are settle and finish: the step begins now.
   void begin_step(int64_t step);
   // The step ends now on this rank.
   void end_step();
-  // Returns, on rank 0, how the ranks idled in the step that ended last; all have ended it. It may be called
+  // Returns, on rank 0, how the ranks idled in the step that ended last; all have ended it. May be called
   // within the next step. On a GPU only traced steps are measured, and settle() waits for the device; after
   // other steps it returns nothing.
   std::optional<metrics::Bubble> settle();
-  // Rank 0: what the ranks of its pipeline did in the step that was settled last; empty if it was not
-  // measured.
+  // Rank 0: what the ranks of its pipeline did in the last settled step; empty if it was not measured.
   const std::vector<RankShares>& shares() const { return shares_; }
-  // Writes the trace if the run ended before the trace did, and says where it is.
+  // Writes the trace if the run ends before the trace does, and says where it is.
   void finish();
 
-  // Runs `body` as a phase: of the step, or between steps.
+  // Runs `body` as a phase of the step, or between steps.
   template <typename Body>
   decltype(auto) timed(Phase phase, Body&& body) {
     const comm::ActivityScope activity(context_.activity, doing(phase), name(phase));
@@ -61,7 +60,7 @@ class StepProfile {
 
   RunContext& context_;
   pipeline::Executor& executor_;
-  std::unique_ptr<comm::Communicator> pipeline_;  // its own: messages of the next step may be under way
+  std::unique_ptr<comm::Communicator> pipeline_;  // its own: the next step's messages may be in flight
   std::chrono::nanoseconds clock_offset_{0};
   int64_t count_ = 0;  // steps begun since the start
   int64_t step_ = 0;

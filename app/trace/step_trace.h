@@ -12,7 +12,7 @@
 
 namespace pptrain::app {
 
-// What a rank does beside its pipeline actions.
+// A rank's work other than its pipeline actions.
 enum class Phase : uint8_t {
   data,
   zero_gradients,
@@ -48,12 +48,12 @@ struct StepTrace {
 
 schedule::RankStep to_rank_step(const StepTrace& trace);
 
-// As numbers that travel, several steps one after the other.
+// Several steps one after the other, as numbers to send.
 std::vector<double> encode(std::span<const StepTrace> steps);
 std::vector<StepTrace> decode(std::span<const double> numbers);
 
-// What the kernels of a rank took in the traced steps, as it stands in trace.json (README.md): a list of
-// objects, the longest first. steps: that `times` are of; the numbers are of one step.
+// Times of a rank's kernels in the traced steps, as in trace.json (README.md): a list of objects, the longest
+// first. steps: the number of steps in `times`; the result is per step.
 std::string kernel_shares_json(const kernels::KernelTimes& times, int64_t steps);
 
 }  // namespace pptrain::app

@@ -60,7 +60,7 @@ constexpr const char* step_time = "step_time_s";
 constexpr const char* kernels = "kernels";
 }  // namespace keys
 
-// Categories beside those of actions (schedule::trace_category).
+// Categories other than those of actions (schedule::trace_category).
 constexpr const char* phase_category = "phase";
 constexpr const char* wait_category = "wait";
 
@@ -162,8 +162,8 @@ class TraceFile {
   std::string text_;
 };
 
-// The job says all that a reader needs but for a schedule from a file, which may be gone when the trace is
-// read.
+// The job says all that a reader needs, except for a schedule from a file, which may be gone when the trace
+// is read.
 Json run_json(const Plan& plan, const std::string& device) {
   return {{keys::format, trace_format},
           {keys::job, config::to_toml(job_to_save(plan))},
@@ -195,7 +195,7 @@ void read_run(const Json& other, TraceSummary& summary) {
   summary.schedule = other.at(keys::schedule);
   summary.placement = other.at(keys::placement) == "v" ? schedule::Placement::v : schedule::Placement::loop;
   const auto counts = other.at(keys::layers).get<std::vector<int64_t>>();
-  check_recompute(summary.run.job.train.recompute, static_cast<int>(counts.size()));
+  summary.run.job.train.recompute.check(static_cast<int>(counts.size()));
   summary.layers = pipeline::explicit_layer_assignment(static_cast<int>(summary.run.model.layers),
                                                        static_cast<int>(counts.size()), counts);
   summary.device = other.at(keys::device);
@@ -224,7 +224,7 @@ void read_events(const Json& events, const std::vector<int64_t>& steps, TraceSum
   summary.ranks.resize(ranks);
   summary.stages.resize(summary.layers.size());
   const std::string communication = schedule::trace_category(schedule::ActionKind::reduce_grad);
-  // By stage, category, and whether they are halves of pairs: those count where there are no others.
+  // By stage, category, and whether they are halves of pairs: halves count only if there are no others.
   std::map<std::tuple<size_t, std::string, bool>, std::pair<double, int>> actions;
   for (const Json& event : events) {
     if (event.at(keys::phase) != "X") continue;

@@ -1,5 +1,5 @@
-// trace.json: what every rank did when, in some steps of a run. Here it is written, and read for its times.
-// The format is in README.md.
+// trace.json: what every rank did when, in some steps of a run. Writes the file, and reads its times.
+// README.md describes the format.
 #pragma once
 
 #include <cstddef>
@@ -25,7 +25,7 @@ std::string render_trace_file(const Plan& plan, const std::string& device,
                               const std::vector<metrics::Bubble>& bubbles,
                               const std::vector<std::string>& kernels);
 
-// What a trace says, taken together over its steps and ranks. Times in seconds.
+// A trace's contents, summed up over its steps and ranks. Times in seconds.
 struct TraceSummary {
   PlanBase run;  // the job, as it ran
   pipeline::LayerAssignment layers;
@@ -37,11 +37,11 @@ struct TraceSummary {
   std::map<std::string, double> phases;  // mean of a rank and step: "optimizer", "data", ...
   // [stage] mean of one action, by category: forward, backward, ...
   std::vector<std::map<std::string, double>> stages;
-  // [rank of the world] of a step, by category; phases by name.
+  // [rank of the world] per step, by category; phases by name.
   std::vector<std::map<std::string, double>> ranks;
 };
 
-// Throws UsageError that names the file where it is no trace of pptrain.
+// Throws UsageError that names the file if it is no trace of pptrain.
 TraceSummary read_trace(const std::filesystem::path& path);
 
 inline double value_or_zero(const std::map<std::string, double>& values, const std::string& key) {
@@ -54,14 +54,14 @@ inline double value_or_zero(const std::map<std::string, double>& values, const s
 struct TracedStep {
   int64_t step = 0;
   mesh::MeshShape mesh;
-  // Compute actions alone, in the order in which they ran, of the first replica; the two of an overlapped
-  // pair stand apart.
+  // Only compute actions of the first replica, in the order in which they ran; the two of an overlapped pair
+  // are separate.
   schedule::Schedule schedule;
   // Seconds from the first action's start to the last one's end. Idle time is not split.
   schedule::Simulation times;
 };
 
-// The last traced step. Throws UsageError that names the file where it is no trace of pptrain, or the step
+// The last traced step. Throws UsageError that names the file if it is no trace of pptrain, or if the step
 // has more than `most_actions`.
 TracedStep read_traced_step(const std::filesystem::path& path, size_t most_actions);
 

@@ -45,7 +45,7 @@ std::optional<metrics::Listener> listen_for_metrics(RunContext& context) {
   return port;
 }
 
-// `so_far`: what the run has behind it (step, tokens, skipped steps, newest checkpoint).
+// `so_far`: the run's state before this start (step, tokens, skipped steps, newest checkpoint).
 std::vector<std::unique_ptr<metrics::Sink>> open_sinks(const config::JobConfig& job,
                                                        const metrics::RunHeader& header,
                                                        const metrics::StepRecord& so_far,
@@ -68,8 +68,8 @@ std::vector<std::unique_ptr<metrics::Sink>> open_sinks(const config::JobConfig& 
   return sinks;
 }
 
-// FLOP/s of all ranks' devices, of which mfu is a fraction; 0 if unknown. Ranks that share cores have no more
-// together than these.
+// FLOP/s of all ranks' devices, of which mfu is a fraction; 0 if unknown. Ranks that share cores have
+// together no more than these.
 double peak_flops_of_all(const RunContext& context, const CoreSharing& sharing) {
   const config::JobConfig& job = context.job;
   const int world = context.mesh.shape().world_size();
@@ -80,7 +80,7 @@ double peak_flops_of_all(const RunContext& context, const CoreSharing& sharing) 
 
 }  // namespace
 
-// A CPU's peak is timed twice, some moments apart: other work on the host may be there at one of them.
+// Times a CPU's peak twice, some moments apart: other work on the host may disturb one of them.
 RunMetrics::RunMetrics(RunContext& context, const checkpoint::RunState& state, const CoreSharing& sharing)
     : context_(context),
       state_(state),
@@ -168,7 +168,7 @@ class PaceWatch final : public StepListener {
       : context_(context), profile_(profile), sharing_(sharing) {}
 
   void settled(const StepResult& result) override {
-    // Where microbatches have other numbers of tokens each, no step is like another.
+    // If microbatches have different numbers of tokens, steps cannot be compared.
     if (!context_.root() || context_.job.data.lengths != config::Lengths::fixed) return;
     if (!pace_) pace_.emplace(context_.plan, sharing_);
     const std::string line = pace_->take(result.step, {result.seconds, profile_.shares()});
@@ -177,7 +177,7 @@ class PaceWatch final : public StepListener {
     spdlog::info("{}", line);
     try {
       write_pace(context_.job.run.dir, pace_->record());
-    } catch (const Error& error) {  // such as a full disk, which ends no training
+    } catch (const Error& error) {  // such as a full disk, which must not end training
       spdlog::warn("the pace is not written: {}", error.what());
     }
   }
@@ -244,7 +244,7 @@ class Evaluation final : public StepListener {
   checkpoint::RunState& state_;
 };
 
-// On one line, with \n for a new one.
+// The text on one line, with \n for a line break.
 std::string quoted(const std::string& text) {
   return one_line(nlohmann::json(text));
 }

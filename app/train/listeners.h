@@ -31,17 +31,16 @@ class RunMetrics final : public StepListener {
   // must outlive this. `sharing`: of the ranks' cores, as rank 0 knows it.
   RunMetrics(RunContext& context, const checkpoint::RunState& state, const CoreSharing& sharing);
 
-  // Opens the sinks on rank 0. `header` is of this start; `resumed_at`: the step of the checkpoint that the
-  // run goes on from. Throws Error that names a file that cannot be written. The references must outlive
-  // this.
+  // Opens the sinks on rank 0. `header`: of this start; `resumed_at`: the step of the checkpoint that the run
+  // goes on from. Throws Error that names a file that cannot be written. The references must outlive this.
   void open(const metrics::RunHeader& header, const std::vector<OpenSource>& sources,
             const data::DataLoader& loader, const RunSaver& saver, std::optional<int64_t> resumed_at);
-  // In good order: nothing follows.
+  // Closes the sinks in good order: nothing follows.
   void close();
 
   void settled(const StepResult& result) override;
   void evaluated(const metrics::EvalRecord& record);
-  // While it lives, the sinks show that the run does `what`.
+  // During its lifetime the sinks show that the run does `what`.
   metrics::PhaseNote note(std::string_view what) const { return {sinks_, what}; }
 
  private:
@@ -62,33 +61,33 @@ class RunMetrics final : public StepListener {
   double stalled_ = 0;     // s that saving took of training's time until the last step ended
 };
 
-// Rank 0 says when steps get slower than planned, and why (pace.json). Every reference must outlive it, here
-// and below.
+// Rank 0 logs when steps get slower than planned, and why (pace.json). Every reference must outlive it; this
+// holds for the following functions too.
 std::unique_ptr<StepListener> make_pace_watch(const RunContext& context, const StepProfile& profile,
                                               const CoreSharing& sharing);
 
-// Validates every eval.interval steps (0: never), and after the last one. The loss becomes the state's.
+// Validates every eval.interval steps (0: never), and after the last one. Writes the loss into the state.
 std::unique_ptr<StepListener> make_evaluation(RunContext& context, RankModel& model,
                                               const std::vector<OpenSource>& sources, StepProfile& profile,
                                               RunMetrics& metrics, checkpoint::RunState& state);
 
-// Every eval.generate_interval steps it generates eval.generate_tokens tokens behind eval.generate_prompt and
-// rank 0 logs the text. The random numbers are the same in every step. Nothing that training reads changes.
+// Every eval.generate_interval steps generates eval.generate_tokens tokens after eval.generate_prompt; rank 0
+// logs the text. The random numbers are the same in every step. Changes nothing that training reads.
 std::unique_ptr<StepListener> make_samples(RunContext& context, RankModel& model, StepProfile& profile,
                                            const checkpoint::RunState& state);
 
-// Watches the losses for ones that leave their band and stay above it. Its state is in the run's, which
+// Watches for losses that leave their band and stay above it. Its state is part of the run's, which
 // checkpoints hold.
 class Divergence final : public StepListener {
  public:
   Divergence(const config::TrainSection& train, checkpoint::RunState& state);
 
-  // The state is that of a checkpoint.
+  // The state comes from a checkpoint.
   void restore();
   void settled(const StepResult& result) override;
   bool is_due(int64_t step) const override;  // the run ends here
   bool diverged() const { return watch_.diverged(); }
-  // For the user of a run that diverged.
+  // For the user of a run that has diverged.
   std::string report(const DivergedCheckpoints& left) const;
 
  private:

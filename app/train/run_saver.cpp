@@ -24,7 +24,7 @@ checkpoint::SaveOptions complete(checkpoint::SaveOptions options, const Plan& pl
   return options;
 }
 
-// Where the run goes on from a checkpoint of its own; not from one of another run.
+// The newest checkpoint's name if it is the run's own; "" if it is another run's.
 std::string newest_of_own(const std::filesystem::path& root, int64_t step) {
   std::string name = checkpoint::step_folder_name(step);
   return io::is_there(root / name) ? name : "";
@@ -58,7 +58,7 @@ void RunSaver::save(const checkpoint::RunState& state, bool is_last) {
   saved_at_ = Clock::now();
 }
 
-// While the loss lies above its band no checkpoint goes: the newest sound one may be among the old.
+// While the loss is above its band no checkpoint is deleted: the newest sound one may be among the old.
 checkpoint::SaveTerms RunSaver::terms(const checkpoint::RunState& state, bool is_last) {
   const std::lock_guard lock(mutex_);
   scores_.erase(state.step);
@@ -121,7 +121,7 @@ bool RunSaver::is_among_best() {
   return checkpoint::is_among_best(scores_, state_.step, *state_.validation_loss, options_.keep_best_n);
 }
 
-// What failed to be saved, or somebody has moved, is no rival. A save under way is one.
+// Drops the scores of checkpoints that failed to be saved or were moved. A running save keeps its score.
 void RunSaver::forget_lost() {
   std::erase_if(scores_, [&](const auto& s) {
     const bool under_way = s.first == saved_step_ && saver_.busy();

@@ -26,30 +26,30 @@ struct DivergedCheckpoints {
 
 class RunSaver final : public StepListener {
  public:
-  // `disk`: what checkpoint::patient() gives. `options`: root, layout, keep and ended are used; the rest is
-  // the job's. `state`: the run's, which `is_saved` if it begins with a checkpoint. All ranks alike; the
-  // references must outlive this.
+  // `disk`: made by checkpoint::patient(). `options`: root, layout, keep and ended are used; the rest is the
+  // job's. `state`: the run's; `is_saved` if it comes from a checkpoint. Equal on all ranks; the references
+  // must outlive this.
   RunSaver(const RunContext& context, comm::Communicator& disk, RankModel& model,
            checkpoint::SaveOptions options, const checkpoint::RunState& state, bool is_saved);
 
-  // Saves this step, unless it is saved already. What the memory lost since the last update is found before
-  // anything of it is saved. The last save of a run must succeed; an earlier one that fails is a warning.
-  // Collective.
+  // Saves this step, unless it is saved already. First checks for memory that has changed since the last
+  // update, before saving any of it. The last save of a run must succeed; an earlier one that fails is a
+  // warning. Collective.
   void save(const checkpoint::RunState& state, bool is_last);
 
-  // The same in the thread of a quick stop, over a communicator of its own, while the main thread may be
-  // anywhere between two updates. What is under way is of this step or an earlier one: it ends first. Says
-  // what is saved where.
+  // The same in the thread of a quick stop, over a communicator of its own; the main thread may be anywhere
+  // between two updates. A running save, of this step or an earlier one, ends first. Returns what is saved
+  // and its place.
   std::string save_quickly(comm::Communicator& world, const checkpoint::RunState& state);
 
-  // The state of a run that diverged, as diverged_step_N; the checkpoints since state.above_since become such
-  // too. Tells on rank 0 what is left, nothing elsewhere. Collective; waits until all is written.
+  // Saves the state of a diverged run as diverged_step_N, and renames the checkpoints since state.above_since
+  // likewise. Returns on rank 0 what is left, nothing elsewhere. Collective; waits until all is written.
   std::optional<DivergedCheckpoints> save_diverged(const checkpoint::RunState& state);
 
   // Every checkpoint.interval steps.
   bool is_due(int64_t step) const override;
-  // On rank 0, whose clock counts: checkpoint.minutes have passed since the last save, or the state's
-  // validation loss is among those of the checkpoint.keep_best_n best checkpoints.
+  // On rank 0, whose clock counts: have checkpoint.minutes passed since the last save, or is the state's
+  // validation loss among those of the checkpoint.keep_best_n best checkpoints?
   bool wants_save();
 
   double stalled_seconds() const { return saver_.stalled_seconds(); }
@@ -67,10 +67,10 @@ class RunSaver final : public StepListener {
   RankModel& model_;
   const checkpoint::RunState& state_;
   checkpoint::SaveOptions options_;
-  int64_t saved_step_;  // begun to be saved
+  int64_t saved_step_;  // the last step whose save began
   std::chrono::steady_clock::time_point saved_at_;
   std::mutex mutex_;           // of scores_
-  checkpoint::Scores scores_;  // rank 0: of what is saved or begun to be
+  checkpoint::Scores scores_;  // rank 0: of steps whose save began
   checkpoint::Saver saver_;    // last: its thread uses the rest
 };
 

@@ -41,24 +41,24 @@ constexpr std::chrono::milliseconds look_again{10};
 
 // Between two updates of the weights a rank holds the state of a finished step, whatever its pipeline does
 // meanwhile. When the launcher asks for an end, a thread of each rank waits for a quarter of the time that
-// the launcher leaves: the run may stop in order until then. After that no update begins on any rank; the
-// ranks agree on the newest step that one of them has begun to apply, which all can then finish (its gradient
-// norm is known, so every rank has done its part), save it through a communicator of their own while the main
-// threads are held, and end with exit code 3.
+// the launcher leaves: until then the run may stop in order. After that no update begins on any rank. The
+// ranks agree on the newest step that one of them has begun to apply. All can finish it: its gradient norm is
+// known, so every rank has done its part. Then they save it through a communicator of their own, while the
+// main threads are held, and end with exit code 3.
 //
 // The launcher's agent on one host may ask alone (a pod is evicted, a node drained). So a rank that is asked
-// summons all others, which then act as if they had been asked. Where that does not reach them (without
-// heartbeats), nothing is held: the main threads finish the step under way and stop in order.
+// summons all others, which then act as if they had been asked. If that does not reach them (without
+// heartbeats), nothing is held: the main threads finish the current step and stop in order.
 //
-// After a notice the same is done, except that the process waits for the request before it ends. If none
-// comes in time, the main threads go on from where they were held.
+// After a notice the same happens, but the process waits for the request before it ends. If none comes in
+// time, the main threads go on from where they were held.
 class QuickStop {
  public:
   // Collective over the world. `patience`: from the launcher's first signal to SIGKILL; a notice comes half
   // of it before the request. `state`: of the last finished step. The references must outlive this.
   QuickStop(const RunContext& context, const fault::Shutdown& shutdown, std::chrono::milliseconds patience,
             const RunDir& run_dir, RunSaver& saver, const checkpoint::RunState& state);
-  // Does not return once the quick stop is under way: it ends the process.
+  // Does not return if the quick stop has begun: it ends the process.
   ~QuickStop();
   QuickStop(const QuickStop&) = delete;
   QuickStop& operator=(const QuickStop&) = delete;
@@ -76,14 +76,14 @@ class QuickStop {
   void run(const fault::StopRequest& request);
   bool sleep_until(std::chrono::steady_clock::time_point time);  // false: this object is being destroyed
   bool decide();                                                 // true: this thread saves the state
-  std::string save();                                            // says what is saved where
+  std::string save();                                            // returns what is saved and its place
   bool request_follows(const fault::StopRequest& notice);
   [[noreturn]] void end(const std::string& saved);
   void release();  // the main thread may go on
-  // The highest of all ranks' values, place by place. Nothing where this object is being destroyed meanwhile.
+  // The elementwise maximum over all ranks. Nothing if this object is being destroyed meanwhile.
   using Values = std::vector<double>;
   std::optional<Values> highest(Values values);
-  // As highest(), and nothing where another rank has ended.
+  // As highest(), but also nothing if another rank has ended.
   std::optional<Values> highest_unless_one_ended(const Values& values);
   bool complete(comm::Work& work);
 
@@ -170,8 +170,8 @@ void QuickStop::run(const fault::StopRequest& request) {
   if (!request.notice && context_.heartbeat != nullptr) context_.heartbeat->summon();
   if (!sleep_until(request.time + patience_ / 4)) return;
   try {
-    // Waits, while the main thread goes on, until the quick stops of all ranks have come here: one that holds
-    // its main thread for others that nobody has asked would wait for ever.
+    // Waits, while the main thread goes on, until the quick stops of all ranks are here. If a rank held its
+    // main thread for ranks that nobody has asked, it would wait for ever.
     if (!highest_unless_one_ended({}) || !decide()) return;
     const std::string saved = save();
     if (!request.notice || request_follows(request)) end(saved);
@@ -198,7 +198,7 @@ bool QuickStop::decide() {
   }
   const std::optional<Values> agreed = highest_unless_one_ended(own);
   Lock lock(mutex_);
-  // A rank whose main thread ends the run in order has agreed so with all others: theirs do too.
+  // If one rank's main thread ends the run in order, all ranks have agreed on it: the others' do too.
   const bool in_order = !agreed || (*agreed)[1] > 0;
   mode_ = in_order ? Mode::waiting : Mode::saving;
   limit_ = in_order ? std::nullopt : std::optional(static_cast<int64_t>((*agreed)[0]));
@@ -206,8 +206,8 @@ bool QuickStop::decide() {
   if (in_order) return false;
   const auto ready = [&] { return state_.step >= *limit_ && !main_saves_; };
   changed_.wait(lock, [&] { return ready() || leaving_; });
-  // Where the step was due to be saved, the main threads of all ranks have done so, and may be ending the run
-  // by themselves. Where this rank's has failed, that is what is to be said.
+  // If the step was due to be saved, the main threads of all ranks have done so, and may be ending the run by
+  // themselves. If this rank's has failed, its error is reported.
   if (!stopping_ && ready()) return true;
   mode_ = Mode::waiting;
   changed_.notify_all();
@@ -237,7 +237,7 @@ void QuickStop::end(const std::string& saved) {
     spdlog::info("stopped by the launcher in the middle of a step; {}. Run the same command to resume.",
                  saved);
   try {
-    highest({});  // nobody leaves before all have saved: a rank that is gone looks like a failure
+    highest({});  // nobody leaves before all have saved: a missing rank looks like a failure
   } catch (const std::exception&) {
     // Another one was quicker; it had saved.
   }
@@ -254,8 +254,8 @@ void QuickStop::release() {
   changed_.notify_all();
 }
 
-// A rank that has ended in order agreed so with all others before. One that has died is for the main threads
-// to find, which go on; they say it better.
+// A rank that has ended in order agreed on it with all others before. A dead rank is left to the main
+// threads, which go on and report it better.
 auto QuickStop::highest_unless_one_ended(const Values& values) -> std::optional<Values> {
   try {
     return highest(values);
@@ -264,7 +264,7 @@ auto QuickStop::highest_unless_one_ended(const Values& values) -> std::optional<
   }
 }
 
-// By way of rank 0.
+// Through rank 0.
 auto QuickStop::highest(Values values) -> std::optional<Values> {
   const auto message = [&] { return at::empty({static_cast<int64_t>(values.size()) + 1}, at::kDouble); };
   const auto pack = [&] {
@@ -302,11 +302,11 @@ bool QuickStop::complete(comm::Work& work) {
     const std::lock_guard lock(mutex_);
     if (leaving_ && mode_ != Mode::saving) return false;
   }
-  work.wait();  // at once; it says what went wrong
+  work.wait();  // returns at once; throws what went wrong
   return true;
 }
 
-// A step that post-validation may still take back is no state to save; a GPU's stream is not waited for here.
+// A step that post-validation may still take back is not saved; a GPU's stream is not waited for here.
 RunStop::RunStop(const RunContext& context, const fault::Shutdown& shutdown, const RunDir& run_dir,
                  RunSaver& saver, const checkpoint::RunState& state)
     : run_dir_(context.job.run.dir),
@@ -333,7 +333,7 @@ void RunStop::begin_step(int64_t step) {
       fmt::format("{}ended at once in step {}: {}\n", over_the_progress_bar, step, lost_by_ending_at_once()));
 }
 
-// What only memory holds in a step under way.
+// What is lost if the process ends during a step.
 std::string RunStop::lost_by_ending_at_once() const {
   const int64_t saved = std::max(saver_.saved_step(), begun_at_), lost = under_way_ - 1 - saved;
   const std::string steps = fmt::format("{} finished step{}", lost, lost == 1 ? "" : "s");
@@ -355,7 +355,7 @@ void RunStop::saved() {
 }
 
 void RunStop::stopping() {
-  if (signals_) signals_->catch_up();  // what the signal will do is said before what it did
+  if (signals_) signals_->catch_up();  // says what the signal will do before stopping() does it
   if (quick_) quick_->stopping();
 }
 
@@ -366,7 +366,7 @@ void RunStop::failed() {
 void RunStop::announce(const fault::StopRequest& request) const {
   if (request.notice) return;  // it may mean nothing
   const std::string signal = fault::signal_name(request.signal);
-  if (read_last_words(run_dir_).empty()) {  // else another rank is gone, which is the reason for this too
+  if (read_last_words(run_dir_).empty()) {  // else another rank is gone, and that is the reason
     note_last_words(
         run_dir_, fmt::format("{}{} asked the run to end, and its process ended before it had saved", signal,
                               request.from_launcher ? " from the launcher" : ""));

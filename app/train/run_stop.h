@@ -1,5 +1,5 @@
-// How a run stops when it is asked to: in order after the step under way, or at once for a launcher that does
-// not wait.
+// How a run stops when it is asked to: in order after the current step, or at once if the launcher does not
+// wait.
 #pragma once
 
 #include <atomic>
@@ -25,7 +25,7 @@ class RunStop final : public StepListener {
   // step. Collective.
   RunStop(const RunContext& context, const fault::Shutdown& shutdown, const RunDir& run_dir, RunSaver& saver,
           const checkpoint::RunState& state);
-  // Does not return once a quick stop is under way: it ends the process.
+  // Does not return if a quick stop has begun: it ends the process.
   ~RunStop() override;
   RunStop(const RunStop&) = delete;
   RunStop& operator=(const RunStop&) = delete;
@@ -33,14 +33,14 @@ class RunStop final : public StepListener {
   void begin_step(int64_t step);
   // Does not return if a quick stop gives the step up.
   void begin_update(int64_t step) override;
-  // The weights are those of state.step. `saves`: the main thread will save that step itself, whatever comes.
+  // The weights are those of state.step. `saves`: the main thread will save that step itself in any case.
   void finished(const checkpoint::RunState& state, bool saves);
   void saved();
   // All ranks have agreed to stop after the finished step. Does not return if a quick stop has begun to save
   // it.
   void stopping();
-  // The run has failed. Does not return if a quick stop has saved: then the failure is only another rank's
-  // leaving.
+  // The run has failed. Does not return if a quick stop has saved: then another rank's leaving caused the
+  // failure.
   void failed();
 
  private:
@@ -55,10 +55,10 @@ class RunStop final : public StepListener {
   const bool is_root_;
   Patience patience_ = patience_of(comm::detect_launch());
   bool stops_quickly_;
-  std::atomic<int64_t> under_way_;  // the step
+  std::atomic<int64_t> under_way_;  // current step
   // Last: their threads use the rest.
   std::optional<fault::StopListener> signals_;  // of rank 0
-  std::unique_ptr<QuickStop> quick_;            // if the launcher may not wait for the step under way
+  std::unique_ptr<QuickStop> quick_;            // if the launcher may not wait for the current step
 };
 
 }  // namespace pptrain::app

@@ -26,17 +26,17 @@ using Clock = std::chrono::steady_clock;
 
 namespace {
 
-// PyTorch's clip_grad_norm_: scale by max_norm / (norm + 1e-6) where that is below 1.
+// As PyTorch's clip_grad_norm_: scale by max_norm / (norm + 1e-6) if that is below 1.
 double clip_coefficient(double norm, double max_norm) {
   return max_norm > 0 ? std::min(1.0, max_norm / (norm + 1e-6)) : 1.0;
 }
 
-// What sums over a step's valid tokens are divided by.
+// The divisor of sums over a step's valid tokens.
 double divisor(const StepResult& step) {
   return static_cast<double>(std::max<int64_t>(step.valid_tokens, 1));
 }
 
-// Of whole lists, of which ranks may have parts.
+// Tokens of whole lists, of which ranks may have parts.
 std::vector<int64_t> tokens_of(std::span<const data::Microbatch> microbatches) {
   std::vector<int64_t> tokens;
   for (const data::Microbatch& microbatch : microbatches) tokens.push_back(microbatch.segments.tokens());
@@ -52,7 +52,7 @@ void log_memory(int64_t step, at::Device device) {
 
 }  // namespace
 
-// The loads of a step's experts, summed over all ranks while they go on.
+// The loads of a step's experts, summed over all ranks in the background.
 class LoadSum {
  public:
   // Collective over `world`, which must outlive this. model: one with sparse layers.
@@ -64,7 +64,7 @@ class LoadSum {
                        at::TensorOptions().dtype(at::kLong));
   }
 
-  // Begins to sum what each rank's stages say of a step; never waits. One sum is under way at a time.
+  // Begins to sum the loads of each rank's stages in a step; never waits. One sum runs at a time.
   void start(const std::map<int, at::Tensor>& own) {
     loads_.zero_();
     std::vector<at::Tensor> rows;
@@ -91,8 +91,8 @@ class LoadSum {
   }
 
  private:
-  std::unique_ptr<comm::Communicator> group_;  // of its own: its sums meet no others
-  std::vector<int> layers_;                    // that are sparse
+  std::unique_ptr<comm::Communicator> group_;  // its own, so that its sums meet no others
+  std::vector<int> layers_;                    // the sparse ones
   at::Tensor loads_;                           // int64 [layers, experts]
   std::unique_ptr<comm::Work> work_;
 };
@@ -124,7 +124,7 @@ void StepRunner::run(const std::function<bool()>& is_asked) {
   if (logs(Subsystem::memory, spdlog::level::debug)) log_memory(state_.step + 1, context_.device);
   profile_.begin_step(state_.step + 1);
   const auto begin = Clock::now();
-  state_.validation_loss.reset();  // that of the step before
+  state_.validation_loss.reset();  // it belongs to the step before
   StepResult step = run_pipeline();
   if (expert_loads_) expert_loads_->start(model_.take_expert_loads());
   profile_.timed(Phase::embedding_gradients, [&] { model_.exchange_embedding_gradients(); });
@@ -175,7 +175,7 @@ StepResult StepRunner::run_pipeline() {
       .valid_tokens = step.targets, .tokens = step.tokens, .padding = step.padding, .data_wait_s = data_wait};
   if (context_.job.metrics.microbatch_losses) {
     result.microbatch_losses = model_.microbatch_losses();
-    // Of a microbatch in slices the first one counts the targets.
+    // If a microbatch has slices, the first slice counts the targets.
     const auto slices = static_cast<size_t>(context_.job.distributed.pp_sequence_slices);
     for (size_t i = 0; i < result.microbatch_losses.size(); ++i)
       result.microbatch_losses[i] /=
@@ -191,7 +191,7 @@ bool StepRunner::validate() {
   const auto correct = [&](const std::optional<double>& scale) {
     stands = profile_.timed(Phase::optimizer, [&] { return post_validation_->correct(scale); });
   };
-  // A step that is not finite is taken back first: the weights are looked at as they were before it.
+  // A step that is not finite is taken back first, so that weights are checked as they were before it.
   const bool finite = std::isfinite(loss) && std::isfinite(norm);
   if (!finite) correct(std::nullopt);
   judge(pending_, loss, norm);

@@ -23,31 +23,31 @@ class LoadSum;
 
 class StepRunner {
  public:
-  // Everything must outlive this; `listeners` may grow until the first step. Collective, as run().
+  // Everything must outlive this; `listeners` may grow until the first step. Collective, as is run().
   StepRunner(RunContext& context, RankModel& model, data::DataLoader& loader, checkpoint::RunState& state,
              const std::vector<StepListener*>& listeners);
   ~StepRunner();
 
-  // The state is that of a checkpoint.
+  // The state comes from a checkpoint.
   void restore() { anomaly_.restore(state_.skipped_in_a_row, state_.skipped); }
 
   // Runs step state.step + 1 and updates the state. `is_asked`: does this rank want a stop or a save?
   void run(const std::function<bool()>& is_asked);
   // The last step's result is known only within the next one (post-validation).
   bool pending() const { return post_validation_ && post_validation_->pending(); }
-  // All ranks have agreed on what one of them wanted.
+  // All ranks have agreed on what a rank asked for.
   void answered();
 
   StepProfile& profile() { return profile_; }
 
  private:
-  bool result_needed() const;  // of the step just run, before the next one can begin
-  StepResult run_pipeline();   // of the next step, whose samples are then taken
+  bool result_needed() const;  // of this step, before the next one can begin
+  StepResult run_pipeline();   // of the next step; then its samples are taken
   void zero_gradients();
   bool validate();  // the pending step; false if it was redone or skipped
   // loss, norm: the loss summed over valid tokens, and the norm of its gradient.
   void judge(StepResult& step, double loss, double norm);
-  std::string find_not_finite(double loss, double norm);  // "" where both are finite; warns elsewhere
+  std::string find_not_finite(double loss, double norm);  // "" if both are finite, else warns
   void settle(StepResult step);
 
   RunContext& context_;
@@ -56,7 +56,7 @@ class StepRunner {
   checkpoint::RunState& state_;
   const std::vector<StepListener*>& listeners_;
   pipeline::Executor executor_;
-  StepRecompute recompute_;  // empty where all steps recompute alike
+  StepRecompute recompute_;  // empty if all steps recompute alike
   StepProfile profile_;
   std::optional<PostValidation> post_validation_;
   std::unique_ptr<LoadSum> expert_loads_;  // of a model with experts

@@ -25,7 +25,7 @@ using Clock = std::chrono::steady_clock;
 
 namespace {
 
-// Before weights are made: what a user wants to read where they do not fit, or take long.
+// Runs before weights are made, so that a user reads the log if they do not fit, or take long.
 std::vector<OpenSource> open_sources(const RunContext& context, comm::Communicator& patient,
                                      const fault::Shutdown& shutdown) {
   const Wanted wanted = config::has_validation(context.job) ? Wanted::all : Wanted::training;
@@ -77,7 +77,7 @@ struct Trainer::StopOrSave {
   bool folder_is_gone = false;
 };
 
-// Requests that have not been answered are taken back, and threads write what is left.
+// Withdraws unanswered requests; threads write what is left.
 Trainer::~Trainer() {
   if (context_.activity != nullptr) context_.activity->set(comm::Doing::storage, "the end of the run");
 }
@@ -160,7 +160,7 @@ bool Trainer::start() {
   return resumed;
 }
 
-// From the newest checkpoint that proves sound as it is loaded.
+// Resumes from the newest checkpoint that proves sound at loading.
 void Trainer::resume() {
   while (!run_dir_.checkpoint().empty()) {
     const std::string problem =
@@ -197,7 +197,7 @@ void Trainer::open(bool resumed) {
                   resumed ? std::optional(state_.step) : std::nullopt);
   disk_comm_->barrier();
   open_log(context_.job.run.dir);
-  // It outlives this: what ends the process may come after an exception has left the trainer.
+  // The callback outlives this: an exception may leave the trainer before something ends the process.
   if (context_.heartbeat != nullptr)
     context_.heartbeat->on_verdict([folder = fs::path(context_.job.run.dir)](const std::string& text) {
       note_last_words(folder, text);
@@ -215,8 +215,8 @@ void Trainer::save(bool is_last) {
   });
 }
 
-// Requests and the best losses are known to rank 0 alone, so any step may be saved. Exception: where an
-// evaluation follows the step, requests wait for the next one, and a quick stop saves the finished state.
+// Only rank 0 knows requests and the best losses, so any step may be saved. Exception: if an evaluation
+// follows the step, requests wait for the next one, and a quick stop saves the finished state.
 bool Trainer::may_save() const {
   const config::JobConfig& job = context_.job;
   const auto due = [this](int64_t interval) { return interval > 0 && state_.step % interval == 0; };
@@ -251,7 +251,7 @@ Trainer::StopOrSave Trainer::agree() {
   return {.stop = ranks[0] > 0, .save = ranks[1] > 0, .folder_is_gone = ranks[2] > 0};
 }
 
-// Log and metrics went with the folder. What the ranks hold is saved, so that the same command goes on.
+// Log and metrics went with the folder. Saves what the ranks hold, so that the same command goes on.
 int Trainer::rescue() {
   if (context_.root()) run_dir_.make_anew(state_.step);
   save(/*is_last=*/true);
@@ -268,7 +268,7 @@ int Trainer::rescue() {
   return exit_failed;
 }
 
-// In the main thread, which may wait for the disk then.
+// In the main thread, which may then wait for the disk.
 void Trainer::end_run_dir(const RunEnd& end) {
   if (!context_.root()) return;
   const comm::ActivityScope writing(context_.activity, comm::Doing::storage, "writing end.json");

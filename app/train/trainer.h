@@ -24,8 +24,8 @@ namespace pptrain::app {
 
 class Trainer {
  public:
-  // `shutdown` is asked between steps; all ranks of a process may share it. Collective, as everything here.
-  // Makes tokens of texts where that is still to be done; throws StoppedAtStart where it is interrupted.
+  // Asks `shutdown` between steps; all ranks of a process may share it. Collective, as is everything here.
+  // Tokenizes text that is not tokenized yet; throws StoppedAtStart if that is interrupted.
   Trainer(RunContext& context, const fault::Shutdown& shutdown);
   ~Trainer();
 
@@ -39,10 +39,10 @@ class Trainer {
   int train();
   void warm_up();
   void save(bool is_last);
-  bool may_save() const;  // this step, as far as all ranks know beforehand
+  bool may_save() const;  // at this step, as far as all ranks know beforehand
   struct StopOrSave;
   StopOrSave wants();                   // of this rank
-  StopOrSave agree();                   // of all
+  StopOrSave agree();                   // of all ranks
   void end_run_dir(const RunEnd& end);  // on rank 0
   int rescue();                         // the run's folder is gone
   int finish(bool stopped);
@@ -50,11 +50,11 @@ class Trainer {
 
   RunContext& context_;
   const fault::Shutdown& shutdown_;
-  RunDir run_dir_;  // before what costs time and memory: a second start in the folder ends here
+  RunDir run_dir_;  // before costly members: a second start in the folder ends here
   checkpoint::RunState state_;
   std::vector<RankCores> cores_;  // by rank, on rank 0
   RunMetrics metrics_;
-  std::unique_ptr<comm::Communicator> disk_comm_;  // of the saver, and of what else waits for disks
+  std::unique_ptr<comm::Communicator> disk_comm_;  // of the saver and others that wait for disks
   std::vector<OpenSource> sources_;                // of the data
   RankModel model_;
   data::DataLoader loader_;
@@ -63,8 +63,8 @@ class Trainer {
   Divergence divergence_;
   std::unique_ptr<StepListener> pace_;
   std::vector<std::unique_ptr<StepListener>> between_steps_;  // evaluation and samples
-  std::optional<LiveRequests> requests_;                      // of rank 0, where the file system can lock
-  std::optional<RunSaver> saver_;                             // whose thread answers requests
+  std::optional<LiveRequests> requests_;                      // of rank 0, if the file system can lock
+  std::optional<RunSaver> saver_;                             // its thread answers requests
   std::optional<RunStop> stop_;                               // last: its threads use the rest
   bool stopped_on_request_ = false;
 };

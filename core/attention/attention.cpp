@@ -68,12 +68,12 @@ double default_scale(const AttentionCall& call) {
   return 1 / std::sqrt(static_cast<double>(call.q.size(2)));
 }
 
-// Those of blocks that compute whole documents too.
+// The back ends for blocks that compute whole documents too.
 bool is_by_blocks(BackEnd back_end) {
   return back_end == BackEnd::flash_blocks || back_end == BackEnd::composed_blocks;
 }
 
-// Of a GPU that is there, of the one that a dry run stands for, or of the CPU.
+// Chooses for the GPU that is there, for the GPU that a dry run stands for, or for the CPU.
 BackEnd choose(const AttentionCall& call) {
   if (call.q.is_cuda()) return choose_on_gpu(call);
   const kernels::GpuKind gpu = kernels::is_dry(call.q) ? kernels::dry_gpu() : kernels::GpuKind{};
@@ -201,14 +201,14 @@ Tensor attend_by(BackEnd back_end, AttentionCall call, Saved& saved) {
 
 namespace {
 
-// But dsinks.
+// All but dsinks.
 Gradients operand_gradients(const Tensor& dout, const Saved& saved) {
   const AttentionCall& c = saved.call;
   if (is_by_blocks(saved.back_end)) return attend_in_blocks_backward(dout, saved);
   if (c.q.is_cuda()) return attend_on_gpu_backward(dout, saved);
   const Gradients grads = empty_gradients(saved.back_end, c);
   const auto documents = document_blocks(c.documents);
-  const kernels::Cost cost = cost_of(  // five products, since the scores are computed again
+  const kernels::Cost cost = cost_of(  // five GEMMs, since the scores are recomputed
       5, c, documents,
       kernels::moving(c.q, c.k, c.v, saved.out, dout, saved.logsumexp, grads.dq, grads.dk, grads.dv));
   if (kernels::is_dry(c.q)) {

@@ -28,7 +28,7 @@ using at::Tensor;
 using tokens::AttentionBlock;
 using Blocks = std::span<const AttentionBlock>;
 
-// Adds what the queries [first, first + rows) have of keys that they had not seen. out: [rows, heads,
+// Merges attention of the queries [first, first + rows) to keys that they had not seen. out: [rows, heads,
 // head_dim]; logsumexp: float32 [heads, rows].
 void merge_attention(PartialAttention& seen, int64_t first, const Tensor& out, const Tensor& logsumexp) {
   Tensor old_out = seen.out.narrow(0, first, out.size(0));
@@ -66,8 +66,8 @@ Tensor hidden_keys(const Tile& s, int64_t window, const Tensor& like) {
 }
 
 // Operands of a tile: q [kv_heads, group * rows, dim]; k, v [kv_heads, keys, dim]; scores [kv_heads, group *
-// rows, keys], scaled and capped, minus infinity where a row does not see a key; slope: the derivative of the
-// cap where there is one, as scores.
+// rows, keys], scaled and capped, minus infinity if a row does not see a key. Also `slope`, shaped like
+// scores: the derivative of the cap if there is one.
 struct TileOperands {
   Tensor q, k, v, scores, slope;
 
@@ -90,7 +90,7 @@ struct TileOperands {
 void add_composed(const AttentionCall& c, const AttentionBlock& block, PartialAttention& seen) {
   for_tiles(block, c.window, kComposedRows, block.keys, [&](const Tile& tile) {
     const TileOperands x(c, tile);
-    // Finite also where a window leaves nothing of the tile to a row.
+    // Finite even if a window leaves nothing of the tile to a row.
     const Tensor logsumexp =
         at::logsumexp(x.scores, {2}, /*keepdim=*/true).clamp_min_(std::numeric_limits<float>::lowest());
     const Tensor out = at::matmul(at::exp(x.scores.sub(logsumexp)), x.v);
@@ -156,8 +156,8 @@ void add_flash_backward(const Tensor& dout, const Saved& saved, const AttentionB
 
 // --- Choice, cost and memory ---
 
-// A dry run stands for a GPU's, or for the CPU. The call may be one of ranks, whose blocks are each rank's
-// own.
+// A dry run stands for a GPU, or for the CPU. The call may belong to several ranks; then the blocks are each
+// rank's own.
 BackEnd choose_for_blocks(const AttentionCall& call) {
   const Tensor& q = call.q;
   if (q.is_cpu() || (kernels::is_dry(q) && !kernels::dry_gpu().is_gpu())) return BackEnd::cpu_blocks;
@@ -167,15 +167,15 @@ BackEnd choose_for_blocks(const AttentionCall& call) {
   return flash ? BackEnd::flash_blocks : BackEnd::composed_blocks;
 }
 
-// Of the GPU that a dry run stands for: FlashAttention-2's memory for each block. That of the plain operators
-// is not known.
+// For the GPU that a dry run stands for: FlashAttention-2's memory for each block. The plain operators'
+// memory is not known.
 template <class Scratch>
 void record_scratch(BackEnd back_end, Blocks blocks, Scratch scratch) {
   if (back_end != BackEnd::flash_blocks) return;
   for (const AttentionBlock& block : blocks) kernels::record_scratch(scratch(block));
 }
 
-// `x` in a type, as a kernel of its own where that is another one.
+// `x` in a type; a kernel of its own if that is another type.
 Tensor rounded(const Tensor& x, at::ScalarType type) {
   Tensor y = x.to(type);
   if (type != x.scalar_type()) kernels::record(kernels::moving(x, y));

@@ -1,6 +1,6 @@
-// Attention whose keys come in parts, as on a ring of ranks: each part's blocks are added to what the queries
-// have of the others. By our own kernel on the CPU, by FlashAttention-2 for bfloat16 on CUDA, by plain
-// operators elsewhere, which are slower and hold the scores of 256 rows at a time.
+// Attention whose keys come in parts, as on a ring of ranks: each part's blocks are merged into the queries'
+// attention to the other parts. On the CPU by our own kernel, on CUDA by FlashAttention-2 for bfloat16.
+// Otherwise by plain operators, which are slower and hold the scores of 256 rows at a time.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -18,7 +18,8 @@ namespace pptrain::attention {
 // The causal attention of each whole document.
 std::vector<tokens::AttentionBlock> document_blocks(const tokens::Segments& documents);
 
-// `moved`, with `products` of 2 operations for each pair of a query and a key that it sees, head and element.
+// `moved`, plus `products` GEMMs of 2 operations for each pair of a query and a key that it sees, head and
+// element.
 kernels::Cost cost_of(double products, const AttentionCall& call,
                       std::span<const tokens::AttentionBlock> blocks, kernels::Cost moved);
 
@@ -28,8 +29,8 @@ struct Tile {
   int64_t query, rows, key, keys, first;
 };
 
-// Calls f for the tiles of a block, row after row, and of a row in the order of its keys, from the first that
-// is within the window of a query. window: 0 for none.
+// Calls f for the tiles of a block, row after row, and within a row in the order of its keys, from the first
+// one within the window of a query. window: 0 for none.
 template <class F>
 void for_tiles(const tokens::AttentionBlock& block, int64_t window, int64_t most_rows, int64_t most_keys,
                F f) {
@@ -49,33 +50,34 @@ void for_tiles(const tokens::AttentionBlock& block, int64_t window, int64_t most
   }
 }
 
-// What queries have of the keys that they have seen.
+// Attention of queries to the keys that they have seen.
 struct PartialAttention {
   at::Tensor out;        // float32 [tokens, heads, head_dim]: softmax(scale q k^T) v
   at::Tensor logsumexp;  // float32 [heads, tokens]: of the scores and, if there is one, the sink
   BackEnd back_end = BackEnd::cpu_blocks;
 };
 
-// Of the call's queries, which have seen nothing but the sink: zeros, and minus infinity or the sink, which
-// counts here alone; with the back end for them.
+// For the call's queries, which have seen nothing but the sink: zeros, and minus infinity or the sink, which
+// counts only here; with the back end for them.
 PartialAttention no_attention(const AttentionCall& call);
 
 // Adds `blocks`, made for the call's window, in their order, of the call's q and of k and v: T [keys,
-// kv_heads, head_dim]. The call's documents are not read, and its list is one that no ranks share. On CUDA,
-// bfloat16 needs a head_dim that is a multiple of 8, of 256 at most. On the meta device only cost and memory
-// are recorded: of the blocks given, no more. Throws Error for what the back end does not take.
+// kv_heads, head_dim]. The call's documents are not read, and its list must not be sharded. On CUDA, bfloat16
+// needs a head_dim that is a multiple of 8, of 256 at most. On the meta device only cost and memory are
+// recorded: of the blocks given, no more. Throws Error for what the back end does not take.
 void add_attention(const AttentionCall& call, std::span<const tokens::AttentionBlock> blocks,
                    PartialAttention& seen);
 
-// What the forward pass of `call` leaves, whose queries have seen all of their keys; returns saved.out.
+// Ends the forward pass of `call`, whose queries have seen all of their keys: fills `saved` and returns
+// saved.out.
 at::Tensor finish_attention(AttentionCall call, PartialAttention seen, Saved& saved);
 
-// Adds the blocks' share of dq, dk and dv to those of `grads`: float32, as q, k and v, contiguous. saved.out:
-// T, contiguous, and saved.logsumexp are those of all keys; saved.call as above; dout: T, as q.
+// Adds the blocks' parts of dq, dk and dv to `grads`: float32, as q, k and v, contiguous. saved.out (T,
+// contiguous) and saved.logsumexp cover all keys; saved.call as above; dout: T, as q.
 void add_attention_backward(const at::Tensor& dout, const Saved& saved,
                             std::span<const tokens::AttentionBlock> blocks, Gradients& grads);
 
-// What a backward pass returns from such sums over all of its blocks: in the type of dout, with dsinks. dq:
+// Turns the sums over all blocks into the backward pass's result: in the type of dout, with dsinks. dq:
 // [tokens, heads, head_dim]; dkv: [2, tokens, kv_heads, head_dim].
 Gradients finish_gradients(const at::Tensor& dq, const at::Tensor& dkv, const at::Tensor& dout,
                            const Saved& saved);

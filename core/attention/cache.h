@@ -16,7 +16,8 @@ namespace pptrain::attention {
 
 // --- Keys and values of earlier tokens, for attention of tokens that come one at a time.
 
-// Of one stage: `slots` documents, each with room for as many tokens as it will ever have, taken at once.
+// For one stage: `slots` documents, each with room for as many tokens as it will ever have, allocated at
+// once.
 class KeyValueCache {
  public:
   struct Shape {
@@ -40,12 +41,12 @@ class KeyValueCache {
   at::Tensor keys(int64_t layer, int64_t slot) const { return view(layer, slot, 0); }
   at::Tensor values(int64_t layer, int64_t slot) const { return view(layer, slot, 1); }
 
-  // Where they begin, without a tensor: decoding asks for these in every layer.
+  // Their addresses, without a tensor: decoding asks for these in every layer.
   const void* keys_begin(int64_t layer, int64_t slot) const { return begin(layer, slot, 0); }
   const void* values_begin(int64_t layer, int64_t slot) const { return begin(layer, slot, 1); }
 
   // Puts k and v (T [tokens, kv_heads, head_dim], last stride 1) at the places [first, first + tokens) of the
-  // slot. Throws Error where they do not fit.
+  // slot. Throws Error if they do not fit.
   void write(int64_t layer, int64_t slot, int64_t first, const at::Tensor& k, const at::Tensor& v);
 
  private:
@@ -59,20 +60,20 @@ class KeyValueCache {
   at::Tensor memory_;            // by layer, then keys and values, then slot
 };
 
-// What a pass's document is in the cache.
+// A pass's document in the cache.
 struct CachedDocument {
   int64_t slot = 0;
   int64_t past = 0;  // tokens that the cache holds of it
 };
 
-// Of one stage. Passes go through `inner` as if this were not there, but those within a Use.
+// For one stage. Passes go through `inner` as if this were not there, except those within a Use.
 class CachedAttention final : public CoreAttention {
  public:
   explicit CachedAttention(std::shared_ptr<CoreAttention> inner) : inner_(std::move(inner)) {}
 
   // For one forward pass through all layers of the stage, in their order: `documents` are those of its token
   // list. Each has no past (causal attention, whose keys are kept), or one token. All tokens of the list are
-  // this rank's. Both must outlive the use.
+  // this rank's. Cache and documents must outlive the use.
   class Use {
    public:
     Use(CachedAttention& attention, KeyValueCache& cache, std::span<const CachedDocument> documents);
@@ -101,10 +102,10 @@ class CachedAttention final : public CoreAttention {
 // Keys that a query behind `past` tokens sees, itself included: all of them or the last `window`.
 int64_t keys_seen(const AttentionCall& call, int64_t past);
 
-// Of one query a document over the first past + 1 keys of its slot, or those within the window, by one back
-// end (cpu_decode or library_decode); the call's k and v, which are in the cache already, are not read. q: T
-// [documents, heads, head_dim], last stride 1 -> the same shape, contiguous. Throws Error for what the back
-// end does not take.
+// Attention of one query a document to the first past + 1 keys of its slot, or those within the window, by
+// one back end (cpu_decode or library_decode). The call's k and v are not read: they are in the cache
+// already. Shapes: q: T [documents, heads, head_dim], last stride 1 -> the same shape, contiguous. Throws
+// Error for what the back end does not take.
 at::Tensor attend_to_cache(BackEnd back_end, const AttentionCall& call, const KeyValueCache& cache,
                            int64_t layer, std::span<const CachedDocument> documents);
 

@@ -25,11 +25,11 @@ using kernels::cpu::typed;
 using tokens::AttentionBlock;
 using BlockSpan = std::span<const AttentionBlock>;
 
-// Query rows taken at a time: products prefer many.
+// Query rows taken at a time: GEMMs prefer many.
 constexpr int64_t kMostRows = 128;
 
-// Keys of a block taken at a time: the scores of as many rows as products like stay in the second-level
-// cache. A multiple of kMostRows, so that a tile begins at or before the rows that see its end.
+// Keys of a block taken at a time: the scores of as many rows as GEMMs need stay in the second-level cache. A
+// multiple of kMostRows, so that a tile begins at or before the rows that see its end.
 constexpr int64_t kMostKeys = 1024;
 static_assert(kMostKeys % kMostRows == 0);
 
@@ -66,7 +66,8 @@ struct Workspace {
   std::unique_ptr<float[]> scores, dweights;
   std::unique_ptr<T[]> weights, dscores;
   std::unique_ptr<float[]> product, sums;
-  std::vector<float> dk, dv;  // what a group of heads adds to those of its key-value head, in one document
+  std::vector<float> dk, dv;  // a group of heads' part of the gradients of its key-value head, in one
+                              // document
 };
 
 // --- Tiles of one head ---
@@ -76,7 +77,7 @@ struct TileSize {
   int64_t rows, keys;
 };
 
-// Of a whole document: all keys that its rows see, and so many rows that their scores stay in the
+// Tile size of a whole document: all keys that its rows see, and so many rows that their scores stay in the
 // second-level cache.
 TileSize of_document(const AttentionBlock& document, int64_t window) {
   constexpr int64_t kScores = int64_t{1} << 17;
@@ -99,7 +100,7 @@ void for_tiles(BlockSpan blocks, int64_t window, TileSizeOf size_of, F f) {
   }
 }
 
-// The blocks of each document: what may be computed beside each other.
+// The blocks of each document, which may be computed in parallel.
 std::vector<BlockSpan> by_document(BlockSpan blocks) {
   std::vector<BlockSpan> result;
   while (!blocks.empty()) {
@@ -112,8 +113,9 @@ std::vector<BlockSpan> by_document(BlockSpan blocks) {
   return result;
 }
 
-// Calls body(head, blocks of a document, workspace) for each of `heads` heads and each document. Threads
-// share heads first, and documents within a head: so each gets a share of every document, long or short.
+// Calls body(head, blocks of a document, workspace) for each of `heads` heads and each document. Heads are
+// divided among threads first, then documents within a head: so each thread gets a part of every document,
+// long or short.
 template <class Body>
 void for_heads(const AttentionCall& c, int64_t heads, BlockSpan blocks, TileSizeOf size_of, bool backward,
                const Body& body) {
@@ -170,7 +172,7 @@ void weigh_values(const HeadOperands<T>& x, const Tile& tile, float* logsumexp, 
           from_row(x.v, tile.key), Result::written, {workspace.product.get(), x.head_dim});
 }
 
-// What a backward pass has of one head beside its operands.
+// One head of a backward pass, in addition to its operands.
 template <class T>
 struct HeadResults {
   Matrix<const T> dout, out;
@@ -320,7 +322,7 @@ void sink_gradient_on_cpu(const Tensor& dout, const Saved& saved, const Tensor& 
   });
 }
 
-// Threads share out documents and, within them, key-value heads.
+// Documents and, within them, key-value heads are divided among threads.
 void decode_on_cpu(const AttentionCall& c, const KeyValueCache& cache, int64_t layer,
                    std::span<const CachedDocument> documents, const Tensor& out) {
   const int64_t kv_heads = cache.shape().kv_heads, group = c.q.size(1) / kv_heads, head_dim = c.q.size(2);

@@ -1,6 +1,6 @@
 // Attention by our own CPU kernels. The row statistics and the backward pass are FlashAttention-2's (Dao,
 // arXiv 2307.08691). Key-value heads are shared by their group of query heads without copies. A document's
-// results do not depend on those beside it, nor on the number of threads.
+// results do not depend on the other documents, nor on the number of threads.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -19,7 +19,8 @@ namespace pptrain::attention {
 // q, contiguous, and saved.logsumexp: float32 [heads, tokens].
 void attend_on_cpu(const Saved& saved, std::span<const tokens::AttentionBlock> documents);
 
-// Its gradients: any strides with the last one 1. Those of a group of heads are summed in float32.
+// Its gradients: any strides with the last one 1. Gradients of key-value heads are summed over a group of
+// heads in float32.
 void attend_on_cpu_backward(const at::Tensor& dout, const Saved& saved,
                             std::span<const tokens::AttentionBlock> documents, const Gradients& grads);
 
@@ -33,8 +34,8 @@ void add_blocks_on_cpu(const AttentionCall& call, std::span<const tokens::Attent
 void add_blocks_on_cpu_backward(const at::Tensor& dout, const Saved& saved,
                                 std::span<const tokens::AttentionBlock> blocks, const Gradients& grads);
 
-// As attend_to_cache (cache.h): two products of a vector with a matrix, which memory bounds. Sums and weights
-// are float32.
+// As attend_to_cache (cache.h): two products of a vector with a matrix, bound by memory traffic. Sums and
+// weights are float32.
 void decode_on_cpu(const AttentionCall& call, const KeyValueCache& cache, int64_t layer,
                    std::span<const CachedDocument> documents, const at::Tensor& out);
 

@@ -24,7 +24,7 @@ using tokens::Segments;
 
 constexpr double kNoDropout = 0;
 
-// How LibTorch's two libraries take documents: equal ones as a batch, unequal ones as one batch entry, or one
+// How LibTorch's two libraries take documents: equal ones as a batch; unequal ones as one batch entry, or one
 // list, with their starts.
 struct Documents {
   const Segments& segments;
@@ -39,7 +39,7 @@ struct Documents {
   std::optional<Tensor> starts() const { return equal ? std::nullopt : std::optional(segments.starts); }
 };
 
-// Of LibTorch's forward passes: the output, log-sum-exp and random numbers.
+// Results of LibTorch's forward passes: the output, log-sum-exp and random numbers.
 template <class Results>
 void keep(const Results& results, Saved& saved) {
   saved.out = std::get<0>(results).contiguous().view(saved.call.q.sizes());

@@ -1,5 +1,5 @@
-// Attention on a GPU by libraries. Which one computes a call is a function of the call and the machine alone,
-// so that all ranks, and a run that is repeated, choose alike; the same one computes both passes.
+// Attention on a GPU by libraries. Which one computes a call depends only on the call and the machine, so
+// that all ranks, and a run that is repeated, choose alike; the same one computes both passes.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -27,14 +27,14 @@ struct CallShape {
 // On a GPU of this capability.
 CallShape describe_call(const AttentionCall& call, int capability);
 
-// Why no library of a GPU computes attention of such heads; "" where one does. head_dim is even.
+// Why no library of a GPU computes attention of such heads; "" if one does. head_dim is even.
 std::string why_no_attention(at::ScalarType type, int64_t head_dim);
 
-// Never cudnn where its plan cannot be, but it may still refuse one: then flash serves. Where no library
-// takes what a call asks for, composed_blocks.
+// Never cudnn if its plan cannot exist; cuDNN may still refuse a plan, then flash serves. If no library takes
+// what a call asks for, composed_blocks.
 BackEnd choose_on_gpu(const CallShape& shape);
 
-// Of a call whose tensors are on a GPU: the same, or what serves where cuDNN refuses a plan.
+// For a call whose tensors are on a GPU: the same, or its replacement if cuDNN refuses a plan.
 BackEnd choose_on_gpu(const AttentionCall& call);
 
 // The call's window as FlashAttention-2 takes it: keys before a query's own that it sees.
@@ -45,27 +45,27 @@ std::optional<int64_t> keys_before(const AttentionCall& call);
 void attend_on_gpu(Saved& saved);
 Gradients attend_on_gpu_backward(const at::Tensor& dout, const Saved& saved);
 
-// LibTorch's FlashAttention-2 adds in a fixed order where LibTorch's process-wide flag asks for it, and by no
+// LibTorch's FlashAttention-2 adds in a fixed order if LibTorch's process-wide flag asks for it, and by no
 // other means. A run sets the flag at its start (core/kernels/numerics.h); for callers without a run, this
 // sets it before a backward pass. It is never taken back: other threads may be computing.
 void let_flash_be_deterministic(bool deterministic);
 
-// In how many runs cuDNN's backward pass takes the heads; 0 where the gradient of the scores that it writes
+// In how many runs cuDNN's backward pass takes the heads; 0 if the gradient of the scores that it writes
 // would be too large in any (cudnn/cudnn_shape.h).
 int64_t cudnn_head_parts(const CallShape& shape);
 
-// Bytes of the gradient of the scores that one of these runs writes; 0 where it is not written.
+// Bytes of the gradient of the scores that one of these runs writes; 0 if it is not written.
 int64_t score_gradient_bytes(const CallShape& shape);
 
-// --- What a GPU's libraries take of memory during one call of attention, beside its operands, results and
-// gradients: as the sources of LibTorch 2.11 (flash_api.cpp, attention_backward.cu) and of cuDNN's frontend
-// 1.32 ask for it. For predictions: the libraries themselves are never told.
+// --- Memory that a GPU's libraries allocate during one call of attention, in addition to its operands,
+// results and gradients. Taken from the sources of LibTorch 2.11 (flash_api.cpp, attention_backward.cu) and
+// of cuDNN's frontend 1.32. For predictions: the libraries themselves are never told.
 
-// Bytes of a forward pass. Where FlashAttention-2 splits the keys of a small batch, a few more.
+// Bytes of a forward pass. If FlashAttention-2 splits the keys of a small batch, a few more.
 int64_t forward_scratch(BackEnd back_end, const CallShape& shape);
 
-// Bytes of a backward pass. FlashAttention-2 has, deterministic, as many sums of dq as give each of the GPU's
-// `multiprocessors` a block of its own.
+// Bytes of a backward pass. If it is deterministic, FlashAttention-2 has as many sums of dq as give each of
+// the GPU's `multiprocessors` its own block.
 int64_t backward_scratch(BackEnd back_end, const CallShape& shape, int multiprocessors);
 
 // The same of one block of ring attention by FlashAttention-2, `rows` queries and `keys` keys, with what adds

@@ -71,7 +71,7 @@ namespace {
 
 BackEnd fastest(const CallShape& x) {
   if (x.type != at::kBFloat16) return BackEnd::efficient;
-  // Hopper, and the Blackwell of data centres. Elsewhere cuDNN runs kernels made for Ampere, no faster than
+  // Hopper, and the data centre Blackwell. On other GPUs cuDNN runs kernels made for Ampere, no faster than
   // FlashAttention-2, and has no deterministic ones for ragged documents.
   const bool has_kernels = x.capability >= 90 && x.capability < 120;
   if (!x.has_cudnn || !has_kernels) return BackEnd::flash;
@@ -127,12 +127,12 @@ int64_t flash_scratch(const CallShape& x, FlashRows q, int64_t keys, int multipr
 
 // --- cuDNN ---
 
-// Of one part of the heads (cudnn_head_parts): the sums over rows (float32); the gradient of the scores or,
-// where the order of sums is free, dq in float32; of grouped heads also gradients of every head's keys and
-// values. Those of ragged documents lie as all heads do.
+// For one part of the heads (cudnn_head_parts): the sums over rows (float32); the gradient of the scores or,
+// if the order of sums is free, dq in float32; for grouped heads also gradients of every head's keys and
+// values. If `packed`, the latter cover all heads.
 int64_t cudnn_scratch(const CallShape& x) {
   const CudnnShape shape = plan_shape(x);
-  // The frontend (1.32) knows how many tokens ragged documents have together where heads fill whole tiles.
+  // The frontend (1.32) knows how many tokens ragged documents have together if heads fill whole tiles.
   const bool packed = shape.ragged && x.head_dim % 16 == 0;
   const int64_t rows = packed ? shape.tokens : shape.documents * shape.longest;
   const int64_t heads = x.heads / std::max<int64_t>(cudnn_head_parts(x), 1);
@@ -153,7 +153,7 @@ int64_t expanded_pair(const CallShape& x) {
 }
 
 // ATen multiplies out and dout, sums over each row, and turns the sums. The gradients of key-value heads come
-// when those of all heads are there.
+// after the gradients of all heads.
 int64_t efficient_scratch(const CallShape& x) {
   const int64_t product = x.tokens * x.heads * x.head_dim * kF32;
   const int64_t sums = 2 * x.tokens * x.heads * kF32;

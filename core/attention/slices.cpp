@@ -65,7 +65,7 @@ class SliceAttention final : public CoreAttention {
     Tensor gradients;  // float32 [2, tokens, kv_heads, head_dim]: of k and of v, by later slices
   };
 
-  // The keys of the call's slice. A pass that computes them again, for its backward pass, finds them there.
+  // Keeps the keys of the call's slice. A pass that recomputes them, for its backward pass, finds them there.
   void keep(const AttentionCall& call) {
     std::vector<Slice>& list = lists_[call.split->list];
     const auto part = static_cast<size_t>(call.split->part);
@@ -78,7 +78,7 @@ class SliceAttention final : public CoreAttention {
   }
 
   // Calls visit(the call with a slice's keys, the slice, blocks of the call's queries with these keys) for
-  // the call's own slice, and then for those before it that its documents reach, the nearest first.
+  // the call's own slice, and then for earlier slices that its documents reach, the nearest first.
   template <typename Visit>
   void each_slice(const AttentionCall& call, const Visit& visit) {
     std::vector<Slice>& list = lists_.at(call.split->list);

@@ -13,7 +13,7 @@ class Checked {
 
   // Is it a number of at most `limit`?
   constexpr bool fits(int64_t limit = INT64_MAX) const { return !overflowed_ && value_ <= limit; }
-  // Where it fits.
+  // Only if it fits.
   constexpr int64_t value() const { return value_; }
 
   friend constexpr Checked operator+(Checked a, Checked b) {

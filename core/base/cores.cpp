@@ -16,7 +16,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Of the calling thread; empty where the system does not tell.
+// Processors of the calling thread; empty if the system does not tell.
 std::vector<int> own_processors() {
   std::vector<int> processors;
   for (int most = CPU_SETSIZE; processors.empty() && most <= 1 << 20; most *= 2) {

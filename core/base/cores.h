@@ -13,8 +13,8 @@ namespace pptrain {
 struct Cores {
   std::vector<int> processors{};                           // that the calling thread may run on, ascending
   double quota = std::numeric_limits<double>::infinity();  // processors' worth of time, of the whole group
-  int64_t of_host = 0;                                     // processors of the host, whoever may use them
-  std::string group{};  // folder of the control group that has this quota; "" where none has
+  int64_t of_host = 0;                                     // processors of the host, usable or not
+  std::string group{};  // folder of the control group that has this quota; "" if none has
 
   // Whole ones that never wait for a quota; at least 1.
   int64_t count() const;

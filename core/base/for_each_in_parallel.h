@@ -1,4 +1,4 @@
-// A loop whose rounds several threads share out.
+// A loop whose rounds are divided among several threads.
 #pragma once
 
 #include <algorithm>

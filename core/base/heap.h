@@ -13,9 +13,8 @@ namespace pptrain {
 // for each microbatch, and the system clears it page by page: 0.36 ms/MiB on a virtual machine, a tenth of
 // the time of a layer of experts. Call it before the first large block.
 //
-// Threads beside the first one, as ranks may be, have heaps of 64 MiB (HEAP_MAX_SIZE), and an empty one is
-// unmapped whatever the trim threshold, unless the one before it has less room left than the padding: so
-// that is 64 MiB. It costs addresses, no memory.
+// glibc unmaps an empty thread heap of 64 MiB (HEAP_MAX_SIZE) regardless of the trim threshold, unless the
+// previous heap has less free space than M_TOP_PAD. Hence M_TOP_PAD is 64 MiB. It costs addresses, no memory.
 inline void keep_freed_memory() {
 #if defined(M_MMAP_THRESHOLD) && defined(M_TRIM_THRESHOLD) && defined(M_TOP_PAD)
   mallopt(M_MMAP_THRESHOLD, 1 << 30);

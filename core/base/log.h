@@ -1,5 +1,5 @@
 // Lines for debugging, by subsystem, of every rank. All are off until the user asks for them (--log
-// comm=debug); where they are off a line costs a comparison.
+// comm=debug); a line that is off costs one comparison.
 #pragma once
 
 #include <spdlog/logger.h>
@@ -18,9 +18,9 @@ inline bool logs(Subsystem subsystem, spdlog::level::level_enum level) {
   return log_of(subsystem).should_log(level);
 }
 
-// `wanted`: "comm=debug", or "debug" for all subsystems; the later counts. Lines go to standard error, or,
-// where `folder` is not empty, to rank_N.log there, which is made with its first line. `rank`: of threads
-// that LogRank does not name; -1: none. Throws UsageError that names the valid words.
+// `wanted`: "comm=debug", or "debug" for all subsystems; the later counts. Lines go to standard error, or to
+// `folder`/rank_N.log if `folder` is not empty; the first line makes the file. `rank`: of threads that
+// LogRank does not name; -1: none. Throws UsageError that names the valid words.
 void turn_on_logs(std::span<const std::string> wanted, const std::filesystem::path& folder, int rank);
 
 // --- The rank whose lines a thread's are.

@@ -6,7 +6,7 @@
 
 namespace pptrain {
 
-// Of one value at least; of an even number the upper of the two in the middle.
+// Of at least one value; if their number is even, the upper of the two in the middle.
 inline double median(std::vector<double> values) {
   const auto middle = values.begin() + std::ssize(values) / 2;
   std::ranges::nth_element(values, middle);

@@ -8,8 +8,8 @@
 
 namespace pptrain {
 
-// What the whole text says in decimal digits, or in `base`'s; nothing where it is no such number, or one that
-// `Number` does not hold. base: 2 to 36, of whole numbers alone.
+// The number that the whole text says in decimal digits, or in digits of `base`. Nothing if the text is no
+// such number, or if `Number` cannot hold it. base: 2 to 36, for whole numbers only.
 template <typename Number, typename... Base>
 std::optional<Number> to_number(std::string_view text, Base... base) {
   Number value{};

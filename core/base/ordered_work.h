@@ -57,7 +57,7 @@ class OrderedWork {
     return std::pair(drawn_++, std::move(*item));
   }
 
-  // Hands on what is next in order. Waits where too much is ahead of it. Returns whether to go on.
+  // Hands on what is next in order. Waits if too many earlier results are missing. Returns whether to go on.
   bool give(int64_t number, Result result) {
     std::unique_lock lock(mutex_);
     waiting_.emplace(number, std::move(result));

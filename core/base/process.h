@@ -14,13 +14,13 @@ inline constexpr int exit_usage = 2;     // a bad job or bad arguments
 inline constexpr int exit_stopped = 3;   // a signal or a request stopped the run, which can go on
 inline constexpr int exit_not_here = 4;  // pptrain check: a good job that would not start on this machine
 
-// "unknown" where the system gives none.
+// "unknown" if the system gives none.
 inline std::string host_name() {
   std::array<char, 256> name{};
   return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "unknown";
 }
 
-// The command that started this process, quoted as a shell takes it. Empty where /proc does not tell.
+// The command that started this process, quoted as a shell takes it. Empty if /proc does not tell.
 std::string command_line();
 
 // "2026-01-31 23:59:59 UTC"

@@ -22,8 +22,8 @@ inline std::string in_quotes(const std::filesystem::path& path) {
   return '"' + path.string() + '"';
 }
 
-// Is there a regular file, at the end of links? False for a folder. Throws Error for what else a name stands
-// for: data that are left out would change what is trained.
+// Is there a regular file, at the end of links? False for a folder. Throws Error for anything else (a pipe, a
+// link to nothing): data that are left out would change what is trained.
 inline bool is_file(const std::filesystem::path& path) {
   std::error_code error;
   if (const std::string kind = special_file(path); !kind.empty()) {
@@ -83,11 +83,10 @@ inline std::vector<std::filesystem::path> files_of(const std::string& path,
 
 }  // namespace source_files_detail
 
-// Each path is a file; a folder, which stands for its files with one of these endings, in the order of their
-// names, not those of folders inside; or, where there is nothing of its name, a pattern of the shell (*, ?,
-// [a-z]). Folder and wildcards pass over hidden files, whose names begin with a dot. The files of all of
-// them, in this order. Throws Error that says what is wrong with one of them (a link to nothing, a pipe), or
-// that it stands for no file.
+// A path is a file, a folder (its files with one of these endings, by name, without subfolders), or, if
+// nothing has its name, a pattern of the shell (*, ?, [a-z]). Folders and wildcards skip hidden files, whose
+// names begin with a dot. Returns all files in this order. Throws Error that says what is wrong with one of
+// them (a link to nothing, a pipe), or that a path stands for no file.
 inline std::vector<std::filesystem::path> source_files(std::span<const std::string> paths,
                                                        std::span<const std::string_view> endings) {
   std::vector<std::filesystem::path> files;

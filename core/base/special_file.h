@@ -1,4 +1,4 @@
-// What is in a file's place that is no file: a pipe would be waited for, a device can act on being opened.
+// Finds what lies at a path instead of a file: a pipe would be waited for, a device can act on being opened.
 #pragma once
 
 #include <filesystem>
@@ -7,8 +7,8 @@
 
 namespace pptrain {
 
-// "a directory", "a pipe", "a socket" or "a device" where one of them is at `path`, links followed; "" for a
-// regular file, and where nothing is or can be seen.
+// "a directory", "a pipe", "a socket" or "a device" if one of them is at `path`, links followed. "" for a
+// regular file, and if nothing is there or can be seen.
 inline std::string special_file(const std::filesystem::path& path) {
   namespace fs = std::filesystem;
   std::error_code error;

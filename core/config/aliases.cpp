@@ -13,9 +13,8 @@ struct Alias {
   std::string_view theirs;  // words in lower case, with _ for -
 };
 
-// Those of TorchTitan, Megatron-LM, nanotron, Hugging Face's TrainingArguments and config.json files, nanoGPT
-// and the like. A word with a section
-// stands for that section's key alone.
+// Names in TorchTitan, Megatron-LM, nanotron, Hugging Face's TrainingArguments and config.json files, nanoGPT
+// and the like. A word with a section stands for that section's key alone.
 constexpr Alias keys[] = {
     {"run.dir", "output_dir out_dir save save_dir run_dir dump_folder checkpoints_path"},
     {"run.seed", "random_seed"},
@@ -132,7 +131,7 @@ constexpr Alias section_names[] = {
     {"model.rope_scaling", "model.rope rope_scaling"},
 };
 
-// Of "option=value".
+// Aliases of values: "option=value".
 constexpr Alias values[] = {
     {"run.device=cuda", "gpu nvidia cuda:0"},
     {"train.dtype=bf16", "bfloat16 torch.bfloat16 bf bf16_mixed"},

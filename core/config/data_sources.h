@@ -10,8 +10,8 @@
 
 namespace pptrain::config {
 
-// [[data.sources]], or the one that data.path and its neighbours are short for, without a name (and without
-// a path where the job has neither).
+// [[data.sources]], or the one that data.path and its neighbours are short for, without a name (and without a
+// path if the job has neither).
 std::vector<DataSource> data_sources(const JobConfig& job);
 
 // How a key of source number `index` is called in messages: "data.sources[1].path", or "data.path".

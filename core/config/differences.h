@@ -25,7 +25,7 @@ std::string describe(const Difference& difference);
 
 // The job that to_toml wrote, by this version or another one: an option that is missing there, unknown here,
 // or has a value that is not taken any more has its default. Paths are as they stand there. `name` stands for
-// the text in messages. Throws UsageError where the text is not TOML.
+// the text in messages. Throws UsageError if the text is not TOML.
 JobConfig read_saved_job(const std::string& toml, const std::string& name);
 
 }  // namespace pptrain::config

@@ -11,7 +11,8 @@
 namespace pptrain::config {
 namespace {
 
-// By place in the file; then what has no place; then the overrides, in the order found.
+// Problems with a place in the file come first, by place; then those without one; then the overrides, in the
+// order found.
 auto rank(const Problem& problem) {
   const Origin& origin = problem.origin;
   const int group = origin.from_override ? 2 : origin.line == 0 ? 1 : 0;

@@ -39,7 +39,7 @@ struct Document {
   std::set<std::string, std::less<>> filled;    // options that the number of ranks or a command has filled
   std::set<std::string, std::less<>> forgiven;  // an override left them nothing to act on
   std::vector<Problem> problems;
-  std::map<std::string, std::string> notes;  // for the user, where nothing is wrong: by option
+  std::map<std::string, std::string> notes;  // for the user, by option, about what is no error
 
   bool given(std::string_view option) const { return options.contains(option); }
 
@@ -58,13 +58,13 @@ struct Document {
 std::string read_job_file(const std::string& path);
 
 // "section.key=value" as an override that a command adds to the user's: it does not count as given, so that
-// messages name the job and no --set that nobody wrote.
+// messages name the job and no --set that the user did not write.
 std::string by_command(const std::string& setting);
 
 // Reads `text` as TOML, after the file that its root names as `include` (relative to its own folder; the keys
 // of `text` win), and applies `overrides`, each option on its own: names, types, literals, ranges, required
-// keys. Throws UsageError only where the text is not TOML; all else goes to `problems`. Paths to read are
-// those beside the file that gives them, where there is something (beside_job).
+// keys. Throws UsageError only if the text is not TOML; all else goes to `problems`. A path to read is taken
+// beside the file that gives it, if something is there (beside_job).
 Document read_document(const std::string& text, const std::string& file,
                        std::span<const std::string> overrides);
 

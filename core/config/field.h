@@ -46,8 +46,8 @@ struct Condition {
   std::string harmless = {};
 };
 
-// What an option decides, as far as a run that goes on from a checkpoint is concerned. The results of a run
-// are those of one model on one order of samples: what decides these may not change unseen.
+// What an option decides, as far as a run that goes on from a checkpoint is concerned. A run's results come
+// from one model on one order of samples: an option that decides either may not change unseen.
 enum class Effect {
   model,   // what the stored weights and optimizer states mean
   data,    // which samples come in which order
@@ -57,7 +57,7 @@ enum class Effect {
 };
 
 // Whether a string, or each of a list, names files. What a job reads is relative to its file, else to the
-// current directory; what it writes, which nobody has made yet, to the current directory (job_paths.h).
+// current directory; what it writes, which need not exist yet, to the current directory (job_paths.h).
 enum class Names { nothing, read, written };
 
 // One option: declared once in options.cpp, from which the loader, to_toml, the reference and the schema
@@ -68,7 +68,7 @@ struct Option {
   std::string meaning;  // sentences
   Target target;
   Range range;
-  // Of a string or a list of them: the only ones allowed, if not empty. In any case of letters.
+  // For a string or a list of strings: the only values allowed, if not empty, in any case of letters.
   std::vector<std::string> literals;
   std::string unset_word;                // of an optional: the word that leaves it unset, "auto"
   std::string alone;                     // of a list: a literal that stands for all of it, or is not there
@@ -79,10 +79,10 @@ struct Option {
   std::optional<Condition> acts_when;
   Effect effect = Effect::course;
   Names names = Names::nothing;  // known_words name none
-  std::string path_ending = {};  // of the values that name a file, where others do not: ".csv"
+  std::string path_ending = {};  // ending of values that name a file, if others do not: ".csv"
   bool is_required = false;
-  std::string instead;  // a list of tables with which an option that is required may be missing
-  // A key of the same section and the word of it with which an option that is required may be missing.
+  std::string instead;  // a list of tables: if it is given, a required option may be missing
+  // A key of the same section and one of its words: with that word a required option may be missing.
   std::pair<std::string, std::string> needless_with;
   bool may_be_empty = false;  // a list
 
@@ -147,7 +147,7 @@ class SectionFields {
     return add<T>(std::move(key), std::move(meaning),
                   [access = access_, member](JobConfig& job) -> T& { return access(job).*member; });
   }
-  // Of an enum: its words are the only values.
+  // For an enum: its words are the only values.
   template <class E>
   Option& operator()(std::string key, Word<E> Section::*member, std::string meaning) const {
     return add<std::string>(std::move(key), std::move(meaning),
@@ -155,6 +155,13 @@ class SectionFields {
                               return (access(job).*member).text;
                             })
         .one_of(words_of<E>());
+  }
+  Option& operator()(std::string key, Recomputation Section::*member, std::string meaning) const {
+    return add<std::vector<std::string>>(
+        std::move(key), std::move(meaning),
+        [access = access_, member](JobConfig& job) -> std::vector<std::string>& {
+          return (access(job).*member).words;
+        });
   }
 
   // The same section for options that share a condition (Option::only_with, Option::only_if).

@@ -1,4 +1,5 @@
-// A job as it was given, beside what it means: what a run keeps, so that its folder serves any other layout.
+// A job as it was given, in addition to its meaning: a run keeps it, so that its folder serves any other
+// layout.
 #pragma once
 
 #include <cstdint>

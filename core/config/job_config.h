@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "core/config/chat_section.h"
+#include "core/config/recomputation.h"
 #include "core/config/word.h"
 
 namespace pptrain::config {
@@ -96,7 +97,7 @@ struct ModelSection {
 
 // Transformer blocks of each stage: a word or a layout, or a list.
 struct PipelineSplit {
-  std::string text = "even";    // even | cost | a layout such as "1|*|*|1"; empty where there is a list
+  std::string text = "even";    // even | cost | a layout such as "1|*|*|1"; empty if `layers` is set
   std::vector<int64_t> layers;  // per stage, first to last
 
   bool by_cost() const { return text == "cost"; }
@@ -128,7 +129,12 @@ struct DistributedSection {
   double host_latency_us = 0;  // of a message to another host; 0: likewise
   double timeout_s = 600;      // a wait for another rank that lasts longer fails the run
   double heartbeat_s = 7;      // a rank that gives no sign of life for longer is dead; 0: no heartbeats
-  double start_timeout_s = 300;  // for all processes to have come
+  double start_timeout_s = 300;  // until all processes have come
+
+  // Slices of a sequence; 1 while their number is open.
+  int64_t slices() const { return pp_sequence_slices > 0 ? pp_sequence_slices : 1; }
+  // reshard_after_forward, or its default.
+  bool reshards() const { return reshard_after_forward.value_or(pp == 1); }
 
   bool operator==(const DistributedSection&) const = default;
 };
@@ -152,7 +158,7 @@ struct TrainSection {
   int64_t grad_accum_steps = 1;  // microbatches per step
   Word<Dtype> dtype = Dtype::bf16;
   // auto | none | cheap | selective | full: one word for all stages, or one, not auto, for each
-  std::vector<std::string> recompute = {"auto"};
+  Recomputation recompute;
   double grad_clip = 1.0;      // 0: off
   double label_smoothing = 0;  // of the training loss
   int64_t max_skipped_steps = 10;
@@ -224,7 +230,7 @@ struct OptimizerSection {
   double muon_lr_scale = 1;                                // of the matrices that Muon steps
   std::optional<double> muon_weight_decay = std::nullopt;  // of these; none: weight_decay
   std::vector<OptimizerGroup> groups = {};                 // the first that matches counts
-  bool post_validation = false;  // step before the global norm is known; take it back where that was wrong
+  bool post_validation = false;  // step before the global norm is known; take it back if that was wrong
 
   bool operator==(const OptimizerSection&) const = default;
 };
@@ -253,7 +259,7 @@ struct CheckpointSection {
   double minutes = 0;           // 0: none by time
   bool async = true;            // saves while training goes on
   int64_t keep_last_n = 3;      // 0: all
-  int64_t keep_best_n = 0;      // beside these, those of the lowest validation losses
+  int64_t keep_best_n = 0;      // in addition, those with the lowest validation losses
   std::string resume = "auto";  // auto | none | restart | PATH
   Word<ChangedData> data = ChangedData::same;
 

@@ -26,7 +26,7 @@ bool is_there(const fs::path& path) {
   return matches;
 }
 
-// Without "." where no "..", which a link may lead elsewhere, forbids it.
+// Removes "." unless the path has "..", which may follow a link that leads elsewhere.
 fs::path tidy(const fs::path& path) {
   return std::ranges::find(path, "..") == path.end() ? path.lexically_normal() : path;
 }

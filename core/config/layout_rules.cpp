@@ -12,7 +12,7 @@
 namespace pptrain::config {
 namespace {
 
-// Tensor-parallel ranks share out heads, the MLP's inner width, vocabulary and rows. They do not cut experts.
+// Tensor-parallel ranks shard heads, the MLP's inner width, vocabulary and rows. They do not shard experts.
 void check_tensor_parallel(const JobConfig& job, const ReportConflict& report_conflict) {
   const ModelSection& model = job.model;
   const int64_t tp = job.distributed.tp;
@@ -64,7 +64,8 @@ void check_experts(const JobConfig& job, const ReportConflict& report) {
   }
 }
 
-// Context-parallel ranks share out each row in equal pieces, and Ulysses' each tensor-parallel rank's heads.
+// Context-parallel ranks shard each row in equal slices; with Ulysses they also shard each tensor-parallel
+// rank's heads.
 void check_context(const JobConfig& job, const ReportConflict& report) {
   const DistributedSection& d = job.distributed;
   const int64_t seq_len = job.train.seq_len, heads = job.model.num_attention_heads;

@@ -26,11 +26,11 @@ using ReadHfConfig = std::function<ModelSection(const std::string& hf_dir)>;
 struct Hooks {
   ReadHfConfig read_hf_config{};
 
-  // Checks [model] and fills in what 0 stands for. Called also where there are problems already.
+  // Checks [model] and fills in what 0 stands for. Called also if there are problems already.
   std::function<void(ModelSection& model, int64_t seq_len, const ReportConflict& report)> finish_model{};
 
-  // Checks the job and fills in what it leaves open. Called with all else resolved, where products of sizes
-  // fit (check_products); also where there are problems already: then `sound` is false, and sizes may be 0.
+  // Checks the job and fills in what it leaves open. Called with all else resolved, if products of sizes fit
+  // (check_products). If there are problems already, `sound` is false and sizes may be 0.
   std::function<void(JobConfig& job, const ReportConflict& report, bool sound)> finish{};
 
   int64_t world = 0;  // ranks that the job is for, which dp_shard = -1 fills; 0: not known

@@ -17,7 +17,7 @@ size_t edit_distance(std::string_view a, std::string_view b);
 // goes on where the word ends ("warmup": "warmup_steps"). Empty if there is none.
 std::string nearest(std::string_view word, std::span<const std::string> names);
 
-// "; did you mean X?", or nothing where `guess` is empty.
+// "; did you mean X?", or nothing if `guess` is empty.
 std::string did_you_mean(std::string_view guess);
 
 std::string to_lower(std::string_view text);  // ASCII

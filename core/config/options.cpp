@@ -84,7 +84,7 @@ void add_model_sizes(const SectionFields<ModelSection>& model) {
       .between(0, 1 << 28);
 }
 
-// Names are those of Hugging Face's Qwen3-MoE, where it has them.
+// Names are those of Hugging Face's Qwen3-MoE, if it has them.
 void add_experts(const SectionFields<ModelSection>& model) {
   const std::string arch = "model.arch";
   const auto sparse =
@@ -157,7 +157,8 @@ bool has_rotary_embeddings(const JobConfig& job) {
   return job.model.arch != "gpt2";
 }
 
-// Where attention looks, and what turns queries and keys. Names are those of Hugging Face's config.json.
+// Which tokens attention sees, and what rotates queries and keys. Names are those of Hugging Face's
+// config.json.
 void add_windows(const SectionFields<ModelSection>& model) {
   const std::string arch = "model.arch";
   model("sliding_window", &ModelSection::sliding_window,
@@ -370,13 +371,13 @@ int64_t shards(const DistributedSection& d) {
   return d.dp.value_or(d.dp_shard);
 }
 
-// Is a parameter, or an expert's, cut over ranks? Groups fsdp and efsdp of parallel/mesh.
+// Is a parameter, or an expert's parameter, sharded? Groups fsdp and efsdp of parallel/mesh.
 bool shares_weights(const JobConfig& job) {
   const DistributedSection& d = job.distributed;
   return shards(d) * d.cp > 1 || (job.model.num_experts > 0 && d.tp > d.ep);
 }
 
-// Have several ranks gradients of the same stage? Group stage of parallel/mesh.
+// Do several ranks have gradients of the same stage? Group stage of parallel/mesh.
 bool sums_gradients(const JobConfig& job) {
   const DistributedSection& d = job.distributed;
   return d.dp_replicate > 1 || shards(d) > 1 || d.cp > 1 || d.tp > 1;

@@ -25,8 +25,8 @@ const std::vector<std::string>& sections();
 // By full name ("train.steps"); null if there is none.
 const Option* find_option(std::string_view name);
 
-// What the reference says of one key ("train.steps"), or of one section with its keys ("train"). Throws
-// UsageError with the nearest names where there is neither.
+// What the reference says about one key ("train.steps"), or about one section with its keys ("train"). Throws
+// UsageError with the nearest names if there is neither.
 std::string reference_of(std::string_view name);
 
 }  // namespace pptrain::config

@@ -81,9 +81,9 @@ std::string option_with_key(std::string_view key) {
   return found == options().end() ? "" : found->name();
 }
 
-// The option that an unknown key of the section most likely means: what it is called elsewhere, then a key of
-// the section that is near, one of that very name in another section, one that is near there. `section` may
-// be empty. Empty if nothing is near.
+// The option that an unknown key of the section most likely means. Tries, in order: another program's name
+// for it; a near key of this section; the same key in another section; a near key in another section.
+// `section` may be empty. Empty if nothing is near.
 std::string meant_option(std::string_view section, std::string_view key) {
   if (const std::string alias = alias_of_key(section, key); !alias.empty()) return alias;
   if (const std::string here = nearest(key, keys_of(section)); !here.empty())
@@ -93,8 +93,8 @@ std::string meant_option(std::string_view section, std::string_view key) {
   return option_with_key(nearest(key, all_keys()));
 }
 
-// The section that an unknown one most likely means: what it is called elsewhere, one that is near, else the
-// one that has most of its keys, if that is half of them. Empty if there is none.
+// The section that an unknown one most likely means. Tries, in order: another program's name for it; a near
+// name; the section that has most of its keys, if that is half of them. Empty if there is none.
 std::string meant_section(std::string_view name, const toml::table* table) {
   if (const std::string alias = alias_of_section(name); !alias.empty()) return alias;
   if (const std::string near = nearest(name, sections()); !near.empty()) return near;
@@ -136,7 +136,7 @@ bool is_bool(const Option& option) {
          std::holds_alternative<Access<std::optional<bool>>>(option.target);
 }
 
-// "true" or "false" where a word in lower case means one; "" for others.
+// "true" or "false" if a word in lower case means one; "" for others.
 std::string boolean_of(std::string_view word) {
   if (has_word("true yes on", word)) return "true";
   return has_word("false no off", word) ? "false" : "";
@@ -222,8 +222,8 @@ class Reader {
     for (const JobConfig& element : elements) list.append(document_.job, element);
   }
 
-  // Returns what is most likely meant: a section or an option; empty if nothing is near. `table`: what the
-  // section holds, where that is known; `has_keys`: it is no single value.
+  // Returns what is most likely meant: a section or an option; empty if nothing is near. `table`: content of
+  // the section, if known; `has_keys`: it is a section, not a single value.
   std::string unknown_section(const std::string& name, const Origin& origin, bool has_keys,
                               const toml::table* table = nullptr) {
     std::string meant = has_keys ? meant_section(name, table) : meant_option("", name);
@@ -340,7 +340,7 @@ class Reader {
     }
   }
 
-  // A path to read becomes one beside the file, or stays one in the current directory, which is said.
+  // A path to read becomes one beside the file, or stays one in the current directory, which is noted.
   void place(const Option& option, const std::string& name, std::string& path) {
     if (option.names != Names::read || !option.is_path(path)) return;
     const std::string given = path;
@@ -406,18 +406,11 @@ class Reader {
 
   // "cheap:2/full:3".
   static bool is_in_runs(const Option& option, std::string_view text) {
-    constexpr size_t most_digits = 5;
-    for (;;) {
-      const std::string_view run = text.substr(0, text.find('/')), word = run.substr(0, run.find(':'));
-      const std::string_view count = run.substr(std::min(run.size(), word.size() + 1));
-      const bool is_count = !count.empty() && count.size() <= most_digits && count.front() != '0' &&
-                            count.find_first_not_of("0123456789") == std::string_view::npos;
-      if (!is_count || word == option.alone ||
-          std::ranges::find(option.literals, word) == option.literals.end())
-        return false;
-      if (run.size() == text.size()) return true;
-      text.remove_prefix(run.size() + 1);
-    }
+    const auto runs = parse_runs(text);
+    return runs && std::ranges::all_of(*runs, [&](const auto& run) {
+             return run.first != option.alone &&
+                    std::ranges::find(option.literals, run.first) != option.literals.end();
+           });
   }
 
   static Fault take_literal(const Option& option, std::string& text) {
@@ -600,8 +593,8 @@ void read_override(Document& document, const std::string& text) {
   document.filled.insert(option);
 }
 
-// Of a line `key = word` whose word begins like a name or a path: the commonest slip, which the parser takes
-// for a value of another type. Nothing for any other line.
+// Matches a line `key = word` whose word begins like a name or a path: the commonest slip, which the parser
+// takes for a value of another type. Nothing for any other line.
 std::optional<std::smatch> word_without_quotes(const std::string& line) {
   static const std::regex form(R"(\s*([\w.-]+)\s*=\s*([A-Za-z/~._][\w./~ -]*?)\s*(#.*)?)");
   constexpr size_t longest = 300;
@@ -631,7 +624,7 @@ std::string advice_on_word(const std::string& key, const std::string& word) {
   return fmt::format("a string needs quotes: {} = {}", key, toml_string(word));
 }
 
-// Where a string of one line begins that does not end in it, from 0; nothing where all of them end.
+// Column (from 0) of a string that does not end in its line; nothing if all strings end.
 std::optional<size_t> unclosed_string(const std::string& line) {
   for (size_t i = 0; i < line.size() && line[i] != '#'; ++i) {
     const char quote = line[i];

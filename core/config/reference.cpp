@@ -55,7 +55,7 @@ auto lists_of(std::string_view section) {
   return table_lists() | std::views::filter([=](const TableList& list) { return list.parent() == section; });
 }
 
-// Of one element, whose options live in `job`.
+// TOML of one element, whose options live in `job`.
 std::string table_toml(const TableList& list, const JobConfig& job) {
   std::string out = fmt::format("\n[[{}]]\n", list.section);
   for (const Option& field : list.fields) {
@@ -72,7 +72,7 @@ std::string example_value(const Option& option) {
   return text ? "\"...\"" : "1";
 }
 
-// One option: what it means, and its default, as a comment where there is none or `commented`.
+// One option: its meaning and its default. The default is a comment if there is none or if `commented`.
 std::string option_reference(const Option& option, const JobConfig& defaults, bool commented) {
   const std::optional<std::string> value = toml_value(option, defaults);
   const bool shown = value && !option.is_required;
@@ -115,7 +115,7 @@ std::string section_reference(const std::string& section) {
   return out;
 }
 
-// "train.steps", or what an unknown name most likely means; "" where nothing is near.
+// "train.steps", or what an unknown name most likely means; "" if nothing is near.
 std::string meant_by(std::string_view name) {
   const size_t dot = name.rfind('.');
   const std::string_view key = dot == std::string_view::npos ? name : name.substr(dot + 1);

@@ -65,7 +65,7 @@ std::string pattern_of_runs(const Option& option) {
   return fmt::format("^{0}(/{0})*$", run);
 }
 
-// Where other words than those that an editor should propose are allowed too, the value is any of both.
+// If more words are allowed than an editor should propose, the value is any of both.
 Json string_schema(const Option& option) {
   Json schema = {{"type", "string"}};
   if (!option.literals.empty()) {

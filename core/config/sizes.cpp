@@ -112,7 +112,7 @@ int64_t learned_positions(const ModelSection& model) {
   return model.arch == "gpt2" ? model.max_position_embeddings : 0;
 }
 
-// At least those of the model: of every layer as if it had an MLP and experts.
+// At least the model's parameters: every layer counts as if it had an MLP and experts.
 Checked parameters(const ModelSection& m) {
   const Checked hidden = m.hidden_size;
   const Checked heads = Checked(2) * (Checked(m.num_attention_heads) + kv_heads(m)) * head_dim(m);

@@ -331,9 +331,9 @@ std::string describe_unmet(const Condition& condition, const JobConfig& job) {
   return fmt::format("{}; here {}", condition.words, values);
 }
 
-// An option that the job sets but whose condition does not hold. A file's options are forgiven where an
-// override changed what they depend on, so that lr_schedule.name=cosine can be tried on a job written for
-// wsd, and distributed.cp=1 on one with a cp_kind.
+// An option that the job sets but whose condition does not hold. A file's options are forgiven if an override
+// changed what they depend on, so that lr_schedule.name=cosine can be tried on a job written for wsd, and
+// distributed.cp=1 on one with a cp_kind.
 void check_conditions(Document& document) {
   const JobConfig defaults;
   for (const Option& option : options()) {
@@ -394,7 +394,7 @@ void fill_world(Document& document, int64_t world) {
   const char* const option = by_dp ? "distributed.dp" : "distributed.dp_shard";
   document.filled.insert(option);
   const int64_t others = ranks_beside_dp_shard(d);
-  int64_t left = 1;  // where there is none: what follows is checked all the same
+  int64_t left = 1;  // if no number fits: later checks run all the same
   if (others == 0) {
     // Too many ranks: check_products says so.
   } else if (world == 0) {

@@ -13,7 +13,7 @@ namespace pptrain::config {
 enum class Device { cpu, cuda };
 enum class Dtype { bf16, fp32 };
 enum class Init { random, hf };
-// How context-parallel ranks share out attention: keys and values travel around a ring of ranks, or heads are
+// How context-parallel ranks divide attention: keys and values travel around a ring of ranks, or heads are
 // exchanged for tokens (Ulysses).
 enum class ContextKind { ring, ulysses };
 enum class ReduceGradients { step, microbatch };

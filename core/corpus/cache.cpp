@@ -34,14 +34,14 @@ fs::path tokenizer_file(const fs::path& given) {
   return fs::is_directory(given) ? given / "tokenizer.json" : given;
 }
 
-// The value under a key of a file's object; null where there is none.
+// The value under a key of a file's object; null if there is none.
 nlohmann::json value_in(const fs::path& file, const char* key) {
   if (!io::is_there(file)) return {};
   nlohmann::json all = io::parse_strict_json(io::MappedFile(file).text(), file.string());
   return all.is_object() && all.contains(key) ? std::move(all[key]) : nlohmann::json();
 }
 
-// What the files beside tokenizer.json say of the token that ends a text, as Tokenizer::eos_id takes it.
+// What the files beside tokenizer.json say about the token that ends a text, as Tokenizer::eos_id takes it.
 // Nothing else in them changes a token: no chat template, no temperature.
 nlohmann::json end_beside(const fs::path& folder) {
   nlohmann::json token = value_in(folder / "tokenizer_config.json", "eos_token");
@@ -68,8 +68,8 @@ class Part {
   fs::path path_;
 };
 
-// Of a cache `name`; the id of the process that makes it follows. Parts of other containers and hosts have
-// another one.
+// Prefix for parts of the cache `name`; the id of the process that makes it follows. Parts of other
+// containers and hosts have another prefix.
 std::string part_prefix(const std::string& name) {
   return fmt::format("{}.part-{}-", name, io::process_space());
 }
@@ -118,7 +118,7 @@ std::string fingerprint(const TokenizeRequest& request) {
       {"separator", hex_of(format.separator)},
       {"add_special", request.add_special},
       {"end", end.dump()}};
-  // Only where they act, so that the names of other caches stay.
+  // Only if they act, so that the names of other caches stay.
   if (format.has_messages()) all["chat"] = format.chat->texts();
   if (format.has_tokens()) all["tokens"] = true;
   if (request.max_tokens > 0) all["max_tokens"] = request.max_tokens;
@@ -173,7 +173,7 @@ fs::path make_cache(std::span<const fs::path> folders, const std::string& name, 
   for (const fs::path& file : request.files) about["files"].push_back(file.string());
   io::write_file_atomically(part.path() / "about.json",
                             about.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
-  // One that another process has made meanwhile is as good; files that it has open stay where they are.
+  // A cache that another process has made meanwhile is as good; files that it has open stay in place.
   if (!io::is_there(cache)) io::rename_folder_synced(part.path(), cache);
   return cache;
 }

@@ -84,7 +84,7 @@ void check_system(const ChatSection& chat, size_t index) {
     refuse_message(index, "the template takes a system message at the beginning alone");
 }
 
-// Throws Error where the template does not take the messages.
+// Throws Error if the template does not take the messages.
 void check(const ChatSection& chat, std::span<const Message> messages) {
   check_roles(messages);
   bool user_next = true;
@@ -244,7 +244,7 @@ std::string text_of(const std::vector<Piece>& pieces) {
   return text;
 }
 
-// Where the texts part, with what stands there, for a message.
+// The first difference of the texts, with what stands there, for a message.
 std::string first_difference(const std::string& chosen, const std::string& own) {
   constexpr size_t before = 30, behind = 50;
   size_t at = static_cast<size_t>(std::ranges::mismatch(chosen, own).in1 - chosen.begin());
@@ -259,7 +259,7 @@ std::string first_difference(const std::string& chosen, const std::string& own) 
                      shown(own, at, at + behind));
 }
 
-// As far as both take it.
+// Compares as far as both take it.
 std::optional<std::string> difference(const ChatTemplate& chosen, const ChatTemplate& own,
                                       std::span<const Message> messages) {
   try {

@@ -39,7 +39,7 @@ nlohmann::json parse(std::string_view text) {
 
 constexpr int64_t ignored_label = -100;  // as PyTorch's cross_entropy has it
 
-// A value of a record, by its key; null where it has none.
+// A value of a record, by its key; null if it has none.
 using Values = std::function<const nlohmann::json&(const std::string& key)>;
 
 std::string_view text_of(const nlohmann::json& value, const std::string& key) {
@@ -63,7 +63,7 @@ std::vector<int64_t> integers_of(const nlohmann::json& list, const std::string& 
   return values;
 }
 
-// Where targets begin and end. A label is its token, or none.
+// Borders of the targets. A label is its token, or none.
 std::vector<size_t> borders_of(const std::vector<int64_t>& ids, const std::vector<int64_t>& labels,
                                const DocumentFormat& format) {
   const std::string& key = format.labels_key;

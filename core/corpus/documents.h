@@ -1,5 +1,4 @@
-// Files of texts as documents, in chunks that threads work on side by side. This is the one place in which
-// the program reads a document.
+// Files of texts as documents, in chunks that several threads work on. Only this code reads a document.
 #pragma once
 
 #include <cstddef>
@@ -71,18 +70,18 @@ struct Chunk {
 // Throws Error with the file and the reason.
 using NextChunk = std::function<std::optional<Chunk>()>;
 
-// Throws Error where the file cannot be read, or has no column of a name.
+// Throws Error if the file cannot be read, or lacks a column.
 NextChunk open_chunks(const std::filesystem::path& file, const DocumentFormat& format);
 
 // The chunks of all files, in order. A file is opened when the one before has ended.
 NextChunk chunks_of(std::vector<std::filesystem::path> files, DocumentFormat format);
-// Of all files. Throws Error with the path and the reason where one cannot be read.
+// Bytes of all files. Throws Error with the path and the reason if one cannot be read.
 uint64_t bytes_of(std::span<const std::filesystem::path> files);
 
 // Calls `sink` with each document. In JSONL, bytes that are no UTF-8 count as U+FFFD, as the tokenizer takes
-// them elsewhere, and a byte order mark at the file's beginning is passed over. A line that is no object with
-// what the format wants under each key is an Error with file and line, or with skip_bad_lines reported to
-// `bad`; a row of Parquet an Error with file and row.
+// them elsewhere, and a byte order mark at the file's beginning is passed over. Each line must be an object
+// with what the format wants under each key. Other lines are an Error with file and line, or with
+// skip_bad_lines reported to `bad`; a bad row of Parquet is an Error with file and row.
 void each_document(const Chunk& chunk, const DocumentFormat& format,
                    const std::function<void(const Document&)>& sink,
                    const std::function<void(const std::string& what)>& bad = {});

@@ -31,9 +31,9 @@ class PackedFile {
   explicit PackedFile(const std::filesystem::path& path) : file_(path) {}
   virtual ~PackedFile() = default;
 
-  // Appends about `bytes` unpacked ones, or what is left; false where nothing is left behind them. Several
+  // Appends about `bytes` unpacked ones, or what is left; false if nothing is left behind them. Several
   // packed frames in one file are one text, as for gzip and zstd. Throws Error with the file and the reason
-  // where it is damaged or ends within a frame.
+  // if it is damaged or ends within a frame.
   bool read(std::string& out, size_t bytes) {
     const size_t begin = out.size();
     out.resize(begin + bytes);
@@ -175,7 +175,7 @@ const PptrainParquetApi& module() {
 
 constexpr size_t chunk_bytes = size_t{1} << 20;
 
-// Behind the first border from chunk_bytes on; npos where there is none.
+// Behind the first border from chunk_bytes on; npos if there is none.
 size_t chunk_end(std::string_view text, std::string_view border) {
   if (border.empty()) return std::string_view::npos;
   // From the beginning, so that borders that overlap are read as by each_document.
@@ -259,7 +259,7 @@ class PackedChunks {
 class ParquetChunks {
  public:
   // Throws Error with the file and the reason: no Parquet, no such column, one that has no texts (nor lists,
-  // where these are allowed); or that this build has no Parquet.
+  // if these are allowed); or that this build has no Parquet.
   ParquetChunks(const fs::path& path, const DocumentFormat& format)
       : path_(path), api_(module()), columns_(format.keys().size()), size_(io::RegularFile(path).size()) {
     const std::vector<std::string> columns = format.keys();
@@ -301,7 +301,7 @@ class ParquetChunks {
       own.bytes_ += sizes[i];
     }
   }
-  // Of the file, as far as its rows are read.
+  // Bytes of the file, as far as its rows are read.
   uint64_t bytes_done() const {
     if (read_ >= rows_) return size_;
     return static_cast<uint64_t>(static_cast<double>(size_) * static_cast<double>(read_) /

@@ -28,8 +28,7 @@ using jinja::Rendered;
 using jinja::Text;
 using tokenizer::Piece;
 
-// Where the texts of the messages lie in what a template wrote: of each from its first byte to behind its
-// last.
+// Ranges of the messages' texts in what a template wrote: for each from its first byte to behind its last.
 std::vector<std::optional<Range>> places_of(const Text& text, size_t messages) {
   std::vector<std::optional<Range>> places(messages);
   for (size_t i = 0; i < text.size(); ++i) {
@@ -45,7 +44,7 @@ std::string_view without_blanks_behind(std::string_view text) {
   return text.substr(0, text.find_last_not_of(" \t\r\n") + 1);
 }
 
-// Bytes that both begin with, without a part of a special token where they part.
+// The common beginning of both, without a part of a special token at its end.
 size_t same_beginning(std::string_view one, std::string_view other) {
   const auto same = static_cast<size_t>(std::ranges::mismatch(one, other).in1 - one.begin());
   return same == one.size() ? same : one.substr(0, same).find_last_of(">] \t\n") + 1;
@@ -121,7 +120,7 @@ class FolderTemplate final : public ChatTemplate {
     last_end_ = end_.empty() ? without_blanks_behind(at_end) : end_;
   }
 
-  // Of each answer that is to be trained: what the model generates behind the prompt for it, and its end.
+  // For each answer that is trained: what the model generates behind the prompt for it, and its end.
   std::vector<Range> answers(const Text& text, std::span<const Message> messages) const {
     const auto places = places_of(text, messages.size());
     std::vector<Range> marked;
@@ -145,7 +144,7 @@ class FolderTemplate final : public ChatTemplate {
     return marked;
   }
 
-  // Those generation blocks whose answers are to be trained.
+  // The generation blocks whose answers are trained.
   static std::vector<Range> blocks(const Rendered& rendered, std::span<const Message> messages) {
     std::vector<Range> marked;
     std::vector<bool> seen(messages.size(), false);
@@ -169,7 +168,7 @@ class FolderTemplate final : public ChatTemplate {
     return marked;
   }
 
-  // Cut where quoted and marked bytes begin and end. `marked`: ascending.
+  // Cut at the ends of quoted and marked bytes. `marked`: ascending.
   static std::vector<Piece> pieces_of(const Text& text, const std::vector<Range>& marked) {
     std::vector<Piece> pieces;
     auto range = marked.begin();
@@ -214,7 +213,7 @@ jinja::Map tokens_of(const nlohmann::json& config, const nlohmann::json& special
   return tokens;
 }
 
-// Of tokenizer_config.json: the template, or that of several whose name is "default".
+// From tokenizer_config.json: the template or, if there are several, the one named "default".
 std::string source_in(const nlohmann::json& config) {
   const nlohmann::json given = config.value("chat_template", nlohmann::json());
   if (given.is_string()) return given.get<std::string>();

@@ -8,13 +8,13 @@
 
 namespace pptrain::corpus {
 
-// That of chat_template.jinja, or else of tokenizer_config.json, beside tokenizer.json (or its folder). Null
-// where there is none. Throws UsageError with the file and the reason where it cannot be used.
+// The template in chat_template.jinja, or else in tokenizer_config.json, beside tokenizer.json (or its
+// folder). Null if there is none. Throws UsageError with the file and the reason if it cannot be used.
 //
-// Targets are what {% generation %} blocks write, where it has them. Elsewhere those of an answer lie between
-// the text that prompts it (add_generation_prompt) and the text that ends it, which are taken from two
-// samples: an answer that does not stand between them is an Error. Neither depends on the day: strftime_now
-// is not defined.
+// If the template has {% generation %} blocks, targets are what they write. Else an answer's targets lie
+// between the text that prompts it (add_generation_prompt) and the text that ends it. Both texts are taken
+// from two samples: an answer that does not stand between them is an Error. Neither depends on the day:
+// strftime_now is not defined.
 std::shared_ptr<const ChatTemplate> make_folder_template(const std::filesystem::path& tokenizer);
 
 }  // namespace pptrain::corpus

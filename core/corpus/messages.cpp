@@ -25,7 +25,7 @@ constexpr std::array refused_keys = {"tool_calls",   "function_call",   "tool_ca
                                      "train_detail", "training_detail", "images",       "image",  "audio",
                                      "audios",       "videos",          "video",        "refusal"};
 
-// The value under a key; null where there is none, or an empty one.
+// The value under a key; null if there is none, or an empty one.
 const json* value_of(const json& object, const char* key) {
   const auto found = object.find(key);
   if (found == object.end() || found->is_null()) return nullptr;

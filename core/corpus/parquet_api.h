@@ -12,8 +12,8 @@ using PptrainParquetRow = void (*)(void* context, const char* const* texts, cons
 
 struct PptrainParquetApi {
   int version;
-  // Opens a file for these columns of texts, or where `lists` is not 0 of lists too, which are given as JSON.
-  // Null where it cannot be read or lacks one, with the reason in `message`, ended by a zero.
+  // Opens a file for these columns of texts, or, if `lists` is not 0, of lists too, which are given as JSON.
+  // Null if it cannot be read or lacks one, with the reason in `message`, ended by a zero.
   void* (*open)(const char* path, const char* const* columns, int column_count, int lists, char* message,
                 size_t message_bytes);
   int64_t (*rows)(void* file);

@@ -120,7 +120,7 @@ void TokenWriter::finish() {
   write_index();
   const bool prompts = !ranges_.empty();
   if (prompts) write_prompts();
-  // The index comes last and goes first: where it is, the ids and prompts are its own.
+  // The index comes last and goes first: if it exists, the ids and prompts belong to it.
   std::error_code ignored;
   fs::remove(idx_, ignored);
   fs::remove(prompts_, ignored);

@@ -12,21 +12,20 @@
 
 namespace pptrain::corpus {
 
-// PREFIX.bin: ids of all documents, one after the other, little-endian, without a header.
 // PREFIX.idx, all little-endian: "MMIDIDX\0\0"; uint64 version, 1; uint8 type of an id (8: uint16, 4: int32);
-// uint64 count of sequences; uint64 count of documents and one; int32 length of each sequence in tokens;
-// int64 where each begins, in bytes of PREFIX.bin; int64 the first sequence of each document, and one beyond
-// the last. (Megatron-LM, megatron/core/datasets/indexed_dataset.py.) A document is one sequence, unless it
-// has more than 2^31 - 1 tokens.
+// uint64 count of sequences; uint64 count of documents and one. Tables: int32 length of each sequence in
+// tokens; int64 its first byte in PREFIX.bin; int64 the first sequence of each document, and one beyond the
+// last. (Megatron-LM, megatron/core/datasets/indexed_dataset.py.) A document is one sequence, unless it has
+// more than 2^31 - 1 tokens.
 //
-// PREFIX.prompts, where some tokens are no targets: char[8] "PROMPTS\2" and where they lie
+// PREFIX.prompts, if some tokens are no targets: char[8] "PROMPTS\2" and their ranges
 // (core/data/document_index.h).
 //
 // All are written under other names, synced and renamed by finish(); without it they are removed.
 class TokenWriter {
  public:
-  // token_bytes: 2 (uint16) or 4 (int32). Throws UsageError where a file is there already and must not be
-  // overwritten, Error where none can be made.
+  // token_bytes: 2 (uint16) or 4 (int32). Throws UsageError if a file is there already and must not be
+  // overwritten, Error if none can be made.
   TokenWriter(const std::filesystem::path& prefix, int token_bytes, bool overwrite);
   ~TokenWriter();
   TokenWriter(const TokenWriter&) = delete;

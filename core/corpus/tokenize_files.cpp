@@ -51,7 +51,7 @@ Borders add_tokens(const tokenizer::Tokenizer* tokenizer, const Document& docume
   return document.borders;
 }
 
-// What lies between targets, of a document of the ids [first, last).
+// Adds what lies between targets, of a document of the ids [first, last).
 void add_prompts(const Borders& borders, int64_t first, int64_t last,
                  std::vector<tokens::TokenRange>& prompts) {
   int64_t begin = first;
@@ -63,7 +63,7 @@ void add_prompts(const Borders& borders, int64_t first, int64_t last,
   if (begin < last) prompts.push_back({begin, last});
 }
 
-// Is one of the first `length` tokens a target? The first of all has nothing before it that predicts it.
+// Is one of the first `length` tokens a target? Nothing before the very first token predicts it.
 bool has_target(const Borders& borders, size_t length) {
   for (size_t i = 0; i + 1 < borders.size(); i += 2) {
     if (std::max<size_t>(borders[i], 1) < std::min(borders[i + 1], length)) return true;

@@ -36,22 +36,22 @@ struct TokenizeProgress {
   int64_t begun_twice = 0;              // documents whose text has what add_special puts before it
   int64_t empty = 0;                    // documents without a text or a token, which are left out
   int64_t bad = 0;                      // lines without a document (DocumentFormat::skip_bad_lines)
-  std::string first_bad = {};           // of these, where the first is and what is wrong there
+  std::string first_bad = {};           // the place of the first of these, and what is wrong there
   std::optional<int32_t> end_id = {};   // the token behind each document
 };
 
-// Writes the documents of all files, in order, and finishes the writer. `tokenizer`: null where the format
-// has tokens, otherwise of request.tokenizer. `report` is called now and then, by one thread at a time; what
-// it throws ends the work. Throws the first Error of any thread. The result does not depend on the number of
-// threads. UsageError where there is no document with a text.
+// Writes the documents of all files, in order, and finishes the writer. `tokenizer`: null if the format has
+// tokens, otherwise of request.tokenizer. `report` is called now and then, by one thread at a time; an
+// exception of it ends the work. Throws the first Error of any thread. The result does not depend on the
+// number of threads. UsageError if there is no document with a text.
 TokenizeProgress tokenize_files(const tokenizer::Tokenizer* tokenizer, const TokenizeRequest& request,
                                 TokenWriter& writer,
                                 const std::function<void(const TokenizeProgress&)>& report);
 
-// The first documents of the first and of the last file, as tokenize_files() will get them. Where some tokens
+// The first documents of the first and of the last file, as tokenize_files() will get them. If some tokens
 // are no targets, also what becomes of them: documents, truncated, without_targets. `whole`: these are all.
-// Throws as tokenize_files() does, but not where there is no document. `tokenizer`: null for lists of tokens,
-// and where all tokens are targets.
+// Throws as tokenize_files() does, but not if there is no document. `tokenizer`: null for lists of tokens,
+// and if all tokens are targets.
 struct Sample {
   TokenizeProgress progress;
   bool whole = true;

@@ -85,7 +85,7 @@ class Balancer {
     return o_.step_end(tokens, squares);
   }
 
-  // --- Documents dealt out anew.
+  // --- Deals documents to lists anew.
 
   // First how many small microbatches a step begins with, then how many it ends with.
   void deal(TimedLists& best) const {
@@ -105,12 +105,12 @@ class Balancer {
     }
   }
 
-  // Lists to be of the same size, beside others that are to be larger or smaller.
+  // Lists that should have the same size, among lists that should be larger or smaller.
   using Cheapest = std::set<std::pair<int64_t, size_t>>;  // cost, number of the list
 
-  // Documents to lists as large as those of `shape`: the longest document that is left goes where the list
-  // then costs least for its size. The first `front` lists of a data rank grow in size, the last `back` ones
-  // shrink. Nothing where this runs out of room or leaves a list empty.
+  // Deals documents to lists as large as those of `shape`: the longest document that is left goes to the list
+  // that then costs least for its size. The first `front` lists of a data rank grow in size, the last `back`
+  // ones shrink. Nothing if this runs out of room or leaves a list empty.
   std::optional<Lists> dealt(const Lists& shape, size_t front, size_t back) const {
     const size_t ranks = shape.size(), count = shape[0].size();
     std::map<int64_t, Cheapest> by_size;

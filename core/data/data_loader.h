@@ -1,5 +1,5 @@
 // Microbatches of a step, for one rank. Every rank derives the same assignment from the job alone, so the
-// ranks of a pipeline, and those that share out rows, agree on every microbatch without a message.
+// ranks of a pipeline, and ranks that shard rows, agree on every microbatch without a message.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -32,30 +32,30 @@ struct LoaderOptions {
   int64_t microbatches = 1;      // m: microbatches of a step
   int64_t dp_size = 1;           // D
   int64_t dp_rank = 0;
-  // Context-parallel ranks, which share out each list: this one gets its pieces of the tokens, of the labels,
-  // which are those of the whole list, and of the positions.
+  // Context-parallel ranks, which shard each list. This one gets its slices of the tokens, of the positions
+  // and of the whole list's labels.
   int cp_size = 1;
   int cp_rank = 0;
   tokens::ContextOrder cp_order = tokens::ContextOrder::zigzag;
-  // The token that ends a document, where the files have no index of documents.
+  // The token that ends a document, if the files have no index of documents.
   std::optional<int64_t> document_end = std::nullopt;
   Packing packing = Packing::sequential;
   Lengths lengths = Lengths::fixed;
   int64_t pad_to_multiple_of = 128;  // of padded
-  int64_t tp_size = 1;               // ranks that share out a list's rows, of which each gets one at least
+  int64_t tp_size = 1;               // ranks that shard a list's rows; each gets at least one
   // The length at which a document's attention costs as much as all else that its tokens do: microbatches of
   // exact lengths are balanced by it.
   int64_t attention_length = int64_t{1} << 24;
   // When a step of exact lengths ends; none: not known.
   StepEnd step_end = {};
-  // Data ranks wait for each other in every pass: a microbatch then counts as many tokens and squares as that
-  // of its number has on any data rank.
+  // Data ranks wait for each other in every pass: a microbatch then counts the most tokens and squares that
+  // the microbatch with its number has on any data rank.
   bool in_step = false;
   bool balance_schedule = false;  // by step_end, else microbatches are to cost alike
   int sequence_slices = 1;        // into which a training step's microbatches are cut
   bool need_tokens = true;        // this rank holds the first stage
   bool need_labels = true;        // this rank holds the last stage
-  bool need_places = false;       // where labels lie in their stream
+  bool need_places = false;       // places of labels in their stream
   at::Device device = at::kCPU;
 
   // Rows of a step over all data ranks: D * m * b.
@@ -66,12 +66,12 @@ struct LoaderOptions {
 
 // One step's data for one rank. The numbers are over all data ranks.
 struct Step {
-  std::vector<Microbatch> microbatches;  // or their slices, in order, where the options cut them
+  std::vector<Microbatch> microbatches;  // or their slices, in order, if the options cut them
   int64_t samples = 0;                   // that it took
-  int64_t targets = 0;                   // labels that count
+  int64_t targets = 0;                   // valid tokens
   int64_t tokens = 0;                    // of all microbatches, filling included
   int64_t padding = 0;                   // tokens of filling
-  int64_t end = 0;                       // of the slowest data rank, as options.step_end says
+  int64_t end = 0;                       // of the slowest data rank, by options.step_end
 };
 
 // How a stream becomes steps: rows cut from it, or whole documents.
@@ -83,17 +83,17 @@ struct WeightedStream {
   double weight = 1;  // of its samples among all
 };
 
-// The order: sample n of the run is of the stream that the blend of weights says (sampler.h), and there the
-// next one of its own sampler, which has epochs of its own. So `next_sample` is all that a resume needs.
+// The order: the blend of weights (sampler.h) says which stream sample n of the run belongs to. It is the
+// next sample of that stream's sampler, which has its own epochs. So a resume needs only `next_sample`.
 //
 // Rows cut from the stream: a step takes the next D*m*b samples in this order. Microbatch j consists of the
-// step's samples [j*D*b, (j+1)*D*b); data rank d takes the d-th contiguous share of b of them.
+// step's samples [j*D*b, (j+1)*D*b); data rank d takes the d-th contiguous b of them.
 //
 // Whole documents (options.whole_documents()): a sample is a document, or a slice of a long one
 // (DocumentSlices), and a step takes the next ones of the order that it has room for (document_source.cpp).
 class DataLoader {
  public:
-  // Throws Error when a stream is shorter than one sample, saying how many tokens are needed, and where
+  // Throws Error if a stream is shorter than one sample, saying how many tokens are needed. Also throws if
   // documents are to be kept whole, but nothing says where they end.
   DataLoader(std::vector<WeightedStream> streams, const LoaderOptions& options, bool shuffle, uint64_t seed);
   DataLoader(TokenDataset dataset, const LoaderOptions& options, bool shuffle, uint64_t seed);
@@ -113,9 +113,9 @@ class DataLoader {
   std::vector<Sampler> samplers_;  // of each stream
 };
 
-// Validation: samples in file order, divided into batches as steps are. Every token after the first (of each
-// document, where these are known) is a target once: a last sample that is shorter than seq_len and the rows
-// or documents missing in the last batch are filled up with token 0 and ignore_label.
+// Validation: samples in file order, divided into batches as steps are. Every token except the first (of each
+// document, if documents are known) is predicted once. A last sample shorter than seq_len is filled up with
+// token 0 and ignore_label, and so are rows or documents missing in the last batch.
 class ValidationLoader {
  public:
   // batches: at most so many; 0: all. Throws Error when there is nothing to predict (fewer than two tokens).

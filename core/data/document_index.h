@@ -1,12 +1,12 @@
-// What lies beside a token file PREFIX.bin: Megatron-LM's index PREFIX.idx, which says where documents begin,
-// and PREFIX.prompts, which says which tokens are no targets: prompts, of which a conversation has one before
-// each answer. All numbers are little-endian.
+// Files that lie beside a token file PREFIX.bin. Megatron-LM's index PREFIX.idx says where documents begin.
+// PREFIX.prompts says which tokens are no targets: prompts; a conversation has one before each answer. All
+// numbers are little-endian.
 //
 // PREFIX.idx (megatron/core/datasets/indexed_dataset.py):
 //
 //   char[9] "MMIDIDX\0\0", uint64 version 1, uint8 type of the ids, uint64 sequences, uint64 entries of the
-//   last table; int32 length of each sequence, in tokens; int64 byte of the .bin at which each begins;
-//   int64 number of the sequence with which each document begins, and after the last the number of sequences.
+//   last table. Tables: int32 length of each sequence, in tokens; int64 first byte of each in the
+//   .bin; int64 first sequence of each document, and after the last the number of sequences.
 #pragma once
 
 #include <cstdint>
@@ -20,10 +20,10 @@ namespace pptrain::data {
 
 struct DocumentIndex {
   int token_bytes = 0;  // 1 (uint8), 2 (uint16) or 4 (int32) of an id
-  // Tokens before each document, ascending from 0; and of all of them together. Documents without tokens are
-  // left out.
+  // Tokens before each document, ascending from 0, and at the end the number of all. Documents without tokens
+  // are left out.
   std::vector<int64_t> starts;
-  std::vector<tokens::TokenRange> prompts = {};  // where read_prompts() was called
+  std::vector<tokens::TokenRange> prompts = {};  // if read_prompts() was called
 };
 
 // PREFIX.bin -> PREFIX.idx.
@@ -34,15 +34,15 @@ std::filesystem::path index_of(const std::filesystem::path& token_file);
 // it, and its documents hold all of them.
 DocumentIndex read_document_index(const std::filesystem::path& path, uint64_t token_file_bytes);
 
-// PREFIX.bin -> PREFIX.prompts: char[8] "PROMPTS\2", uint64 prompts, and of each int64 its first token in
-// PREFIX.bin and int64 the one behind its last, ascending, each within a document of PREFIX.idx. Or as
-// earlier versions wrote it, where documents begin with one prompt: char[8] "PROMPTS\1", uint64 documents,
+// PREFIX.bin -> PREFIX.prompts: char[8] "PROMPTS\2", uint64 prompts; for each prompt int64 its first token in
+// PREFIX.bin and int64 one past its last. Prompts ascend, and each lies within a document of PREFIX.idx.
+// Earlier versions wrote, for documents that begin with one prompt: char[8] "PROMPTS\1", uint64 documents,
 // uint32 tokens of each one's prompt.
 std::filesystem::path prompts_of(const std::filesystem::path& token_file);
 
-// The prompts, without the first tokens of documents, which are the targets of none anyway. The documents
-// begin at `starts` (ascending, from 0; the last is the end of all). Throws Error that names the file unless
-// it is whole, and its prompts lie in documents one after the other.
+// The prompts, without the first tokens of documents, which no position predicts anyway. The documents begin
+// at `starts` (ascending, from 0; the last is the end of all). Throws Error that names the file unless it is
+// whole, and its prompts lie in documents one after the other.
 std::vector<tokens::TokenRange> read_prompts(const std::filesystem::path& path,
                                              std::span<const int64_t> starts);
 
@@ -54,7 +54,7 @@ class Prompts {
 
   // Tokens of prompts among the tokens [first, last).
   int64_t count(int64_t first, int64_t last) const { return count_before(last) - count_before(first); }
-  // labels[i], for which the token first + i stands, becomes ignore_label where it is of a prompt.
+  // labels[i] stands for the token first + i; it becomes ignore_label if that token belongs to a prompt.
   void ignore(int64_t first, std::span<int64_t> labels) const;
 
  private:

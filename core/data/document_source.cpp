@@ -1,5 +1,5 @@
 // Steps of whole documents. Which documents lie where in a step's microbatches is known before a token is
-// read: every rank derives the whole of it, and with it the length of every microbatch on every data rank.
+// read: every rank derives all of it, and so the length of every microbatch on every data rank.
 #include <spdlog/fmt/fmt.h>
 
 #include <algorithm>
@@ -22,8 +22,8 @@
 
 namespace pptrain::data {
 
-// A list is cut into 2 * cp pieces (zigzag), of which a rank has two, or into cp, or into slices; shares of
-// tensor-parallel ranks differ by one at most.
+// A list is cut into 2 * cp pieces (zigzag; a rank has two), or into cp, or into sequence slices. Shards of
+// tensor-parallel ranks differ by one row at most.
 int64_t least_tokens(const LoaderOptions& options) {
   const int64_t cp = options.cp_size, tp = options.tp_size;
   const bool zigzag = cp > 1 && options.cp_order == tokens::ContextOrder::zigzag;
@@ -86,20 +86,20 @@ void fill_up(ListPlan& list, int64_t tokens, int64_t seq_len) {
     list.documents.push_back({.slice = {}, .filling = std::min(missing, seq_len)});
 }
 
-// Tokens of the whole step's microbatches, as `offered` slices come: the i-th, or nothing behind the last.
+// Tokens of the whole step's microbatches, as `offered` slices come: the i-th, or nothing after the last.
 //
-// Packing into D*m*b rows of seq_len says which of them are taken, so that a step takes the same documents on
-// any layout with as many rows. With fixed lengths, row r is of microbatch r / (D*b), of data rank r % (D*b)
-// / b. With others microbatches are to cost alike: documents of packed rows are levelled over them, rows
-// shared out to microbatches, and a microbatch's D*b rows to data ranks, as many to each. What comes out may
-// then be balanced by the schedule's end, without regard to rows.
+// Packing into D*m*b rows of seq_len decides which slices are taken, so that a step takes the same documents
+// on any layout with as many rows. With fixed lengths, row r goes to microbatch r / (D*b), data rank r %
+// (D*b) / b. With other lengths, microbatches should cost alike: documents of packed rows are levelled over
+// the rows. Then rows are divided among microbatches, and a microbatch's D*b rows equally among data ranks.
+// The result may then be balanced by the schedule's end, without regard to rows.
 //
-// Filling belongs to the last document of a row (fixed) or list (others), as long as that is of at most
-// seq_len tokens; what is missing then is documents of its own. Lists of exact lengths have none, but where
-// they would be shorter than least_tokens().
+// Filling belongs to the last document of a row (fixed) or list (others) up to seq_len tokens; what is
+// missing then becomes separate documents. Lists of exact lengths have no filling unless they would be
+// shorter than least_tokens().
 class StepPlanner {
  public:
-  // `offered`: the i-th slice, or nothing behind the last.
+  // `offered`: the i-th slice, or nothing after the last.
   StepPlanner(const LoaderOptions& options,
               const std::function<std::optional<DocumentSlice>(int64_t)>& offered)
       : o_(options) {
@@ -199,8 +199,8 @@ class StepPlanner {
     return list;
   }
 
-  // Of the longest list of all ranks, rounded up so that each context-parallel rank has a multiple, but no
-  // longer than full rows.
+  // The length of the longest list of all ranks, rounded up so that each context-parallel rank has a
+  // multiple, but no longer than full rows.
   int64_t padded_length(const StepPlan& plan) const {
     int64_t longest = least_tokens(o_);
     for (const auto& ranks : plan.microbatches) {
@@ -286,8 +286,8 @@ class DocumentSource final : public StepSource {
     return list.finish(split(planned.tokens()));
   }
 
-  // The slice's tokens go to the list's from `first` on, and each but the first of its document and those of
-  // its prompt is a target.
+  // Writes the slice's tokens to the list's from `first` on. Each is a target, except the first of its
+  // document and those of its prompt.
   void read(const DocumentSlice& slice, int64_t first, TokenList& list) const {
     const int64_t followed = slice.followed();
     if (slice.length == 0) return;

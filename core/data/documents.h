@@ -1,4 +1,4 @@
-// Where the documents of a token stream lie, and the slices of them that training takes as samples.
+// Finds the documents of a token stream, and the slices of them that training takes as samples.
 #pragma once
 
 #include <cstdint>
@@ -9,9 +9,9 @@
 
 namespace pptrain::data {
 
-// Where documents begin, ascending from 0, and the number of tokens: of an index where the files have one,
-// else behind each token `end_id`. Then all of the stream is read once. Throws Error where there is neither,
-// and for ids outside of the vocabulary.
+// First tokens of documents, ascending from 0, and the number of tokens. Taken from the files' index; without
+// one, a document ends at each token `end_id`, and the whole stream is read once. Throws Error if there is
+// neither, and for ids outside of the vocabulary.
 std::vector<int64_t> document_starts(const TokenDataset& dataset, std::optional<int64_t> end_id);
 
 // Tokens [first, first + length) of one document.
@@ -19,18 +19,19 @@ struct DocumentSlice {
   int64_t first = 0;
   int64_t length = 0;
   bool ends = true;    // with its document: its last token has no target
-  int64_t prompt = 0;  // of its tokens, those whose next one is of a prompt, and no target
-  size_t part = 0;     // of which stream, where there are several
+  int64_t prompt = 0;  // its tokens whose next one belongs to a prompt, and is no target
+  size_t part = 0;     // which stream, if there are several
 
-  // Tokens with one behind them in their document: each but a document's first is behind one of one slice.
+  // Tokens with a next one in their document: each token except a document's first is the next one in exactly
+  // one slice.
   int64_t followed() const { return length - (ends && length > 0 ? 1 : 0); }
-  // Those whose next one is a target.
+  // Tokens whose next one is a target.
   int64_t targets() const { return followed() - prompt; }
   bool operator==(const DocumentSlice&) const = default;
 };
 
-// All slices of a stream, in order: documents, and of one that is longer than `longest` slices of `longest`
-// with what is left behind them. Eight bytes a slice.
+// All slices of a stream, in order: whole documents, or, if a document is longer than `longest`, slices of
+// `longest` tokens and the rest. Eight bytes a slice.
 class DocumentSlices {
  public:
   DocumentSlices(const std::vector<int64_t>& document_starts, int64_t longest);
@@ -39,7 +40,7 @@ class DocumentSlices {
   DocumentSlice operator[](int64_t index) const;  // without prompts, of stream 0
 
  private:
-  // Of each slice, and at last of the stream: its first token, doubled; odd where a document begins.
+  // For each slice, and at last the stream's end: its first token, doubled; odd if a document begins there.
   std::vector<int64_t> starts_;
 };
 

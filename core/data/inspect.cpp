@@ -38,7 +38,7 @@ std::vector<Place> places_of(uint64_t size, uint64_t files) {
 
 namespace {
 
-// Calls `look` with the bytes at each place of a file, which is one of `files`, and where they begin.
+// Calls `look` with the bytes at each place of a file, which is one of `files`, and their offset.
 template <typename Look>
 void each_place(const io::RegularFile& file, size_t files, const Look& look) {
   std::vector<std::byte> bytes;

@@ -1,4 +1,4 @@
-// What one microbatch brings to a stage.
+// The data of one microbatch for a stage.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -16,25 +16,25 @@ namespace pptrain::data {
 inline constexpr int64_t ignore_label = -100;
 
 // A list of tokens: the documents, or rows, of the microbatch one after the other. Context-parallel ranks
-// hold a part of the list each: then T is the number of this rank's tokens, and `segments` describes the
-// whole list. Every rank derives its microbatches from the same sampler, so all but the ids is known
-// everywhere without a handshake. tokens are defined on ranks that hold the first stage, labels where the
-// last stage is; the rest everywhere.
+// shard the list: then T is the number of this rank's tokens, and `segments` describes the whole list. Every
+// rank derives its microbatches from the same sampler, so every rank knows all but the ids without a message.
+// `tokens` are defined on ranks that hold the first stage, labels on ranks that hold the last stage; the rest
+// everywhere.
 struct Microbatch {
   at::Tensor tokens;        // int64 [T]
   at::Tensor labels;        // int64 [T]
   at::Tensor positions;     // int32 [T]: each token's place in its document
-  at::Tensor filling = {};  // bool [T]: of no document; undefined: none is
-  // int64 [T], on the host, where LoaderOptions::need_places: which token of its stream each label that
-  // counts is.
+  at::Tensor filling = {};  // bool [T]: belongs to no document; undefined: none
+  // int64 [T], on the host, with LoaderOptions::need_places: for each valid label, which token of its stream
+  // it is.
   at::Tensor places = {};
-  tokens::Segments segments;  // where the documents lie
-  // Of each document, the tokens of its text up to here: without filling behind it, and with those that a
+  tokens::Segments segments;  // places of the documents
+  // For each document, the tokens of its text up to here: without filling at its end, and with tokens that a
   // cache holds. Empty: as many as the document has in the list.
   std::vector<int64_t> text_lengths = {};
   std::shared_ptr<const tokens::ContextSplit> context = {};  // null: the whole list is here
-  int64_t targets = 0;                                       // labels of this data rank that count
-  // Of the microbatches of this number of all data ranks: tokens of documents, and labels that count.
+  int64_t targets = 0;                                       // valid tokens of this data rank
+  // Over the microbatches with this number on all data ranks: tokens of documents, and valid tokens.
   int64_t global_tokens = 0;
   int64_t global_targets = 0;
 
@@ -48,15 +48,15 @@ struct Microbatch {
 
 // --- The part of a microbatch that a context-parallel rank holds.
 
-// What rank split->part has of `whole`, a microbatch without a split whose documents may have any lengths:
-// tokens, labels and filling (where they are defined) and positions of its ranges, on their device;
-// documents, targets and global counts stay those of the whole list. Throws Error for a split that is not one
-// of this list.
+// The part that rank split->part has of `whole`, a microbatch without a split whose documents may have any
+// lengths. It has the tokens, labels and filling (if defined) and positions of its ranges, on their device.
+// Documents, targets and global counts stay the whole list's. Throws Error if the split is not one of this
+// list.
 Microbatch part_of(const Microbatch& whole, std::shared_ptr<const tokens::ContextSplit> split);
 
 // The sequence slices (tokens::split_by_cost) of `whole`, the microbatch of this number of its step, of
-// `least` tokens or more; each knows all of them. Targets are those of the whole list in the first slice, 0
-// in others; global counts are those of the whole list in every slice.
+// `least` tokens or more; each knows all of them. The first slice has the whole list's `targets`, the others
+// 0; every slice has the whole list's global counts.
 std::vector<Microbatch> cut_in_slices(const Microbatch& whole, int slices, int64_t attention_length,
                                       int64_t least, int number);
 

@@ -19,8 +19,8 @@ struct NpyHeader {
 // Does the file begin as .npy files do?
 bool has_npy_header(const io::RegularFile& file);
 
-// Of an array of one dimension of little-endian integers (uint8 ... int64) that fills the file. (The format:
-// numpy/lib/format.py, versions 1 to 3.) Throws Error that says what it is instead.
+// Reads the header of an array of one dimension of little-endian integers (uint8 ... int64) that fills the
+// file. (The format: numpy/lib/format.py, versions 1 to 3.) Throws Error that says what it is instead.
 NpyHeader read_npy_header(const io::MappedFile& file);
 
 }  // namespace pptrain::data

@@ -34,7 +34,7 @@ Rows one_after_the_other(int64_t count, int64_t capacity, const OfferedLength& o
   return rows;
 }
 
-// Nothing where the documents need more rows.
+// Nothing if the documents need more rows.
 std::optional<Rows> best_fit_decreasing(const std::vector<int64_t>& lengths, int64_t count,
                                         int64_t capacity) {
   Rows rows;
@@ -73,7 +73,7 @@ Rows best_fit(int64_t count, int64_t capacity, const OfferedLength& offered) {
     return std::vector(lengths.begin(), lengths.begin() + static_cast<std::ptrdiff_t>(n));
   };
   Rows rows = *best_fit_decreasing(first(packs), count, capacity);
-  // All of them first: where documents are many and short, they mostly fit.
+  // Tries all of them first: if documents are many and short, they mostly fit.
   for (size_t n = lengths.size(); packs + 1 < fails; n = packs + (fails - packs) / 2) {
     if (auto found = best_fit_decreasing(first(n), count, capacity)) {
       packs = n;
@@ -132,11 +132,11 @@ class Leveller {
   }
 
  private:
-  // From the dearest to the cheapest row, and perhaps one back.
+  // Moves documents from the costliest row to the cheapest, and perhaps one back.
   struct Exchange {
     size_t given = 0;
     std::optional<size_t> taken;
-    int64_t dearer = 0;  // cost of the dearer of the two rows behind it
+    int64_t dearer = 0;  // cost of the costlier of the two rows behind it
   };
 
   int64_t length(int64_t document) const { return lengths_[static_cast<size_t>(document)]; }

@@ -76,7 +76,7 @@ std::optional<std::vector<int64_t>> exact_shares(const std::vector<double>& frac
   return shares;
 }
 
-// Rounded down, and one more for those of the largest remainders.
+// Rounded down, plus one for those with the largest remainders.
 std::vector<int64_t> rounded_shares(const std::vector<double>& fractions, int64_t period) {
   std::vector<int64_t> shares;
   std::vector<size_t> by_remainder(fractions.size());

@@ -1,4 +1,4 @@
-// In which order samples are seen. The whole state of a run's data is one number: how many samples were
+// The order in which samples are seen. The whole state of a run's data is one number: how many samples were
 // taken.
 #pragma once
 
@@ -25,7 +25,7 @@ class Sampler {
   uint64_t seed_;
 };
 
-// --- Which of several sources a sample is of.
+// --- Which of several sources a sample comes from.
 
 // A sample of one of several streams of tokens.
 struct Sample {
@@ -34,8 +34,8 @@ struct Sample {
   bool operator==(const Sample&) const = default;
 };
 
-// Sources mixed by weights: sample n is of the source that is most behind its share, weight * n minus the
-// samples it had, the first of equal ones. This is Megatron-LM's blend (build_blending_indices in
+// Sources mixed by weights. Sample n comes from the source that is most behind its share: weight * n minus
+// the samples it had; the first of equal ones. This is Megatron-LM's blend (build_blending_indices in
 // megatron/core/datasets/helpers.cpp), whose errors stay below one sample downwards.
 //
 // Shares are fractions of a common denominator W of at most 65536; after W samples each source has just its
@@ -45,13 +45,13 @@ class Blend {
  public:
   static constexpr int64_t max_period = 65536;
 
-  // One weight (more than 0) or more; only their ratios count. W is the smallest one that they are fractions
-  // of (to 1e-9); where there is none, 65536 with each share rounded to it by the largest remainders. Throws
-  // UsageError where a weight is below 1 / 65536 of their sum.
+  // One weight (more than 0) or more; only their ratios count. W is the smallest number of which they are
+  // fractions (to 1e-9); if there is none, 65536 with each share rounded to it by the largest remainders.
+  // Throws UsageError if a weight is below 1 / 65536 of their sum.
   explicit Blend(std::span<const double> weights);
 
   // The source of the run's sample number `position`, from 0, and the sample's number among those of this
-  // source: 0, 1, 2, ... Throws Error where `position` is negative.
+  // source: 0, 1, 2, ... Throws Error if `position` is negative.
   Sample operator()(int64_t position) const;
   // How many of the first `positions` samples each source has.
   std::vector<int64_t> taken(int64_t positions) const;

@@ -89,11 +89,11 @@ void check(const LoaderOptions& o) {
         fmt::format("data loader: pad_to_multiple_of {}, tp_size {}, attention_length {} must be positive",
                     o.pad_to_multiple_of, o.tp_size, o.attention_length));
   }
-  // Throws where rows cannot be cut so.
+  // Throws if rows cannot be cut so.
   if (o.cp_size > 1) tokens::split_rows(o.cp_order, o.micro_batch_size, o.seq_len, o.cp_size, o.cp_rank);
 }
 
-// Where a row comes from: its first token and how many targets it would have as one document (0: filling).
+// Origin of a row: its first token, and how many targets it would have as one document (0: filling).
 struct Row {
   size_t stream = 0;
   int64_t first = 0;
@@ -111,7 +111,7 @@ class RowReader {
         seq_len_(options.seq_len),
         tokens_(static_cast<size_t>(options.seq_len) + 1) {}
 
-  // `for_list`: append_to() follows; otherwise a row is read only where documents are found by their tokens.
+  // `for_list`: append_to() follows; otherwise a row is read only if documents are found by their tokens.
   void read(const Row& row, bool for_list) {
     first_ = row.first;
     given_ = static_cast<size_t>(row.given);
@@ -122,7 +122,7 @@ class RowReader {
       if (tokens_[i] == document_end_) ends_.push_back(static_cast<int64_t>(i) + 1);
     }
     if (by_tokens) return;
-    // The first token of a document is the target of none.
+    // No position predicts the first token of a document.
     auto start = std::ranges::upper_bound(document_starts_, row.first);
     for (; start != document_starts_.end() && *start <= row.first + row.given; ++start)
       ends_.push_back(*start - row.first);
@@ -144,7 +144,7 @@ class RowReader {
     if (begin < seq_len_) list.add_document(given - begin, seq_len_ - given);
   }
 
-  // Of the row read last.
+  // Targets of the row read last.
   int64_t targets() const {
     const auto given = static_cast<int64_t>(given_);
     return given - std::ssize(ends_) - dataset_.prompt_tokens(first_ + 1, first_ + given + 1);
@@ -159,7 +159,7 @@ class RowReader {
   int64_t first_ = 0;            // of the row
   size_t given_ = 0;
   std::vector<int64_t>
-      ends_;  // in the row: tokens up to the end of each document that ends where targets are
+      ends_;  // in the row: tokens up to the end of each document that ends inside the targets
 };
 
 class RowSource final : public StepSource {

@@ -16,7 +16,7 @@ namespace pptrain::data {
 // A microbatch while it is made on the host.
 class TokenList {
  public:
-  // Of `size` tokens: 0 with ignore_label, until they are written. `options` must outlive it.
+  // A list of `size` tokens: 0 with ignore_label, until they are written. `options` must outlive it.
   TokenList(const LoaderOptions& options, int64_t size);
 
   std::span<int64_t> tokens(int64_t first, int64_t count);
@@ -28,13 +28,13 @@ class TokenList {
   void add_document(int64_t length, int64_t filling = 0);
 
   // What this rank needs of the list, on the options' device, without targets and global numbers. `split`:
-  // how context-parallel ranks share it; null where there is one.
+  // how context-parallel ranks shard it; null if they do not.
   Microbatch finish(std::shared_ptr<const tokens::ContextSplit> split);
 
  private:
   const LoaderOptions& options_;
   at::Tensor tokens_, labels_, positions_;
-  at::Tensor places_;   // undefined where they are not needed
+  at::Tensor places_;   // undefined if they are not needed
   at::Tensor filling_;  // undefined: there is none so far
   std::vector<int32_t> starts_{0};
   std::vector<int64_t> text_lengths_;  // of each document
@@ -45,22 +45,22 @@ class StepSource {
  public:
   virtual ~StepSource() = default;
 
-  // Which sample comes at a place of the order that steps take them in; behind a stream's last one there is
+  // Which sample comes at a place of the order that steps take them in; after a stream's last one there is
   // nothing but filling.
   using Order = std::function<Sample(int64_t place)>;
   // The step of the samples from place `next` on.
   virtual Step step(int64_t next, const Order& order) const = 0;
 
-  // Samples of each stream that training takes in an epoch. Throws Error that says what is missing where one
-  // has none.
+  // Samples of each stream that training takes in an epoch. Throws Error that says what is missing if a
+  // stream has none.
   virtual std::vector<int64_t> checked_samples() const = 0;
-  // Those that validation takes of the first stream, whose last one may be shorter.
+  // Samples that validation takes of the first stream; the last one may be shorter.
   virtual int64_t all_samples() const = 0;
   // How many samples step(next) takes, in the order of the first stream.
   virtual int64_t samples_from(int64_t next) const = 0;
 };
 
-// Of one stream or more. Throws Error for options that no rank can have.
+// Steps of one stream or more. Throws Error for options that no rank can have.
 std::shared_ptr<const StepSource> make_step_source(std::vector<TokenDataset> streams,
                                                    const LoaderOptions& options);
 
@@ -68,7 +68,7 @@ std::shared_ptr<const StepSource> make_step_source(std::vector<TokenDataset> str
 std::shared_ptr<const StepSource> make_document_source(std::vector<TokenDataset> streams,
                                                        const LoaderOptions& options);
 
-// The fewest tokens of a list of which every context- and tensor-parallel rank gets one, in every slice.
+// The fewest tokens of a list such that every context- and tensor-parallel rank gets one, in every slice.
 int64_t least_tokens(const LoaderOptions& options);
 
 }  // namespace pptrain::data

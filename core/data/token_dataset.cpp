@@ -29,7 +29,7 @@ struct LlmcVariant {
 };
 constexpr std::array llmc_variants{LlmcVariant{20240520, 1, 2}, LlmcVariant{20240801, 7, 4}};
 
-// Null where there is none.
+// Null if there is none.
 const LlmcVariant* find_variant(int32_t magic, int32_t version) {
   const auto found = std::ranges::find_if(
       llmc_variants, [&](const LlmcVariant& v) { return v.magic == magic && v.version == version; });

@@ -18,11 +18,10 @@ namespace pptrain::data {
 
 // text: every byte is a token (vocabulary 256).
 // bin:  headerless little-endian ids of the type declared in the job.
-// llmc: llm.c's files: a header of 256 int32 (magic, version, token count), then ids. Magic 20240520 version
-// 1
-//       has uint16 ids (GPT-2), magic 20240801 version 7 has uint32 ids (Llama 3).
-// megatron: ids without a header, of the type that PREFIX.idx beside PREFIX.bin says (document_index.h), and
-//       where there is a PREFIX.prompts, prompts (document_index.h).
+// llmc: llm.c's files: a header of 256 int32 (magic, version, token count), then ids. Magic 20240520
+//       version 1 has uint16 ids (GPT-2), magic 20240801 version 7 has uint32 ids (Llama 3).
+// megatron: ids without a header, of the type that PREFIX.idx beside PREFIX.bin says, and prompts if there is
+//       a PREFIX.prompts (document_index.h).
 // npy:  NumPy's array of integers of one dimension.
 // random: 2^48 uniform ids without files: token i is split_mix(seed ^ split_mix(i)) modulo vocab_size.
 // Texts (jsonl, parquet) are refused: a tokenizer makes them tokens first.
@@ -35,7 +34,7 @@ struct Source {
   uint64_t seed = 0;    // random
 };
 
-// The files that a source stands for, in their order. Throws Error where there are none.
+// The files that a source stands for, in their order. Throws Error if there are none.
 std::vector<std::filesystem::path> token_files(const Source& source);
 // These and the indices beside them: all that the data depend on.
 std::vector<std::filesystem::path> data_files(const Source& source);
@@ -59,16 +58,16 @@ class TokenDataset {
   void read(int64_t first, std::span<int64_t> out) const;
   // The tokens [first, last) as a stream of their own.
   TokenDataset slice(int64_t first, int64_t last) const;
-  // Whether the files say where their documents lie, and then where these begin, ascending from 0, and
-  // size(). Where a slice begins or ends, so does a document.
+  // Whether the files say where their documents lie. If so, document_starts() are their first tokens,
+  // ascending from 0, and size(). A document begins or ends at each end of a slice.
   bool has_index() const { return document_starts_ != nullptr; }
   std::vector<int64_t> indexed_documents() const;
-  // Tokens of prompts among [first, last), whose labels ignore_prompts() takes away: labels[i] is to be the
-  // token first + i. A document's first token counts as none (document_index.h).
+  // Tokens of prompts among [first, last). ignore_prompts() ignores their labels; labels[i] is the token
+  // first + i. A document's first token does not count (document_index.h).
   int64_t prompt_tokens(int64_t first, int64_t last) const;
   void ignore_prompts(int64_t first, std::span<int64_t> labels) const;
-  // Documents, and those without a target: with prompts alone behind their first tokens. Of data with
-  // has_index(); zeros where there are no prompts.
+  // Documents, and those without a target: only prompts follow their first tokens. For data with has_index();
+  // zeros if there are no prompts.
   struct DocumentCount {
     int64_t all = 0, without_targets = 0;
   };

@@ -49,7 +49,7 @@ void AnomalyGuard::restore(int64_t in_a_row, int64_t total) {
 
 namespace {
 
-// Of one value at least; of an even number the mean of the two in the middle.
+// Median of one value at least; of an even number the mean of the two in the middle.
 double median_of(std::vector<double> values) {
   const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
   std::ranges::nth_element(values, middle);
@@ -57,7 +57,7 @@ double median_of(std::vector<double> values) {
   return (*std::max_element(values.begin(), middle) + *middle) / 2;
 }
 
-// Where losses are expected, in nats per token.
+// The band in which losses are expected, in nats per token.
 struct LossBand {
   double median = 0;
   double deviation = 0;  // 1.4826 times the median absolute deviation, but 0.1 % of the median at least

@@ -1,7 +1,6 @@
-// Two watches over the global loss and gradient norm, which have the same bits on every rank and every
-// pipeline layout, so that all ranks decide alike:
-// steps that are skipped (loss or gradient norm not finite, or no valid token), and losses that leave their
-// band and stay above it.
+// Two watches over the global loss and gradient norm. Both have the same bits on every rank and every
+// pipeline layout, so that all ranks decide alike. One counts skipped steps (loss or gradient norm not
+// finite, or no valid token), the other losses that leave their band and stay above it.
 #pragma once
 
 #include <cstdint>
@@ -17,9 +16,9 @@ class AnomalyGuard {
   // max_in_a_row: skipped steps in a row after which the run fails; 0: the first one fails it.
   explicit AnomalyGuard(int64_t max_in_a_row) : max_in_a_row_(max_in_a_row) {}
 
-  // True where both are finite: apply the step. False: skip it. Throws Error with the last steps' figures
-  // once more than max_in_a_row would have been skipped without a break. `where`: what is known of the place
-  // of a step that is not finite, for the report.
+  // True if both are finite: apply the step. False: skip it. Throws Error with the last steps' figures once
+  // more than max_in_a_row would have been skipped without a break. `where`: the place of a step that is not
+  // finite, as far as known, for the report.
   bool accept(double loss, double grad_norm, const std::string& where = {});
 
   // A step without a valid token: it is skipped and counted, but is no anomaly.
@@ -49,16 +48,17 @@ class DivergenceWatch {
   void take(int64_t step, double loss);
 
   bool diverged() const { return steps_ > 0 && above_ >= steps_; }
-  // "the loss lies above its band since step 480: ...": of the last step taken, where there are steps
+  // "the loss lies above its band since step 480: ...": about the last step taken, if there are steps
   // above().
   std::string describe() const;
 
   // All that it goes on with after a resume: the last losses within the band, the oldest first; steps in a
-  // row above it; the first of them, 0 where there are none.
+  // row above it; the first of them, 0 if there are none.
   const std::vector<double>& recent() const { return recent_; }
   int64_t above() const { return above_; }
   int64_t since() const { return since_; }
-  // Goes on from there. What had diverged already gets as many steps again: somebody chose to go on from it.
+  // Goes on from there. A run that had diverged already gets as many steps again: the user chose to go on
+  // from it.
   void restore(std::vector<double> recent, int64_t above, int64_t since);
 
  private:

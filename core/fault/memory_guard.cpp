@@ -16,7 +16,7 @@ namespace pptrain::fault {
 
 namespace {
 
-// Above this many bytes several threads share a tensor.
+// Above this many bytes a tensor is divided among several threads.
 constexpr int64_t bytes_of_a_thread = int64_t{1} << 20;
 
 uint64_t sum_on_host(const at::Tensor& tensor) {

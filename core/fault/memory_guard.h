@@ -1,5 +1,5 @@
-// Values that must stay as they are for a while: a bit that flips in them (a failing memory module, a stray
-// write) is found before anybody builds on it.
+// Values that must stay as they are for a while: finds a bit that flips in them (a failing memory module, a
+// stray write) before they are used further.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,10 +14,10 @@
 namespace pptrain::fault {
 
 // The sum, modulo 2^64, of the bytes as 64-bit words. It is another one after any change within one aligned
-// word of 8 bytes; changes of several words stay unseen only where their differences add up to zero.
+// word of 8 bytes; changes of several words stay unseen only if their differences add up to zero.
 uint64_t sum_of_words(std::span<const std::byte> bytes);
 
-// Sums of tensors, kept while nobody may write to them. One pass over the bytes for note() and one for
+// Sums of tensors, kept while nothing may write to them. One pass over the bytes for note() and one for
 // find_change().
 class MemoryGuard {
  public:
@@ -26,7 +26,7 @@ class MemoryGuard {
 
   // From here on the values are to stay as they are.
   void note() { sums_ = sums(); }
-  // The first tensor that is not as it was when note() was called; nothing where all are, or none was noted.
+  // The first tensor that is not as it was when note() was called; nothing if all are, or none was noted.
   std::optional<std::string> find_change() const;
 
  private:

@@ -15,7 +15,7 @@
 
 namespace pptrain::fault {
 
-// That somebody asked this process to end.
+// A request that this process end.
 struct StopRequest {
   int signal = 0;
   bool from_launcher = false;  // which may not wait for ever
@@ -28,8 +28,8 @@ std::string signal_name(int signal);
 
 // While it lives, SIGTERM, SIGINT, SIGUSR1, SIGHUP (the terminal is gone) and SIGXCPU (a limit on processor
 // time, before the kernel kills) only set a flag; a second SIGINT ends the process at once (exit code 130). A
-// SIGHUP that was ignored stays so: that is what nohup does. SIGPIPE is ignored: that nobody reads standard
-// output any more ends no run. The earlier handlers come back on destruction. One at a time in a process.
+// SIGHUP that was ignored stays so: that is what nohup does. SIGPIPE is ignored: a run goes on if its
+// standard output is read no more. The earlier handlers come back on destruction. One at a time in a process.
 class Shutdown {
  public:
   // `launched`: the parent process is a launcher. Its SIGINT is no second one: what it passes on may have
@@ -43,7 +43,7 @@ class Shutdown {
   bool requested() const;
   std::optional<StopRequest> launchers_request() const;  // the first; no notice
 
-  // As if this process' launcher had sent the signal now: that of another rank has. From any thread.
+  // As if this process' launcher had sent the signal now, since another rank's launcher has. From any thread.
   void take_launchers_request(int signal) const;
 
   // The process ends next: the handlers stay after destruction, so that a signal which comes while it ends
@@ -64,7 +64,7 @@ class Shutdown {
 
 // Calls `heard` in a thread of its own: with the first request, at once if it came before; once more with the
 // launcher's first if that was another; and with each notice. Destroying it waits for `heard` to return.
-// `shutdown` must outlive it. Throws Error where there are too many.
+// `shutdown` must outlive it. Throws Error if there are too many.
 class StopListener {
  public:
   StopListener(const Shutdown& shutdown, std::function<void(const StopRequest&)> heard);
@@ -83,7 +83,7 @@ class StopListener {
   std::mutex mutex_;  // one thread at a time compares and tells
   bool told_any_ = false, told_launchers_ = false;
   std::chrono::steady_clock::time_point last_told_{};  // of a notice
-  size_t place_;                                       // where the handler wakes it
+  size_t place_;                                       // the handler wakes it by this place
   std::atomic<bool> ending_ = false;
   std::thread thread_;
 };

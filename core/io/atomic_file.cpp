@@ -44,9 +44,9 @@ void rename_path(const std::filesystem::path& from, const std::filesystem::path&
   }
 }
 
-// Where the file system cannot exchange two names (NFS): `to` is absent for an instant between the renames.
-// What was there waits beside it under a name that is not temporary, so that after a kill nobody removes it
-// as left over: one of the two is complete under a name that people see.
+// For file systems that cannot exchange two names (NFS): `to` is absent for an instant between the renames.
+// The old content waits beside it under a name that is not temporary, so that after a kill nothing removes it
+// as left over: one of the two is complete under a visible name.
 void replace_in_steps(const std::filesystem::path& from, const std::filesystem::path& to) {
   const std::filesystem::path aside = first_free(to.string() + replaced_extension);
   rename_path(to, aside);
@@ -59,8 +59,8 @@ void replace_in_steps(const std::filesystem::path& from, const std::filesystem::
   rename_path(aside, from);
 }
 
-// The open descriptor of this process that a path in /dev or /proc stands for; -1 of any other path. What it
-// is open on may be a file, which is then written on, not replaced.
+// The open descriptor of this process that a path in /dev or /proc stands for; -1 for any other path. It may
+// be open on a file, which is then written on, not replaced.
 int own_descriptor(const std::filesystem::path& path) {
   const std::string name = path.lexically_normal().string();
   if (name == "/dev/stdout") return STDOUT_FILENO;

@@ -7,11 +7,11 @@
 
 namespace pptrain::io {
 
-// --- Names for temporary files that no other process takes, in other containers that share the folder
-// either.
+// --- Names for temporary files that no other process takes, not even in other containers that see the
+// folder.
 
-// 16 hexadecimal digits of what process ids are unique in: this start of the machine's kernel and this
-// process's namespace of ids. Two containers may both run a process 7, with the same host name.
+// 16 hexadecimal digits of the scope in which process ids are unique: this start of the machine's kernel and
+// this process's namespace of ids. Two containers may both run a process 7, with the same host name.
 const std::string& process_space();
 
 // "SPACE.PID.N": another one at each call.
@@ -24,8 +24,8 @@ void write_file_atomically(const std::filesystem::path& path, std::string_view c
 // The end of the name of a folder that waits to be replaced, see rename_folder_synced.
 inline constexpr const char* replaced_extension = ".replaced";
 
-// Writes output to a path that the user gave: a file appears as above, where a link leads; into a
-// device, a pipe, a socket, or what /dev/stdout and its like are open on, it is written as it is.
+// Writes output to a path that the user gave. A file appears as above, at the end of links. A device, a pipe,
+// a socket, or what /dev/stdout and its like are open on, is written as it is.
 void write_output(const std::filesystem::path& path, std::string_view content);
 
 // Forces a folder's entries (creations, renames) to the device; "": of the current folder.
@@ -33,10 +33,10 @@ void sync_folder(const std::filesystem::path& folder);
 // And of all folders below it.
 void sync_folders(const std::filesystem::path& root);
 
-// Renames within one file system and syncs the target's folder. An existing folder `to` changes places with
-// `from` in one step where the file system can, so that `to` is there at every instant; elsewhere what was at
-// `to` is called like `to`, with .1.replaced (or the next number), between two renames. Returns true if
-// `from` now holds what was at `to` (the caller removes it).
+// Renames within one file system and syncs the target's folder. If the file system can, an existing folder
+// `to` changes places with `from` in one step, so that `to` is there at every instant. Otherwise the old `to`
+// gets the name of `to` with .1.replaced (or the next number), between two renames. Returns true if `from`
+// now holds what was at `to` (the caller removes it).
 bool rename_folder_synced(const std::filesystem::path& from, const std::filesystem::path& to);
 
 }  // namespace pptrain::io

@@ -9,7 +9,7 @@
 
 namespace pptrain::io {
 
-// Of bytes that come block by block.
+// Checksum of bytes that come block by block.
 class Checksum {
  public:
   Checksum();
@@ -25,7 +25,7 @@ class Checksum {
 
 std::string checksum_hex(std::span<const std::byte> bytes);
 
-// Of a whole file, read block by block. Throws Error with its path where it cannot be read.
+// Checksum of a whole file, read block by block. Throws Error with its path if it cannot be read.
 std::string file_checksum(const std::filesystem::path& path);
 
 }  // namespace pptrain::io

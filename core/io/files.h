@@ -24,7 +24,7 @@ Error file_error(std::string_view action, const std::filesystem::path& path, int
 FileDescriptor open_file(const std::filesystem::path& path, int flags);
 
 // The same for a file of the program's own in a folder that others may write to: a link there is not
-// followed, a pipe is not waited for. Throws Error where something else than a regular file has the name.
+// followed, a pipe is not waited for. Throws Error if something else than a regular file has the name.
 FileDescriptor open_own_file(const std::filesystem::path& path, int flags);
 
 // A file that is read at chosen places. Unlike with a mapping, a device that fails is an Error and not a
@@ -38,7 +38,7 @@ class RegularFile {
   uint64_t size() const { return size_; }  // in bytes, when it was opened
   int descriptor() const { return file_.get(); }
   const std::filesystem::path& path() const { return path_; }
-  // Reads out.size() bytes from `offset` on. Throws Error with the reason, also where the file ends earlier.
+  // Reads out.size() bytes from `offset` on. Throws Error with the reason, also if the file ends earlier.
   void read(uint64_t offset, std::span<std::byte> out) const;
   // Hands the first `end` bytes to `take`, block by block, in order.
   void read_blocks(uint64_t end, const std::function<void(std::span<const std::byte>)>& take) const;
@@ -74,16 +74,16 @@ class OutputFile {
 
 // --- Files of a few lines, read whole.
 
-// The content of a regular file of `longest` bytes at most. Throws Error with the path where it is none,
-// cannot be read or is longer.
+// The content of a regular file of `longest` bytes at most. Throws Error with the path if it is none, cannot
+// be read or is longer.
 std::string read_small_file(const std::filesystem::path& path, size_t longest);
 
-// Makes the folder, and those above it, where they are not there. Throws file_error.
+// Makes the folder, and its missing parents. Throws file_error.
 void make_folder(const std::filesystem::path& folder);
 
-// Writes the first `bytes` bytes of `source` (all of it where it has fewer) to the new file `target` and
-// syncs it, block by block; folders above `target` are made. Links are followed. Throws Error that names
-// the file and the system's reason.
+// Writes the first `bytes` bytes of `source` (all of it if it has fewer) to the new file `target` and syncs
+// it, block by block; folders above `target` are made. Links are followed. Throws Error that names the file
+// and the system's reason.
 void copy_file(const std::filesystem::path& source, const std::filesystem::path& target,
                uint64_t bytes = std::numeric_limits<uint64_t>::max());
 

@@ -6,7 +6,7 @@
 
 namespace pptrain::io {
 
-// Throws Error, which begins with `what` (the file, for a person), where the file's text is such a pointer.
+// Throws Error, which begins with `what` (the file, for a person), if the file's text is such a pointer.
 void refuse_git_lfs_pointer(std::string_view text, const std::string& what);
 
 }  // namespace pptrain::io

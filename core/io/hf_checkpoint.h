@@ -45,9 +45,9 @@ class HfCheckpoint {
   std::unordered_map<std::string, const SafetensorsReader*> shard_of_;
 };
 
-// Tells a directory's weights from those of others, in moments: XXH3-128 of each tensor's name, type and
-// shape and of the first and last 4 KiB of its bytes. Training changes these; how tensors are divided into
-// files does not.
+// Tells a directory's weights from another's, in moments: XXH3-128 of each tensor's name, type and shape and
+// of the first and last 4 KiB of its bytes. Training changes these; how tensors are divided into files does
+// not.
 std::string fingerprint(const HfCheckpoint& checkpoint);
 
 }  // namespace pptrain::io

@@ -53,8 +53,7 @@ Entry* find_free() {
   return entry;
 }
 
-// From here on the bus errors within these bytes are known to be of the file `path`, until `begin` is 0
-// again.
+// From here on bus errors within these bytes are attributed to the file `path`, until `begin` is 0 again.
 Entry* add_entry(std::span<const std::byte> bytes, const std::filesystem::path& path) {
   const std::lock_guard lock(entries_mutex);
   Entry* const entry = find_free();
@@ -132,8 +131,8 @@ void report_file_faults() {
 
 namespace {
 
-// Behind a message of ENOMEM: a mapping takes no memory before it is read, so that a process has too many. ""
-// where the system does not say how many it allows.
+// Behind a message of ENOMEM: a mapping takes no memory before it is read, so the process has too many. "" if
+// the system does not say how many it allows.
 std::string too_many_mappings() {
   std::ifstream file("/proc/sys/vm/max_map_count");
   int64_t most = 0;

@@ -8,14 +8,14 @@
 
 namespace pptrain::io {
 
-// --- Mapped files that stop being readable while they are read: the system raises SIGBUS where a page lies
-// behind the end of a file that was shortened, or cannot be read from the device.
+// --- Mapped files that stop being readable while they are read: the system raises SIGBUS for a page behind
+// the end of a shortened file, or one that cannot be read from the device.
 
-// From here on, of this process:
-// - a bus error within a MappedFile, on any thread, ends the process with exit code 1 and a message that
-//   names the file. Any other one is explained, and ends the process as it would have;
-// - a write beyond the limit of a file's size (ulimit -f) fails with EFBIG, which every writer reports with
-//   the file's name, instead of ending the process by SIGXFSZ.
+// From here on, in this process:
+// - A bus error within a MappedFile, on any thread, ends the process with exit code 1 and a message that
+//   names the file. Any other one is explained, and ends the process as it would have.
+// - A write beyond the limit of a file's size (ulimit -f) fails with EFBIG, instead of ending the process by
+//   SIGXFSZ. Every writer reports it with the file's name.
 void report_file_faults();
 
 // Owns a private read-only mapping of a whole regular file. Pages are read when touched, so opening costs

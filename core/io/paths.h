@@ -8,10 +8,10 @@
 
 namespace pptrain::io {
 
-// --- Whether there is something of a name, where a name that cannot be looked at counts as none.
+// --- Whether something has a name; a name that cannot be looked at has nothing.
 
-// True where `path` (followed through links) names something; false too where a folder on the way may not be
-// read or the device fails. Never throws: opening the file reports what is wrong.
+// True if `path` (followed through links) names something; false too if a folder on the way may not be read
+// or the device fails. Never throws: opening the file reports what is wrong.
 inline bool is_there(const std::filesystem::path& path) {
   std::error_code error;
   return std::filesystem::exists(path, error);
@@ -23,15 +23,15 @@ inline bool is_there(const std::filesystem::path& path) {
 // an empty part ("a//etc") would become absolute when "a/" is taken away.
 bool is_inner_path(std::string_view path);
 
-// Whether `path`, its links followed, lies in `folder`, whose links are followed too. False where that is
+// Whether `path`, its links followed, lies in `folder`, whose links are followed too. False if that is
 // unknown.
 bool lies_in(const std::filesystem::path& path, const std::filesystem::path& folder);
 
-// folder / path. Throws Error where `path` is no inner path, or where a link leads out of the folder.
+// folder / path. Throws Error if `path` is no inner path, or if a link leads out of the folder.
 std::filesystem::path inner_path(const std::filesystem::path& folder, std::string_view path);
 
-// --- Names under which something makes room and is kept: metrics.jsonl -> metrics.1.jsonl, metrics.2.jsonl,
-// ...
+// --- Names for files that are moved out of the way and kept: metrics.jsonl -> metrics.1.jsonl,
+// metrics.2.jsonl, ...
 
 // The first of NAME.1.EXT, NAME.2.EXT, ... (NAME.1, ... of a folder) beside `path` that is not there.
 std::filesystem::path first_free(const std::filesystem::path& path);

@@ -165,7 +165,7 @@ Header parse_header(std::span<const std::byte> bytes, const std::string& file) {
 }
 
 // The file's first bytes, as many as its header takes. Read, not mapped: a bad sector is an Error that the
-// caller can answer by another file, where a mapping would end the process.
+// caller can answer by another file, while a mapping would end the process.
 static std::vector<std::byte> read_header(const std::filesystem::path& path) {
   const RegularFile file(path);
   uint64_t length = 0;

@@ -27,7 +27,7 @@ struct TensorSpec {
   std::string name;
   at::ScalarType dtype = at::kFloat;
   std::vector<int64_t> shape;
-  // Its bytes, counted from the end of the header: as a header says, and unread where a file is to be made.
+  // Its bytes, counted from the end of the header: as a header says, and unread if a file is to be made.
   uint64_t begin = 0;
   uint64_t end = 0;
 };
@@ -49,7 +49,7 @@ struct Header {
   uint64_t data_bytes() const { return tensors.empty() ? 0 : tensors.back().end; }
 };
 
-// Of a file that begins with these bytes. Throws Error, which begins with `file`, where the header is not
+// Header of a file that begins with these bytes. Throws Error, which begins with `file`, if the header is not
 // whole or breaks a rule of the format.
 Header parse_header(std::span<const std::byte> bytes, const std::string& file);
 
@@ -87,9 +87,10 @@ class SafetensorsWriter {
   uint64_t size_ = 0;
 };
 
-// A memory-mapped file whose header was checked: at most 100,000,000 bytes of JSON, known types, shapes
-// without overflow that fit their offsets, offsets without gap or overlap from 0 to the end of the file, no
-// repeated key, metadata of strings. Every Error names the file, and the tensor where it is about one.
+// A memory-mapped file whose header was checked. The header has at most 100,000,000 bytes of JSON, known
+// types, no repeated key, metadata of strings. Shapes do not overflow and fit their offsets; offsets go
+// without gap or overlap from 0 to the end of the file. Every Error names the file, and the tensor if it is
+// about one.
 class SafetensorsReader {
  public:
   explicit SafetensorsReader(const std::filesystem::path& path);

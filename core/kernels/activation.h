@@ -1,4 +1,4 @@
-// What a feed-forward applies to each element between its products.
+// What a feed-forward applies to each element between its GEMMs.
 #pragma once
 
 namespace pptrain::kernels {

@@ -1,6 +1,6 @@
 // The back ends, and how their kernels come into the table: each file of a back end adds its own kernels, and
 // add_kernels of its folder calls these files. Constructors of global objects would not do: the linker drops
-// a static library's files that nobody calls.
+// a static library's files that nothing calls.
 #pragma once
 
 #include <string_view>

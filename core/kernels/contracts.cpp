@@ -1,5 +1,5 @@
 // What each kernel accepts (dtypes, shapes and strides of its arguments, checked before a back end sees
-// them), and what it costs, where that is not its arguments' bytes once.
+// them), and what it costs, if that is more than its arguments' bytes once.
 #include <limits>
 
 #include "core/kernels/back_ends.h"

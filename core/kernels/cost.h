@@ -24,12 +24,13 @@ struct Traffic {
   bool operator==(const Traffic&) const = default;
 };
 
-// A product takes its operations or its weights' bytes, whichever is longer; everything else takes its bytes.
+// A GEMM takes as long as its operations or its weights' bytes, whichever is longer; everything else takes as
+// long as its bytes.
 struct Cost {
-  double product_flops = 0;                   // of matrix products: 2 m n k each
-  double attention_flops = 0;                 // of attention's two products, and of their gradients
-  double bytes = 0;                           // read and written, by products too
-  double weight_bytes = 0;                    // of `bytes`: the weights (second operands) that products read
+  double product_flops = 0;                   // of GEMMs: 2 m n k each
+  double attention_flops = 0;                 // of attention's two GEMMs, and of their gradients
+  double bytes = 0;                           // read and written, by GEMMs too
+  double weight_bytes = 0;                    // of `bytes`: the weights (second operands) that GEMMs read
   int64_t kernels = 0;                        // launches
   std::array<Traffic, wire_count> traffic{};  // [wire]
 
@@ -55,7 +56,7 @@ struct Cost {
   }
 };
 
-// Of a GEMM: the result is [m, n], and each of its elements is a sum of k products.
+// The shape of a GEMM: the result is [m, n], and each of its elements is a sum of k products.
 struct GemmShape {
   int64_t m = 0, n = 0, k = 0;
 
@@ -75,7 +76,7 @@ requires(std::is_arithmetic_v<T> || std::is_enum_v<T>) double bytes_of(T) {
 }
 
 // One launch that reads or writes each tensor of its arguments once. A tensor that is read and written counts
-// twice where it is given twice.
+// twice if it is given twice.
 template <class... Args>
 Cost moving(const Args&... args) {
   return {.bytes = (0.0 + ... + bytes_of(args)), .kernels = 1};

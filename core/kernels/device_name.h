@@ -8,7 +8,7 @@
 
 namespace pptrain::kernels {
 
-// A kind of GPU, as far as what libraries choose and take there depends on it.
+// A kind of GPU, described by the numbers that decide what libraries choose and allocate there.
 struct GpuKind {
   int capability = 0;       // 90 is 9.0, Hopper; 0: no GPU at all
   int multiprocessors = 0;  // of the device

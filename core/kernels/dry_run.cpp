@@ -45,7 +45,7 @@ class CountingMetaAllocator final : public c10::Allocator {
 namespace {
 
 // LibTorch asks for the allocator at each tensor, so that it may be put in place while others make meta
-// tensors: they get theirs from this one or from the one before, which are equal outside of a DryRun.
+// tensors: they use this one or the one before, which are equal outside of a DryRun.
 void install_allocator() {
   static CountingMetaAllocator allocator;
   [[maybe_unused]] static const bool installed = [] {

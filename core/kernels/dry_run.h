@@ -18,8 +18,8 @@ namespace pptrain::kernels {
 // thread that began it, and the inner one first.
 //
 // The bytes of a tensor are those of its storage, counted once however many views share it, from the tensor's
-// making until the last of them is gone, on whichever thread that happens. Not seen: storage that grows with
-// resize_, and what a library takes for itself, unless record_scratch says so.
+// making until the last of them is gone, on whichever thread that happens. Not counted: storage that grows
+// with resize_, and a library's own memory, unless record_scratch says so.
 class DryRun {
  public:
   // `gpu`: that the work is to run on; without one it is a CPU's.
@@ -53,8 +53,8 @@ class DryRun {
 // code that works on meta tensors (attention by a library, say) states its own cost.
 void record(const Cost& cost);
 
-// Counts memory that a GPU's library takes beside its arguments, and gives back before the call returns. In
-// the innermost DryRun of this thread; nothing happens without one, or where that is a CPU's.
+// Counts memory that a GPU's library takes in addition to its arguments and gives back before the call
+// returns. Counts in the innermost DryRun of this thread; does nothing without one, or if that is a CPU's.
 void record_scratch(int64_t bytes);
 
 // LibTorch's operators of these names, with their cost recorded.
@@ -66,7 +66,7 @@ void add(const at::Tensor& sum, const at::Tensor& x);  // sum += x, rounded to t
 // LibTorch allocates one for each stream of a thread at the first GEMM there, and keeps it.
 inline constexpr int64_t gemm_workspace_bytes = int64_t{32} << 20;
 
-// That the innermost DryRun of this thread stands for; none without one.
+// The kind that the innermost DryRun of this thread stands for; none without one.
 GpuKind dry_gpu();
 
 // Whether there is nothing to compute, because the tensor has no memory.

@@ -57,7 +57,7 @@ class ExactSum {
  public:
   ExactSum() = default;
   explicit ExactSum(std::span<const int64_t, exact_words> words);
-  // From what portable() gave, or sums of it.
+  // From the result of portable(), or sums of such results.
   explicit ExactSum(std::span<const double> words);
 
   void add(double value);  // as exact_term takes it, or not finite
@@ -66,7 +66,7 @@ class ExactSum {
 
   // For transports: limbs of 32 bits, as float64 values. Up to 2^20 of them add up without rounding.
   std::array<double, exact_words> portable() const;
-  // The sum, rounded once, to the nearest float64 (ties to even); NaN where a term was not finite.
+  // The sum, rounded once, to the nearest float64 (ties to even); NaN if a term was not finite.
   double rounded() const;
 
  private:

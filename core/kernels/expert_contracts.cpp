@@ -72,7 +72,7 @@ void check_sum_rows(const Checks& checks, const Tensor& x, const Tensor& place,
   if (residual) checks.dense("residual", *residual, at::kFloat, {tokens, dim});
 }
 
-// An operand of a grouped product, whose rows may be named by an order.
+// An operand of a grouped GEMM, whose rows may be named by an order.
 void check_rows(const Checks& checks, const char* name, const Tensor& x, const std::optional<Tensor>& order,
                 int64_t each, int64_t rows, int64_t dim) {
   checks.require(each >= 1, "each row is wanted at least once")
@@ -100,12 +100,12 @@ void check_grouped_matmul(const Checks& checks, const Tensor& dy, const std::opt
       .dense("dx", dx, dy.scalar_type(), {dx.size(0), inputs});
 }
 
-// Bytes of `rows` rows of x, wherever they lie.
+// Bytes of `rows` rows of x, in any order.
 double bytes_of_rows(const Tensor& x, int64_t rows) {
   return static_cast<double>(rows * x.size(1) * x.element_size());
 }
 
-// Of both: every row meets one weight, and every weight is read.
+// For both GEMMs: every row meets one weight, and every weight is read.
 Cost cost_grouped_product(const Tensor& a, const std::optional<Tensor>& order, int64_t, const Tensor& ends,
                           const Tensor& weight, const Tensor& out) {
   Cost cost = moving(order, ends, weight, out);

@@ -41,8 +41,8 @@ class Kernel<void(Args...)> {
   Kernel(const Kernel&) = delete;
   Kernel& operator=(const Kernel&) = delete;
 
-  // Checks the arguments, then runs the implementation for the device of the first one. Throws Error where
-  // the check fails, a list has no parts, or that back end lacks the kernel. In a DryRun, with tensors of the
+  // Checks the arguments, then runs the implementation for the device of the first one. Throws Error if the
+  // check fails, a list has no parts, or that back end lacks the kernel. In a DryRun, with tensors of the
   // meta device, it records its cost and does nothing else. A KernelClock of this thread times it on a CPU.
   void operator()(Args... args) const {
     define_kernels();
@@ -58,21 +58,22 @@ class Kernel<void(Args...)> {
                       cost_(args...), [&] { function(args...); });
   }
 
-  // One back end's implementation, without the checks. Throws Error where there is none.
+  // One back end's implementation, without the checks. Throws Error if there is none.
   Function implementation(BackEnd back_end) const {
     define_kernels();
     return find(back_end);
   }
 
-  // Called once for each kernel, and once for each back end that has it, by what define_kernels calls.
-  // Without a cost it moves each tensor of its arguments once. gemm: which one, of a kernel that is one GEMM.
+  // The functions that define_kernels calls call this once for each kernel, and once for each back end that
+  // has it. Without a cost it moves each tensor of its arguments once. gemm: which one, of a kernel that is
+  // one GEMM.
   void accept(Check check, CostOf cost = move_each, GemmOf gemm = nullptr) {
     check_ = check;
     cost_ = cost;
     gemm_ = gemm;
     if (gemm != nullptr) takes_on_gpu([](Seen<Args>...) { return gemm_workspace_bytes; });
   }
-  // Of a kernel that takes much memory on a GPU beside its arguments: how many bytes at most.
+  // For a kernel that takes much memory on a GPU in addition to its arguments: how many bytes at most.
   void takes_on_gpu(ScratchOf scratch) { scratch_ = scratch; }
   void implement(BackEnd back_end, Function function) { functions_[index(back_end)] = function; }
 

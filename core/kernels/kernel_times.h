@@ -1,4 +1,4 @@
-// How long kernels take on the CPU, beside what they cost: where the time of a step goes.
+// How long kernels take on the CPU, in addition to what they cost: where the time of a step goes.
 #pragma once
 
 #include <c10/util/FunctionRef.h>
@@ -16,7 +16,7 @@ namespace pptrain::kernels {
 // A kernel by its name, which lives as long as the program; a GEMM by its shape too.
 using KernelCall = std::pair<std::string_view, std::optional<GemmShape>>;
 
-// Of all calls of one kernel (a GEMM: of one shape).
+// Time of all calls of one kernel (a GEMM: of one shape).
 struct KernelTime {
   int64_t calls = 0;
   double seconds = 0;
@@ -37,7 +37,7 @@ class KernelClock {
 
   // Whether this thread has a clock.
   static bool runs();
-  // Does the work, and counts it where this thread has a clock: two clock reads and a look-up.
+  // Does the work, and counts it if this thread has a clock: two clock reads and a look-up.
   static void time(const KernelCall& call, const Cost& cost, c10::function_ref<void()> work);
 
  private:

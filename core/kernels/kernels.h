@@ -1,6 +1,5 @@
-// Fused kernels, for tensors where memory traffic bounds the step, and matrix products. A kernel is called
-// like a function and runs on the device of its tensors: core/kernels/cpu and core/kernels/cuda implement
-// each of them.
+// Fused kernels, for operations bound by memory traffic, and GEMMs. A kernel is called like a function and
+// runs on the device of its tensors: core/kernels/cpu and core/kernels/cuda implement each of them.
 //
 // Conventions: T is the compute type of activations (float32 or bfloat16); arithmetic inside a kernel is
 // float32. [rows, dim] tensors are contiguous unless noted otherwise. Outputs are allocated by the caller and
@@ -36,9 +35,9 @@ inline Kernel<void(const Tensor& x, const Tensor& delta, const Tensor& weight, d
                    Tensor& y, Tensor& rstd)>
     add_rms_norm{"add_rms_norm"};
 
-// dx = d(rms_norm)/dx applied to dy, plus residual_grad where given, rounded once; weight_grad += its
-// gradient, summed over rows in row order. dy, x, residual_grad, dx: T [rows, dim]; weight, weight_grad:
-// float32 [dim]; rstd: float32 [rows]. dx may alias dy or residual_grad.
+// dx = d(rms_norm)/dx applied to dy, plus residual_grad if given, rounded once; weight_grad += its gradient,
+// summed over rows in row order. dy, x, residual_grad, dx: T [rows, dim]; weight, weight_grad: float32 [dim];
+// rstd: float32 [rows]. dx may alias dy or residual_grad.
 inline Kernel<void(const Tensor& dy, const Tensor& x, const Tensor& weight, const Tensor& rstd,
                    const std::optional<Tensor>& residual_grad, Tensor& dx, Tensor& weight_grad)>
     rms_norm_backward{"rms_norm_backward"};
@@ -62,13 +61,13 @@ struct HeadsPart {
 };
 
 // One or two parts, with weights all or none, and of one type, number of tokens and head_dim, in one launch
-// on a GPU. Each head is normalised with its part's weight where given, then rotated in the "half" layout of
+// on a GPU. Each head is normalised with its part's weight if given, then rotated in the "half" layout of
 // Hugging Face's Llama: pairs (i, i + head_dim / 2), angle position * inv_freq[i]. positions: int32 [tokens].
 inline Kernel<void(const std::vector<HeadsPart>& parts, double eps, const RopeTable& rope,
                    const Tensor& positions)>
     norm_rope{"norm_rope"};
 
-// Of one part of norm_rope. x, rstd and weight_grad only with weight.
+// Gradients of one part of norm_rope. x, rstd and weight_grad only with weight.
 struct HeadsGradient {
   Tensor dy;      // T [tokens, heads, head_dim], any strides with the last one 1
   Tensor dx;      // as dy, other strides allowed (a view of the fused dqkv), or dy itself
@@ -89,34 +88,34 @@ inline Kernel<void(const std::vector<HeadsGradient>& parts, const RopeTable& rop
 // y = silu(gate) * up. gate_up: T [rows, 2 * dim], gate first; y: T [rows, dim].
 inline Kernel<void(const Tensor& gate_up, Tensor& y)> swiglu{"swiglu"};
 
-// Gradient of swiglu. `y`, where given, receives swiglu's result again, with its bits, for callers that did
-// not keep it. dy, y: T [rows, dim]; dgate_up: as gate_up. dgate_up may alias gate_up, and y may alias dy.
+// Gradient of swiglu. `y`, if given, receives swiglu's result again, with its bits, for callers that did not
+// keep it. dy, y: T [rows, dim]; dgate_up: as gate_up. dgate_up may alias gate_up, and y may alias dy.
 inline Kernel<void(const Tensor& dy, const Tensor& gate_up, Tensor& dgate_up, const std::optional<Tensor>& y)>
     swiglu_backward{"swiglu_backward"};
 
 // --- Other activations ---
 
-// y = activation(x), or activation(gate) * up where x has twice y's columns, gate first. x: T [rows, dim] or
+// y = activation(x), or activation(gate) * up if x has twice y's columns, gate first. x: T [rows, dim] or
 // [rows, 2 * dim]; y: T [rows, dim].
 inline Kernel<void(const Tensor& x, Activation activation, Tensor& y)> activate{"activate"};
 
-// Gradient of activate, and its result again in `y` where given, as swiglu_backward. dy, y: T [rows, dim];
-// dx: as x. dx may alias x, and y may alias dy.
+// Gradient of activate, and its result again in `y` if given, as swiglu_backward. dy, y: T [rows, dim]; dx:
+// as x. dx may alias x, and y may alias dy.
 inline Kernel<void(const Tensor& dy, const Tensor& x, Activation activation, Tensor& dx,
                    const std::optional<Tensor>& y)>
     activate_backward{"activate_backward"};
 
-// --- Embedding and cross entropy, of a whole vocabulary or of ranks that share one out ---
+// --- Embedding and cross entropy, of a whole vocabulary or of one that ranks shard ---
 
-// The tokens [first, first + n) of a vocabulary of `vocab`, n being the rows (or columns) of the tensor
-// beside it. The whole vocabulary is {0, n}.
+// The tokens [first, first + n) of a vocabulary of `vocab`, n being the rows (or columns) of the tensor that
+// comes with it. The whole vocabulary is {0, n}.
 struct VocabularyPart {
   int64_t first = 0;
   int64_t vocab = 0;
 };
 
-// out[i] = weight[tokens[i] - first], or 0 where another rank has that row. tokens: int64 [rows]; weight: T
-// [n, dim]; out: T [rows, dim].
+// out[i] = weight[tokens[i] - first], or 0 if another rank has that row. tokens: int64 [rows]; weight: T [n,
+// dim]; out: T [rows, dim].
 inline Kernel<void(const Tensor& tokens, const Tensor& weight, VocabularyPart part, Tensor& out)> embedding{
     "embedding"};
 
@@ -132,8 +131,8 @@ inline Kernel<void(Tensor& logits, const Tensor& labels, Tensor& loss, bool want
     "cross_entropy"};
 
 // What ranks tell each other of a row of logits, T [rows, n]: its maximum, the sum of exp(x - maximum), and
-// the label's logit, 0 where another rank has it. statistics: float32 [rows, 3]; labels: int64 [rows]; a row
-// with label -100 has zeros.
+// the label's logit, 0 if another rank has it. A row with label -100 has zeros. statistics: float32 [rows,
+// 3]; labels: int64 [rows].
 inline Kernel<void(const Tensor& logits, const Tensor& labels, VocabularyPart part, Tensor& statistics)>
     softmax_statistics{"softmax_statistics"};
 
@@ -143,7 +142,7 @@ inline Kernel<void(Tensor& logits, const Tensor& labels, const Tensor& statistic
                    Tensor& loss, bool want_gradient)>
     cross_entropy_part{"cross_entropy_part"};
 
-// x = cap * tanh(scale * x / cap), or scale * x where cap is 0, in place, rounded once. x: T [rows, n].
+// x = cap * tanh(scale * x / cap), or scale * x if cap is 0, in place, rounded once. x: T [rows, n].
 inline Kernel<void(Tensor& x, double scale, double cap)> softcap{"softcap"};
 
 // Gradient of softcap with a cap, in place: dlogits *= scale * (1 - (capped / cap)^2). capped, dlogits: T
@@ -151,7 +150,7 @@ inline Kernel<void(Tensor& x, double scale, double cap)> softcap{"softcap"};
 inline Kernel<void(const Tensor& capped, double scale, double cap, Tensor& dlogits)> softcap_backward{
     "softcap_backward"};
 
-// --- Matrix products ---
+// --- GEMMs ---
 
 // out = a b, summed in float32 and rounded once, by the library that is fastest at this shape. a: T [rows,
 // inner]; b: T [inner, cols]; out: T [rows, cols].
@@ -167,7 +166,7 @@ inline Kernel<void(const Tensor& x, const Tensor& weight, const std::optional<Te
 inline Kernel<void(const Tensor& dy, const Tensor& x, Tensor& weight_grad)> accumulate_weight_gradient{
     "accumulate_weight_gradient"};
 
-// weight_grad = dy^T x: the same where weight_grad holds nothing yet, whatever its bytes are. All of it is
+// weight_grad = dy^T x, for a weight_grad that holds nothing yet, whatever its bytes are. All of it is
 // written; without rows, with zeros.
 inline Kernel<void(const Tensor& dy, const Tensor& x, Tensor& weight_grad)> weight_gradient{
     "weight_gradient"};
@@ -177,9 +176,9 @@ inline Kernel<void(const Tensor& dy, Tensor& bias_grad)> accumulate_bias_gradien
 
 // --- Initial values ---
 
-// Element i of out becomes std times standard normal value number first + i of the key, rounded to float32: a
-// function of key and number alone, so that any slice of a parameter can be made where it lies, with the same
-// bits on every back end (normal_value.h). out: float32, contiguous, any shape; first >= 0.
+// Element i of out becomes std times standard normal value number first + i of the key, rounded to float32.
+// It depends only on key and number, so that each rank can make its slice of a parameter by itself, with the
+// same bits on every back end (normal_value.h). Requires: out: float32, contiguous, any shape; first >= 0.
 inline Kernel<void(Tensor& out, uint64_t key, int64_t first, double std)> normal_values{"normal_values"};
 
 // --- Optimizers ---
@@ -200,8 +199,8 @@ struct StepPrevious {
   Tensor weight, exp_avg, exp_avg_sq;
 };
 
-// What one call of adamw or lion steps by one set of scalars. All float32 of one size; lion has no
-// exp_avg_sq. `compute`, where given, receives the new weight rounded to bfloat16.
+// The tensors that one call of adamw or lion steps by one set of scalars. All float32 of one size; lion has
+// no exp_avg_sq. `compute`, if given, receives the new weight rounded to bfloat16.
 struct StepPart {
   Tensor weight, grad, exp_avg, exp_avg_sq;
   std::optional<Tensor> compute;
@@ -215,8 +214,8 @@ struct StepPart {
 // element's bits depend on its own values and scalars alone.
 inline Kernel<void(const std::vector<StepPart>& parts)> adamw{"adamw"};
 
-// Lion (Chen et al., arXiv 2302.06675, algorithm 2) of all parts (at least one): the weight decays and moves
-// by lr against the sign of beta1 exp_avg + (1 - beta1) g, which is 0 where that is 0 or NaN; then exp_avg =
+// Lion (Chen et al., arXiv 2302.06675, algorithm 2) of all parts (at least one). The weight decays and moves
+// by lr against the sign of c = beta1 exp_avg + (1 - beta1) g; the sign is 0 if c is 0 or NaN. Then exp_avg =
 // beta2 exp_avg + (1 - beta2) g.
 inline Kernel<void(const std::vector<StepPart>& parts)> lion{"lion"};
 
@@ -226,13 +225,13 @@ inline Kernel<void(const std::vector<StepPart>& parts)> lion{"lion"};
 inline Kernel<void(const Tensor& average, const Tensor& grad, Tensor& next, double beta, double grad_scale)>
     momentum{"momentum"};
 
-// weight = decay weight - step direction. weight: float32; direction: T, both of one size; `compute`, where
+// weight = decay weight - step direction. weight: float32; direction: T, both of one size; `compute`, if
 // given, receives the new weight rounded to bfloat16.
 inline Kernel<void(Tensor& weight, const Tensor& direction, const std::optional<Tensor>& compute,
                    double decay, double step)>
     descend{"descend"};
 
-// x: float32, contiguous: what begins at element `place` of a buffer.
+// x: float32, contiguous: the elements of a buffer from `place` on.
 struct BufferPart {
   Tensor x;
   int64_t place = 0;
@@ -240,10 +239,10 @@ struct BufferPart {
   const Tensor& first() const { return x; }
 };
 
-// sum += x^2 of all parts (at least one), exactly but within blocks of 1,024 elements: of each block of a
-// part's buffer, what lies in x is summed in float64, in an order that the block and its part alone decide.
-// So a buffer gives the same bits however it is cut at multiples of 1,024 elements, in one call or several.
-// sum: int64 [20] on the parts' device, the words of an ExactSum (exact_sum.h).
+// sum += x^2 of all parts (at least one). The elements of x that lie in one block (1,024 elements) of a
+// part's buffer are summed in float64, in an order that only the block and its part decide; all other
+// additions are exact. So a buffer gives the same bits however it is cut at multiples of 1,024 elements, in
+// one call or several. sum: int64 [20] on the parts' device, the words of an ExactSum (exact_sum.h).
 inline constexpr int64_t squares_block = 1024;
 inline Kernel<void(const std::vector<BufferPart>& parts, Tensor& sum)> add_squares{"add_squares"};
 

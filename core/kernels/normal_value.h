@@ -163,14 +163,14 @@ PPTRAIN_HOST_DEVICE inline float scaled(double normal, double std) {
 }
 
 // A slice of `size` values from index `first` on touches counters [first / 4, first / 4 + blocks), each of
-// which makes four values; the outer ones may lie outside the slice.
+// which makes four values; the outermost values may lie outside the slice.
 constexpr int64_t kBlock = 4;
 PPTRAIN_HOST_DEVICE inline int64_t blocks_of(int64_t first, int64_t size) {
   return (first % kBlock + size + kBlock - 1) / kBlock;
 }
 
-// Writes block `block` of the slice's: those of its values that belong to the slice. A counter's four words
-// make the key's standard normal values 4 counter .. 4 counter + 3.
+// Writes block `block` of the slice: only its values that belong to the slice. A counter's four words make
+// the key's standard normal values 4 counter .. 4 counter + 3.
 PPTRAIN_HOST_DEVICE inline void write_block(float* out, int64_t size, uint64_t key, int64_t first, double std,
                                             int64_t block) {
   const auto counter = static_cast<uint64_t>(first / kBlock + block);

@@ -1,9 +1,9 @@
-// What of LibTorch's numbers is set for the whole process, since LibTorch has no narrower place for it.
+// Settings of LibTorch's numbers for the whole process, since LibTorch has no narrower place for them.
 #pragma once
 
 namespace pptrain::kernels {
 
-// For a run whose ranks compute on `cuda`; on the CPU nothing is changed, whose numbers are the same anyway.
+// For a run whose ranks compute on `cuda`; on the CPU nothing is changed: its numbers are the same anyway.
 // Deterministic: an ATen operator that adds in no fixed order takes another way or throws, FlashAttention-2's
 // backward pass adds in a fixed order (it asks nothing but this flag), and cuBLAS gets workspaces of a known
 // size: CUBLAS_WORKSPACE_CONFIG=:4096:8, 32 MiB, which is what LibTorch takes on Hopper by itself, unless the

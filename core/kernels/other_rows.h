@@ -16,8 +16,8 @@ namespace pptrain::kernels {
 // GPU does.
 void with_other_rows(int64_t most, c10::function_ref<void()> work);
 
-// The numbers of rows to run this GEMM for, ascending: all up to 64, and then 32 for each doubling. Empty
-// where it was asked for before, or outside of with_other_rows on this thread.
+// The numbers of rows to run this GEMM for, ascending: all up to 64, and then 32 for each doubling. Empty if
+// it was asked for before, or outside of with_other_rows on this thread.
 std::vector<int64_t> take_other_rows(std::string_view kernel, at::ScalarType type, int64_t out, int64_t in);
 
 }  // namespace pptrain::kernels

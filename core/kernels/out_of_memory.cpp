@@ -30,7 +30,7 @@ std::optional<uint64_t> bytes_asked_for(std::string_view text) {
   return result.ec == std::errc() ? std::optional(bytes) : std::nullopt;
 }
 
-// LibTorch's own, without the places in its source that follow it and those in brackets before it.
+// LibTorch's own message, without the source locations that follow it and the brackets before it.
 std::string torch_message(const c10::Error& error) {
   const std::string text = error.what_without_backtrace();
   if (text.find(host_allocator) == std::string::npos) return first_line(text);

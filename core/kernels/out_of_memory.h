@@ -8,7 +8,7 @@
 
 namespace pptrain::kernels {
 
-// Memory of the host or of a GPU ran out; the message says for what, and how much was asked for where that is
+// Memory of the host or of a GPU ran out; the message says for what, and how much was asked for if that is
 // known.
 class OutOfMemory : public Error {
  public:
@@ -20,12 +20,12 @@ std::string plain_message(const std::exception& error);
 
 bool is_out_of_memory(const std::exception& error);
 
-// Throws OutOfMemory where memory ran out, else Error: "PLACE: message". Of nested calls the innermost place
+// Throws OutOfMemory if memory ran out, else Error: "PLACE: message". Of nested calls the innermost place
 // comes last.
 [[noreturn]] void throw_from(const std::string& place, const std::exception& error);
 
-// Calls `allocate`. Where memory runs out in it, throws OutOfMemory that begins with what(); other exceptions
-// go through as they are.
+// Calls `allocate`. If memory runs out in it, throws OutOfMemory that begins with what(); passes on other
+// exceptions.
 template <typename What, typename Allocate>
 auto allocate_for(What&& what, Allocate&& allocate) {
   try {

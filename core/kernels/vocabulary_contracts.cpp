@@ -18,7 +18,7 @@ void check_embedding(const Checks& checks, const Tensor& tokens, const Tensor& w
   check_part(checks, part, weight.size(0));
 }
 
-// Of the share of rows that tokens name on average.
+// Bytes of the share of rows that tokens name on average.
 double share_of(const Tensor& rows, int64_t size, VocabularyPart part) {
   return bytes_of(rows) * static_cast<double>(size) / static_cast<double>(part.vocab);
 }

@@ -1,5 +1,5 @@
 // The figures of a record, one by one, for sinks that name and store each by itself: TensorBoard's tags and
-// Prometheus' names stand beside each other here.
+// Prometheus' names stand together here.
 #pragma once
 
 #include <string>
@@ -17,7 +17,7 @@ struct Figure {
   std::string_view help;      // of Prometheus
   double value = 0;           // of TensorBoard
   double unit = 1;            // Prometheus, which takes base units, gets value * unit
-  std::string_view label{};   // of Prometheus, beside the run's: "part"; empty: none
+  std::string_view label{};   // of Prometheus, in addition to the run's: "part"; empty: none
   std::string label_value{};  // "fill"
 };
 

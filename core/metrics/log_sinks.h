@@ -18,12 +18,12 @@ namespace pptrain::metrics {
 
 enum class Color { automatic, always, never };
 
-// automatic: where standard output is a terminal that knows colors and NO_COLOR (no-color.org) is not set.
+// automatic: if standard output is a terminal that knows colors and NO_COLOR (no-color.org) is not set.
 bool wants_color(Color color);
 
 // Columns of the terminal that standard output is, asked anew each time, so that a window may change its
-// size. Nothing where there is none: a file, a pipe, the terminal without a size that Open MPI gives its
-// ranks, or one that cannot go back in a line (TERM=dumb).
+// size. Nothing if there is none: a file, a pipe, the terminal without a size that Open MPI gives its ranks,
+// or one that cannot go back in a line (TERM=dumb).
 std::optional<int> terminal_columns();
 
 // A sink of spdlog. A line that is logged erases the status line, and the status line is drawn anew below it.
@@ -36,7 +36,7 @@ class Console final : public spdlog::sinks::ansicolor_stdout_sink_mt {
   ~Console() override;
 
   void log(const spdlog::details::log_msg& message) override;
-  // Draws the line now and after each line of the log. Does nothing where standard output is no terminal.
+  // Draws the line now and after each line of the log. Does nothing if standard output is no terminal.
   void show(Status status);
   void clear();
 

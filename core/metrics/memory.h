@@ -11,7 +11,7 @@ namespace pptrain::metrics {
 // allocator handed out.
 int64_t peak_memory_bytes(c10::Device device);
 
-// Resident memory of this process now, in bytes; 0 where the system does not say.
+// Resident memory of this process now, in bytes; 0 if the system does not say.
 int64_t resident_memory_bytes();
 
 }  // namespace pptrain::metrics

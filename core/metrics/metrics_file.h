@@ -1,5 +1,5 @@
 // metrics.jsonl: written, made ready for a start (lines make room for those to come, nothing is deleted), and
-// read beside the run that writes it.
+// read while the run writes it.
 #pragma once
 
 #include <chrono>
@@ -28,8 +28,8 @@ class PatientFile {
   using Note = std::function<std::string(const std::string& reason, int64_t lost)>;
   static constexpr size_t most_waiting = size_t{16} << 20;  // bytes
 
-  // Appends to what lies there, or makes the file. Throws Error with the path, also where a link or no
-  // regular file is in its place.
+  // Appends to what lies there, or makes the file. Throws Error with the path, also if a link or no regular
+  // file is in its place.
   explicit PatientFile(std::filesystem::path path, Note note = {}, size_t most = most_waiting);
   // Tries once more, and warns of what is lost.
   ~PatientFile();
@@ -57,13 +57,13 @@ class PatientFile {
   std::string reason_;  // of the failure that lasts; "": none does
 };
 
-// Adds an object a line, each handed to the system whole. Where the disk is full, lines wait in memory, and a
+// Adds an object a line, each handed to the system whole. If the disk is full, lines wait in memory, and a
 // line {"step", "note"} tells of it afterwards (PatientFile).
 //
-// Adds `header` to what lies in `file`. Throws Error that names the file where it cannot be opened.
+// Adds `header` to the content of `file`. Throws Error that names the file if it cannot be opened.
 std::unique_ptr<Sink> make_jsonl_sink(const std::filesystem::path& file, const RunHeader& header);
 
-// Hears of what was moved, and of lines that are no records.
+// Is told what was moved, and about lines that are no records.
 using Report = std::function<void(const std::string&)>;
 
 // Moves the lines of steps after `last`, which a run that goes on from there writes again, to the first free
@@ -75,19 +75,19 @@ void set_aside_after(const std::filesystem::path& file, int64_t last, const Repo
 // Moves the whole file there, if it tells of any step.
 void set_aside_all(const std::filesystem::path& file, const Report& report);
 
-// What metrics.jsonl says last, read beside the run that writes it.
+// The latest records of metrics.jsonl, read while the run writes it.
 struct MetricsTail {
   std::vector<StepRecord> steps;                 // the latest, the oldest first; a figure that is null is NaN
   std::optional<EvalRecord> evaluation;          // the latest that was found
   std::chrono::system_clock::time_point last{};  // of the latest line, a header's too; 1970: there is none
 };
 
-// Of whole lines of metrics.jsonl. What is no record (the last line, half written; a line cut by a crash) is
-// passed over.
+// From whole lines of metrics.jsonl. What is no record (the last line, half written; a line cut by a crash)
+// is passed over.
 MetricsTail parse_metrics_tail(std::string_view lines);
 
-// Reads from the file's end until `steps` steps and an evaluation are found, 16 MiB at most. An empty tail
-// where there is no file. Throws Error where it cannot be read or is no regular file.
+// Reads from the file's end until `steps` steps and an evaluation are found, 16 MiB at most. An empty tail if
+// there is no file. Throws Error if it cannot be read or is no regular file.
 MetricsTail read_metrics_tail(const std::filesystem::path& file, size_t steps = 31);
 
 }  // namespace pptrain::metrics

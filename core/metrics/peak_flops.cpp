@@ -30,10 +30,10 @@ struct Gpu {
 };
 
 // Dense bf16 tensor-core rates with fp32 sums. Data sheets that print rates with sparsity alone are halved.
-// Sources, all NVIDIA's: data sheets of A100, A800, A10, A30, A40, RTX A6000, L4, L40, L40S, H100 (SXM, PCIe,
-// NVL), H200 (SXM, NVL), GH200, H20 and DGX B200; the Blackwell architecture's brief for GB200 (2.5 PFLOP/s
-// a GPU); the Ada GPU architecture's white paper for the RTX 4090 and 6000 Ada, Ampere GA102's for the RTX
-// 3090. The first that matches counts, so that what has more words comes first.
+// All sources are NVIDIA's. Data sheets: A100, A800, A10, A30, A40, RTX A6000, L4, L40, L40S, H100 (SXM,
+// PCIe, NVL), H200 (SXM, NVL), GH200, H20 and DGX B200. Architecture brief: Blackwell for GB200 (2.5 PFLOP/s
+// a GPU). White papers: Ada for the RTX 4090 and 6000 Ada, Ampere GA102 for the RTX 3090. The first that
+// matches counts, so names with more words come first.
 constexpr Gpu gpus[] = {
     {"H100 PCIe", 756},    {"H100 NVL", 835}, {"H100", 989},    {"H800 PCIe", 756},
     {"H800", 989},         {"H200 NVL", 835}, {"H200", 989},    {"GH200", 989},
@@ -65,8 +65,8 @@ bool has_words(std::string_view text, std::string_view words) {
 
 using Clock = std::chrono::steady_clock;
 
-// Times a call. Where this thread computes alone, by its processor time, so that what others take of its core
-// in between does not count; with helpers, which may have to wait for a core each, by the time that passes.
+// Times a call. If this thread computes alone, by its processor time, so that other work on its core in
+// between does not count. With helpers, which may have to wait for a core each, by the time that passes.
 class CallTimer {
  public:
   double seconds() const { return alone_ ? processor_seconds() - start_ : seconds_since(begin_); }
@@ -84,8 +84,8 @@ class CallTimer {
 };
 
 // FLOP/s that `multiply` reaches on [size, size] matrices of that type, while sizes double and `budget`
-// seconds last. A size is tried where it must fit, as eight times the operations of the one before, so that
-// a slow type ends at small matrices.
+// seconds last. A size is tried only if it must fit, with eight times the operations of the one before, so
+// that a slow type ends at small matrices.
 double gemm_rate(void (*multiply)(const at::Tensor& a, const at::Tensor& b), at::ScalarType type,
                  double budget) {
   constexpr int64_t smallest = 32, largest = 4096;

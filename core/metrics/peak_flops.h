@@ -7,8 +7,8 @@
 
 namespace pptrain::metrics {
 
-// Published dense bf16 FLOP/s of the GPU of that name as CUDA gives it, such as "NVIDIA H100 80GB HBM3"; 0
-// where it is not in the table. Words count whole: an L40 is no L4.
+// Published dense bf16 FLOP/s of the GPU of that name as CUDA gives it, such as "NVIDIA H100 80GB HBM3"; 0 if
+// it is not in the table. Words count whole: an L40 is no L4.
 double known_peak_flops(std::string_view device_name);
 
 // FLOP/s of one rank's device. Of a known GPU it is the published dense bf16 rate (for float32 jobs too); 0
@@ -19,7 +19,7 @@ double known_peak_flops(std::string_view device_name);
 // hardly lowers it.
 double peak_flops(c10::Device device, bool bf16);
 
-// MFU, in (0, 1], of a step that did `flops` useful FLOP/s where devices could do `peak`; 0 where the peak is
+// MFU, in (0, 1], of a step that did `flops` useful FLOP/s on devices that could do `peak`; 0 if the peak is
 // not known (0). A step that is faster than the peak proves it too low, and becomes the peak.
 double utilization(double flops, double& peak);
 

@@ -94,7 +94,7 @@ namespace {
 constexpr std::string_view gap = "  ";
 constexpr size_t shortest_bar = 10, longest_bar = 26;  // with brackets
 
-// Where a field stands in the line; the bar comes first. What gives way to what is said in fields_of.
+// Place of a field in the line; the bar comes first. fields_of says what gives way to what.
 enum class Place { bar, step, phase, loss, norm, lr, tokens, mfu, memory, left };
 
 struct Field {
@@ -131,8 +131,8 @@ std::vector<Field> fields_of(const Progress& p) {
   return fields;
 }
 
-// Those that fit into `room`, up to the first that does not: which ones are there must not change with every
-// digit of theirs. Returns the room that is left.
+// Fields that fit into `room`, up to the first that does not: the choice must not change with every digit of
+// theirs. Returns the room that is left.
 size_t fit(std::vector<Field>& fields, size_t room) {
   size_t kept = 0;
   for (; kept < fields.size(); ++kept) {

@@ -20,7 +20,7 @@ class TimeLeft {
   // An evaluation or a save.
   void pause(double seconds) { paused_ += seconds; }
 
-  // Seconds for so many steps more; nothing until a few steps were timed, or where times are not finite.
+  // Seconds for so many steps more; nothing until a few steps were timed, or if times are not finite.
   std::optional<double> estimate(int64_t steps) const;
 
  private:
@@ -36,8 +36,8 @@ class TimeLeft {
 // For printing: a processor's own NaN has a sign ("-nan"), which says nothing.
 double unsigned_nan(double value);
 
-// "step 120/800  loss 1.6387  lr 3.000e-03  ...": a line of the log. Where `columns` are too few, fields are
-// left out: the step's time first, then memory, mfu, learning rate, norm, tokens/s.
+// "step 120/800 loss 1.6387 lr 3.000e-03 ...": a line of the log. If `columns` are too few, fields are left
+// out: the step's time first, then memory, mfu, learning rate, norm, tokens/s.
 std::string format_line(const StepRecord& record, int64_t last_step,
                         std::optional<double> seconds_left = std::nullopt,
                         std::optional<int> columns = std::nullopt);
@@ -57,9 +57,9 @@ struct Progress {
   std::string phase;  // "evaluating", "saving"; empty while steps go on
 };
 
-// One line of at most `columns` - 1 characters, all ASCII, so that no terminal wraps it; "" where columns
-// < 2. The step comes first; then, as width allows and in this order: phase, loss, time left, tokens/s, a
-// bar, grad norm, learning rate, mfu, memory. `color`: with escape sequences, which take no columns.
+// One line of at most `columns` - 1 characters, all ASCII, so that no terminal wraps it; "" if columns < 2.
+// The step comes first; then, as width allows and in this order: phase, loss, time left, tokens/s, a bar,
+// grad norm, learning rate, mfu, memory. `color`: with escape sequences, which take no columns.
 std::string progress_text(const Progress& progress, int columns, bool color = false);
 
 }  // namespace pptrain::metrics

@@ -220,8 +220,8 @@ void PageServer::accept_some() {
   }
 }
 
-// Until the other side has read the response: closing before that would make the system throw it away where
-// something is left unread.
+// Until the other side has read the response: closing earlier makes the system throw it away if something is
+// left unread.
 bool PageServer::go_on(Connection& c) {
   if (c.closing || c.response.empty()) {
     if (!receive(c)) return false;
@@ -284,7 +284,7 @@ std::string sample_text(double value) {
 using Labels = std::vector<std::pair<std::string, std::string>>;
 
 // One name with its HELP and TYPE, and a sample a line. "pptrain_" is put before the name; the type is
-// counter where the name ends with "_total", else gauge.
+// counter if the name ends with "_total", else gauge.
 class Exposition {
  public:
   // Every sample has the label `run`.

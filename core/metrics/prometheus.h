@@ -24,8 +24,8 @@ inline constexpr size_t longest_request = 8192;
 bool is_whole_request(std::string_view received);
 
 // The whole response, which ends the connection: 200 with `page()` for GET and HEAD of /metrics (with or
-// without a query); 404, 405, 505 for other paths, methods and versions, 400 for what is no request, 431 for
-// a head longer than longest_request (whose end need not be there), 500 where page() throws.
+// without a query). Errors: 404, 405, 505 for other paths, methods and versions; 400 for what is no request;
+// 431 for a head longer than longest_request (whose end need not be there); 500 if page() throws.
 std::string http_response(std::string_view received, const std::function<std::string()>& page);
 
 // A socket that has its port; clients wait until a sink takes it over.

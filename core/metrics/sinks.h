@@ -1,4 +1,4 @@
-// Where records go. Sinks never reach back into the trainer. Only rank 0 has any.
+// Destinations of records. Sinks never reach back into the trainer. Only rank 0 has any.
 #pragma once
 
 #include <memory>

@@ -20,7 +20,7 @@ inline double unix_seconds(std::chrono::system_clock::time_point time) {
 // "2026-01-31T23:59:59.123Z"
 std::string utc_text(std::chrono::system_clock::time_point time);
 
-// Reads that, to the millisecond, and "2026-01-31 23:59:59 UTC". Nothing where it is neither.
+// Reads that, to the millisecond, and "2026-01-31 23:59:59 UTC". Nothing if it is neither.
 std::optional<std::chrono::system_clock::time_point> parse_utc(const std::string& text);
 
 // What a start of a run, new or resumed, says of itself once: the first line that it writes to metrics.jsonl.
@@ -38,7 +38,7 @@ struct RunHeader {
   std::map<std::string, std::string> libraries;  // name -> version
 };
 
-// "3.7.1" of "Intel(R) MKL-DNN v3.7.1 (Git Hash ...)"; "" where there is no such number.
+// "3.7.1" of "Intel(R) MKL-DNN v3.7.1 (Git Hash ...)"; "" if there is no such number.
 std::string version_number(const std::string& text);
 
 // The libraries whose version can change a number, and the instruction set that LibTorch's CPU kernels use.
@@ -56,7 +56,7 @@ struct Bubble {
 
 // How many rows each expert of a sparse layer got in a step, from all ranks: [expert], by layer.
 using ExpertLoads = std::map<int, std::vector<int64_t>>;
-// Of one layer: the largest by the mean; 1: all alike.
+// For one layer: the largest by the mean; 1: all alike.
 double imbalance(std::span<const int64_t> rows);
 
 struct StepRecord {
@@ -79,10 +79,10 @@ struct StepRecord {
   double save_time_s = 0;     // in which training stood still to save, since the step before
   std::optional<int64_t> saved_step = std::nullopt;  // of the newest checkpoint that was complete by then
   std::chrono::system_clock::time_point time{};      // when the step was done; 1970: unknown
-  std::optional<Bubble> bubble = std::nullopt;       // where it was measured
+  std::optional<Bubble> bubble = std::nullopt;       // if it was measured
   ExpertLoads expert_loads = {};                     // of the sparse layers
-  std::vector<double> microbatch_losses = {};        // as loss, of each microbatch; where asked for
-  // Passes over each source by its name, where training data are of several.
+  std::vector<double> microbatch_losses = {};        // as loss, of each microbatch; if asked for
+  // Passes over each source by its name, if training data are of several.
   std::vector<std::pair<std::string, double>> source_epochs = {};
 };
 
@@ -91,7 +91,7 @@ struct SourceLoss {
   std::string name;  // "": the only one
   double sum = 0;    // nats, of all valid tokens
   int64_t tokens = 0;
-  std::optional<int64_t> bytes = std::nullopt;  // of the text of the valid tokens, where that is known
+  std::optional<int64_t> bytes = std::nullopt;  // of the text of the valid tokens, if that is known
 
   double loss() const;        // nats per valid token
   double perplexity() const;  // its exponential
@@ -103,14 +103,14 @@ struct EvalRecord {
   double loss = 0;  // nats per valid token
   int64_t tokens = 0;
   double time_s = 0;
-  std::optional<double> bits_per_byte = std::nullopt;  // where the text's bytes are known
-  std::vector<SourceLoss> sources = {};                // where there are several
+  std::optional<double> bits_per_byte = std::nullopt;  // if the text's bytes are known
+  std::vector<SourceLoss> sources = {};                // if there are several
   std::chrono::system_clock::time_point time{};        // when it was done; 1970: unknown
 };
 
 // --- Records as lines of metrics.jsonl: what each key means is in README.md.
 
-// One JSON object on one line; floats with all their digits, null where not finite.
+// One JSON object on one line; floats with all their digits, null if not finite.
 std::string to_json(const RunHeader& header);
 std::string to_json(const StepRecord& record);
 std::string to_json(const EvalRecord& record);

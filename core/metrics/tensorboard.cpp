@@ -19,7 +19,7 @@ namespace pptrain::metrics {
 
 namespace {
 
-// Of each byte; the polynomial with its bits reversed.
+// A table by byte; the polynomial with its bits reversed.
 constexpr std::array<uint32_t, 256> make_table() {
   constexpr uint32_t polynomial = 0x82F63B78;
   std::array<uint32_t, 256> table{};
@@ -162,7 +162,7 @@ std::string plain(std::string host) {
   return host.empty() ? "host" : host;
 }
 
-// The latest TIME of the files there; 0 where there are none.
+// The latest TIME of the files there; 0 if there are none.
 int64_t latest_time(const fs::path& folder) {
   int64_t latest = 0;
   for (const fs::directory_entry& entry : fs::directory_iterator(folder)) {

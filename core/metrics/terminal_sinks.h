@@ -14,12 +14,12 @@
 namespace pptrain::metrics {
 
 // The values from left to right in at most `columns` characters, the lowest value lowest: as block characters
-// (UTF-8, each of one column), else in ASCII. Several values to a character are their mean. "" where there
-// are none.
+// (UTF-8, each of one column), else in ASCII. Several values to a character are their mean. "" if there are
+// none.
 std::string sparkline(std::span<const double> values, size_t columns, bool utf8);
 
 // "loss 5.6324 █▆▄▃▂▁▁ 1.6387", at most `columns` columns wide: the first loss, means of those in order, and
-// the last. "" where there are fewer than two means, or where it does not fit.
+// the last. "" if there are fewer than two means, or if it does not fit.
 std::string loss_line(double first, std::span<const double> means, double last, size_t columns, bool utf8);
 
 // Do terminals of this locale take UTF-8? The first of these that is set and not empty says; null: not set.

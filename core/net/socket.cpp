@@ -28,7 +28,7 @@ void set_option(const Socket& socket, int level, int option, int value) {
   static_cast<void>(setsockopt(socket.get(), level, option, &value, sizeof(value)));
 }
 
-// Null where `address` is no address.
+// Null if `address` is no address.
 AddressList resolve_address(const std::string& address, int port) {
   addrinfo hints{};
   hints.ai_socktype = SOCK_STREAM;
@@ -57,7 +57,7 @@ Socket new_socket(int family) {
   return Socket(::socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
 }
 
-// A socket that `use` has taken to the address; a closed one, with the error's number, where that failed.
+// A socket that `use` has taken to the address; if that failed, a closed one, with the error's number.
 template <typename Use>
 Socket socket_at(const std::string& address, int port, int& error, Use&& use) {
   const AddressList list = resolve_address(address, port);
@@ -157,7 +157,7 @@ struct Interface {
   bool loopback = false;
 };
 
-// Those that are up, one entry per address.
+// Interfaces that are up, one entry per address.
 std::vector<Interface> interfaces() {
   ifaddrs* list = nullptr;
   if (getifaddrs(&list) != 0) return {};
@@ -173,7 +173,7 @@ std::vector<Interface> interfaces() {
   return found;
 }
 
-// The first address of interface `name`, IPv4 before IPv6; of any but loopback where `name` is empty.
+// The first address of interface `name`, IPv4 before IPv6; of any but loopback if `name` is empty.
 std::string address_of_interface(const std::string& name) {
   const std::vector<Interface> all = interfaces();
   for (const int family : {AF_INET, AF_INET6}) {

@@ -16,16 +16,16 @@ using Deadline = std::chrono::steady_clock::time_point;
 
 using Socket = FileDescriptor;
 
-// A socket that listens at this address alone. Port 0: one of the system's choice. A closed one where that
-// cannot be, with the error's number in `error`.
+// A socket that listens only at this address. Port 0: the system chooses one. If that fails, a closed one,
+// with the error's number in `error`.
 Socket listen_at(const std::string& address, int port, int& error);
 // The same at all addresses of this host, and a port of the system's choice.
 Socket listen_everywhere(int& error);
 int port_of(const Socket& socket);
-// The next connection; a closed Socket where none waits, or, with `error`, where it cannot be had.
+// The next connection. A closed Socket if none waits, or, with `error`, if accepting fails.
 Socket accept_now(const Socket& listener, int& error);
 // A connection under way: it is there, or has failed, when the socket can be written to. A closed Socket with
-// `error` where it has failed already.
+// `error` if it has failed already.
 Socket start_connecting(const std::string& address, int port, int& error);
 // The error's number of a connection that was under way; 0: it is there.
 int error_of(const Socket& socket);
@@ -42,13 +42,13 @@ void make_link(const Socket& socket);
 
 inline constexpr const char* loopback = "127.0.0.1";
 
-// The addresses of a host's name. Throws Error where it has none here.
+// The addresses of a host's name. Throws Error if it has none here.
 std::vector<std::string> addresses_of(const std::string& host);
 // An address of this host alone ("127.0.1.1", "::1")?
 bool is_loopback(const std::string& address);
 
-// This host's own address on the way to `host`; "" without a route. Nothing is sent. Throws Error where the
-// name is not known here.
+// This host's own address on the way to `host`; "" without a route. Nothing is sent. Throws Error if the name
+// is not known here.
 std::string address_towards(const std::string& host);
 // An address at which other hosts reach this one: the default route's, else any interface's. Throws Error
 // without one.
@@ -71,7 +71,7 @@ struct Address {
 };
 
 // Where a server listens, of "9464" (this machine alone), "localhost:9464", "0.0.0.0:9464" or "[::1]:9464";
-// nothing of other texts. Names are not looked up: what an address means must not depend on who answers.
+// nothing for other texts. Names are not looked up: an address must not depend on a name server.
 std::optional<Address> parse_listen_address(std::string_view text);
 
 }  // namespace pptrain::net

@@ -18,7 +18,7 @@ bool is_cut_by_inputs(const ParameterSpec& weight) {
   return weight.cut && weight.cut->dim == 1;
 }
 
-// Of ranks that hold copies beside a cut weight, the first one counts them.
+// If ranks hold copies of an adapter weight whose base weight is sharded, the first rank counts it.
 void copy_beside(const ParameterSpec& weight, ParameterSpec& spec) {
   if (!weight.cut && weight.copies == Copies::one) return;
   spec.copies = Copies::tp;

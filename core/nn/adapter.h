@@ -14,21 +14,21 @@
 
 namespace pptrain::nn {
 
-// y += scale (x A^T) B^T, for those parts of a linear layer's stacked outputs that have an adapter. The
-// parts' A are one GEMM, and so are their B, whose blocks of rows and columns lie among zeros.
+// y += scale (x A^T) B^T, for those parts of a linear layer's stacked outputs that have an adapter. The A of
+// all parts are one GEMM, and so are the B, whose blocks of rows and columns lie among zeros.
 class Adapter {
  public:
   // For those of the layer's `weights` [out, in] that group.learning() adapts, declares
-  // `<part>.lora_a.weight` [rank, in] and `<part>.lora_b.weight` [out, rank] in group.adapters(): of a weight
-  // `<part>.weight` that is cut along outputs A is copied on every tensor-parallel rank and B is cut, along
-  // inputs A is cut and B is copied. A starts with standard deviation 1 / sqrt(3 in), that of PyTorch's and
-  // peft's uniform values, B with zeros. Nothing where no weight is adapted.
+  // `<part>.lora_a.weight` [rank, in] and `<part>.lora_b.weight` [out, rank] in group.adapters(). If
+  // `<part>.weight` is sharded by outputs, B is sharded and A replicated on every tensor-parallel rank; if by
+  // inputs, A is sharded and B replicated. A starts with standard deviation 1 / sqrt(3 in), as PyTorch's and
+  // peft's uniform values have, B with zeros. Nothing if no weight is adapted.
   static std::optional<Adapter> declare(const ParameterGroup& group, std::span<const ParameterSpec> weights);
 
   // T [rows, in], T [rows, out], contiguous both.
   void forward(const at::Tensor& x, at::Tensor& y) const;           // y += its output
   void backward_input(const at::Tensor& dy, at::Tensor& dx) const;  // dx += its input gradient
-  // Adds to the main gradients of A and B. What forward and backward_input had in between is computed again.
+  // Adds to the main gradients of A and B. Recomputes the inner values of forward and backward_input.
   void backward_weight(const at::Tensor& x, const at::Tensor& dy);
 
  private:
@@ -51,8 +51,8 @@ class Adapter {
 // factor: 'a' or 'b'. "layers.3.attn.q.lora_a.weight" of "layers.3.attn.q.weight" and 'a'.
 std::string adapter_weight(const std::string& weight, char factor);
 
-// "layers.3.attn.q.weight" of "layers.3.attn.q.lora_a.weight" and "layers.3.attn.q.lora_b.weight"; nothing
-// for the name of no adapter.
+// "layers.3.attn.q.weight" of "layers.3.attn.q.lora_a.weight" and "layers.3.attn.q.lora_b.weight"; nothing if
+// the name is no adapter's.
 std::optional<std::string> adapted_weight(std::string_view parameter);
 
 }  // namespace pptrain::nn

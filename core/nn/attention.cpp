@@ -58,13 +58,13 @@ LinearPart part_of(const std::string& name, const char* which, int64_t heads, co
   return {.name = name + which, .out_features = heads * c.head_dim};
 }
 
-// Norms take rows of q and of k, apart from rotation: the kernel that does both takes whole heads.
+// Do norms take rows of q and of k, apart from rotation? The kernel that does both takes whole heads.
 bool norms_rows(const AttentionConfig& c) {
   const bool turns_all = c.rope >= 0 && (c.rotary_dim == 0 || c.rotary_dim == c.head_dim);
   return c.qk_norm == QkNorm::whole || (c.qk_norm == QkNorm::head && !turns_all);
 }
 
-// A parameter of the key-value head that `size / kv_heads` neighbours hold a copy of.
+// A parameter of a key-value head, of which `size / kv_heads` neighbours hold a copy.
 ParameterSpec copied_kv(ParameterSpec spec, int kv_heads, const TensorCut& cut) {
   const int neighbours = cut.size / kv_heads;
   spec = TensorCut{.rank = cut.rank / neighbours, .size = kv_heads}.cut(std::move(spec), 0);
@@ -73,7 +73,7 @@ ParameterSpec copied_kv(ParameterSpec spec, int kv_heads, const TensorCut& cut) 
   return spec;
 }
 
-// q, k and v side by side, where nothing needs one of them apart.
+// q, k and v side by side, if nothing needs one of them apart.
 ColumnLinear make_qkv(ParameterGroup& group, const std::string& name, const AttentionConfig& c,
                       std::shared_ptr<const Region> region) {
   const TensorCut& cut = region->cut();

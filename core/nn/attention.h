@@ -20,8 +20,8 @@
 
 namespace pptrain::nn {
 
-// What an RMSNorm before rotation takes as a row: nothing, each head of q and of k (Qwen3), or all heads of
-// q, and of k, side by side (OLMo 2).
+// What an RMSNorm before rotation takes as a row: none; head: each head of q and of k (Qwen3); whole: all
+// heads of q, and of k, side by side (OLMo 2).
 enum class QkNorm { none, head, whole };
 
 struct AttentionConfig {
@@ -34,8 +34,8 @@ struct AttentionConfig {
   QkNorm qk_norm = QkNorm::none;
   NormKind qk_norm_kind = NormKind::rms;  // or rms_plus_one
   double norm_eps = 1e-6;
-  int rope = 0;                   // which of TokenInfo::ropes turns q and k; -1: none
-  int64_t rotary_dim = 0;         // how many of a head's dims it turns, the first ones; 0: all
+  int rope = 0;                   // which of TokenInfo::ropes rotates q and k; -1: none
+  int64_t rotary_dim = 0;         // how many of a head's dims it rotates, the first ones; 0: all
   std::optional<double> scale{};  // these four as attention::AttentionCall has them
   double softcap = 0;
   int64_t window = 0;
@@ -48,9 +48,9 @@ class Attention {
  public:
   struct Saved {
     at::Tensor x;  // T [share, hidden]: operand of the qkv weight gradient
-    // T [tokens, (heads + 2 kv_heads) * head_dim]. The core's v is a view of it; so are its q and k
-    // without QK-norm, which are rotated in place. Where key-value heads are copies, two tensors: q, and k
-    // with v; where norms take rows of q and of k, apart from rotation, three.
+    // T [tokens, (heads + 2 kv_heads) * head_dim]. The core's v is a view of it; so are its q and k without
+    // QK-norm, which are rotated in place. If key-value heads are copies, two tensors: q, and k with v. If
+    // norms take rows of q and of k, apart from rotation, three.
     std::vector<at::Tensor> qkv;
     at::Tensor q_rstd, k_rstd;  // float32 [tokens, heads | kv_heads], or of each row; with QK-norm only
     at::Tensor out;             // T [tokens, heads * head_dim]: operand of the o weight gradient
@@ -60,8 +60,8 @@ class Attention {
   };
 
   // Declares `<name>.{q,k,v,o}.weight`, biases, `<name>.{q_norm,k_norm}.weight` and `<name>.sinks` [heads],
-  // which start at 0. The ranks of `region` share out the heads, and the rows of x and of the result: T
-  // [share, hidden] below is [tokens, hidden] for a rank alone. Where they are more than the key-value heads,
+  // which start at 0. The ranks of `region` shard the heads, and the rows of x and of the result: T [share,
+  // hidden] below is [tokens, hidden] on a single rank. If there are more ranks than key-value heads,
   // neighbours have a copy of one.
   Attention(ParameterGroup& group, const std::string& name, const AttentionConfig& config,
             std::shared_ptr<attention::CoreAttention> core = attention::make_local_attention(),
@@ -79,26 +79,26 @@ class Attention {
   struct Heads;
   Heads split_heads(const std::vector<at::Tensor>& qkv) const;
   const Rotation& rotation(const TokenInfo& tokens) const;
-  // Those dims of heads [tokens, heads, head_dim] that rotation turns.
+  // The dims of heads [tokens, heads, head_dim] that are rotated.
   at::Tensor rotated_dims(const at::Tensor& heads) const;
   // q and k after their norms, if any, and rotation; fills saved.q_rstd and k_rstd.
   Heads prepare(const TokenInfo& tokens, Saved& saved) const;
   Heads norm_heads(const Heads& heads, const TokenInfo& tokens, Saved& saved) const;
-  // Of contiguous heads, whose rows are as long as the weight.
+  // Norms contiguous heads; a row is as long as the weight.
   at::Tensor norm_rows(const at::Tensor& heads, const Weight& weight, at::Tensor& rstd) const;
 
-  // Gradient of saved.qkv: in the memory of `grads` where that lies alike, else in buffers of its own or in
-  // the place of saved.qkv.
+  // Gradient of saved.qkv: in the memory of `grads` if it has the same layout, else in new buffers or in the
+  // memory of saved.qkv.
   std::vector<at::Tensor> qkv_gradient(const Saved& saved, const attention::Gradients& grads,
                                        const TokenInfo& tokens);
   // The gradient of the fused qkv, written over grads.fused: [tokens, (heads + 2 kv_heads) * head_dim].
   at::Tensor fused_gradient(const Saved& saved, const attention::Gradients& grads, const TokenInfo& tokens);
-  // dq and dk, which may be those of `grads`, become the gradients before norm_heads.
+  // dq and dk, which may be the tensors of `grads`, become the gradients before norm_heads.
   void norm_heads_back(const Saved& saved, const attention::Gradients& grads, const TokenInfo& tokens,
                        const at::Tensor& dq, const at::Tensor& dk);
-  // Turns gradients of rotated heads back in place, if heads are rotated.
+  // Rotates gradients of rotated heads back in place, if heads are rotated.
   void turn_back(const std::vector<at::Tensor>& heads, const TokenInfo& tokens) const;
-  // Where norms take rows: the gradients of q, k and v.
+  // If norms take rows: the gradients of q, k and v.
   std::vector<at::Tensor> rows_gradient(const Saved& saved, const attention::Gradients& grads,
                                         const TokenInfo& tokens);
   at::Tensor norm_rows_back(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& rstd,

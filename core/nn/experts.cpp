@@ -21,8 +21,8 @@
 namespace pptrain::nn {
 namespace {
 
-// `<name>.<expert>.<part>` for each part of each of this rank's experts, and like.name behind it; the rest is
-// as `like` has it.
+// `<name>.<expert>.<part>` plus like.name for each part of each of this rank's experts; all else as in
+// `like`.
 std::vector<ParameterSpec> specs_of_experts(const std::string& name, int64_t experts, const TensorCut& cut,
                                             const std::vector<std::string>& parts,
                                             const ParameterSpec& like) {
@@ -60,8 +60,8 @@ class Router final : public HasWeightGradient {
 
   Routing forward(const at::Tensor& x, const TokenInfo& tokens);  // T [rows, hidden]
 
-  // dweights: float32 [rows, chosen], gradient of the weights -> float32 [rows, hidden], what x gets of it
-  // and of the router's losses. Counts the microbatch's loads.
+  // dweights: float32 [rows, chosen], gradient of the weights -> float32 [rows, hidden], the gradient of x
+  // through it and through the router's losses. Counts the microbatch's loads.
   at::Tensor backward_input(const at::Tensor& x, const Routing& routing, const at::Tensor& dweights,
                             const TokenInfo& tokens, const ExpertExchange& exchange, WeightGradQueue& queue);
   void backward_weight(std::span<const at::Tensor> operands) override;  // x, dlogits
@@ -70,11 +70,11 @@ class Router final : public HasWeightGradient {
   at::Tensor take_loads() { return std::exchange(loads_, at::Tensor()); }  // as Experts::take_loads
 
  private:
-  // Replaces what kernels::route has chosen, where the scores are sigmoids or the experts lie in groups.
+  // Replaces what kernels::route has chosen, if the scores are sigmoids or the experts lie in groups.
   void choose(const at::Tensor& logits, Routing& routing) const;
-  // Of `loads`, this rank's, those of all ranks, and of all slices of the list where it comes in slices.
+  // Sums `loads`, this rank's, over all ranks, and over all slices of the list if it comes in slices.
   at::Tensor global_loads(const at::Tensor& loads, const TokenInfo& tokens, const ExpertExchange& exchange);
-  // `slopes`: of the balance loss, where there is one.
+  // `slopes`: of the balance loss, if there is one.
   at::Tensor logits_gradient(const at::Tensor& dweights, const Routing& routing, const TokenInfo& tokens,
                              const std::optional<at::Tensor>& slopes) const;
   at::Tensor slopes_of(const at::Tensor& global_loads, const TokenInfo& tokens) const;
@@ -84,8 +84,8 @@ class Router final : public HasWeightGradient {
   Weight* bias_ = nullptr;  // for the choice alone
   Weight* logits_bias_ = nullptr;
   at::Tensor loads_;
-  // With a balance loss, of each list in slices, by its number: this rank's loads of the slices that went
-  // forward; all ranks' from the first backward pass, which is of the last slice, to the last one.
+  // With a balance loss, for each list in slices, by its number: this rank's loads of the slices that went
+  // forward. From the list's first backward pass (of its last slice) to its last one: all ranks' loads.
   std::map<int, at::Tensor> list_loads_;
 };
 
@@ -133,7 +133,7 @@ class ExpertBiases final : public HasWeightGradient {
   // rows: T [plan.rows, out], to each of which its expert's bias is added, times its weight (float32
   // [plan.rows], or undefined: 1).
   void add(at::Tensor& rows, const at::Tensor& weights, const ExpertExchange::Plan& plan) const;
-  // float32 [plan.rows]: what the weights of rows get of dy through the biases.
+  // float32 [plan.rows]: the gradient of the rows' weights through the biases.
   at::Tensor weights_gradient(const GroupedRows& dy, const ExpertExchange::Plan& plan) const;
   // Adds the biases' gradient of dy, now or later.
   void push(WeightGradQueue& queue, const GroupedRows& dy, const at::Tensor& weights,
@@ -150,13 +150,13 @@ class ExpertBiases final : public HasWeightGradient {
 };
 
 struct Experts::Saved final : FeedForward::Saved {
-  // Decided in the forward pass: kept when the rest is dropped.
+  // Decided in the forward pass: kept when the other tensors are dropped.
   Router::Routing routing;
   std::unique_ptr<const ExpertExchange::Plan> plan;
   at::Tensor row_weights;  // float32 [plan.rows]
 
   at::Tensor x;         // T [rows, hidden]
-  at::Tensor received;  // T [plan.rows, hidden], where other ranks' rows are among them
+  at::Tensor received;  // T [plan.rows, hidden], if other ranks' rows are among them
   at::Tensor gate_up;   // T [plan.rows, 2 * intermediate]
   at::Tensor act;       // T [plan.rows, intermediate], weighted
   std::vector<at::Tensor> tensors() const override;
@@ -172,7 +172,7 @@ struct SharedExperts::Saved final : FeedForward::Saved {
 
 namespace {
 
-// Calls body(first row, rows in float32) for x in pieces, so that the whole of it is never there in float32.
+// Calls body(first row, rows in float32) for x in chunks, so that x never exists as a whole in float32.
 template <class Body>
 void for_pieces_in_float32(const at::Tensor& x, const Body& body) {
   constexpr int64_t kRows = 1024;
@@ -237,7 +237,7 @@ at::Tensor within_groups(const at::Tensor& scores, const ExpertsConfig& c) {
       .view(scores.sizes());
 }
 
-// Added to a sum of sigmoids by which their weights are divided, as DeepSeek-V3 does.
+// Added to a sum of sigmoids before weights are divided by it, as in DeepSeek-V3.
 constexpr double kNoZero = 1e-20;
 
 // dweights: float32 [rows, chosen], of weights before their scale -> float32 [rows, experts], of the logits.
@@ -261,7 +261,7 @@ at::Tensor gather(const at::Tensor& x, const at::Tensor& order, int64_t each) {
   return rows;
 }
 
-// int64 [rows]: the expert of each row in expert order, beside `like`.
+// int64 [rows]: the expert of each row in expert order, on the device of `like`.
 at::Tensor expert_of_rows(const at::Tensor& ends, int64_t rows, const at::Tensor& like) {
   return at::repeat_interleave(rows_of_experts(ends), std::optional<int64_t>(rows)).to(like.device());
 }
@@ -383,7 +383,8 @@ at::Tensor Router::global_loads(const at::Tensor& loads, const TokenInfo& tokens
   return slices.part > 0 ? list : list_loads_.extract(slices.list).mapped();
 }
 
-// Of the balance loss, by each token's probability of each expert: coefficient * experts * f_e / tokens.
+// Slopes of the balance loss, by each token's probability of each expert: coefficient * experts * f_e /
+// tokens.
 at::Tensor Router::slopes_of(const at::Tensor& global_loads, const TokenInfo& tokens) const {
   const auto all = static_cast<double>(tokens.global_tokens);
   const double factor = config_.balance_loss * static_cast<double>(config_.experts) *
@@ -398,8 +399,8 @@ at::Tensor Router::backward_input(const at::Tensor& x, const Routing& routing, c
     throw Error("the losses of a router need the global microbatch's number of tokens");
   const at::Tensor loads = loads_of(routing, tokens.filling);
   loads_ = loads_.defined() ? loads_.add_(loads) : loads;
-  // Its sign alone acts (optim/optimizers.cpp): of integers, whose sum over ranks does not depend on the
-  // order.
+  // Only its sign acts (optim/optimizers.cpp). Loads are integers, so their sum over ranks does not depend on
+  // the order.
   if (is_learning(bias_)) bias_->grad.add_(loads.mul(config_.experts).sub_(loads.sum()).to(at::kFloat));
   std::optional<at::Tensor> slopes;
   if (config_.balance_loss != 0) slopes = slopes_of(global_loads(loads, tokens, exchange), tokens);
@@ -582,9 +583,9 @@ at::Tensor Experts::return_weights(const at::Tensor& dweights, const Saved& save
   return gather(rows, saved.routing.place.view({-1}), 1).view({-1, chosen_});
 }
 
-// A token's result is the sum of its rows', whose weights are in the operand of the last product: the
-// gradient of every row is the token's, and that of its weight comes with SwiGLU's. Where act was dropped,
-// the same kernel gives it again in the memory of its gradient.
+// A token's result is the sum of its rows' results; the weights are already in the operand of the last GEMM.
+// So the gradient of every row is the token's gradient, and the gradient of its weight comes with SwiGLU's.
+// If act was dropped, the same kernel recomputes it in the memory of its gradient.
 at::Tensor Experts::backward_input(FeedForward::Saved& saved, const at::Tensor& dy, const TokenInfo& tokens,
                                    WeightGradQueue& queue) {
   auto& s = static_cast<Saved&>(saved);

@@ -27,8 +27,8 @@ class ExpertExchange {
   // Which rows go where: decided once, in the forward pass, and followed by every pass of these rows.
   struct Plan {
     virtual ~Plan() = default;
-    // int32 [this rank's experts], of the rows that dispatch() gives. On the host, which must know how large
-    // the products of experts are: so it waits for a GPU once a layer, in F.
+    // int32 [this rank's experts]: ends of the rows that dispatch() gives. On the host, which must know the
+    // sizes of the experts' GEMMs: so it waits for a GPU once a layer, in F.
     at::Tensor ends;
     int64_t rows = 0;  // how many these are
   };
@@ -39,10 +39,10 @@ class ExpertExchange {
   virtual ~ExpertExchange() = default;
 
   const TensorCut& cut() const { return cut_; }
-  // dispatch() gives its argument, and combine() does.
+  // dispatch() and combine() return their argument.
   bool is_local() const { return cut_.alone(); }
 
-  // For `rows` rows of this rank in expert order; ends: int32 [experts].
+  // Plans `rows` rows of this rank in expert order; ends: int32 [experts].
   virtual std::unique_ptr<const Plan> plan(const at::Tensor& ends, int64_t rows) const {
     auto plan = std::make_unique<Plan>();
     plan->ends = ends.is_cuda() ? ends.cpu() : ends;
@@ -51,7 +51,7 @@ class ExpertExchange {
   }
 
   // This rank's rows [rows, ...], in expert order -> the rows of this rank's experts [plan.rows, ...] from
-  // all ranks, ordered by expert, rank and place there; and back.
+  // all ranks, ordered by expert, rank and place there. combine() is the way back.
   virtual at::Tensor dispatch(const Plan& /*plan*/, at::Tensor rows) const { return rows; }
   virtual at::Tensor combine(const Plan& /*plan*/, at::Tensor rows) const { return rows; }
 
@@ -62,10 +62,11 @@ class ExpertExchange {
   TensorCut cut_;
 };
 
-// The experts of one layer, and their router. Its losses are means over the tokens of a global microbatch: of
-// all ranks that see a part of it, of all its sequence slices, and of documents alone: filling counts neither
-// there nor in loads (TokenInfo::filling). They are weighted by its labels that count, as gradients of the
-// token loss are, so that the division by the step's labels leaves the mean over microbatches.
+// The experts of one layer, and their router. Its losses are means over the tokens of a global microbatch: on
+// all ranks that see a part of it, and over all its sequence slices. Only tokens of documents count, in
+// losses and in loads; filling does not (TokenInfo::filling). Losses are weighted by the microbatch's valid
+// tokens, like gradients of the token loss, so that the division by the step's valid tokens leaves the mean
+// over microbatches.
 struct ExpertsConfig {
   int64_t hidden = 0;
   int64_t experts = 0;
@@ -74,24 +75,25 @@ struct ExpertsConfig {
   bool sigmoid = false;      // an expert's score is 1 / (1 + exp(-logit)), not a softmax over all
   bool normalise = false;    // the chosen experts' scores are divided by their sum
   double scale = 1;          // multiplies the weights, after that
-  // Experts lie in `groups` groups of equal size. A token chooses among those of its `chosen_groups` best
-  // groups alone: with softmax a group is as good as its best expert, with sigmoid as its two best together.
+  // Experts lie in `groups` groups of equal size. A token chooses only among the experts of its
+  // `chosen_groups` best groups. With softmax a group is as good as its best expert, with sigmoid as the sum
+  // of its two best.
   int64_t groups = 1, chosen_groups = 1;
   // gpt-oss (arXiv 2508.10925): logits and experts have biases, and an expert's inner values are gate *
   // sigmoid(1.702 gate) * (up + 1), gate cut to at most `limit`, up to [-limit, limit]. 0: none of it.
   double limit = 0;
-  int64_t shared = 0;         // inner width of a dense SwiGLU that every token passes beside; 0: none
+  int64_t shared = 0;         // inner width of a dense SwiGLU that every token passes in addition; 0: none
   bool gated_shared = false;  // its result is multiplied by a sigmoid of the token
   double init_std = 0.02;
-  // Of experts * sum over experts e of f_e P_e, where f_e is the number of the microbatch's tokens that chose
-  // e, divided by its tokens, and P_e their mean probability of e (Fedus et al., arXiv 2101.03961, eq. 4;
-  // with f summed over choices, as transformers takes it).
+  // Coefficient of experts * sum over experts e of f_e P_e (Fedus et al., arXiv 2101.03961, eq. 4). f_e is
+  // the number of the microbatch's tokens that chose e, divided by its tokens, and P_e their mean probability
+  // of e. As in transformers, f is summed over choices.
   double balance_loss = 0;
   double z_loss = 0;  // of the mean of squared logsumexp (Zoph et al., arXiv 2202.08906, eq. 5)
-  // A bias on each expert's probability, for the choice alone, which balances loads without a loss (Wang et
-  // al., arXiv 2408.15664).
+  // A bias on each expert's probability, only for the choice: it balances loads without a loss (Wang et al.,
+  // arXiv 2408.15664).
   bool balance_bias = false;
-  TensorCut rows = {};  // the tensor-parallel ranks that share out the rows; each holds a copy of the router
+  TensorCut rows = {};  // the tensor-parallel ranks that shard the rows; each holds a copy of the router
 };
 
 class Router;
@@ -118,7 +120,7 @@ class Experts final : public FeedForward {
   at::Tensor take_loads() override;
 
  private:
-  // Of each token's row in T [rows, hidden], a copy for each of its experts, where these are.
+  // Sends each token's row of T [rows, hidden] to the ranks of its experts, one copy for each expert.
   GroupedRows send(const at::Tensor& x, const Saved& saved) const;
   GroupedRows rows_of_x(const Saved& saved) const;  // the same of x, which were sent before
   // float32 [rows, chosen], of this rank's tokens, from float32 [plan.rows].
@@ -132,14 +134,14 @@ class Experts final : public FeedForward {
   std::shared_ptr<const ExpertExchange> exchange_;
 };
 
-// Experts, and beside them a dense feed-forward that every token passes (DeepSeekMoE, arXiv 2401.06066). With
+// Experts, and in addition a dense feed-forward that every token passes (DeepSeekMoE, arXiv 2401.06066). With
 // `gated_shared` a sigmoid of the token multiplies its result, as in Qwen2-MoE.
 class SharedExperts final : public FeedForward, public HasWeightGradient {
  public:
   struct Saved;
 
   // Declares what Experts does, `<name>.shared.{gate,up,down}.weight`, and `<name>.shared_gate.weight` [1,
-  // hidden] with a gate. The ranks of `region` share out the dense part's inner width.
+  // hidden] with a gate. The ranks of `region` shard the dense part's inner width.
   SharedExperts(ParameterGroup& group, ParameterGroup& experts, const std::string& name,
                 const ExpertsConfig& config,
                 std::shared_ptr<const ExpertExchange> exchange = std::make_shared<ExpertExchange>(),

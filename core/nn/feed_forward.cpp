@@ -77,7 +77,7 @@ void Mlp::restore(const at::Tensor& x, const TokenInfo& tokens, FeedForward::Sav
     s.inner = inner_.forward(x, tokens.positions.defined() ? tokens.positions.size(0) : x.size(0))[0];
 }
 
-// Where act was dropped, the kernel gives it again in the memory of its gradient, which nothing else reads.
+// If act was dropped, the kernel recomputes it in the memory of its gradient, which nothing else reads.
 at::Tensor Mlp::backward_input(FeedForward::Saved& saved, const at::Tensor& dy, const TokenInfo& /*tokens*/,
                                WeightGradQueue& queue) {
   auto& s = static_cast<Saved&>(saved);

@@ -1,5 +1,5 @@
-// The feed-forward behind a block's second norm: its interface, for which experts.h has another layer, and
-// the dense ones.
+// The feed-forward behind a block's second norm: its interface and the dense layers; experts.h has another
+// layer.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -36,19 +36,19 @@ class FeedForward {
   };
 
   // The forward pass in two parts: all that a backward pass needs, from x T [rows, hidden], then the last
-  // product, T [rows, hidden], whose result no backward pass reads. `tokens`: of the microbatch.
+  // GEMM, T [rows, hidden], whose result no backward pass reads. `tokens`: of the microbatch.
   virtual std::unique_ptr<Saved> activate(const at::Tensor& x, const TokenInfo& tokens) const = 0;
   virtual at::Tensor project(const Saved& saved) const = 0;
 
-  // What drop() leaves: all that takes a product, or other ranks, to give again; or nothing. What was decided
+  // What drop() keeps: either all that needs a GEMM or other ranks to recompute, or nothing. What was decided
   // in the forward pass (routing) stays in any case.
   enum class Keep { products, nothing };
 
-  // Frees the rest.
+  // Frees all else.
   virtual void drop(Saved& saved, Keep keep) const = 0;
 
-  // Gives again, with the same bits, what drop() freed, from x as activate() had it; but for the operand of
-  // the last product, which backward_input() gives in the pass that takes its gradient.
+  // Recomputes, with the same bits, what drop() freed, from x as activate() had it. Exception:
+  // backward_input() recomputes the operand of the last GEMM, in the pass that takes its gradient.
   virtual void restore(const at::Tensor& x, const TokenInfo& tokens, Saved& saved) const = 0;
 
   // dy: T [rows, hidden] -> dx. `saved`: as activate() or restore() left it; it is freed on the way. Weight
@@ -57,7 +57,7 @@ class FeedForward {
                                     WeightGradQueue& queue) = 0;
 
   // Rows of documents that went to each expert in the backward passes since the last call, from this rank:
-  // int64 [experts]; undefined where there were none, and without experts.
+  // int64 [experts]; undefined if there were none, and without experts.
   virtual at::Tensor take_loads() { return {}; }
 };
 
@@ -70,7 +70,7 @@ class Mlp final : public FeedForward {
   struct Saved;  // tensors(): x, inner, act
 
   // Declares `<name>.{up,down}.weight` (and biases), gated `<name>.gate.weight` too. The ranks of `region`
-  // share out the inner width: x, the result and their gradients are T [share, hidden].
+  // shard the inner width: x, the result and their gradients are T [share, hidden].
   Mlp(ParameterGroup& group, const std::string& name, int64_t hidden, int64_t intermediate,
       Activation activation, bool gated, bool bias, double init_std, double down_init_std,
       std::shared_ptr<const Region> region = std::make_shared<Region>());

@@ -33,7 +33,7 @@ LatentAttentionConfig local_heads(const std::string& name, const LatentAttention
   return local;
 }
 
-// Of x's own rows, so that each rank has a copy.
+// A linear layer of x's own rows, so that each rank has a copy.
 Linear copied_linear(ParameterGroup& group, const LinearPart& part, const LatentAttentionConfig& c,
                      const TensorCut& cut) {
   return Linear(group, c.hidden, {part}, c.bias, c.init_std,

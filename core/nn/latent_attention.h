@@ -1,6 +1,6 @@
 // Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434): keys and values of all heads come from one
-// narrow row per token; queries too where q_rank is given. A part of each head is rotated, whose keys all
-// heads share.
+// narrow row per token; queries too if q_rank is given. A part of each head is rotated; all heads have the
+// same rotated key.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -37,9 +37,8 @@ struct LatentAttentionConfig {
   double o_init_std = 0.02;
 };
 
-// The layer expands keys and values of every head, for training as for generation: core attention sees as
-// many key-value heads as heads, of nope_dim + rope_dim elements, of which those of values behind v_dim are
-// zeros.
+// The layer expands keys and values of every head, in training and in generation. Core attention sees as many
+// key-value heads as heads, of nope_dim + rope_dim elements; the values' elements from v_dim on are zeros.
 class LatentAttention {
  public:
   struct Saved {
@@ -54,9 +53,9 @@ class LatentAttention {
 
   // Declares `<name>.{kv_a,kv_b,o}.weight`, `<name>.kv_a_norm.weight` and `<name>.q.weight`, or with q_rank
   // `<name>.{q_a,q_b}.weight` and `<name>.q_a_norm.weight`, and biases. kv_a is [kv_rank + rope_dim, hidden],
-  // the shared rotated key last; kv_b has of each head nope_dim rows of the key, then v_dim of the value. The
-  // ranks of `region` share out the heads of q (q_b), kv_b and o, and the rows of x and of the result: T
-  // [share, hidden]. Of the rest each has a copy, for its own rows.
+  // the shared rotated key last; kv_b has, for each head, nope_dim rows of the key, then v_dim rows of the
+  // value. The ranks of `region` shard the heads of q (q_b), kv_b and o, and the rows of x and of the result:
+  // T [share, hidden]. Each rank has a copy of the other weights, for its own rows.
   LatentAttention(ParameterGroup& group, const std::string& name, const LatentAttentionConfig& config,
                   std::shared_ptr<attention::CoreAttention> core = attention::make_local_attention(),
                   std::shared_ptr<const Region> region = std::make_shared<Region>());
@@ -76,8 +75,8 @@ class LatentAttention {
   void expand(const at::Tensor& kv, const at::Tensor& key, attention::AttentionCall& call) const;
   void rotate(const std::vector<at::Tensor>& heads, const TokenInfo& tokens) const;  // in place
   void rotate_back(const at::Tensor& dy, const at::Tensor& dx, const TokenInfo& tokens) const;
-  // Of the core's gradients: of the queries before rotation, T [tokens, heads * (nope_dim + rope_dim)]; of
-  // kv_b's result; of this rank's rows of the shared key before rotation, T [share, rope_dim].
+  // From the core's gradients: the gradient of the queries before rotation, T [tokens, heads * (nope_dim +
+  // rope_dim)]; of kv_b's result; of this rank's rows of the common key before rotation, T [share, rope_dim].
   at::Tensor query_gradient(const at::Tensor& dq, const TokenInfo& tokens) const;
   at::Tensor kv_gradient(const attention::Gradients& grads) const;
   at::Tensor key_gradient(const at::Tensor& dk, const TokenInfo& tokens) const;

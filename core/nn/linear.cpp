@@ -20,8 +20,8 @@ Linear::Hold cut_along(const TensorCut& cut, int dim) {
   return [=](ParameterSpec spec) { return cut.cut(std::move(spec), dim); };
 }
 
-// What ranks exchange for a weight gradient travels behind the input gradient, so there is no use of a second
-// stream where there are several ranks.
+// Exchanges for a weight gradient overlap with the input gradient, so a second stream is of no use if there
+// are several ranks.
 bool takes_at_once(const HasWeightGradient& layer, const WeightGradQueue& queue, const Region& region) {
   if (!layer.learns()) return false;
   return queue.mode() == WeightGradQueue::Mode::immediate ||

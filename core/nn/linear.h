@@ -27,12 +27,12 @@ struct LinearPart {
 
 class Linear final : public HasWeightGradient {
  public:
-  // What this rank holds of a whole weight or bias.
+  // The part of a whole weight or bias that this rank holds.
   using Hold = std::function<ParameterSpec(ParameterSpec)>;
 
-  // Declares `<name>.weight` [out, in] (and `<name>.bias` [out]) for each part, of which this rank holds what
-  // `hold` says: the layer computes with their local shapes. The parts' outputs are concatenated. Declares
-  // adapters where the group says so, which then belong to every pass.
+  // Declares `<name>.weight` [out, in] (and `<name>.bias` [out]) for each part. This rank holds what `hold`
+  // says; the layer computes with these local shapes. The parts' outputs are concatenated. Declares adapters
+  // if the group says so, which then belong to every pass.
   Linear(ParameterGroup& group, int64_t in_features, const std::vector<LinearPart>& parts, bool bias,
          double init_std, const Hold& hold = std::identity());
 
@@ -40,8 +40,8 @@ class Linear final : public HasWeightGradient {
   void forward(const at::Tensor& x, at::Tensor y) const;  // the same, into y
   at::Tensor backward_input(const at::Tensor& dy) const;  // T [rows, out] -> T [rows, in]
   void backward_input(const at::Tensor& dy, at::Tensor dx) const;
-  // Weight (and bias) main gradients += those of (x, dy). x: T [rows, in]; dy: T [rows, out], contiguous
-  // both.
+  // Adds the gradients of (x, dy) to the main gradients of weight (and bias). x: T [rows, in]; dy: T [rows,
+  // out], contiguous both.
   void backward_weight(const at::Tensor& x, const at::Tensor& dy);
   void backward_weight(std::span<const at::Tensor> operands) override {  // x, dy
     backward_weight(operands[0], operands[1]);
@@ -58,26 +58,26 @@ class Linear final : public HasWeightGradient {
   std::optional<Adapter> adapter_;
 };
 
-// Of the rows that a pass gathers, the two layers below save the rank's own alone: they are gathered again
-// where a weight gradient needs them, so that everything a microbatch holds is divided by the number of ranks
-// (as in Korthikanti et al., arXiv 2205.05198).
+// A pass gathers rows; the two layers below save only the rank's own rows. They gather them again when a
+// weight gradient needs them, so that a microbatch's saved activations are divided by the number of ranks (as
+// in Korthikanti et al., arXiv 2205.05198).
 
-// Outputs cut: rows are gathered, and each rank computes its columns of all of them.
+// Sharded by outputs: rows are gathered, and each rank computes its columns of all of them.
 class ColumnLinear final : public HasWeightGradient {
  public:
   // Declares the whole `<name>.weight` [out, in] (and biases) of the parts, and holds this rank's rows of
   // each.
   ColumnLinear(ParameterGroup& group, int64_t in_features, const std::vector<LinearPart>& parts, bool bias,
                double init_std, std::shared_ptr<const Region> region);
-  // Of blocks that were declared already, each with an output tensor of its own.
+  // From blocks that were declared already, each with its own output tensor.
   ColumnLinear(std::vector<Linear> blocks, std::shared_ptr<const Region> region);
 
   // x: T [share, in], of a list of `rows` rows -> for each block T [rows, its columns].
   std::vector<at::Tensor> forward(const at::Tensor& x, int64_t rows) const;
 
   // dy: for each block T [rows, its columns] -> T [share, in]. x: as in forward. The weight gradient is taken
-  // here or goes to `queue`; where it is taken here, the rows travel while the input gradient is computed,
-  // and the input gradient while the weight gradient is.
+  // here or goes to `queue`. If it is taken here, gathering rows overlaps with the input gradient, and
+  // sending the input gradient with the weight gradient.
   at::Tensor backward(at::Tensor x, std::vector<at::Tensor> dy, WeightGradQueue& queue);
   void backward_weight(std::span<const at::Tensor> operands) override;  // x, dy of each block
   bool learns() const override;
@@ -91,8 +91,8 @@ class ColumnLinear final : public HasWeightGradient {
   std::shared_ptr<const Region> region_;
 };
 
-// Inputs cut: each rank computes with its columns of the input for all rows; the results are summed and their
-// rows scattered. The bias, which all ranks hold, is added to the sum, once.
+// Sharded by inputs: each rank computes with its columns of the input for all rows; the results are summed
+// and their rows scattered. The bias, which all ranks hold, is added to the sum, once.
 class RowLinear final : public HasWeightGradient {
  public:
   // Declares the whole `<part.name>.weight` [out, in] (and bias), and holds this rank's columns.
@@ -102,14 +102,14 @@ class RowLinear final : public HasWeightGradient {
   at::Tensor forward(const at::Tensor& x) const;  // T [rows, in_features()] -> T [share, out]
 
   // dy: T [share, out] -> T [rows, in_features()]. x: as in forward. The weight gradient is taken here or
-  // goes to `queue`; taken here, x is freed before the result is made. For a side stream it comes behind the
-  // input gradient, which others wait for.
+  // goes to `queue`; if it is taken here, x is freed before the result is made. On a side stream it comes
+  // after the input gradient, which other ranks wait for.
   at::Tensor backward(at::Tensor x, const at::Tensor& dy, WeightGradQueue& queue);
   void backward_weight(std::span<const at::Tensor> operands) override;  // x, dy
   bool learns() const override;
 
-  // backward() in two parts, for who makes x between them. rows: of x.
-  // `all` becomes dy of all rows, where the second part needs it at once.
+  // backward() in two parts, for callers that make x between them. rows: of x. `all` becomes dy of all rows
+  // if the second part needs it at once.
   at::Tensor backward_input(const at::Tensor& dy, int64_t rows, const WeightGradQueue& queue,
                             at::Tensor& all) const;
   void backward_weight(at::Tensor x, const at::Tensor& dy, const at::Tensor& all, WeightGradQueue& queue);

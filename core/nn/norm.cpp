@@ -19,7 +19,7 @@ namespace {
 
 using at::Tensor;
 
-// x as LibTorch's LayerNorm takes it beside float32 weights: its CUDA kernels take one type alone.
+// x as LibTorch's LayerNorm takes it with float32 weights: its CUDA kernels take one type alone.
 Tensor operand_of(const Tensor& x) {
   if (!x.is_cuda() && !kernels::dry_gpu().is_gpu()) return x;
   const Tensor operand = x.to(at::kFloat);
@@ -101,7 +101,7 @@ Tensor Norm::layer_forward(Saved& saved) const {
   return rounded_to(saved.x.scalar_type(), y);
 }
 
-// LibTorch sums the weight's and the bias's gradients in as many parts as there are threads: our kernel,
+// LibTorch sums the weight's and the bias's gradients in as many parts as there are threads. Our kernel,
 // which takes rows in order, sums them instead.
 Tensor Norm::layer_backward(const Saved& saved, const Tensor& dy, const Tensor& residual_grad) {
   if (!weight_->frozen()) {

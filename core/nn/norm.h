@@ -31,8 +31,8 @@ class Norm {
     void drop() { *this = {.x = x, .mean = {}, .rstd = {}}; }
   };
 
-  // Declares `<name>.weight`, and `<name>.bias` of LayerNorm. `cut`: the ranks that share out the rows, and
-  // so hold a copy each.
+  // Declares `<name>.weight`, and for LayerNorm `<name>.bias`. `cut`: the ranks that shard the rows, and so
+  // hold a copy each.
   Norm(ParameterGroup& group, const std::string& name, int64_t dim, NormKind kind, double eps,
        const TensorCut& cut = {});
 

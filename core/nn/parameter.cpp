@@ -65,8 +65,8 @@ auto joined(Groups& groups, const Of& of) {
   return result;
 }
 
-// Frees the memory behind a tensor and all views of it, which stay valid: restore_memory takes it anew,
-// without values. Returns whether there was none.
+// Frees the memory behind a tensor and all its views, which stay valid. restore_memory allocates it again,
+// without values, and returns whether there was none.
 void release_memory(const at::Tensor& tensor) {
   c10::StorageImpl& storage = *tensor.storage().unsafeGetStorageImpl();
   storage.set_data_ptr_noswap(storage.allocator()->allocate(0));
@@ -86,7 +86,7 @@ at::Tensor view_of(const at::Tensor& flat, int64_t offset, at::IntArrayRef shape
   return flat.narrow(0, offset, c10::multiply_integers(shape)).view(shape);
 }
 
-// The box that layers see of a parameter, and of it the elements [begin, end).
+// The box that layers see of a parameter, and its elements [begin, end).
 SliceShape slice_shape(const ParameterSpec& spec, int64_t begin, int64_t end) {
   SliceShape shape = whole_slice(spec.shape);
   shape.box = spec.local_shape();
@@ -133,7 +133,7 @@ uint64_t mix(uint64_t z) {
   return z ^ (z >> 31);
 }
 
-// kernels::normal_values of any type, rounded from float32, of which it holds a piece at a time.
+// kernels::normal_values for any type, rounded from float32; float32 values exist one chunk at a time.
 void fill_normal(at::Tensor& out, uint64_t key, int64_t first, double std) {
   if (out.scalar_type() == at::kFloat) return kernels::normal_values(out, key, first, std);
   constexpr int64_t piece = int64_t{1} << 20;
@@ -175,7 +175,7 @@ Weight& ParameterGroup::add(std::vector<ParameterSpec> parameters) {
   return weight;
 }
 
-// The buffer for parameters of this kind, which is there or is added.
+// The buffer for parameters of this kind; adds it if it is missing.
 size_t ParameterGroup::buffer_for(const ParameterSpec& spec) {
   const bool precise = spec.role == Role::norm || spec.role == Role::router || spec.role == Role::balance;
   const at::ScalarType type = precise ? at::kFloat : compute_dtype_;
@@ -228,7 +228,7 @@ void ParameterGroup::allocate(Buffer& buffer, int64_t size, at::Device device, b
   }
 }
 
-// Those of this rank's shard.
+// Adds the slices of this rank's shard.
 void ParameterGroup::add_slices(const Weight& weight) {
   Buffer& buffer = buffers_[weight.buffer];
   const int64_t held = buffer.rounded().numel();
@@ -322,8 +322,8 @@ void ParameterGroup::restore_whole_grad(size_t buffer) {
   if (place_.own_gradient && grad.defined() && restore_memory(grad)) start_whole_grad(buffer);
 }
 
-// Zeros but where GEMMs will write: gaps between weights are zeros too. Weights were declared in the order in
-// which they lie.
+// Zeros except where GEMMs will write: gaps between weights are zeros too. Weights were declared in the order
+// in which they lie.
 void ParameterGroup::start_whole_grad(size_t buffer) {
   const at::Tensor& grad = buffers_[buffer].whole_grad;
   int64_t zeroed = 0;  // up to here, but for unset gradients
@@ -350,7 +350,7 @@ void ParameterGroup::complete_grad() {
   for (size_t buffer = 0; buffer < buffers_.size(); ++buffer) complete_grad(buffer);
 }
 
-// Whole gradients beside own ones stay as they are, unset or not.
+// Whole gradients stay as they are, unset or not, if this rank's shard has its own gradient.
 void ParameterGroup::zero_grad() {
   for (const Buffer& buffer : buffers_) {
     const at::Tensor& grad = place_.own_gradient ? buffer.grad : buffer.whole_grad;

@@ -1,5 +1,5 @@
 // Parameters of one stage: what they are, in which groups they are gathered, reduced and freed, and which
-// shard of each this rank owns.
+// shard of each group this rank owns.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -21,16 +21,15 @@ namespace pptrain::nn {
 // What a parameter is for. Norms (with LayerNorm's bias, and attention's sinks), routers and balances compute
 // in float32 under every compute type; norms, biases and balances do not decay. Norms start at norm_start,
 // biases and balances at zero, all others at normally distributed values. A balance is no weight: it is added
-// to the scores by which experts are chosen, and its gradient is how far each expert's load is above the
-// mean.
+// to the scores by which experts are chosen. Its gradient is each expert's load minus the mean.
 enum class Role { matrix, embedding, head, norm, bias, router, balance };
 
 // Which tensor-parallel ranks hold the same parameter, each with a part of its gradient: this one alone, all,
 // or those with the same key-value head.
 enum class Copies { one, tp, kv };
 
-// The indices [begin, begin + size) of dim `dim`, which alone the layers of this rank see under tensor or
-// expert parallelism.
+// The indices [begin, begin + size) of dim `dim`: under tensor or expert parallelism this rank's layers see
+// only these.
 struct Cut {
   int dim = 0;
   int64_t begin = 0;
@@ -45,12 +44,12 @@ struct ParameterSpec {
   Role role = Role::matrix;
   double init_std = 0.02;
   double norm_start = 1;  // every initial value of a norm
-  // Initial values are those of this name instead, so that a copy (a tied head) starts equal. Empty: `name`.
+  // Takes the initial values of this name instead, so that a copy (a tied head) starts equal. Empty: `name`.
   std::string init_name = {};
   std::optional<Cut> cut = std::nullopt;
   Copies copies = Copies::one;
-  // This rank answers for the parameter in the gradient norm and in checkpoints. Of ranks that hold copies,
-  // one does.
+  // This rank counts the parameter in the gradient norm and in checkpoints. Among ranks that hold copies, one
+  // does.
   bool counted = true;
   // It does not learn: it has neither master nor gradient nor optimizer state, compute weights alone.
   bool frozen = false;
@@ -58,16 +57,16 @@ struct ParameterSpec {
   std::vector<int64_t> local_shape() const;  // what this rank's layers see
 };
 
-// This rank's shard of one parameter, as views of a buffer: of the parameter's local shape where the shard is
+// This rank's shard of one parameter, as views of a buffer: of the parameter's local shape if the shard is
 // all of it, else flat.
 struct Slice {
   ParameterSpec spec;
   SliceShape shape;
   int64_t offset = 0;  // in this rank's shard of the buffer, in elements
   int64_t place = 0;   // in the whole buffer
-  at::Tensor master;   // float32; undefined where frozen
-  at::Tensor grad;     // float32 main gradient; undefined where frozen or in a group without gradients
-  at::Tensor compute;  // compute type; the same memory as master where that is float32
+  at::Tensor master;   // float32; undefined if frozen
+  at::Tensor grad;     // float32 main gradient; undefined if frozen or in a group without gradients
+  at::Tensor compute;  // compute type; the same memory as master if that is float32
 
   // What a loader fills, before refresh_compute().
   const at::Tensor& values() const { return spec.frozen ? compute : master; }
@@ -82,9 +81,9 @@ struct Buffer {
   bool frozen = false;      // all that lie here
 
   // This rank's shard.
-  at::Tensor master;          // float32; undefined where frozen
+  at::Tensor master;          // float32; undefined if frozen
   at::Tensor grad;            // float32; undefined without gradients
-  at::Tensor compute;         // masters rounded; undefined where layers compute in float32 with the masters
+  at::Tensor compute;         // masters rounded; undefined if layers compute in float32 with the masters
   std::vector<Slice> slices;  // ascending
 
   // The whole buffer. Weights are gathered into it from each rank's rounded(), and must be gathered again
@@ -96,25 +95,25 @@ struct Buffer {
   const at::Tensor& rounded() const { return compute.defined() ? compute : master; }
 };
 
-// What a layer computes with: one or several parameters stacked along dim 0 (q, k, v; gate, up), so that one
-// GEMM serves them all. Meta tensors until the group is materialised.
+// Weight that a layer computes with: one or several parameters stacked along dim 0 (q, k, v; gate, up), so
+// that one GEMM serves them all. Meta tensors until the group is materialised.
 struct Weight {
   std::vector<ParameterSpec> parameters;
   at::Tensor compute;  // compute type, float32 for norms; [rows of all parameters, ...]
   at::Tensor grad;     // float32
   size_t buffer = 0;   // of the group, from materialise() on
   int64_t offset = 0;  // in the whole buffer
-  // The layer says, before the group is materialised: it adds to grad by weight_grad_queue.h alone.
+  // Set by the layer before the group is materialised: it adds to grad only by weight_grad_queue.h.
   bool grad_by_products = false;
-  // What grad holds means nothing, and it stands for zeros: the next GEMM overwrites it.
+  // The values of grad mean nothing and stand for zeros: the next GEMM overwrites them.
   bool grad_is_unset = false;
 
   bool frozen() const { return parameters.front().frozen; }
-  // grad; of a frozen weight memory that nothing reads, for kernels that take both gradients in one pass.
+  // grad; for a frozen weight, memory that nothing reads, for kernels that take both gradients in one pass.
   at::Tensor grad_or_scratch() const;
 };
 
-// Of a weight that a layer may lack.
+// For a weight that a layer may lack.
 inline bool is_learning(const Weight* weight) {
   return weight != nullptr && !weight->frozen();
 }
@@ -128,15 +127,15 @@ struct Learning {
   double scale = 1;  // of their outputs
 };
 
-// Elements of the shard of each of `ranks`, of a buffer whose weights have so many; gaps are at its end.
-// Shards are multiples of 1,024 elements, the blocks of kernels::add_squares.
+// Elements of each rank's shard, for `ranks` ranks and a buffer whose weights have so many elements; gaps are
+// at its end. Shards are multiples of 1,024 elements, the blocks of kernels::add_squares.
 int64_t shard_elements(int64_t elements, int ranks);
 
 // Which of the equal shards of a group's buffers this rank owns.
 struct ShardPlace {
   int index = 0;
   int count = 1;
-  // Buffer::grad has memory of its own: whole gradients come and go (release_whole_grad), and the caller that
+  // Buffer::grad has memory of its own: whole gradients come and go (release_whole_grad). The caller that
   // sums them over ranks adds the sum to it. Else it is this rank's shard of the whole gradient.
   bool own_gradient = false;
   // Pipeline ranks own the shards (parallel/pipeline/embedding_shards.h), not the ranks that share the stage.
@@ -150,12 +149,12 @@ inline bool is_taken_with_input(Role role) {
 }
 
 // Parameters that are gathered, reduced and freed together: the embedding; one block, its experts, or its
-// adapters; the final norm; the head. Weights lie in flat buffers, those of one compute type and one kind of
-// copies in one, norms apart, each at a multiple of 64 elements, so that GEMMs see the same alignment (and
-// give the same bits) on every layout.
+// adapters; the final norm; the head. Weights lie in flat buffers: one for each compute type and kind of
+// copies, norms apart. Each weight begins at a multiple of 64 elements, so that GEMMs see the same alignment
+// (and give the same bits) on every layout.
 class ParameterGroup {
  public:
-  // of_experts: expert-parallel ranks have other experts each, so other ranks than for most groups shard it.
+  // of_experts: expert-parallel ranks have different experts, so other ranks than for most groups shard it.
   explicit ParameterGroup(std::string name = {}, bool of_experts = false, const Learning& learning = {})
       : name_(std::move(name)), of_experts_(of_experts), learning_(learning) {}
   ParameterGroup(const ParameterGroup&) = delete;
@@ -173,8 +172,9 @@ class ParameterGroup {
   const Learning& learning() const { return learning_; }
 
   // Allocates: masters of this rank's shard, and zero gradients (unless `with_gradients` is false). Whole
-  // compute weights of a sharded group, and whole gradients beside own ones, have no memory before it is
-  // restored. compute_dtype: float32 or bfloat16. Masters are zero until initialise() or a loader fills them.
+  // compute weights of a sharded group have no memory before it is restored, nor have whole gradients if the
+  // shard has its own. compute_dtype: float32 or bfloat16. Masters are zero until initialise() or a loader
+  // fills them.
   void materialise(at::Device device, at::ScalarType compute_dtype, bool with_gradients = true,
                    const ShardPlace& place = {});
 
@@ -189,7 +189,7 @@ class ParameterGroup {
   // by GEMMs (Weight::grad_by_products) are left as they are and marked as unset, since the first one
   // overwrites them.
   void start_grad();
-  // Zeros in what is still unset of one buffer's gradient, or of all: weights that no GEMM wrote.
+  // Zeros what is still unset of one buffer's gradient, or of all: weights that no GEMM wrote.
   void complete_grad(size_t buffer);
   void complete_grad();
 
@@ -201,12 +201,12 @@ class ParameterGroup {
   std::vector<Slice*> slices();  // in the order of add(); only those with elements on this rank
   Slice* find(std::string_view name);
 
-  // Frees the whole compute weights of a sharded group, and takes memory for them again, without values. What
-  // layers hold of them stays valid.
+  // Frees the whole compute weights of a sharded group, and allocates them again, without values. Layers'
+  // views of them stay valid.
   void release_whole_compute();
   void restore_whole_compute();
-  // The same of one buffer's whole gradient beside an own one; it is restored as start_grad leaves it.
-  // Nothing changes where it is there already.
+  // The same for one buffer's whole gradient if the shard has its own; it is restored as start_grad leaves
+  // it. Nothing changes if it is there already.
   void release_whole_grad(size_t buffer);
   void restore_whole_grad(size_t buffer);
 
@@ -242,8 +242,8 @@ class ParameterStore {
 
   // The place of each group.
   using PlaceOf = std::function<ShardPlace(const ParameterGroup& group)>;
-  // The same for every group, which is whole where `place_of` is empty. Throws Error too where two groups
-  // declare one name.
+  // The same for every group, which is whole if `place_of` is empty. Throws Error too if two groups declare
+  // one name.
   void materialise(at::Device device, at::ScalarType compute_dtype, bool with_gradients = true,
                    const PlaceOf& place_of = {});
   void initialise(uint64_t seed);

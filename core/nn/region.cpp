@@ -29,7 +29,7 @@ std::vector<int64_t> shares(const TensorCut& cut, int64_t rows) {
   return result;
 }
 
-// Of the type and trailing dims of `like`.
+// An empty tensor with the type and trailing dims of `like`.
 at::Tensor empty_rows(const at::Tensor& like, int64_t rows) {
   std::vector<int64_t> shape = like.sizes().vec();
   shape[0] = rows;

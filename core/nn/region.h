@@ -1,5 +1,4 @@
-// The seam around attention and feed-forward: what a rank does with its tokens before the products of these
-// layers see them, and with their results.
+// What a rank does with its tokens before the GEMMs of attention and feed-forward, and with their results.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,21 +12,21 @@
 
 namespace pptrain::nn {
 
-// --- How tensor-parallel ranks share out parameters and rows.
+// --- How tensor-parallel ranks shard parameters and rows.
 
-// Rank `rank` of `size` that share out what each of them would hold whole. One rank holds everything.
+// Rank `rank` of `size` ranks that shard what a single rank would hold whole.
 struct TensorCut {
   int rank = 0;
   int size = 1;
 
   bool alone() const { return size == 1; }
 
-  // Of `total` indices, rank r has [begin(total, r), begin(total, r + 1)): shares differ by one at most.
+  // Rank r has the indices [begin(total, r), begin(total, r + 1)) of `total`: shares differ by one at most.
   int64_t begin(int64_t total, int r) const { return total * r / size; }
   int64_t count(int64_t total, int r) const { return begin(total, r + 1) - begin(total, r); }
   int64_t count(int64_t total) const { return count(total, rank); }
 
-  // The parameter of which this rank has its share of dim `dim`.
+  // The parameter of which this rank has its shard of dim `dim`.
   ParameterSpec cut(ParameterSpec spec, int dim) const;
   // The parameter that every rank holds whole, each with a part of its gradient; rank 0 counts it.
   ParameterSpec copied(ParameterSpec spec) const;
@@ -35,10 +34,11 @@ struct TensorCut {
   friend bool operator==(const TensorCut&, const TensorCut&) = default;
 };
 
-// The tensor-parallel ranks of a stage, as its layers see them. Outside of the region a rank holds its share
-// of a microbatch's rows (TensorCut), inside all rows and its share of the heads, of the inner width or of
-// the vocabulary: entering gathers rows, leaving sums over ranks and scatters rows (sequence parallelism:
-// Korthikanti et al., arXiv 2205.05198). The base class is the region of a rank alone, which has all of both.
+// The tensor-parallel group of a stage, as its layers see it. Outside of the region a rank holds its share of
+// a microbatch's rows (TensorCut). Inside it holds all rows and its share of the heads, of the inner width or
+// of the vocabulary. Entering gathers rows, leaving sums over ranks and scatters rows (sequence parallelism:
+// Korthikanti et al., arXiv 2205.05198). The base class is the region of a single rank, which has all rows
+// and heads.
 //
 // The exchanges go on while the rank computes. All ranks of a region begin the same ones in the same order.
 class Region {
@@ -62,11 +62,11 @@ class Region {
   // A tensor that an exchange fills: called once, it waits and gives the tensor.
   using Arriving = std::function<at::Tensor()>;
 
-  // The same of whole lists of rows, whose shares are those of the cut. own: [share of `rows`, ...] ->
-  // [rows, ...]; a rank alone gets `own` itself.
+  // The same for whole lists of rows, sharded by the cut. own: [share of `rows`, ...] -> [rows, ...]; a
+  // single rank gets `own` itself.
   Arriving begin_enter(const at::Tensor& own, int64_t rows) const;
   at::Tensor enter(const at::Tensor& own, int64_t rows) const { return begin_enter(own, rows)(); }
-  // partial: [rows, ...] -> [share, ...]; a rank alone gets `partial` itself.
+  // partial: [rows, ...] -> [share, ...]; a single rank gets `partial` itself.
   Arriving begin_leave(const at::Tensor& partial) const;
   at::Tensor leave(const at::Tensor& partial) const { return begin_leave(partial)(); }
 
@@ -74,8 +74,8 @@ class Region {
   TensorCut cut_;
 };
 
-// A list of rows that ranks share out, in chunks: chunk c is the c-th piece of every rank's share, by rank,
-// so that each rank gives and gets as much in every exchange.
+// A list of rows that ranks shard, in chunks: chunk c has the c-th piece of every rank's share, by rank, so
+// that each rank sends and receives as much in every exchange.
 class RowChunks {
  public:
   // At most `step` rows of each rank in a chunk.
@@ -104,7 +104,7 @@ class ChunkGather {
  public:
   // own: [share, ...], contiguous.
   ChunkGather(const Region& region, const RowChunks& chunks, const at::Tensor& own);
-  // The next chunk's rows, [total(chunk), ...]; for a rank alone a view of `own`.
+  // The next chunk's rows, [total(chunk), ...]; on a single rank a view of `own`.
   at::Tensor next();
 
  private:
@@ -117,7 +117,7 @@ class ChunkGather {
   Region::Arriving arriving_;
 };
 
-// Sums chunks and hands out this rank's rows of each, up to two chunks while others are computed.
+// Sums chunks and scatters this rank's rows of each; up to two chunks overlap with the computation of others.
 class ChunkSum {
  public:
   // own: [share, ...], contiguous; what is summed goes there.

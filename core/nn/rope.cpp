@@ -144,7 +144,7 @@ void check(const RopeConfig& c, int64_t first, int64_t end) {
           "longrope needs a short and a long factor for each two dims");
 }
 
-// Of the texts with equal frequencies, the length of one.
+// The length that stands for all texts with equal frequencies.
 int64_t deciding_length(const RopeConfig& config, int64_t length) {
   const int64_t original = config.scaling.original_max_position_embeddings;
   switch (config.scaling.rope_type) {
@@ -179,7 +179,7 @@ Rope::Rope(const RopeConfig& config, int64_t positions, at::Device device)
   table(deciding_length(config, positions), positions);
 }
 
-// Texts beyond the maximum of dynamic have frequencies of their own each.
+// Above dynamic's maximum each length has its own frequencies.
 bool Rope::keeps(int64_t length) const {
   return config_.scaling.rope_type != config::RopeType::dynamic || length <= config_.max_positions;
 }

@@ -13,11 +13,11 @@
 
 namespace pptrain::nn {
 
-// Scalings: linear divides positions; dynamic (NTK) raises the base for sequences beyond max_positions;
-// llama3 (Llama 3.1) and yarn (arXiv 2309.00071) stretch long wavelengths; longrope (arXiv 2402.13753) has a
-// factor for each frequency, [dim / 2], up to the original positions and beyond.
+// Scalings: linear divides positions. Dynamic (NTK) raises the base for sequences beyond max_positions.
+// "llama3" (Llama 3.1) and yarn (arXiv 2309.00071) stretch long wavelengths. "longrope" (arXiv 2402.13753)
+// has a factor for each frequency, [dim / 2], up to the original positions and beyond.
 struct RopeConfig {
-  int64_t dim = 0;  // of a head that are rotated, the first ones: even
+  int64_t dim = 0;  // of a head's dims that are rotated, the first ones: even
   double theta = 10000;
   int64_t max_positions = 0;  // of dynamic scaling: max_position_embeddings
   config::RopeScaling scaling = {};
@@ -41,7 +41,7 @@ struct TextPiece {
   int64_t end() const { return first + tokens; }
 };
 
-// Turns lists of texts, each by the frequencies that it would have alone: those of dynamic and longrope
+// Rotates lists of texts, each by the frequencies that it would have alone: with dynamic and longrope they
 // follow from its length.
 class Rope {
  public:
@@ -49,7 +49,7 @@ class Rope {
   // Error for what does not fit.
   Rope(const RopeConfig& config, int64_t positions, at::Device device);
 
-  // pieces: the list's, in order. Where all have the same frequencies, rows are positions.
+  // pieces: the list's, in order. If all have the same frequencies, rows are positions.
   Rotation turn(std::span<const TextPiece> pieces);
 
  private:

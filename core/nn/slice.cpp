@@ -18,7 +18,7 @@ int64_t product(const std::vector<int64_t>& shape, size_t first = 0) {
                          std::multiplies<>());
 }
 
-// Of the box's element `at` (row-major), its place in the global tensor.
+// Place in the global tensor of the box's element `at` (row-major).
 int64_t global_place(const SliceShape& s, int64_t at) {
   int64_t place = 0;
   int64_t stride = 1;
@@ -30,8 +30,8 @@ int64_t global_place(const SliceShape& s, int64_t at) {
   return place;
 }
 
-// Elements of the box that follow each other in the global tensor: those of the dims after the last one that
-// is cut, and of that one.
+// Elements of the box that follow each other in the global tensor: the product of its dims from the last cut
+// one on.
 int64_t contiguous(const SliceShape& s) {
   size_t cut = s.global.size();
   while (cut > 0 && s.box[cut - 1] == s.global[cut - 1]) --cut;

@@ -1,5 +1,5 @@
-// What layers need to know of a microbatch's tokens beside their activations. The same for every layer of a
-// stage.
+// What layers need to know of a microbatch's tokens in addition to their activations. The same for every
+// layer of a stage.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,7 +14,7 @@
 
 namespace pptrain::nn {
 
-// What turns queries and keys of a list's tokens (rope.h).
+// Rotates queries and keys of a list's tokens (rope.h).
 struct Rotation {
   kernels::RopeTable table;
   at::Tensor rows = {};  // int32 [tokens]: each token's row of the table; undefined: it is the position
@@ -25,13 +25,13 @@ struct TokenInfo {
   tokens::Segments segments;    // where the documents lie, in the whole list
   std::vector<Rotation> ropes;  // AttentionConfig::rope says which of them a layer takes
   std::shared_ptr<const tokens::ContextSplit> context = {};  // null: the whole list is this rank's
-  // bool [rows]: those of the rank's own rows (nn/region.h) that are of no document, and count in no router's
-  // losses and loads; undefined: none is.
+  // bool [rows]: true for the rank's own rows (nn/region.h) that belong to no document and count in no
+  // router's losses and loads; undefined: none.
   at::Tensor filling = {};
-  // Of the microbatches of this number of all data ranks: tokens of documents, and labels that count.
+  // Over the microbatches with this number on all data ranks: tokens of documents, and valid tokens.
   int64_t global_tokens = 0;
   int64_t global_targets = 0;
-  // Layers compute this forward pass again before its backward pass, and keep nothing of it till then.
+  // Layers recompute this forward pass before its backward pass, and save nothing of it till then.
   bool computed_again = false;
 
   // norm_rope's rows of this rotation.

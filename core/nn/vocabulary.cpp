@@ -24,17 +24,16 @@ kernels::VocabularyPart held_part(const TensorCut& cut, int64_t vocab) {
   return {.first = cut.begin(vocab, cut.rank), .vocab = vocab};
 }
 
-// Label smoothing of some rows, beside the kernels of cross entropy. A row's loss, logsumexp - (1 - e)
-// x_label
-// - e mean(x), is theirs + e (x_label - mean(x)); its gradient is theirs + e at the label - e / vocab
-// everywhere. Rows without a target stay 0.
+// Label smoothing of some rows, on top of the cross-entropy kernels. A row's loss is
+// logsumexp - (1 - e) x_label - e mean(x) = the kernel's loss + e (x_label - mean(x)); its gradient is
+// the kernel's + e at the label - e / vocab everywhere. Rows without a label stay 0.
 class Smoothing {
  public:
   // columns: of the logits of the part of the vocabulary that this rank holds.
   Smoothing(double fraction, kernels::VocabularyPart part, int64_t columns, const at::Tensor& labels)
       : fraction_(fraction), vocab_(static_cast<double>(part.vocab)), valid_(labels.ne(-100)) {
     const at::Tensor here = labels.sub(part.first);
-    // Of bools bitwise: the logical operators know no meta tensors, on which plans run dry.
+    // Bitwise on bools: the logical operators know no meta tensors, which dry runs use.
     holds_ = here.ge(0).bitwise_and(here.lt(columns)).bitwise_and(valid_).unsqueeze(1);
     column_ = here.clamp(0, columns - 1).unsqueeze(1);
   }
@@ -69,7 +68,7 @@ class Smoothing {
   at::Tensor holds_, column_;  // [rows, 1]: does this rank hold the label, and its column
 };
 
-// The sum of what the region's ranks have, float32 [rows], in rank order.
+// The sum over the region's ranks, float32 [rows], in rank order.
 at::Tensor sum_over(const Region& region, const at::Tensor& own) {
   if (region.alone()) return own;
   const int ranks = region.cut().size;
@@ -143,7 +142,7 @@ int64_t LinearCrossEntropy::default_chunk_bytes(at::DeviceType device) {
 }
 
 int64_t LinearCrossEntropy::rows_per_chunk(int64_t rows, int64_t row_bytes, int64_t chunk_bytes) {
-  constexpr int64_t kTile = 32;  // rows; matrix products prefer whole tiles
+  constexpr int64_t kTile = 32;  // rows; GEMMs prefer whole tiles
   const auto up = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
   const int64_t most = std::max<int64_t>(chunk_bytes / row_bytes, 1);
   if (rows <= most) return std::max<int64_t>(rows, 1);
@@ -152,7 +151,7 @@ int64_t LinearCrossEntropy::rows_per_chunk(int64_t rows, int64_t row_bytes, int6
   return up(tiles, up(tiles, most / kTile)) * kTile;
 }
 
-// With a cap a chunk's logits are there twice.
+// With a cap, two copies of a chunk's logits exist.
 int64_t LinearCrossEntropy::row_bytes(int64_t columns) const {
   return columns * weight_->compute.element_size() * (cap_ > 0 ? 2 : 1);
 }
@@ -199,7 +198,7 @@ void LinearCrossEntropy::chunk_loss(at::Tensor& logits, const at::Tensor& labels
   if (smoothing) smoothing->add_to(logits, loss, excess);
 }
 
-// The chunks share one buffer of logits; the losses of all rows are kept (4 bytes a row) and summed once, so
+// The chunks use one buffer of logits. The losses of all rows are kept (4 bytes a row) and summed once, so
 // that the order of the sum does not depend on the size of a chunk.
 at::Tensor LinearCrossEntropy::run(const at::Tensor& h, const at::Tensor& labels, at::Tensor* dh) const {
   const at::Tensor& weight = weight_->compute;

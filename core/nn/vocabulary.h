@@ -23,9 +23,9 @@ struct EmbeddingConfig {
   int64_t positions = 0;     // rows of a table of learned positions, which are added; 0: none
 };
 
-// Token embedding. The ranks of the region share out the rows of its tables, and the rows of the result. Each
-// looks up the tokens and positions that it holds; the sum over ranks rounds as the sum of one rank does,
-// since at most two terms are not zero.
+// Token embedding. The ranks of the region shard the rows of its tables, and the rows of the result. Each
+// looks up the tokens and positions that it holds; the sum over ranks rounds as on a single rank, since at
+// most two terms are not zero.
 class Embedding {
  public:
   // Declares `<name>.weight`, and with learned positions `<name>_positions.weight`.
@@ -35,7 +35,7 @@ class Embedding {
   // tokens: int64 [tokens]; positions (read only where they are learned): int32 [tokens] -> T [share, dim].
   at::Tensor forward(const at::Tensor& tokens, const at::Tensor& positions) const;
   bool learns() const;
-  // Of tables that are not frozen. dy: T [share, dim].
+  // For tables that are not frozen. dy: T [share, dim].
   void backward_weight(const at::Tensor& tokens, const at::Tensor& positions, const at::Tensor& dy);
 
   Weight& weight() { return *weight_; }
@@ -43,7 +43,7 @@ class Embedding {
  private:
   Weight* add_table(ParameterGroup& group, const std::string& name, int64_t rows) const;
   at::Tensor look_up(const at::Tensor& ids, const Weight& table, int64_t rows) const;
-  double factor() const;  // the scale, rounded where it is to be
+  double factor() const;  // the scale, rounded if it is to be
 
   EmbeddingConfig config_;
   std::shared_ptr<const Region> region_;
@@ -55,42 +55,42 @@ class Embedding {
 // (the idea of Cut Cross Entropy, arXiv 2411.09009, and Liger's fused linear cross entropy, arXiv
 // 2410.10989).
 //
-// The ranks of the region share out the vocabulary and the rows of h: each has the logits of its part of the
+// The ranks of the region shard the vocabulary and the rows of h: each has the logits of its part of the
 // vocabulary for all rows of a chunk. A chunk's rows are gathered, three numbers of each row are exchanged
-// (kernels::softmax_statistics), and the parts of dh are summed and scattered; the next chunk's rows travel
-// while one is computed, and so does dh. [share] below is all rows for a rank alone.
+// (kernels::softmax_statistics), and the parts of dh are summed and scattered. Exchanging the next chunk's
+// rows, and dh, overlaps with computing a chunk. [share] below is all rows on a single rank.
 class LinearCrossEntropy {
  public:
   // Uses `weight`, this rank's rows of [vocab, hidden], declared by the caller (it may be the embedding's,
   // when tied, on one stage). vocab: of all ranks.
   LinearCrossEntropy(Weight& weight, int64_t vocab,
                      std::shared_ptr<const Region> region = std::make_shared<Region>());
-  // Logits x become cap * tanh(scale * x / cap) before the softmax, or scale * x where cap is 0.
+  // Logits x become cap * tanh(scale * x / cap) before the softmax, or scale * x if cap is 0.
   void scale_logits(double scale, double cap) {
     scale_ = scale;
     cap_ = cap;
   }
   // Bounds the memory of one chunk of logits.
   void set_chunk_bytes(int64_t bytes) { chunk_bytes_ = bytes; }
-  // forward_backward() and finish() spread this fraction of each target evenly over the vocabulary (PyTorch's
+  // forward_backward() and finish() spread this fraction of each label evenly over the vocabulary (PyTorch's
   // cross_entropy(label_smoothing)); from 0 to below 1.
   void smooth_labels(double fraction) { smoothing_ = fraction; }
 
-  // What serves a device: each chunk reads the weight twice and adds to its whole gradient, so chunks are as
-  // large as memory allows on a GPU, and as the caches hold on a CPU.
+  // Each chunk reads the weight twice and adds to its whole gradient, so chunks are as large as memory allows
+  // on a GPU, and as large as the caches hold on a CPU.
   static int64_t default_chunk_bytes(at::DeviceType device);
 
-  // The loss of each row, in nats, 0 where the label is -100: float32 [rows], the same on every rank.
-  // h: T [share, hidden]; labels: int64 [rows], of all rows.
+  // The loss of each row, in nats, 0 if the label is -100: float32 [rows], the same on every rank. h: T
+  // [share, hidden]; labels: int64 [rows], of all rows.
   at::Tensor losses(const at::Tensor& h, const at::Tensor& labels) const;
 
-  // Their sum, float64 scalar tensor on the device, and: dh (T [share, hidden], allocated by the caller)
-  // becomes the gradient of the sum with respect to h; the weight's main gradient accumulates. Both weight
-  // and input gradient are taken here, while a chunk's logits exist.
+  // The sum of losses(), a float64 scalar tensor on the device. dh (T [share, hidden], allocated by the
+  // caller) becomes the gradient of the sum with respect to h; the weight's main gradient accumulates. Both
+  // weight and input gradient are taken here, while a chunk's logits exist.
   at::Tensor forward_backward(const at::Tensor& h, const at::Tensor& labels, at::Tensor& dh);
 
-  // --- The same in two passes, for a vocabulary that other ranks hold parts of too, which take no part in
-  // the region: pipeline ranks.
+  // --- The same in two passes, for a vocabulary that ranks outside the region hold parts of too: pipeline
+  // ranks.
 
   // This rank's weight is part `part` of `parts` of what it would hold.
   void hold_part(int part, int parts) { held_ = part_of(region_->cut(), part, parts); }
@@ -120,12 +120,12 @@ class LinearCrossEntropy {
   int64_t row_bytes(int64_t columns) const;
   // Logits of rows of h, scaled.
   void project(const at::Tensor& h, at::Tensor& logits) const;
-  // What scale_back needs of logits beside their gradient: undefined, or a copy.
+  // What scale_back needs of logits in addition to their gradient: undefined, or a copy.
   at::Tensor kept(const at::Tensor& logits) const;
-  // The gradient of scaled logits becomes that of the product.
+  // The gradient of scaled logits becomes the gradient of the GEMM's result.
   void scale_back(const at::Tensor& kept, at::Tensor& dlogits) const;
   at::Tensor run(const at::Tensor& h, const at::Tensor& labels, at::Tensor* dh) const;  // as losses
-  // loss: [rows of a chunk], from its logits, which become their gradient where wanted.
+  // loss: [rows of a chunk], from its logits, which become their gradient if wanted.
   void chunk_loss(at::Tensor& logits, const at::Tensor& labels, at::Tensor& loss, bool want_gradient) const;
 
   Weight* weight_;

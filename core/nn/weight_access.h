@@ -1,4 +1,5 @@
-// Hooks before and after each use of a parameter group, where sharding gathers weights and reduces gradients.
+// Hooks before and after each use of a parameter group, in which sharding gathers weights and reduces
+// gradients.
 #pragma once
 
 #include <cstddef>
@@ -16,15 +17,15 @@ constexpr bool takes_gradients(Use use) {
   return use != Use::forward;
 }
 
-// Groups are named by their index in the stage's ParameterStore. Nothing is to be done where all that a stage
+// Groups are named by their index in the stage's ParameterStore. The hooks do nothing if all that a stage
 // needs is always there.
 class WeightAccess {
  public:
   virtual ~WeightAccess() = default;
 
-  // Right before and right after a use, within which the weights read are whole and the gradients taken have
-  // memory. Uses of several groups may overlap. Of each group all that a microbatch adds to its gradients is
-  // taken by one B, or by one I and one W; a head takes its part in F, and says B.
+  // Right before and right after a use. Within it the weights read are whole and the gradients taken have
+  // memory. Uses of several groups may overlap. One B, or one I and one W, takes all that a microbatch adds
+  // to a group's gradients; a head takes its part in F, and says B.
   virtual void acquire(std::size_t group, Use use) = 0;
   virtual void release(std::size_t group, Use use) = 0;
 };

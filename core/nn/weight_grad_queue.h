@@ -19,15 +19,15 @@
 namespace pptrain::nn {
 
 // Used by one thread. What a body reads must stay unchanged, and keep its memory, until a join() of its mark.
-// The base class is for where there is nothing beside the current stream (dry runs): a body runs at once.
+// The base class serves dry runs, which have only the current stream: a body runs at once.
 class SideStream {
  public:
   using Mark = int64_t;  // grows with each run()
 
   virtual ~SideStream() = default;
 
-  // Runs `body` so that what it enqueues comes after all that the current stream holds now, and beside what
-  // that is given later. Bodies go one after another.
+  // Runs `body`: what it enqueues comes after all that the current stream holds now, and overlaps with what
+  // is enqueued there later. Bodies go one after another.
   virtual Mark run(const std::function<void()>& body) {
     body();
     return 0;
@@ -41,12 +41,11 @@ class SideStream {
 // that has a higher one, go first.
 std::unique_ptr<SideStream> make_side_stream(c10::Device device);
 
-// --- How layers add to the gradients of weights that matrix products alone write (Weight::grad_by_products):
-// the first product since ParameterGroup::start_grad overwrites, so that nobody fills the gradient with zeros
-// first.
+// --- How layers add to the gradients of weights that only GEMMs write (Weight::grad_by_products): the first
+// GEMM since ParameterGroup::start_grad overwrites, so that the gradient need not be filled with zeros.
 
-// weight.grad += dy^T x. Operands as kernels::accumulate_weight_gradient takes them. Of a frozen weight, as
-// the two below, nothing.
+// weight.grad += dy^T x. Operands as kernels::accumulate_weight_gradient takes them. For a frozen weight
+// nothing happens, here and in the two below.
 void add_weight_gradient(Weight& weight, const at::Tensor& dy, const at::Tensor& x);
 
 // Rows of an operand of grouped GEMMs, as kernels/expert_kernels.h takes them.
@@ -58,7 +57,7 @@ struct GroupedRows {
     return order.defined() ? std::optional(order) : std::nullopt;
   }
 };
-// The same of a weight for each expert, stacked along dim 0. ends: int32 [experts].
+// The same for a weight of each expert, stacked along dim 0. ends: int32 [experts].
 void add_grouped_weight_gradient(Weight& weight, const GroupedRows& dy, const GroupedRows& x,
                                  const at::Tensor& ends);
 
@@ -70,7 +69,7 @@ class HasWeightGradient {
  public:
   // Adds to the weight's main gradient what follows from the operands that the layer has pushed.
   virtual void backward_weight(std::span<const at::Tensor> operands) = 0;
-  // Some of its weights are not frozen.
+  // Is a weight of it not frozen?
   virtual bool learns() const { return true; }
 
  protected:
@@ -91,15 +90,16 @@ class WeightGradQueue {
   // beside. `side` must outlive the queue.
   explicit WeightGradQueue(SideStream& side) : mode_(Mode::beside), side_(&side) {}
 
-  // Calls layer.backward_weight(operands), now or in run(); of a layer that does not learn never, and keeps
-  // nothing. `layer` must outlive the queue. Nobody may write to an operand any more, but in immediate mode.
+  // Calls layer.backward_weight(operands), now or in run(). If the layer does not learn, never calls it and
+  // keeps nothing. `layer` must outlive the queue. The caller must not write to an operand any more, except
+  // in immediate mode.
   void push(HasWeightGradient& layer, std::vector<at::Tensor> operands);
 
   // deferred: computes what is pending, in push order, freeing the operands of each when it is done.
   void run();
 
-  // beside: orders the current stream behind what was pushed, and frees the operands: their memory may then
-  // be used again on it, and the gradients be read.
+  // beside: orders the current stream behind what was pushed, and frees the operands. Their memory may then
+  // be used again on that stream, and the gradients may be read.
   void join();
 
   Mode mode() const { return mode_; }

@@ -1,4 +1,4 @@
-// What optimizer.groups says of parameters.
+// Rules of optimizer.groups for parameters.
 #pragma once
 
 #include <cstddef>
@@ -17,7 +17,7 @@ namespace pptrain::optim {
 const config::OptimizerGroup* find_group(std::span<const config::OptimizerGroup> groups,
                                          const nn::ParameterSpec& spec);
 
-// The groups that no parameter of the model is in, each with the reason. `specs`: those of the whole model.
+// The groups that no parameter of the model is in, each with the reason. `specs`: all of the whole model.
 std::map<size_t, std::string> check_groups(std::span<const config::OptimizerGroup> groups,
                                            std::span<const nn::ParameterSpec* const> specs);
 

@@ -7,9 +7,10 @@
 
 namespace pptrain::optim {
 
-// The rate of a step, counted from 0; beyond the last step, the last step's. Linear warm-up from 0, reaching
-// `peak` at step warmup_steps - 1; then, until the last step, which is at min_lr_ratio * peak (constant
-// excepted):
+// The rate of a step, counted from 0; beyond the last step, the last step's. Linear warm-up from 0 reaches
+// `peak` at step warmup_steps - 1. Then the rate changes until the last step, which is at min_lr_ratio * peak
+// (except constant):
+//
 //   constant  the peak
 //   linear    a straight line
 //   cosine    half a period (Loshchilov & Hutter, arXiv 1608.03983)

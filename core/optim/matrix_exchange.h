@@ -1,4 +1,4 @@
-// From parts of matrices, wherever they lie, to whole ones, and back.
+// From parts of matrices on any rank to whole ones, and back.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -26,14 +26,14 @@ struct MatrixOperation {
 };
 
 // Each matrix is made whole on one rank, transformed there, and the result's parts go to all ranks that hold
-// a part of it. `read` is called at most once for a part (of those that several ranks hold, one rank reads),
-// `transform` once for each matrix that this rank owns, `write` once for each part. Tensors are made with
-// `options`: the type that matrices travel and are transformed in, and the device. Collective.
+// a part of it. `read` is called at most once for a part (if several ranks hold a part, one of them reads
+// it), `transform` once for each matrix that this rank owns, `write` once for each part. Tensors are made
+// with `options`: the type that matrices travel and are transformed in, and the device. Collective.
 using MatrixExchange =
     std::function<void(const at::TensorOptions& options, const MatrixOperation& operation)>;
 
-// Elements of whole matrices that an exchange handles at a time over all its ranks, where that is more than
-// one matrix a rank.
+// Elements of whole matrices that an exchange handles at a time over all its ranks, if that is more than one
+// matrix a rank.
 inline constexpr int64_t round_elements = int64_t{1} << 25;
 
 // Makes the exchange of these parts, which it then counts from 0. Collective.

@@ -46,7 +46,7 @@ void add_matmul(const at::Tensor& z, double beta, const at::Tensor& x, const at:
 }  // namespace
 
 at::Tensor orthogonalise(at::Tensor x) {
-  const bool tall = x.size(0) > x.size(1);  // the products of the shorter side are smaller
+  const bool tall = x.size(0) > x.size(1);  // the GEMMs of the shorter side are smaller
   x = tall ? x.t().contiguous() : x.clone();
   normalise(x);
   at::Tensor gram = at::empty({x.size(0), x.size(0)}, x.options());
@@ -100,7 +100,7 @@ void apply(const Part& part, const at::Tensor& direction, double learning_rate) 
                    /*step=*/lr * 0.2 * std::sqrt(longer));
 }
 
-// Of matrices that lie whole on this rank: nothing is exchanged. Throws Error that names a part that is not
+// For matrices that lie whole on this rank: nothing is exchanged. Throws Error that names a part that is not
 // the whole matrix.
 MatrixExchange local_matrices(std::vector<MatrixPart> parts) {
   for (const MatrixPart& part : parts) {

@@ -42,8 +42,8 @@ struct Rule {
 // their update has, and a step can be taken back.
 class Optimizer {
  public:
-  // The shards must be materialised with gradients (throws Error otherwise) and outlive this. Collective
-  // where an update is.
+  // The shards must be materialised with gradients (throws Error otherwise) and outlive this. Collective if
+  // an update is.
   Optimizer(std::span<nn::Buffer* const> shards, std::vector<std::unique_ptr<Update>> updates,
             const std::function<Rule(const nn::ParameterSpec&)>& rule_of);
   ~Optimizer();
@@ -51,7 +51,7 @@ class Optimizer {
   Optimizer& operator=(const Optimizer&) = delete;
 
   // One step of every slice at this learning rate, by its main gradient times grad_scale. Masters and this
-  // rank's compute weights are new afterwards; gradients are left as they are. Collective where an update is.
+  // rank's compute weights are new afterwards; gradients are left as they are. Collective if an update is.
   void step(double lr, double grad_scale);
 
   std::vector<StateTensor> state();
@@ -87,9 +87,9 @@ std::unique_ptr<Optimizer> make_optimizer(const config::OptimizerSection& option
                                           const MakeMatrixExchange& make_exchange = {},
                                           double balance_rate = 0);
 
-// The terms of the global gradient norm: the sum of squares of the slices' main gradients. Sums of slices
-// that together are a stage's parameters have the same bits however groups are divided. Waits for the device
-// once.
+// The terms of the global gradient norm: the sum of squares of the slices' main gradients. For slices that
+// together are a stage's parameters, the sum has the same bits however groups are divided. Waits for the
+// device once.
 kernels::ExactSum sum_of_squares(std::span<nn::Slice* const> slices);
 
 }  // namespace pptrain::optim

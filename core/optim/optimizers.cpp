@@ -97,14 +97,14 @@ std::unique_ptr<Update> make_adamw(const OptimizerSection& options, const MakeMa
 }
 
 // Lion (Chen et al., arXiv 2302.06675): half of AdamW's state. The authors give it 3 to 10 times less
-// learning rate and as much more weight decay than AdamW, and betas 0.9 and 0.99 (0.95 and 0.98 where
-// training is unstable).
+// learning rate and as much more weight decay than AdamW, and betas 0.9 and 0.99 (0.95 and 0.98 if training
+// is unstable).
 std::unique_ptr<Update> make_lion(const OptimizerSection& options, const MakeMatrixExchange&,
                                   const at::TensorOptions&) {
   return std::make_unique<MomentUpdate>(kernels::lion, std::vector<std::string>{"lion.exp_avg"}, options);
 }
 
-// Bytes of each parameter that this rank answers for.
+// Bytes for each parameter that this rank steps.
 struct OptimizerFootprint {
   int64_t state = 0;     // the state, held between steps
   int64_t previous = 0;  // the copy of masters and state that keep_previous() holds
@@ -119,8 +119,8 @@ constexpr OptimizerFootprint adamw_footprint{.state = 8, .previous = 12, .moved 
 // Master and average read and written (16), the gradient read and zeroed (8), the compute weight written.
 constexpr OptimizerFootprint lion_footprint{.state = 4, .previous = 8, .moved = 26, .kept = 8};
 
-// Of a matrix: the gradient read twice, and zeroed (12), momentum read twice and written (12), master read
-// and written (8), compute weight written (2), operand and result written and read (8). To keep what is
+// Muon on a matrix: the gradient read twice, and zeroed (12), momentum read twice and written (12), master
+// read and written (8), compute weight written (2), operand and result written and read (8). To keep what is
 // overwritten, it is copied.
 constexpr OptimizerFootprint muon_footprint{.state = 4, .previous = 8, .moved = 42, .kept = 16};
 
@@ -152,7 +152,7 @@ bool decays(nn::Role role) {
   return role != nn::Role::norm && role != nn::Role::bias;
 }
 
-// Of a parameter, or a kind of them.
+// Does the entry take a parameter, or a kind of them?
 template <class P>
 bool is_first(const Entry& entry, const P& parameter) {
   return entry.takes == nullptr || entry.takes(parameter.role, parameter.shape.size());
@@ -191,8 +191,8 @@ at::TensorOptions compute_options(std::span<nn::Buffer* const> shards) {
   return shards.empty() ? at::TensorOptions().dtype(at::kFloat) : shards.front()->master.options();
 }
 
-// While the ranks work on one round of matrices, the operands of the next and the results of the one before
-// are under way.
+// While the ranks work on one round of matrices, they exchange the operands of the next and the results of
+// the one before.
 double workspace_of(int64_t largest, double parts, double ranks) {
   if (largest == 0 || ranks == 1) return static_cast<double>(largest);
   const double owned = std::max(static_cast<double>(largest), static_cast<double>(round_elements) / ranks);

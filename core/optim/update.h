@@ -43,15 +43,15 @@ class Update {
   // One float32 value per parameter in each, by the names that checkpoints give them.
   virtual std::vector<std::string> state_files() const = 0;
 
-  // Called once, with all slices of this rank that it will step, in the order of the runs. Collective where
+  // Called once, with all slices of this rank that it will step, in the order of the runs. Collective if
   // steps are.
   virtual void prepare(const std::vector<const nn::Slice*>& /*slices*/) {}
 
   // One step of all of this rank's runs, by their gradients times grad_scale, at the learning rate lr (times
-  // lr_scale); steps are counted from 1. Called also where there are no runs.
+  // lr_scale); steps are counted from 1. Called also if there are no runs.
   virtual void step(std::span<Run> runs, double lr, double grad_scale, int64_t step) = 0;
 
-  // True where step() writes what it overwrites to Run::previous, which is cheaper than a copy beforehand.
+  // True if step() writes what it overwrites to Run::previous, which is cheaper than a copy beforehand.
   virtual bool keeps_previous() const { return false; }
 };
 

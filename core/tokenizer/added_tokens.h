@@ -19,7 +19,7 @@ namespace pptrain::tokenizer {
 
 struct AddedToken {
   std::string content;
-  std::string shown;  // what it is decoded to: where it is normalised, its normalised form
+  std::string shown;  // what it is decoded to: its normalised form if it is normalised
   int32_t id = 0;
   bool single_word = false, lstrip = false, rstrip = false, normalized = false, special = false;
 };
@@ -29,16 +29,16 @@ class TokenFinder;
 class AddedTokens {
  public:
   AddedTokens() = default;
-  // Ids as the package gives them: of a token of the model its own, of others the next one that is free; a
+  // Ids as the package gives them: a token of the model has its own, others get the next one that is free; a
   // file that says others is refused.
   AddedTokens(const JsonPart& part, const Bpe& model, const Normalizer& normalizer);
 
   const std::vector<AddedToken>& tokens() const { return tokens_; }
   bool any_normalized() const;
 
-  // Cuts a text at the tokens that are looked for before it is normalised (plain), or after: `text` takes
-  // what lies between, never empty, and where it begins, `token` an id and where it does. In order. Special
-  // tokens that touch one of `quoted` (ascending) are text.
+  // Cuts a text at the tokens that are looked for before it is normalised (plain), or after. `text` takes
+  // each part between them, never empty, and its first byte; `token` an id and its first byte. In order.
+  // Special tokens that touch one of `quoted` (ascending) are text.
   using TextSink = std::function<void(std::string_view part, size_t begin)>;
   using TokenSink = std::function<void(int32_t id, size_t begin)>;
   void cut_plain(std::string_view input, const TextSink& text, const TokenSink& token,

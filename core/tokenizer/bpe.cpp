@@ -16,8 +16,7 @@ namespace {
 
 // The ids of words that were seen before. One thread's.
 //
-// Each word has one place, by its hash, and the latest word has it: no bookkeeping, and common words win.
-// Short words of few ids, nearly all that there are, lie in 32 bytes a piece; the others in a smaller table.
+// Short words of few ids, nearly all that there are, take 32 bytes each; the others lie in a smaller table.
 class WordCache {
  public:
   static constexpr size_t longest = 128;  // bytes of a word that is kept
@@ -132,12 +131,12 @@ class MergeTable {
     slots_.assign(slots, {empty, {no_merge, 0}});
   }
 
-  // Of a pair that is there already the merge is replaced.
+  // If the pair is there already, its merge is replaced.
   void insert(int32_t left, int32_t right, Merge merge) {
     Slot& slot = slots_[find_slot(key_of(left, right))];
     slot = {key_of(left, right), merge};
   }
-  // rank no_merge where the pair stays two.
+  // rank no_merge if the pair stays two.
   Merge find(int32_t left, int32_t right) const { return slots_[find_slot(key_of(left, right))].merge; }
 
  private:
@@ -203,7 +202,7 @@ bool later(const Bpe::Scratch::Candidate& a, const Bpe::Scratch::Candidate& b) {
   return a.rank != b.rank ? a.rank > b.rank : a.position > b.position;
 }
 
-// The byte that a character stands for; -1 where it stands for none.
+// The byte that a character stands for; -1 if it stands for none.
 int byte_of_character(uint32_t c) {
   return c < byte_table.size() ? byte_table[c] : -1;
 }
@@ -264,7 +263,7 @@ std::optional<int32_t> Bpe::find(const std::string& token) const {
 void Bpe::read_vocabulary(const JsonPart& part) {
   if (!part.value().is_object()) part.refuse("must be an object");
   for (const auto& item : part.value().items()) {
-    // A part of its own for what is wrong alone: there are 100,000 and more of them.
+    // No JsonPart for each entry: there are 100,000 and more.
     const nlohmann::json& value = item.value();
     if (!value.is_number_unsigned() || value.get<uint64_t>() > uint64_t{largest_id}) {
       part.refuse(

@@ -17,7 +17,7 @@
 namespace pptrain::tokenizer {
 
 // The bytes that a token stands for, each of whose characters stands for a byte, as in GPT-2's vocabularies;
-// nothing where another character is in it.
+// nothing if another character is in it.
 std::optional<std::string> bytes_of_token(std::string_view token);
 // Appends the characters that stand for the bytes.
 void append_byte_characters(std::string& out, std::string_view bytes);
@@ -41,7 +41,7 @@ class Bpe {
 
   size_t size() const { return tokens_.size(); }
   std::optional<int32_t> find(const std::string& token) const;
-  // The tokens of the vocabulary by id; nothing where an id has none.
+  // The tokens of the vocabulary by id; nothing if an id has none.
   const std::unordered_map<int32_t, std::string>& tokens() const { return tokens_; }
 
  private:
@@ -57,7 +57,7 @@ class Bpe {
 
   std::unordered_map<std::string, int32_t> ids_;
   std::unordered_map<int32_t, std::string> tokens_;
-  std::unordered_map<std::string, int32_t> words_;  // ignore_merges: whole words, as bytes where byte_level
+  std::unordered_map<std::string, int32_t> words_;  // ignore_merges: whole words, as bytes if byte_level
   std::shared_ptr<MergeTable> merges_;
   std::vector<int32_t> symbols_;  // by code point, or by byte: the id, or -1
   std::array<int32_t, 256> fallback_{};

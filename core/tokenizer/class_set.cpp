@@ -116,7 +116,7 @@ class ClassReader : public PatternReader {
     return set;
   }
 
-  // \s, \p{L}, ...; false where no such set stands here.
+  // \s, \p{L}, ...; false if no such set stands here.
   bool read_set_escape(CharacterBits& set) {
     if (!next_is_set()) return false;
     const char kind = peek(1);

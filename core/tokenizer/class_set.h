@@ -21,10 +21,10 @@ bool is_property(std::string_view name);
 bool has_set_operation(std::string_view pattern, size_t at);
 
 // The class whose '[' is at `at` as one class of PCRE2, so that long runs need no more memory than with any
-// class. `at` moves behind its end. Throws Error that names what is not supported, and where it stands.
+// class. `at` moves behind its end. Throws Error that names what is not supported, and its place.
 std::string flat_class(std::string_view pattern, size_t& at, Classes classes);
 
-// Looks at a pattern from a place on, which those who read it move.
+// Looks at a pattern from a place on, which derived readers move.
 class PatternReader {
  public:
   explicit PatternReader(std::string_view pattern, size_t at = 0) : pattern_(pattern), at_(at) {}
@@ -38,7 +38,7 @@ class PatternReader {
   bool next_is_set(size_t ahead = 0) const;
   // NAME of \p{NAME}, which stands there.
   std::string_view property_name() const;
-  // What \uHHHH or \x{H...} stands for, and how many bytes it has; nothing where neither stands there.
+  // What \uHHHH or \x{H...} stands for, and how many bytes it has; nothing if neither stands there.
   std::optional<std::pair<uint32_t, size_t>> code() const;
 
  protected:

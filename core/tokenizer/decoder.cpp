@@ -28,7 +28,7 @@ std::string stripped(const std::string& character, int64_t start, int64_t stop, 
   return std::string(token);
 }
 
-// Spaces in the place of `mark`, but in the first token, where one was prepended, nothing.
+// Puts spaces in the place of `mark`; in the first token, if one was prepended, nothing.
 void show_spaces(const std::string& mark, bool prepended, Tokens& tokens) {
   for (size_t i = 0; i < tokens.size(); ++i) {
     const std::string_view with = i == 0 && prepended ? "" : " ";
@@ -44,7 +44,7 @@ std::string joined(const Tokens& tokens) {
   return all;
 }
 
-// What a token of characters that stand for bytes stands for; another one stays.
+// Turns a token of characters that stand for bytes into the bytes; another token stays.
 std::string as_bytes(const std::string& token) {
   return bytes_of_token(token).value_or(token);
 }
@@ -171,7 +171,7 @@ void Decoder::set_tokens(const std::unordered_map<int32_t, std::string>& tokens)
       steps_, [](Kind kind) { return kind != Kind::each_alone; }, &Step::first);
   for (auto step = steps_.begin(); step != left; ++step) step->second(texts);
   steps_.erase(steps_.begin(), left);
-  // A last step that joins the texts: a ByteLevel makes bytes of each alone before.
+  // A last step that joins the texts: each ByteLevel before it makes bytes of single texts.
   if (is(0, Kind::byte_level) && steps_.size() == 1) {
     std::ranges::transform(texts, texts.begin(), as_bytes);
     steps_.clear();

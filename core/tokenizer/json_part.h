@@ -23,13 +23,13 @@ class JsonPart {
 
   const nlohmann::json& value() const { return value_; }
   bool is_null() const { return value_.is_null(); }
-  // An object's part; an Error where it is not there.
+  // An object's part; an Error if it is not there.
   JsonPart at(const char* key) const;
-  // Nothing where it is not there, or null.
+  // Nothing if it is not there, or null.
   std::optional<JsonPart> find(const char* key) const;
   // The elements of a list.
   std::vector<JsonPart> elements() const;
-  // An Error where an object has another key: what is not known might act.
+  // An Error if an object has another key: an unknown key might act.
   void only(std::initializer_list<const char*> keys) const;
 
   std::string type() const { return at("type").text(); }

@@ -27,8 +27,8 @@ class Normalizer {
  private:
   void add(const JsonPart& part);
 
-  // Each appends what the text becomes to `out`; returns false, and appends nothing, where it stays as it is.
-  // Valid UTF-8 stays so.
+  // Each appends the new text to `out`. If the text does not change, returns false and appends nothing. Valid
+  // UTF-8 stays so.
   std::vector<std::function<bool(std::string_view text, std::string& out)>> steps_;
   bool keeps_begin_ = true;
 };

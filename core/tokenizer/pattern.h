@@ -28,11 +28,11 @@ class Pattern {
 
   // Calls `take` with the matches in a text, which is valid UTF-8, in order, without overlap: Oniguruma's
   // find_iter, which passes over an empty match at the end of the one before. `newer`:
-  // has_newer_character(text), or of a text that this one is a part of. Throws Error where the search takes
-  // too much memory or too many steps.
+  // has_newer_character(text), or of a text that this one is a part of. Throws Error if the search takes too
+  // much memory or too many steps.
   void each_match(std::string_view text, bool newer, const std::function<void(TextRange)>& take) const;
-  // Appends the text with `content` in the place of each match; returns false, and appends nothing, where
-  // there is none, or no text.
+  // Appends the text with `content` in the place of each match; returns false, and appends nothing, if there
+  // is none, or no text.
   bool replace(std::string_view text, std::string_view content, std::string& out) const;
 
  private:
@@ -56,7 +56,7 @@ inline Pattern read_pattern(const JsonPart& part) {
 }
 
 // The same pattern in PCRE2's syntax (with PCRE2_UTF, PCRE2_UCP and PCRE2_MULTILINE). Throws Error that names
-// what both do not read alike, or what is not supported, and where it stands.
+// what the two libraries read differently, or what is not supported, and its place.
 std::string pcre2_pattern(std::string_view pattern, Classes classes);
 
 }  // namespace pptrain::tokenizer

@@ -26,7 +26,7 @@ constexpr std::string_view white_space =
 constexpr std::string_view no_white_space =
     "\\x{0}-\\x{8}\\x{e}-\\x{1f}\\x{21}-\\x{84}\\x{86}-\\x{9f}\\x{a1}-\\x{167f}\\x{1681}-\\x{1fff}\\x{200b}-"
     "\\x{2027}\\x{202a}-\\x{202e}\\x{2030}-\\x{205e}\\x{2060}-\\x{2fff}\\x{3001}-\\x{10ffff}";
-// Two letters that Oniguruma lets one character stand for where case is ignored, as a ligature does.
+// Two letters that Oniguruma lets one character stand for if case is ignored, as a ligature does.
 constexpr std::array folded_pairs{"ff", "fi", "fl", "ss", "st"};
 
 class Translator : private PatternReader {

@@ -56,7 +56,7 @@ TextSpan sub_span(const TextSpan& span, size_t begin, size_t end) {
   return {span.text.substr(begin, end - begin), span.begins_input && begin == 0, span.newer};
 }
 
-// Joins each part to the one before it where `joins` (is that one a match, is this one?) says so.
+// Joins each part to the one before it if `joins` (is that one a match, is this one?) says so.
 template <typename Joins>
 void join(Parts& parts, const Joins& joins) {
   size_t kept = 0;
@@ -93,7 +93,7 @@ void cut_parts(const TextSpan& span, Parts& parts, Behavior behavior, const Span
   }
 }
 
-// Hands `take` the matches that `find` hands on, and what lies between them: begin, end, is it a match?
+// Hands `take` the matches of `find`, and the parts between them: begin, end, is it a match?
 template <typename Find, typename Take>
 void each_part(std::string_view text, const Find& find, const Take& take) {
   size_t done = 0;
@@ -105,7 +105,7 @@ void each_part(std::string_view text, const Find& find, const Take& take) {
   if (done != text.size()) take(done, text.size(), false);
 }
 
-// Cuts where `find` finds something in the span; with `invert` what lies between counts as found.
+// Cuts at each match of `find` in the span; with `invert` the parts between count as matches.
 template <typename Find>
 void cut_at(const TextSpan& span, const Find& find, Behavior behavior, bool invert, Parts& parts,
             const SpanSink& sink) {
@@ -197,7 +197,7 @@ void prefix_space(const TextSpan& span, StepScratch& scratch, const SpanSink& si
   sink({scratch.text, span.begins_input, span.newer});
 }
 
-// Bytes become characters, as ByteLevel makes them, where further steps look at these.
+// Bytes become characters, as ByteLevel makes them, if further steps look at these.
 void to_byte_characters(const TextSpan& span, StepScratch& scratch, const SpanSink& sink) {
   scratch.text.clear();
   append_byte_characters(scratch.text, span.text);

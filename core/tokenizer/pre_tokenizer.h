@@ -1,4 +1,4 @@
-// Where a text is cut into words, which merges never cross: "pre_tokenizer" of tokenizer.json.
+// Cuts a text into words, which merges never cross: "pre_tokenizer" of tokenizer.json.
 #pragma once
 
 #include <functional>

@@ -33,7 +33,7 @@ struct Scratch {
   std::shared_ptr<Bpe::Scratch> bpe = Bpe::make_scratch();
 };
 
-// Those that no thread uses at the moment. A thread gets one that has seen words before.
+// Scratches that no thread uses at the moment. A thread gets one that has seen words before.
 class ScratchPool {
  public:
   std::unique_ptr<Scratch> take() {
@@ -185,7 +185,7 @@ Tokenizer::Parts::Parts(const JsonPart& part) {
   if (const auto set = part.find("pre_tokenizer")) pre_tokenizer = PreTokenizer(*set);
   model = Bpe(bpe, pre_tokenizer.byte_level());
   if (const auto set = part.find("added_tokens")) added = AddedTokens(*set, model, normalizer);
-  // Where the input begins is known of what keeps its first character in its place.
+  // Where the input begins is known only if its first character keeps its place.
   if (pre_tokenizer.looks_at_begin() &&
       (!normalizer.keeps_begin() || (!normalizer.is_identity() && added.any_normalized()))) {
     part.at("pre_tokenizer").refuse("prepend_scheme 'first' together with this normalizer is not supported");
@@ -272,7 +272,7 @@ std::vector<size_t> Tokenizer::Parts::encode_marked(const MarkedText& marked, Sc
 }
 
 // How many of a stretch's `ids` lie in its first bytes; with `and_across` one that goes on behind them too.
-// Bytes are those of the normalized text, so they are counted on the ids of the prefix alone.
+// Bytes are counted in the normalized text, so they are counted on the ids of the prefix alone.
 size_t Tokenizer::Parts::ids_before(std::string_view prefix, size_t begin, std::span<const int32_t> ids,
                                     bool and_across, Scratch& scratch) const {
   std::vector<int32_t> alone;
@@ -458,8 +458,8 @@ std::string StreamDecoder::take(bool all) {
   std::string added = text.starts_with(shown_)
                           ? text.substr(shown_.size())
                           : tokenizer_.decode(std::span(ids_).subspan(out_), skip_special_);
-  // Those that waited are from now on what the next ones are decoded behind; but not where a decoder takes
-  // all of them from the beginning of a text, where they do not stand.
+  // The next tokens are decoded after those that waited. Exception: a decoder that takes all of them from the
+  // beginning of a text, where they do not stand.
   std::string shown = tokenizer_.decode(std::span(ids_).subspan(out_), skip_special_);
   if (shown.empty()) {
     shown = text;

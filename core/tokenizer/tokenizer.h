@@ -18,13 +18,13 @@ namespace pptrain::tokenizer {
 struct Piece {
   std::string text;
   bool quoted = false;  // special tokens that are written in it are text
-  bool marked = false;  // encode_pieces() says where its ids lie
+  bool marked = false;  // encode_pieces() returns the range of its ids
 };
 
 // Immutable once it is made: any number of threads may use one at once. Copies share all.
 class Tokenizer {
  public:
-  // Reads tokenizer.json and, where they lie beside it, tokenizer_config.json and generation_config.json (for
+  // Reads tokenizer.json and, if they lie beside it, tokenizer_config.json and generation_config.json (for
   // the end of a text). A folder stands for its tokenizer.json. Throws Error that names the file, the place
   // in it, and what is wrong or not supported.
   static Tokenizer load(const std::filesystem::path& path);
@@ -41,12 +41,12 @@ class Tokenizer {
   // What the text itself ends with, such as the end of a turn, stays.
   std::vector<int32_t> encode_prompt(std::string_view text, bool add_special) const;
 
-  // The ids of one text in pieces, appended to `ids`. Those of marked pieces, which are ids with a byte in
-  // one, are the ids from the first number returned up to the second, from the third up to the fourth, and so
-  // on, counted from where `ids` ended.
+  // The ids of one text in pieces, appended to `ids`. Returns the ranges of the marked pieces' ids (ids with
+  // a byte in one): from the first number up to the second, from the third up to the fourth, and so on,
+  // counted from the old end of `ids`.
   std::vector<size_t> encode_pieces(std::span<const Piece> pieces, std::vector<int32_t>& ids) const;
-  // Throws UsageError where the file does not say enough for encode_pieces(): it has no decoder, or looks for
-  // special tokens in normalized text, where a quoted piece cannot be told from another.
+  // Throws UsageError if the file does not say enough for encode_pieces(): it has no decoder, or looks for
+  // special tokens in normalized text, in which a quoted piece cannot be told from another.
   void require_pieces() const;
 
   // The text of ids, always valid UTF-8; ids that are no token are passed over. skip_special: without special
@@ -54,29 +54,29 @@ class Tokenizer {
   std::string decode(std::span<const int32_t> ids, bool skip_special) const;
 
   // Bytes of text that each id stands for, [vocab_size]: 0 for special tokens and for ids that are no token.
-  // Those of a text's ids add up to the text as it was encoded: normalized, and with the blank that
-  // SentencePiece puts before it. Empty where the file has no decoder.
+  // The bytes of a text's ids add up to the text as it was encoded: normalized, and with the blank that
+  // SentencePiece puts before it. Empty if the file has no decoder.
   std::vector<uint32_t> token_bytes() const;
 
   // The largest id and one.
   int64_t vocab_size() const;
   // What a model's vocabulary needs at least: the largest id, and one, of the tokens that any text may get.
-  // Added tokens count only where the file puts them around a text, or where they end one: a text gets the
-  // others only where they are written in it. Gemma 3 1B has one such token more than rows.
+  // Added tokens count only if the file puts them around a text, or if they end one: a text gets other added
+  // tokens only if they are written in it. Gemma 3 1B has one such token more than rows.
   int64_t least_vocab_size() const;
   // Whether the ids of a text begin twice with the tokens that the file puts before one: the text has them
   // too.
   bool begins_twice(std::span<const int32_t> ids) const;
   // Throws UsageError that names the first of these ids that a model with `vocab_size` rows does not know.
   void require_known(std::span<const int32_t> ids, int64_t vocab_size) const;
-  // Of a token as it is written in the file.
+  // Id of a token as it is written in the file.
   std::optional<int32_t> id_of(const std::string& token) const;
   std::optional<std::string> token_of(int32_t id) const;
   bool is_special(int32_t id) const;
   // Ends a text or an answer: tokenizer_config.json's eos_token, or else generation_config.json's only
   // eos_token_id.
   std::optional<int32_t> eos_id() const;
-  // Begins a text: tokenizer_config.json's bos_token, where tokenizer.json has it.
+  // Begins a text: tokenizer_config.json's bos_token, if tokenizer.json has it.
   std::optional<int32_t> bos_id() const;
   // All ids at which generation ends: eos_id and those of generation_config.json.
   const std::vector<int32_t>& stop_ids() const;
@@ -91,9 +91,9 @@ class Tokenizer {
 
 // The text of tokens that come one by one, as soon as it is certain.
 //
-// What put() and finish() return, one after the other, is what decode() makes of all ids together; only where
-// byte tokens that are no text follow some that are, decode() drops those too, which were already out. (The
-// method is that of the Python package's DecodeStream: the latest ids are decoded behind some before them.)
+// put() and finish() together return decode()'s text of all ids. One exception: if byte tokens that are no
+// text follow some that are, decode() drops those too, which put() has already returned. (The method is that
+// of the Python package's DecodeStream: the latest ids are decoded behind some before them.)
 class StreamDecoder {
  public:
   // The tokenizer outlives it.
@@ -110,7 +110,7 @@ class StreamDecoder {
 
   const Tokenizer& tokenizer_;
   bool skip_special_;
-  std::vector<int32_t> ids_;  // those whose text is out, as far as they matter, and those that wait
+  std::vector<int32_t> ids_;  // ids whose text is out, as far as they matter, and ids that wait
   size_t out_ = 0;            // of `ids_`, from the front
   std::string shown_;         // text of the first `out_`
 };

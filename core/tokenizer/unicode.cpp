@@ -41,7 +41,7 @@ Sequence sequence_at(std::string_view bytes) {
   return {size, true};
 }
 
-// The next eight bytes, where there are so many.
+// Are the next eight bytes ASCII, if there are so many?
 bool eight_are_ascii(std::string_view bytes, size_t at) {
   uint64_t eight = 0;
   if (at + sizeof(eight) > bytes.size()) return false;
@@ -314,7 +314,7 @@ bool append_normal_form(std::string& out, std::string_view text, NormalForm form
   const StableSet& set = stable_set(form);
   const bool composed = form == NormalForm::nfc;
   size_t copied = 0;        // text before it is in `out`
-  size_t stable_begin = 0;  // where the last stable character begins, or the text
+  size_t stable_begin = 0;  // first byte of the last stable character, or of the text
   bool changed = false;
   const size_t before = out.size();
   for (size_t at = 0; at < text.size();) {

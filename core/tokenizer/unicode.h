@@ -31,7 +31,7 @@ inline size_t code_point_size(char lead) {
   return byte < 0x80 ? 1 : byte < 0xe0 ? 2 : byte < 0xf0 ? 3 : 4;
 }
 
-// Where the code point that ends before `end` begins; end > 0, valid UTF-8.
+// First byte of the code point that ends before `end`; end > 0, valid UTF-8.
 inline size_t previous_code_point(std::string_view text, size_t end) {
   do {
     --end;
@@ -63,7 +63,7 @@ inline bool is_ascii_alphanumeric(char c) {
 }
 
 bool is_white_space(uint32_t c);  // White_Space: Rust's char::is_whitespace
-// Where the white space before `end` begins, and where that from `begin` on ends. Valid UTF-8.
+// First byte of the white space before `end`, and end of the white space from `begin` on. Valid UTF-8.
 size_t blanks_begin(std::string_view text, size_t end);
 size_t blanks_end(std::string_view text, size_t begin);
 bool is_number(uint32_t c);       // N: Rust's char::is_numeric
@@ -79,7 +79,7 @@ bool has_newer_character(std::string_view text);
 
 enum class NormalForm { nfc, nfd, nfkc, nfkd };
 
-// Appends the normal form of valid UTF-8. Returns false, and appends nothing, where the text has it already.
+// Appends the normal form of valid UTF-8. Returns false, and appends nothing, if the text has it already.
 bool append_normal_form(std::string& out, std::string_view text, NormalForm form);
 
 }  // namespace pptrain::tokenizer

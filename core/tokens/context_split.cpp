@@ -10,7 +10,7 @@
 namespace pptrain::tokens {
 namespace {
 
-// The queries of one block go on where those of the other end, and see the same keys.
+// The queries of `next` begin at the end of `block`'s queries, and see the same keys.
 bool continues(const AttentionBlock& block, const AttentionBlock& next) {
   return !block.causal && !next.causal && block.document == next.document &&
          block.query + block.rows == next.query && block.key == next.key && block.keys == next.keys;
@@ -20,7 +20,7 @@ bool continues(const AttentionBlock& block, const AttentionBlock& next) {
 void add_full(const DocumentPiece& query, std::span<const DocumentPiece> keys,
               std::vector<AttentionBlock>& blocks) {
   AttentionBlock block{.document = query.document, .query = query.local, .rows = query.length};
-  // Pieces lie one after the other in their rank's list, so that those of a document are one range of it.
+  // Pieces lie one after the other in their rank's list, so that a document's pieces are one range of it.
   for (const DocumentPiece& piece : keys) {
     if (piece.end() > query.begin) break;
     if (block.keys == 0) block.key = piece.local;
@@ -55,7 +55,7 @@ void add_within(const DocumentPiece& query, std::span<const DocumentPiece> keys,
 
 // The sum over rows of the keys before key offset + row + 1.
 double pairs_up_to(const AttentionBlock& block, int64_t offset) {
-  // 1 + 2 + ... + `end`, where no number exceeds the keys.
+  // 1 + 2 + ... + `end`, if no number exceeds the keys.
   const auto sum = [keys = static_cast<double>(block.keys)](int64_t end) {
     const auto x = static_cast<double>(std::max<int64_t>(end, 0));
     return x <= keys ? x * (x + 1) / 2 : keys * (keys + 1) / 2 + keys * (x - keys);

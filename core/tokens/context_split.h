@@ -1,5 +1,5 @@
-// How context-parallel ranks share out token lists, and which of their queries and keys meet. All of it
-// follows from the lists' lengths, so that every rank derives the same without a message.
+// How context-parallel ranks shard token lists, and which of their queries and keys meet. All of it follows
+// from the lists' lengths, so that every rank derives the same without a message.
 #pragma once
 
 #include <cstddef>
@@ -30,23 +30,23 @@ struct ContextSplit {
 };
 
 // How a row of tokens is cut. `contiguous`: into as many pieces as there are ranks, one for each, in order.
-// `zigzag`: into twice as many, of which rank c of n gets numbers c and 2n - 1 - c: an early piece, whose
-// queries see few keys, and a late one, so that all ranks have as much causal attention to compute, and as
-// much of it with the keys of each other rank (Llama 3, arXiv 2407.21783, section 3.3.2).
+// `zigzag`: into twice as many; rank c of n gets numbers c and 2n - 1 - c. The queries of the early piece see
+// few keys, the queries of the late one many. So all ranks compute as much causal attention, and as much of
+// it with the keys of each other rank (Llama 3, arXiv 2407.21783, section 3.3.2).
 enum class ContextOrder { zigzag, contiguous };
 
-// Of a list of `rows` rows of `length` tokens each, for rank `part` of `parts`. Throws Error unless the
+// Splits a list of `rows` rows of `length` tokens each, for rank `part` of `parts`. Throws Error unless the
 // pieces of a row come out equal.
 ContextSplit split_rows(ContextOrder order, int64_t rows, int64_t length, int parts, int part);
 
-// Of a list of any length, as if it were a row, but for pieces that differ by one token. Throws Error where
-// there are fewer tokens than pieces.
+// Splits a list of any length as if it were a row; pieces may differ by one token. Throws Error if there are
+// fewer tokens than pieces.
 ContextSplit split_list(ContextOrder order, int64_t tokens, int parts, int part);
 
-// Sequence slices of a list, one range each, in order, that cost alike (SlimPipe, arXiv 2504.14519): the
-// token at place i of its document costs 1 + 2 i / attention_length, so that attention costs a document of
-// `attention_length` tokens as much as all else. Cut at multiples of 32 tokens where slices are long. Each
-// has `least` tokens or more; throws Error where the list is too short for that.
+// Sequence slices of a list, one range each, in order, that cost alike (SlimPipe, arXiv 2504.14519). The
+// token at place i of its document costs 1 + 2 i / attention_length: in a document of `attention_length`
+// tokens attention costs as much as all else. Cut at multiples of 32 tokens if slices are long. Each has
+// `least` tokens or more; throws Error if the list is too short for that.
 ContextSplit split_by_cost(const Segments& segments, int slices, int64_t attention_length, int64_t least,
                            int list);
 
@@ -66,19 +66,19 @@ struct DocumentPiece {
   bool operator==(const DocumentPiece&) const = default;
 };
 
-// What rank `rank` holds, in the order of the list, cut where documents begin.
+// The tokens of rank `rank`, in the order of the list, cut at the beginnings of documents.
 std::vector<DocumentPiece> document_pieces(const ContextSplit& split, int rank, const Segments& segments);
 
-// The part of attention that some queries have with some keys, for ranks that hold the keys of a document a
-// part at a time: queries [query, query + rows) of one token list and keys [key, key + keys) of another one,
-// or of the same. In a list of blocks, those of one document lie one after the other, and blocks of different
-// documents have neither queries nor keys in common.
+// The attention of some queries to some keys, for ranks that hold the keys of a document a part at a time.
+// Queries [query, query + rows) belong to one token list and keys [key, key + keys) to another one, or the
+// same. In a list of blocks, those of one document lie one after the other, and blocks of different documents
+// have neither queries nor keys in common.
 struct AttentionBlock {
   int64_t document = 0;
   int64_t query = 0, rows = 0;
   int64_t key = 0, keys = 0;
   // The queries and keys are the same tokens: rows == keys, and row i sees the first i + 1 keys. Otherwise
-  // every row sees every key, but with a window: of those the ones that are within it.
+  // every row sees every key, or with a window every key within it.
   bool causal = false;
   // With a window: tokens from the first key to the first query, of which both follow each other without
   // gaps. Row i sees keys (distance + i - window, distance + i].

@@ -1,5 +1,5 @@
-// Where the documents of a token list lie. A microbatch is one list of tokens; tokens attend within their own
-// document alone.
+// The places of the documents in a token list. A microbatch is one list of tokens; tokens attend only within
+// their own document.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -1,6 +1,6 @@
-// DeepSeek-V2 (arXiv 2405.04434) and V3 (arXiv 2412.19437): latent attention, and, but for the first layers,
-// experts beside an MLP for every token. V3's router takes sigmoids, and a bias decides with them which
-// experts are chosen.
+// DeepSeek-V2 (arXiv 2405.04434) and V3 (arXiv 2412.19437): latent attention; in all layers but the first
+// ones, experts and an MLP for every token. V3's router takes sigmoids, and a bias takes part in the choice
+// of experts.
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <numeric>
@@ -82,7 +82,7 @@ void write_deepseek(const M& model, nlohmann::ordered_json& json) {
   json["first_k_dense_replace"] = model.mlp_only_layers.size();
   json["n_shared_experts"] = model.shared_expert_intermediate_size / model.moe_intermediate_size;
   json["head_dim"] = model.qk_rope_head_dim;  // as transformers calls what is rotated
-  if (model.intermediate_size == 0) json["intermediate_size"] = model.moe_intermediate_size;  // nobody's
+  if (model.intermediate_size == 0) json["intermediate_size"] = model.moe_intermediate_size;  // unused
 }
 
 void write_v2(const M& model, nlohmann::ordered_json& json) {

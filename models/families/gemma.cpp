@@ -1,7 +1,7 @@
-// Gemma 2 (Gemma Team, arXiv 2408.00118) and the text models of Gemma 3 (arXiv 2503.19786): a norm before and
-// one after attention and MLP, each with the factor 1 + weight, GeGLU, embeddings scaled by the root of the
-// width, windows in most layers. Gemma 2 bounds scores and logits; Gemma 3 has norms on q and k, and rotary
-// frequencies of their own in layers with a window.
+// Gemma 2 (Gemma Team, arXiv 2408.00118) and the text models of Gemma 3 (arXiv 2503.19786). Both have a norm
+// before and one after attention and MLP, each with the factor 1 + weight, GeGLU, embeddings scaled by the
+// root of the width, and windows in most layers. Gemma 2 bounds scores and logits; Gemma 3 has norms on q and
+// k, and rotary frequencies of their own in layers with a window.
 #include <nlohmann/json.hpp>
 
 #include "models/hf_config.h"

@@ -31,7 +31,7 @@ constexpr HfKey gpt_oss_keys[] = {
     {"attention_bias", &M::attention_bias, true},
 };
 
-// transformers has a whole YaRN as the default of rotary settings, which no released file leaves to it.
+// transformers' default rotary settings are a complete YaRN, but no released file relies on them.
 void read_gpt_oss(const HfJson& json, M& model) {
   if (json.number("swiglu_alpha", 1.702) != 1.702) json.fail("swiglu_alpha", "only 1.702 is supported");
   if (!json.is_filled("rope_parameters") && !json.is_filled("rope_scaling"))

@@ -19,7 +19,7 @@ constexpr WeightName mixtral_weights[] = {
     {"layers.*.mlp.experts.*.down.weight", "model.layers.*.mlp.experts.down_proj"},
 };
 
-// transformers calls the number of experts either, and takes num_experts where both are there.
+// transformers reads the number of experts under both names, and takes num_experts if both are given.
 void read_mixtral(const HfJson& json, config::ModelSection& model) {
   model.rms_norm_eps = json.number("rms_norm_eps", 1e-5);
   model.num_experts = json.size(json.has("num_experts") ? "num_experts" : "num_local_experts", 8);

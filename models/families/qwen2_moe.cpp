@@ -1,5 +1,5 @@
 // Qwen1.5-MoE and Qwen2-MoE (Yang et al., arXiv 2407.10671): Qwen2's block with experts in the place of the
-// MLP, in all layers or some, and beside them an MLP for every token.
+// MLP, in all layers or some, and in addition an MLP for every token.
 #include <nlohmann/json.hpp>
 
 #include "models/hf_config.h"
@@ -33,7 +33,7 @@ void read_qwen2_moe(const HfJson& json, M& model) {
 
 void write_qwen2_moe(const M& model, nlohmann::ordered_json& json) {
   json["use_sliding_window"] = false;
-  if (model.intermediate_size == 0) json["intermediate_size"] = model.moe_intermediate_size;  // nobody's
+  if (model.intermediate_size == 0) json["intermediate_size"] = model.moe_intermediate_size;  // unused
   json["mlp_only_layers"] = model.mlp_only_layers;
 }
 

@@ -8,7 +8,7 @@
 namespace pptrain::models {
 namespace {
 
-// transformers calls the number of experts either, and takes num_local_experts where both are there.
+// transformers reads the number of experts under both names, and takes num_local_experts if both are given.
 int64_t number_of_experts(const HfJson& json) {
   return json.size(json.has("num_local_experts") ? "num_local_experts" : "num_experts", 128);
 }
@@ -24,7 +24,7 @@ void read_qwen3_moe(const HfJson& json, config::ModelSection& model) {
 
 void write_qwen3_moe(const config::ModelSection& model, nlohmann::ordered_json& json) {
   json["use_sliding_window"] = false;
-  if (model.intermediate_size == 0) json["intermediate_size"] = model.moe_intermediate_size;  // nobody's
+  if (model.intermediate_size == 0) json["intermediate_size"] = model.moe_intermediate_size;  // unused
   json["num_experts"] = model.num_experts;
   json["num_experts_per_tok"] = model.num_experts_per_tok;
   json["moe_intermediate_size"] = model.moe_intermediate_size;

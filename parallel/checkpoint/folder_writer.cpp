@@ -23,13 +23,13 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Another one for each process.
+// A different name for each process.
 std::string probe_name() {
   std::random_device random;
   return fmt::format("{}probe_{:08x}{:08x}", temporary_prefix, random(), random());
 }
 
-// A file that goes with the object.
+// A file that is removed with the object.
 class ProbeFile {
  public:
   explicit ProbeFile(fs::path path) : path_(std::move(path)) {
@@ -66,7 +66,7 @@ fs::path nearest_folder(fs::path folder) {
   return folder;
 }
 
-// Throws on all ranks what is wrong on the first that has a problem; rank 0 speaks for all.
+// Throws on all ranks the problem of the first rank that has one; rank 0's is not prefixed with the rank.
 template <typename Action>
 void on_all(comm::Communicator& comm, const Action& action) {
   const auto [failing, problem] = first_problem<std::exception>(comm, action);

@@ -14,11 +14,11 @@ namespace pptrain::checkpoint {
 // (core/io/atomic_file.h): it is a checkpoint once finish() has written the manifest.
 class FolderWriter {
  public:
-  // `folder` is there and empty. `parameters`: all that the model has, whole, by their global names. Throws
-  // Error where a file cannot be written.
+  // `folder` exists and is empty. `parameters`: all parameters of the model, whole, by their global names.
+  // Throws Error if a file cannot be written.
   FolderWriter(std::filesystem::path folder, const std::vector<io::TensorSpec>& parameters);
 
-  // Writes one parameter, in any order, whose bytes `fill` gives piece by piece.
+  // Writes one parameter, in any order; `fill` gives its bytes piece by piece.
   void write(const std::string& parameter, const io::SafetensorsWriter::Fill& fill);
   // Takes a file that the caller has written and synced at `path`, relative to the folder, into the manifest.
   void attach(const std::string& path);

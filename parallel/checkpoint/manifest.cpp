@@ -26,7 +26,7 @@ namespace {
 constexpr int max_parts = 99999;
 constexpr int64_t max_count = int64_t{1} << 62;  // so that a run can go on counting
 
-// Shapes of outside files, before anything is computed with them.
+// Checks shapes of outside files, before anything is computed with them.
 void check_shape(const std::vector<int64_t>& shape) {
   constexpr int64_t max_elements = std::numeric_limits<int64_t>::max() / 16;  // of the largest type
   int64_t elements = 1;
@@ -45,12 +45,12 @@ int bounded(int64_t parts) {
 
 constexpr int64_t lowest = std::numeric_limits<int64_t>::min(), highest = std::numeric_limits<int64_t>::max();
 
-// From 0, written as an integer.
+// An integer from 0.
 int64_t number(const json& object, const char* key, int64_t max = highest) {
   return io::integer_from(object.at(key), 0, max, fmt::format("'{}'", key));
 }
 
-// From 0, all 64 bits.
+// An integer from 0, all 64 bits.
 uint64_t bits(const json& object, const char* key) {
   const json& value = object.at(key);
   if (value.is_number_unsigned()) return value.get<uint64_t>();
@@ -62,7 +62,7 @@ double finite(const json& value, const char* key) {
   throw Error(fmt::format("'{}': {} is not a number", key, value.dump()));
 }
 
-// Of a shape or a slice, whose own checks refuse the negative.
+// An integer of a shape or a slice; their own checks refuse negative ones.
 int64_t any_number(const json& value, const char* key) {
   return io::integer_from(value, lowest, highest, fmt::format("'{}'", key));
 }
@@ -170,7 +170,7 @@ constexpr int format_version = 2;
 constexpr int oldest_version = 1;
 constexpr const char* own_checksum = "manifest_xxh3_128";
 
-// Of everything else in the manifest, in a form that does not depend on white space.
+// The checksum of everything else in the manifest, in a form that does not depend on white space.
 std::string checksum_without_own(json document) {
   document.erase(own_checksum);
   const std::string text = document.dump();
@@ -248,8 +248,8 @@ std::vector<FileEntry> parse_files(const std::string& text) {
 Manifest read_manifest(const std::filesystem::path& step_dir) {
   const std::filesystem::path path = step_dir / manifest_name;
   const std::string what = fmt::format("'{}'", path.string());
-  // Read, not mapped: a bad sector is then an error of this checkpoint, behind which an older one is looked
-  // at.
+  // Read, not mapped: a bad sector is then an error of this checkpoint, and the search goes on with an older
+  // one.
   return parse_manifest(io::read_small_file(path, std::numeric_limits<size_t>::max()), what);
 }
 

@@ -1,4 +1,4 @@
-// The manifest of a checkpoint: what a sound one holds, byte for byte.
+// The manifest of a checkpoint: what its files must hold, byte for byte.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@ struct TensorEntry {
   nn::SliceShape slice;
   std::string checksum;  // XXH3-128 of the stored bytes
 
-  // Its shape in the file: the box's where the slice is a whole box, else [elements].
+  // Its shape in the file: the box's shape if the slice is a whole box, else [elements].
   std::vector<int64_t> stored_shape() const;
 };
 
@@ -36,7 +36,7 @@ struct FileEntry {
   std::filesystem::path path() const;
 };
 
-// A file that lies beside the tensors and is part of the checkpoint.
+// A file without tensors that is part of the checkpoint.
 struct Attachment {
   std::string path;  // below the checkpoint's folder: "hf/files/config.json"
   uint64_t bytes = 0;
@@ -49,7 +49,7 @@ struct Manifest {
   std::string job_toml;
   std::vector<FileEntry> files;
   std::vector<Attachment> attachments = {};
-  std::string given_toml = {};  // the keys of the job that were given, where the writing run said them
+  std::string given_toml = {};  // the keys of the job that were given, if the writing run recorded them
 
   // There is no optimizer state.
   bool weights_alone() const;
@@ -61,14 +61,14 @@ std::string to_text(const std::vector<FileEntry>& files);
 std::vector<FileEntry> parse_files(const std::string& text);
 
 // Reads format 2, and format 1, which is format 2 without slices, parts and attachments. Each slice lies
-// within its tensor; whether a tensor's slices are all of it, coverage_problems tells (verify.h). Throws
-// Error that names the file and what is wrong with it.
+// within its tensor; coverage_problems (verify.h) tells whether a tensor's slices are all of it. Throws Error
+// that names the file and what is wrong with it.
 Manifest read_manifest(const std::filesystem::path& step_dir);
 
-// The same of the manifest's text; messages begin with `what`.
+// The same from the manifest's text; messages begin with `what`.
 Manifest parse_manifest(std::string_view text, const std::string& what);
 
-// Reads a whole attachment. Throws Error that names it where it is missing or not what the manifest says.
+// Reads a whole attachment. Throws Error that names it if it is missing or not what the manifest says.
 void check_attachment(const std::filesystem::path& step_dir, const Attachment& entry);
 
 // Throws Error unless "model", "adamw.exp_avg", ... and the part serve as a file's name.

@@ -26,7 +26,7 @@ struct Stored {
   bool checked = false;  // its checksum proved right
 };
 
-// Elements that are in a stored slice and in a wanted one: where they begin in each, and how many follow.
+// Elements that are both in a stored slice and in a wanted one: their begin in each, and their number.
 struct Overlap {
   int64_t stored = 0;
   int64_t wanted = 0;
@@ -82,7 +82,7 @@ auto or_unusable(const std::filesystem::path& step_dir, const Body& body) {
   }
 }
 
-// Copies what [begin, end) of a stored slice's elements has of the overlaps; `piece` holds it.
+// Copies the overlaps that lie in [begin, end) of a stored slice's elements; `piece` holds these elements.
 class OverlapCopy {
  public:
   OverlapCopy(std::span<const Overlap> common, int64_t element, std::byte* to)
@@ -115,7 +115,7 @@ struct Reader::Impl {
   Manifest manifest;
   std::vector<io::SafetensorsReader> files;
   std::map<std::pair<std::string, std::string>, std::vector<Stored>> tensors;  // by file kind and name
-  std::optional<io::RegularFile> open;  // that was read last: ranks read file after file
+  std::optional<io::RegularFile> open;  // the one read last: ranks read file after file
 
   explicit Impl(const std::filesystem::path& dir)
       : step_dir(dir), manifest(or_unusable(dir, [&] { return read_manifest(dir); })) {
@@ -141,8 +141,8 @@ struct Reader::Impl {
     return *open;
   }
 
-  // Hands bytes [begin, end) of a stored slice to `take`, piece by piece. Where they are all of it and were
-  // not checked before: throws Unusable unless their checksum is the manifest's.
+  // Hands bytes [begin, end) of a stored slice to `take`, piece by piece. If they are all of it and were not
+  // checked before: throws Unusable unless their checksum is the manifest's.
   void stream(const std::string& tensor, Stored& stored, uint64_t begin, uint64_t end, const Take& take) {
     or_unusable(step_dir, [&] {
       const std::string sum =
@@ -188,7 +188,7 @@ struct Reader::Impl {
     }
   }
 
-  // What nobody reads whole is checked here; of the rest this rank checks what it reads whole.
+  // Checks slices that no rank reads whole; of the others this rank checks those that it reads whole.
   void share_checks(comm::Communicator& comm, const Destinations& destinations) {
     const Wanted wanted = index_of(destinations);
     std::vector<std::pair<const std::string*, Stored*>> all;  // the same order on all ranks
@@ -222,7 +222,7 @@ struct Reader::Impl {
     }
   }
 
-  // The slices that are the tensor.
+  // The stored slices that make up the tensor.
   std::vector<Stored>& slices(const std::string& file, const std::string& tensor) {
     const auto found = tensors.find({file, tensor});
     if (found != tensors.end()) return found->second;

@@ -40,7 +40,7 @@ std::set<int64_t> kept_steps(std::span<const int64_t> there, int64_t saved, int6
   std::set<int64_t> kept;
   std::vector<int64_t> newest(there.begin(), there.end());
   std::ranges::sort(newest, std::greater{});
-  int64_t count = 1;  // the one just saved, whatever lies beside it
+  int64_t count = 1;  // the one just saved, whatever else is there
   for (const int64_t step : newest) {
     if (step == saved || count++ < keep_last_n) kept.insert(step);
   }
@@ -61,7 +61,7 @@ void set_aside(int64_t step, const fs::path& folder) {
   if (error) throw io::file_error("cannot move a checkpoint of a run that diverged,", folder, error.value());
 }
 
-// A name for people: without a step there is no such file.
+// A name for users; without a step the file is removed.
 void write_name(const fs::path& file, std::optional<int64_t> step) {
   if (step) {
     io::write_file_atomically(file, step_folder_name(*step) + "\n");

@@ -31,7 +31,7 @@ namespace fs = std::filesystem;
 
 constexpr int root_rank = 0;
 
-// All but the checksum.
+// The entry without the checksum.
 TensorEntry describe_slice(const NamedTensor& t) {
   try {
     nn::check_slice(t.slice);
@@ -56,7 +56,7 @@ class Save {
   // Collective. Throws NotSaved.
   void run();
 
-  // Where it is saved, once that is done. Rank 0's counts.
+  // The folder of the finished checkpoint. Only rank 0's is valid.
   const fs::path& target() const { return target_; }
 
  private:
@@ -106,7 +106,7 @@ void Save::run() {
   std::vector<FileEntry> mine;
   agreed([&] {
     mine = write();
-    to_text(mine);  // what cannot be described fails here, where all ranks hear of it
+    to_text(mine);  // what cannot be described fails here, so that all ranks learn of it
   });
   const Manifest manifest{.state = state_,
                           .layout = options_.layout,
@@ -140,7 +140,7 @@ bool Save::is_root() const {
   return world_.rank() == root_rank;
 }
 
-// Rank 0: an empty temporary folder, and nothing left of killed runs that can be removed.
+// Rank 0: makes an empty temporary folder, and removes what killed runs left if it can.
 void Save::prepare() {
   if (!is_root()) return;
   const bool is_new = !io::is_there(options_.root);
@@ -156,7 +156,7 @@ void Save::prepare() {
   io::make_folder(temporary_);
 }
 
-// ".tmp_step_4" below the root; where that cannot be removed, ".tmp_step_4.1", ...
+// ".tmp_step_4" below the root; if that cannot be removed, ".tmp_step_4.1", ...
 fs::path Save::free_name(const std::string& name) const {
   const std::string first = temporary_prefix + name;
   fs::path path = options_.root / first;
@@ -244,7 +244,7 @@ void Save::publish(const Manifest& manifest) {
     try_to_remove(temporary_, "the checkpoint of this step that was there before");
 }
 
-// Rank 0: what may fail without harm to the checkpoint that is there now.
+// Rank 0: work that may fail without harm to the checkpoint that exists now.
 void Save::tidy() noexcept {
   if (!is_root() || terms_.diverged) return;
   const auto attempt = [&](const auto& action) {
@@ -260,7 +260,7 @@ void Save::tidy() noexcept {
   if (terms_.removes_old && options_.keep_last_n > 0) attempt([&] { remove_old(); });
 }
 
-// Of the checkpoints that are there, that with the lowest validation loss.
+// Names the existing checkpoint with the lowest validation loss.
 void Save::name_best() const {
   Scores there = terms_.scores;
   std::erase_if(there, [&](const auto& s) {
@@ -293,7 +293,7 @@ void Save::remove_old() const {
   }
 }
 
-// A folder leaves under a temporary name, so that one half removed never looks like a checkpoint.
+// A folder is renamed to a temporary name first, so that one half removed never looks like a checkpoint.
 void Save::remove_checkpoint(const fs::path& folder) const {
   const fs::path leaving = free_name(folder.filename().string());
   std::error_code error;

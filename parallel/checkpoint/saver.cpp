@@ -16,10 +16,10 @@
 namespace pptrain::checkpoint {
 
 namespace {
-// For the others to finish a save, where this rank ends with an exception.
+// Time for the other ranks to finish a save if this rank ends with an exception.
 constexpr std::chrono::minutes last_patience{5};
 
-// Adds its life to a number of seconds.
+// Adds its lifetime to a number of seconds.
 class Stopwatch {
  public:
   explicit Stopwatch(double& seconds) : seconds_(seconds) {}

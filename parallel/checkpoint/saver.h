@@ -1,4 +1,4 @@
-// Saves while training goes on: a thread of each rank writes what the tensors were at the step saved.
+// Saves while training goes on: a thread of each rank writes the tensors as they were at the step saved.
 #pragma once
 
 #include <atomic>
@@ -17,33 +17,34 @@ namespace pptrain::checkpoint {
 // The saves of a run, one at a time. All ranks call start() and finish() alike.
 class Saver {
  public:
-  // comm: what patient() gives; while a save is under way its calls are those of the saver's thread alone.
-  // background: start() returns at once; else when all is written. newest: the name of the checkpoint under
+  // comm: the result of patient(). While a save is under way, only the saver's thread uses it. background:
+  // start() returns at once; otherwise when all is written. newest: the name of the checkpoint under
   // options.root that the run goes on from; "" for none.
   Saver(comm::Communicator& comm, SaveOptions options, bool background, std::string newest = {});
-  // Waits for the save under way. Where an exception unwinds this rank it gives it some minutes, then aborts.
+  // Waits for the save under way. If an exception unwinds this rank, it gives the save some minutes, then
+  // aborts.
   ~Saver();
   Saver(const Saver&) = delete;
   Saver& operator=(const Saver&) = delete;
 
-  // Begins to save the tensors as they are now, after the save before has ended, well or not. A save that
-  // fails is a line of the log and no exception, since training can go on and a later one may succeed; what
-  // ends a run is the failure of its last one, which finish() tells. Throws what is no failure to save: that
-  // another rank is gone.
+  // Begins to save the tensors as they are now, after the save before has ended, with or without success. A
+  // failed save is a line of the log and no exception, since training can go on and a later one may succeed.
+  // Only the failure of a run's last save ends it: finish() reports that. Throws what is not a failure to
+  // save: another rank is gone.
   // terms.is_last: finish() follows at once, and reports the result.
   void start(const RunState& state, std::vector<StageContents> stages, SaveTerms terms = {});
 
-  // To be called before tensors that were passed to start() change: copies what is not written yet. Cheap
-  // where all is.
+  // The caller calls it before tensors that were passed to start() change: copies what is not written yet.
+  // Cheap if all is written.
   void protect();
 
   // Waits for the save under way. Throws NotSaved, on all ranks, if the last one failed.
   void finish();
 
-  // What start(), protect() and finish() took of training's time so far.
+  // Seconds of training time that start(), protect() and finish() took so far.
   double stalled_seconds() const { return stalled_; }
-  // The name of the newest checkpoint that this object has saved, or else the run went on from; "" for none.
-  // After finish().
+  // The name of the newest checkpoint that this object has saved, else the one that the run went on from; ""
+  // for none. After finish().
   const std::string& newest() const { return newest_; }
   bool busy() const;  // a save is under way
   // On rank 0: the step of the newest checkpoint that this object has completed; -1 before that.

@@ -75,7 +75,7 @@ void Snapshot::protect() {
   const std::lock_guard lock(mutex_);
   if (std::exchange(protected_, true)) return;
   for (auto& [tensor, held] : held_) {
-    // What keep_host_copies() made is a copy already.
+    // The copy made by keep_host_copies() needs no other copy.
     if (held.source.defined() && !(on_host_ && !tensor->tensor.is_cpu())) copied_bytes_ += copy_rest(held);
   }
 }

@@ -17,22 +17,22 @@
 
 namespace pptrain::checkpoint {
 
-// Copy on write, by request: taking it copies nothing, and protect() copies what has not been read by then.
-// On a GPU, keep_host_copies() starts copies to pinned host memory instead.
+// Copy on write, by request: construction copies nothing, and protect() copies what has not been read by
+// then. On a GPU, keep_host_copies() starts copies to pinned host memory instead.
 //
 // Two threads: one reads, the other calls protect().
 class Snapshot {
  public:
-  // The tensors must not change before protect(), on the device's current stream neither.
+  // The tensors must not change before protect(), nor may the device's current stream change them.
   explicit Snapshot(std::vector<StageContents> stages);
 
   const std::vector<StageContents>& stages() const { return stages_; }
 
-  // Starts to copy all that lies on a device into pinned memory of the host, on a stream of its own.
+  // Starts to copy all device tensors into pinned host memory, on a stream of its own.
   void keep_host_copies();
 
-  // The bytes from `begin` on of a tensor of stages(), as they were. Of each tensor ascending, each byte
-  // once; what has been read is forgotten.
+  // Reads bytes of a tensor of stages(), from `begin` on, as they were. Each tensor is read in ascending
+  // order, each byte once; what has been read is forgotten.
   void read(const NamedTensor& tensor, uint64_t begin, std::span<std::byte> out);
 
   // From here on the tensors may change. Takes as long as copying what has not been read, never as long as
@@ -59,8 +59,8 @@ class Snapshot {
   uint64_t copied_bytes_ = 0;
 };
 
-// One save of one rank (checkpoint.h, save). Returns the checkpoint's folder; rank 0's counts. Collective
-// over `world`. Throws NotSaved.
+// One save of one rank (checkpoint.h, save). Returns the checkpoint's folder; only rank 0's is valid.
+// Collective over `world`. Throws NotSaved.
 std::filesystem::path save_snapshot(comm::Communicator& world, const SaveOptions& options,
                                     const SaveTerms& terms, const RunState& state, Snapshot& snapshot);
 

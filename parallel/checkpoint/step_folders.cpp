@@ -23,7 +23,7 @@ namespace fs = std::filesystem;
 
 constexpr std::string_view step_prefix = "step_";
 
-// "" where the checkpoint may be sound.
+// "" if the checkpoint may be sound.
 std::string problem_of(const fs::path& step_dir) {
   try {
     const Reader reader(step_dir);
@@ -33,7 +33,7 @@ std::string problem_of(const fs::path& step_dir) {
   return "";
 }
 
-// The problem of the first rank on which `action` throws Unusable, the same text on all; "" where none does.
+// The problem of the first rank on which `action` throws Unusable, the same text on all; "" if none does.
 template <typename Action>
 std::string problem_on_any_rank(comm::Communicator& comm, const Action& action) {
   const auto [failing, problem] = first_problem<Unusable>(comm, action);
@@ -63,7 +63,7 @@ std::string name_in(const fs::path& file) {
     if (name.ends_with('\n')) name.pop_back();
     if (parse_step_folder(name)) return name;
   } catch (const Error&) {
-    // As if it held nothing.
+    // Counts as if it held nothing.
   }
   return "";
 }
@@ -79,7 +79,7 @@ StepFolders list_step_folders(const fs::path& root) {
   if (error) throw failed(error);
   while (entry != fs::directory_iterator()) {
     const auto step = parse_step_folder(entry->path().filename().string());
-    // An unreadable one counts, so that it is not overlooked.
+    // An unreadable folder counts, so that it is not overlooked.
     std::error_code unknown;
     if (step && (entry->is_directory(unknown) || unknown)) found.emplace(*step, entry->path());
     entry.increment(error);

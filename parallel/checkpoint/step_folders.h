@@ -18,29 +18,29 @@ namespace pptrain::checkpoint {
 
 inline constexpr const char* temporary_prefix = ".tmp_";
 inline constexpr const char* latest_name = "latest";
-inline constexpr const char* best_name = "best";  // that of the lowest validation loss
+inline constexpr const char* best_name = "best";  // the checkpoint with the lowest validation loss
 
 // "step_17".
 std::string step_folder_name(int64_t step);
-// The step of a name that step_folder_name gives; nothing for others, "step_007" and "step_best" among them.
+// The step in a name that step_folder_name gives; nothing for others, "step_007" and "step_best" among them.
 std::optional<int64_t> parse_step_folder(const std::string& name);
 
-// "diverged_step_17": what a run that diverged had come to. No run goes on from it by itself.
+// "diverged_step_17": the last state of a run that diverged. No run resumes from it by itself.
 std::string diverged_folder_name(int64_t step);
 
-// The name of a step's folder that a file such as `latest` holds; "" where it holds none.
+// The name of a step's folder that a file such as `latest` holds; "" if it holds none.
 std::string name_in(const std::filesystem::path& file);
 
 // Folders by their steps, the highest first.
 using StepFolders = std::map<int64_t, std::filesystem::path, std::greater<>>;
 
-// Those under `root`, sound or not. Empty if `root` is no folder. Throws Error where
-// it is one that cannot be read.
+// The step folders under `root`, sound or not. Empty if `root` is no folder. Throws Error if it is a folder
+// that cannot be read.
 StepFolders list_step_folders(const std::filesystem::path& root);
 
-// Where a run was killed as it replaced a step's folder on a file system that cannot exchange two names, the
-// old folder lies beside its place (io::rename_folder_synced): gives it its name again, if nothing has it.
-// Reports what it did and what it could not do. By the one process that writes below `root`.
+// A run may have been killed as it replaced a step's folder on a file system that cannot exchange two names.
+// The old folder then lies next to its place (io::rename_folder_synced): it gets its name back, if no folder
+// has it. Reports what it did and what it could not do. Only for the one process that writes below `root`.
 void take_back_replaced(const std::filesystem::path& root,
                         const std::function<void(const std::string&)>& report);
 
@@ -49,18 +49,18 @@ void take_back_replaced(const std::filesystem::path& root,
 // Whether `path` is one checkpoint (by its name, step_N, or by its manifest), sound or not.
 bool is_step_folder(const std::filesystem::path& path);
 
-// `path` itself where it is a step folder; where it is a folder of them, or a run's folder (with checkpoints/
-// in it), their newest sound one; nothing where it holds none. `report` hears of each checkpoint that is
-// passed over, `known` is as in find_resumable. Throws Error where checkpoints are there and none can be
-// used, or where `known` says that the named one cannot.
+// `path` itself if it is a step folder. If it is a folder of them, or a run's folder (with checkpoints/ in
+// it), their newest sound one; nothing if it holds none. `report` is called for each checkpoint that is
+// passed over; `known` is as in find_resumable. Throws Error if there are checkpoints and none can be used,
+// or if `known` says that the named one cannot.
 std::optional<std::filesystem::path> find_named(const std::filesystem::path& path,
                                                 const std::function<void(const std::string&)>& report,
                                                 KnownProblems& known);
 
 // --- Which rank has failed.
 
-// Runs `action` on every rank. The lowest rank on which it throws Caught, and the text of what it throws, the
-// same on all ranks; -1 and "" where none does. Collective.
+// Runs `action` on every rank. Returns the lowest rank on which it throws Caught, and the exception's text,
+// the same on all ranks; -1 and "" if none does. Collective.
 template <typename Caught, typename Action>
 std::pair<int, std::string> first_problem(comm::Communicator& comm, const Action& action) {
   std::string problem;

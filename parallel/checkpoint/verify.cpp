@@ -44,7 +44,7 @@ std::vector<Stretch> stretches(const std::vector<StoredSlice>& slices) {
   return found;
 }
 
-// Empty where the slices of one tensor are the whole of it, once.
+// Empty if the slices of one tensor are the whole of it, once.
 std::string first_gap_or_overlap(const std::vector<StoredSlice>& slices) {
   const int64_t elements = nn::whole_slice(slices.front().tensor->slice.global).numel();
   const auto missing = [&](int64_t begin, int64_t end) {
@@ -73,7 +73,7 @@ std::string difference(const StoredSlice& first, const StoredSlice& other) {
                      other.file->path().string());
 }
 
-// The numbers of the slices: tensors that are cut alike, as those of most layers are, have them alike.
+// The numbers that describe the slices: equal for tensors that are sliced alike, as most layers are.
 std::vector<int64_t> cut_of(const std::vector<StoredSlice>& slices) {
   std::vector<int64_t> cut;
   for (const StoredSlice& stored : slices) {
@@ -88,7 +88,7 @@ std::vector<int64_t> cut_of(const std::vector<StoredSlice>& slices) {
 
 namespace fs = std::filesystem;
 
-// Notes what `check` throws.
+// Adds what `check` throws to `problems`.
 template <typename Check>
 void attempt(std::vector<std::string>& problems, const Check& check) {
   try {
@@ -177,7 +177,7 @@ std::vector<std::string> coverage_problems(const std::vector<FileEntry>& files) 
     for (const auto& [name, tensor] : file.tensors) slices[{file.file, name}].push_back({&file, &tensor});
   }
   std::vector<std::string> problems;
-  std::set<std::vector<int64_t>> proven;  // cuts that are the whole, once
+  std::set<std::vector<int64_t>> proven;  // slicings that are the whole, once
   for (const auto& [key, stored] : slices) {
     std::string problem;
     for (size_t i = 1; i < stored.size() && problem.empty(); ++i) problem = difference(stored[0], stored[i]);
@@ -200,7 +200,7 @@ std::vector<std::string> verify(const fs::path& step_dir) {
       attempt(problems, [&] { verify_file(step_dir, entry, problems); });
     for (const Attachment& entry : manifest.attachments)
       attempt(problems, [&] { check_attachment(step_dir, entry); });
-    if (!problems.empty()) return;  // the slices are judged once they are what the files hold
+    if (!problems.empty()) return;  // slices are judged only once they are what the files hold
     for (const std::string& problem : coverage_problems(manifest.files))
       problems.push_back(fmt::format("'{}': {}", step_dir.string(), problem));
   });

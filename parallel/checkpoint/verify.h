@@ -1,5 +1,5 @@
-// What makes a checkpoint sound: its files are as the manifest says, and what they hold of each tensor is the
-// whole tensor, once. Shared by Reader, save() and verify().
+// What makes a checkpoint sound: its files are as the manifest says, and the slices of each tensor are the
+// whole tensor, once. Used by Reader, save() and verify().
 #pragma once
 
 #include <cstddef>
@@ -31,12 +31,12 @@ using Take = std::function<void(uint64_t begin, std::span<const std::byte> piece
 std::string stream_bytes(const io::RegularFile& input, const io::SafetensorsReader& file,
                          const std::string& tensor, uint64_t begin, uint64_t end, const Take& take);
 
-// What to throw where a tensor's checksum is not the manifest's: names tensor and file.
+// The exception for a tensor whose checksum is not the manifest's: names tensor and file.
 Unusable damaged(const io::SafetensorsReader& file, const std::string& tensor);
 
-// Of each tensor that is not stored whole and once, the first thing that is wrong, in words that name the
-// tensor, the elements and the files: elements stored twice or nowhere, slices of different types or global
-// shapes. Sorted by file kind and name. The slices lie within their tensors (read_manifest).
+// For each tensor that is not stored whole and once, the first problem, in words that name the tensor, the
+// elements and the files: elements stored twice or nowhere, slices of different types or global shapes.
+// Sorted by file kind and name. The slices lie within their tensors (read_manifest).
 std::vector<std::string> coverage_problems(const std::vector<FileEntry>& files);
 
 }  // namespace pptrain::checkpoint

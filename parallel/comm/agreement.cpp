@@ -17,7 +17,7 @@ bool agree(Communicator& communicator, const std::string& fault,
   const std::vector<std::string> faults = gather_strings(comm, fault, 0);
   const std::string report = report_faults(faults);
   if (!report.empty()) say(report);  // on rank 0: elsewhere nothing is gathered
-  comm.barrier();                    // nobody ends before it is said
+  comm.barrier();                    // no rank ends before it is said
   return false;
 }
 

@@ -41,8 +41,8 @@ class Environment {
   const GetEnv& get_;
 };
 
-// What a launcher tells its ranks: their numbers and those of the host. `one_host`: how many ranks the host
-// has, of Slurm how many hosts the step has.
+// The variables in which a launcher tells a rank its numbers. `one_host`: the number of ranks on the host;
+// for Slurm the number of hosts of the step.
 struct Variables {
   LaunchKind kind;
   const char *rank, *size, *local_rank, *one_host;
@@ -55,8 +55,8 @@ constexpr Variables slurm{LaunchKind::slurm, "SLURM_PROCID", "SLURM_NTASKS", "SL
 constexpr Variables torchrun{LaunchKind::torchrun, "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"};
 constexpr std::array launchers{open_mpi, pmi, slurm, torchrun};
 
-// The rank and the sizes; a rank whose launcher does not tell its place on the host counts from 0 over the
-// world.
+// Reads the rank and the sizes. If the launcher does not tell the rank's place on the host, its rank is the
+// place.
 Launch read(const Environment& env, const Variables& variables) {
   const int64_t rank = env.number(variables.rank).value_or(0);
   const int64_t size = env.number(variables.size).value_or(1);
@@ -84,8 +84,8 @@ Launch read(const Environment& env, const Variables& variables) {
           .has_pmix = env.has("PMIX_RANK")};
 }
 
-// The number of tasks of the job step that this process is one of; 0 outside of a step. SLURM_NTASKS can be
-// the allocation's, for instance in an interactive step.
+// The number of tasks of this process' job step; 0 outside of a step. SLURM_NTASKS can be the allocation's,
+// for instance in an interactive step.
 int64_t step_tasks(const Environment& env) {
   if (!env.has("SLURM_STEP_ID") || !env.has("SLURM_PROCID")) return 0;
   const auto tasks = env.number("SLURM_STEP_NUM_TASKS");
@@ -135,8 +135,8 @@ Rendezvous find_rendezvous(const Environment& env, const Launch& launch) {
   return result;
 }
 
-// A process that a launcher meant to be one of several would train the whole job by itself, beside the
-// others. A pod's own RANK or WORLD_SIZE alone, or a world of one, says nothing.
+// A process that a launcher meant as one of several would train the whole job by itself, as would the others.
+// A pod's own RANK or WORLD_SIZE alone, or a world of one, means nothing.
 void refuse_half_a_launch(const Environment& env) {
   for (const Variables& variables : {open_mpi, pmi}) {
     if (env.has(variables.rank) == env.has(variables.size)) continue;
@@ -157,8 +157,8 @@ void refuse_half_a_launch(const Environment& env) {
 }
 
 // One pod of a training operator: it runs all ranks of its job, as a Slurm step of one task does. mpirun and
-// torchrun's agent of one process stay launchers: mpirun binds that process to one core, and the agent has
-// its own way of stopping it.
+// torchrun's agent with one process stay launchers. The reason: mpirun binds that process to one core, and
+// the agent has its own way of stopping it.
 Launch alone(const Environment& env) {
   if (const auto port = env.number("MASTER_PORT")) port_number(*port, "MASTER_PORT");
   return {};
@@ -218,7 +218,7 @@ std::string first_host(const std::string& node_list) {
       host += node_list[i];
       continue;
     }
-    // Of a bracket, the first number counts: up to '-', ',' or the end.
+    // Of a bracket, the first number is taken: up to '-', ',' or the end.
     const size_t end = node_list.find(']', i);
     if (end == std::string::npos)
       throw UsageError(fmt::format("Slurm node list \"{}\": a ']' is missing", node_list));

@@ -25,11 +25,11 @@ struct Launch {
   // What the launcher of a Slurm step offers to an MPI library for finding its ranks.
   bool has_pmi = false;
   bool has_pmix = false;
-  // Where ranks meet when no MPI does that for them; no host where the environment names none.
+  // The meeting point of ranks without MPI; no host if the environment names none.
   Rendezvous rendezvous{};
 };
 
-// The environment; null where a variable is not set. An empty variable counts as not set.
+// The environment; null if a variable is not set. An empty variable counts as not set.
 using GetEnv = std::function<const char*(const char*)>;
 
 // The innermost launcher that the environment shows: torchrun (its agent's variables), mpirun of Open MPI,
@@ -41,8 +41,8 @@ Launch detect_launch(const GetEnv& environment = ::getenv);
 // Whether the ranks of `launch` meet through the MPI that this program is built with.
 bool starts_our_mpi(const Launch& launch);
 
-// The world of `launch`: MPI where the launcher starts an MPI that this program is built with, TCP sockets
-// otherwise. Collective over the launched processes. Throws UsageError where neither is possible, Error for
+// The world of `launch`: MPI if the launcher starts an MPI that this program is built with, TCP sockets
+// otherwise. Collective over the launched processes. Throws UsageError if neither is possible, Error for
 // LaunchKind::threads.
 std::unique_ptr<Communicator> make_world(const Launch& launch);
 

@@ -14,17 +14,17 @@
 namespace pptrain::comm {
 namespace {
 
-// Up to here a tensor travels whole: one exchange instead of two, or up and down a tree. Beyond, cutting it
-// up saves more than its messages cost.
+// Up to this size a tensor travels whole: in one exchange instead of two, or up and down a tree. Above it,
+// chunks save more than their messages cost.
 constexpr int64_t whole_bytes = 32 << 10;
 
 using Works = std::vector<std::unique_ptr<Work>>;
 
-// What an exchange does with the parts that hold nothing.
+// Whether an exchange sends empty parts.
 enum class Empty { travels, stays };
 
-// What goes to and comes from every other rank: outgoing(r), incoming(r). The receives are posted first, and
-// every rank begins with another peer.
+// Sends outgoing(r) to every other rank r, and receives incoming(r) from it. The receives are posted first,
+// and every rank begins with another peer.
 template <typename Outgoing, typename Incoming>
 Works post(Communicator& comm, Empty empty, Outgoing&& outgoing, Incoming&& incoming) {
   const int me = comm.rank();
@@ -58,8 +58,8 @@ void all_reduce_direct(Communicator& comm, at::Tensor flat, const Patience& wait
   sum_in_rank_order(flat, others, comm.rank(), comm.size());
 }
 
-// The rows of the ranks below this one, up to rank 0, where all arrive. rows: [Tree::ranks, n], whose first
-// is this rank's.
+// Sends the rows of this rank and of the ranks below it up the tree; rank 0 gets all. rows: [Tree::ranks, n];
+// the first row is this rank's.
 void gather_rows(Communicator& comm, const at::Tensor& rows, const Patience& wait, const char* what) {
   const int me = comm.rank();
   const Tree tree(me, comm.size());
@@ -72,7 +72,8 @@ void gather_rows(Communicator& comm, const at::Tensor& rows, const Patience& wai
   if (me > 0) wait(*comm.isend(rows, tree.parent), what);
 }
 
-// Rank 0 receives everybody's whole tensor, and adds in rank order. In parts, for its scratch is bounded.
+// Rank 0 receives the whole tensor of every rank, and adds in rank order. In parts, because its scratch is
+// bounded.
 void all_reduce_on_root(Communicator& comm, at::Tensor flat, const Patience& wait) {
   const int size = comm.size();
   const int64_t length = std::max<int64_t>(most_sum_scratch(comm.size()) / element_bytes(flat) / size, 1);
@@ -87,11 +88,11 @@ void all_reduce_on_root(Communicator& comm, at::Tensor flat, const Patience& wai
   run_broadcast(comm, flat, 0, wait);
 }
 
-// Sums of long tensors go by windows, each with half of the scratch: while one is added up, the next travels.
+// Long tensors are summed in windows, each with half of the scratch: while one is added up, the next travels.
 constexpr int windows_under_way = 2;
 
-// The exchange of one window: what `outgoing` gives for each rank is sent, and added up are this rank's own
-// elements and those of the others that arrive.
+// The exchange of one window: sends what `outgoing` gives for each rank, and adds up this rank's own elements
+// and those that arrive from the others.
 struct Window {
   at::Tensor own, others;  // [n], [ranks, n]
   Works works;
@@ -120,7 +121,7 @@ void by_windows(int64_t count, Begin&& begin, Finish&& finish) {
   }
 }
 
-// The scratch of windows in turns, of so many elements each; a second one only where there are several.
+// Scratch of `elements` elements for each window under way; a second one only if there are several windows.
 at::Tensor scratch_of(int64_t windows, int64_t elements, const at::TensorOptions& options) {
   return at::empty({std::min<int64_t>(windows, windows_under_way), elements}, options);
 }
@@ -180,7 +181,7 @@ void run_all_reduce_sum(Communicator& comm, at::Tensor tensor, const Patience& w
   wait_all(gathered, wait, "all_reduce_sum, all-gather");
 }
 
-// Every rank sends the others their part and adds up what it receives of its own.
+// Every rank sends the others their parts, and adds up what it receives of its own part.
 void run_reduce_scatter_sum(Communicator& comm, at::Tensor out, const at::Tensor& tensor,
                             std::span<const int64_t> counts, const Patience& wait) {
   const c10::InferenceMode inference;
@@ -207,7 +208,7 @@ void run_reduce_scatter_sum(Communicator& comm, at::Tensor out, const at::Tensor
       [&](const Window& window, int64_t) { window.add_up(comm, wait, "reduce_scatter_sum"); });
 }
 
-// Of the tree's ranks, counted from the root on.
+// Ranks of the tree are counted from the root on.
 void run_broadcast(Communicator& comm, at::Tensor tensor, int root, const Patience& wait) {
   const int size = comm.size();
   const int relative = (comm.rank() - root + size) % size;

@@ -1,5 +1,5 @@
-// Collectives made of isend and irecv. Each is a function of a communicator whose messages are its own alone:
-// those of two collectives on it come in the order in which they are called, which is the same on all ranks.
+// Collectives made of isend and irecv. Each takes a communicator that carries no other messages: messages of
+// two collectives on it come in the order of the calls, which is the same on all ranks.
 #pragma once
 
 #include <algorithm>
@@ -39,8 +39,8 @@ std::unique_ptr<Work> start_all_to_all(Communicator& comm, at::Tensor out, std::
 // which is scratch afterwards; its row `me` is not read. On the tensors' device.
 void sum_in_rank_order(at::Tensor own, at::Tensor others, int me, int size);
 
-// Bytes of the scratch of a sum over so many ranks whose tensor is larger than that: 1 MiB for each rank, so
-// that messages stay long enough, and at most 16 MiB. The thread that runs a communicator's sums keeps it.
+// Bytes of scratch for the sum of a larger tensor over `ranks` ranks: 1 MiB for each rank, so that messages
+// stay long enough, and at most 16 MiB. The thread that runs a communicator's sums keeps it.
 constexpr int64_t most_sum_scratch(int ranks) {
   return std::min<int64_t>(ranks, 16) << 20;
 }
@@ -59,8 +59,8 @@ class Parts {
   std::vector<int64_t> begins_;
 };
 
-// A reduce-scatter goes through all parts together, by windows of so many elements of each: one window for
-// each rank fits into `scratch_bytes`.
+// A reduce-scatter goes through all parts together, in windows. Returns the elements of a window: one window
+// for each rank fits into `scratch_bytes`.
 int64_t window_length(size_t ranks, int64_t element_bytes, int64_t scratch_bytes);
 
 }  // namespace pptrain::comm

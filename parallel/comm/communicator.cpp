@@ -34,7 +34,7 @@ class JoinedWork final : public Work {
   std::vector<std::unique_ptr<Work>> works_;
 };
 
-// `whole` is cut into one part per rank, and `part` has the size of this rank's.
+// Checks that `whole` divides into one part per rank, and that `part` has the size of this rank's part.
 std::vector<int64_t> check_parts(const Communicator& comm, const at::Tensor& whole, const at::Tensor& part,
                                  Counts counts, const char* what) {
   check_contiguous(whole, what);

@@ -1,10 +1,10 @@
 // The transport interface: point-to-point with work handles, and collectives. One communicator is one group
 // of ranks; its calls are made by one thread of each rank.
 //
-// What matches what, without tags: of the messages between two ranks, the first send matches the first
-// receive, the second the second, and so on. Collectives match collectives, in the order in which they are
-// started, which is the same on all ranks; they never meet the messages of isend and irecv. Operations under
-// way may be waited for in any order.
+// Messages match without tags: of the messages between two ranks, the first send matches the first receive,
+// the second the second, and so on. Collectives match collectives, in the order in which they are started,
+// which is the same on all ranks; they never meet the messages of isend and irecv. Operations under way may
+// be waited for in any order.
 //
 // A failed or silent peer never leaves a rank waiting: every wait ends with PeerFailure when another rank has
 // failed, and with Error once the communicator's timeout has passed.
@@ -54,8 +54,8 @@ class Communicator {
   // is posted.
   virtual std::unique_ptr<Work> isend(const at::Tensor& tensor, int destination) = 0;
   virtual std::unique_ptr<Work> irecv(at::Tensor tensor, int source) = 0;
-  // Whether the device is never idle between irecv of a tensor there and the message: whatever waits for the
-  // whole device, as the first run of a kernel may, then waits for the message too.
+  // Whether the device is never idle between irecv of a tensor on it and the message. A wait for the whole
+  // device, as in the first run of a kernel, then waits for the message too.
   virtual bool holds_device() const { return false; }
 
   // The communicator of the same ranks that carries CPU tensors and host values: this one, except on NCCL.
@@ -69,11 +69,11 @@ class Communicator {
   // Gives transfers under way a chance to move on while the caller computes. Cheap; never waits.
   virtual void progress() {}
 
-  // The communicator of some ranks of this one, in the order of `members`, of which this rank is one. What
-  // `members` holds needs no agreement: all of them give the same list. Collective over them alone; a rank
-  // that is in several groups makes them in an order that all can follow. Threads and TCP send nothing.
+  // The communicator of some ranks of this one, in the order of `members`; this rank is one of them. All
+  // members pass the same list, so it needs no agreement. Collective over the members alone; a rank in
+  // several groups makes them in an order that all can follow. Threads and TCP send nothing.
   virtual std::unique_ptr<Communicator> subgroup(std::span<const int> members) = 0;
-  // The same ranks, whose operations meet none of this communicator's. Collective.
+  // The same ranks; its operations never match this communicator's. Collective.
   std::unique_ptr<Communicator> duplicate();
 
   // --- collectives; tensors are contiguous ---
@@ -94,7 +94,7 @@ class Communicator {
   // - the sums of one communicator are taken one after another, in a thread of its own (on NCCL: on the
   //   group's stream). A sum that waits for its turn holds nothing; the one whose turn it is holds the
   //   scratch of all_reduce_sum. On NCCL every sum under way holds scratch.
-  // Throws Error where sizes do not fit, before anything is sent.
+  // Throws Error if sizes do not fit, before anything is sent.
 
   // In place.
   std::unique_ptr<Work> iall_reduce_sum(at::Tensor tensor);
@@ -113,9 +113,9 @@ class Communicator {
   // their processes end (MPI, after `message` is on standard error).
   virtual void abort(const std::string& message) = 0;
 
-  // What has ended the job as far as this transport knows by now, in the words of the PeerFailure that waits
-  // end with; "" while nothing has. Any thread may ask, at any time of the communicator's life. (MPI: always
-  // "", for there the processes end.)
+  // What has ended the job, as far as this transport knows, in the words of the PeerFailure that waits throw;
+  // "" while nothing has. Any thread may call it, at any time of the communicator's life. (MPI: always "",
+  // because there the processes end.)
   virtual std::string failure() const { return ""; }
 
   // Waits that last longer end with WaitTimeout. Communicators split off later inherit the value.
@@ -144,7 +144,7 @@ std::string broadcast_string(Communicator& comm, const std::string& value, int r
 std::vector<std::string> gather_strings(Communicator& comm, const std::string& mine, int root);
 // The same of values. Ranks may give different numbers of them.
 std::vector<std::vector<double>> gather(Communicator& comm, std::span<const double> values, int root);
-// True where any rank says true.
+// True if any rank says true.
 bool any(Communicator& comm, bool value);
 
 }  // namespace pptrain::comm

@@ -21,12 +21,12 @@
 namespace pptrain::comm {
 namespace {
 
-// Ends a computation whose other one has failed.
+// Ends a computation after the other one has failed.
 struct Abandoned final : Error {
   Abandoned() : Error("the computation that it took turns with has failed") {}
 };
 
-// Memory that is taken page by page as it is used; the lowest page is never there.
+// Memory that is allocated page by page as it is used; the lowest page cannot be accessed.
 class Stack {
  public:
   Stack() : memory_(mmap(nullptr, bytes, PROT_READ | PROT_WRITE, flags, -1, 0)) {
@@ -106,8 +106,8 @@ class Turns {
   }
 
  private:
-  // Neither computation stands in a catch block when it hands over, so what the runtime keeps of exceptions
-  // by thread fits both.
+  // Neither computation is in a catch block when it hands over, so the thread's exception state of the
+  // runtime fits both.
   void attempt(const std::function<void()>& computation) {
     try {
       computation();
@@ -128,7 +128,7 @@ class Turns {
     turns.go_to(0);
   }
 
-  // Returns when the computation that stands here goes on.
+  // Returns when the computation that calls it goes on.
   void go_to(int to) {
     const int from = std::exchange(at_, to);
     [[maybe_unused]] const bool for_good = from == 1 && ended_[1];

@@ -59,7 +59,7 @@ std::vector<std::string> gather_strings(Communicator& communicator, const std::s
   const int relative = (comm.rank() - root + size) % size;
   const auto absolute = [&](int r) { return (r + root) % size; };
   const Tree tree(relative, size);
-  // Of the ranks from this one on, as far as they are below it.
+  // Of this rank and the ranks below it.
   const at::Tensor lengths = at::empty({tree.ranks}, at::kLong);
   auto* const length = lengths.mutable_data_ptr<int64_t>();
   length[0] = static_cast<int64_t>(mine.size());

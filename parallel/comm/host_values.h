@@ -51,11 +51,11 @@ class Exchange {
   std::unique_ptr<Work> work_;  // of the exchange under way
 };
 
-// What this rank adds to its std::chrono::steady_clock to get rank 0's. Exactly 0 on rank 0's host; elsewhere
-// from the quickest of some round trips, and wrong by half of it at most. Clocks of hosts drift apart by some
-// microseconds a second, so ask again from time to time. Collective.
+// What this rank adds to its std::chrono::steady_clock to get rank 0's. Exactly 0 on rank 0's host. On other
+// hosts it comes from the quickest of some round trips, and is wrong by half of it at most. Clocks of hosts
+// drift apart by some microseconds a second, so ask again from time to time. Collective.
 std::chrono::nanoseconds clock_offset(Communicator& comm);
-// The same where each rank says whether it has rank 0's clock.
+// The same; each rank says whether it has rank 0's clock.
 std::chrono::nanoseconds clock_offset(Communicator& comm, bool same_clock);
 
 }  // namespace pptrain::comm

@@ -104,7 +104,7 @@ class JobWork final : public Work {
 // computes.
 class SumQueue {
  public:
-  // comm: a lane that nobody else uses.
+  // comm: a lane that nothing else uses.
   explicit SumQueue(std::unique_ptr<Communicator> comm) : comm_(std::move(comm)) {
     const SignalBlock block;
     thread_ = std::jthread([this] { run(); });
@@ -159,7 +159,7 @@ class SumQueue {
           error = std::current_exception();
         }
       }
-      // Let go before the owner goes on, which is then the last to hold them.
+      // Released before the owner goes on, which is then the last to hold them.
       job.body = nullptr;
       job.tensors.clear();
       lock.lock();
@@ -213,7 +213,7 @@ class SumQueue {
   std::unique_ptr<Communicator> comm_;
   // Shared with the works, which may outlive the queue.
   std::shared_ptr<State> state_ = std::make_shared<State>();
-  std::optional<c10::Stream> stream_;  // GPU: where the thread works
+  std::optional<c10::Stream> stream_;  // GPU: of the thread's work
   int unwinding_ = std::uncaught_exceptions();
   std::jthread thread_;
 };

@@ -105,7 +105,7 @@ inline void copy_own_part(at::Tensor out, const at::Tensor& tensor) {
   out.copy_(tensor, /*non_blocking=*/true);
 }
 
-// What a rank waits for that has a message under way, in words.
+// What a rank with a message under way waits for, in words.
 inline std::string describe_message(bool is_send, int peer) {
   return fmt::format("{} rank {}", is_send ? "its message to be taken by" : "a message from", peer);
 }

@@ -1,4 +1,4 @@
-// Groups told apart by what every rank can compute of every other.
+// Groups of ranks that every rank computes without an exchange.
 #pragma once
 
 #include <algorithm>
@@ -15,8 +15,8 @@ namespace pptrain::comm {
 
 // --- The tree along which a group collects what its ranks have, and hands out what one of them knows.
 
-// Up to so many ranks exchange directly what is small: in one round, with size (size - 1) messages. More go
-// through the tree: 2 (size - 1) messages, in rounds as many as twice the logarithm of their number.
+// Up to so many ranks exchange small values directly: in one round, with size (size - 1) messages. More ranks
+// use the tree: 2 (size - 1) messages, in as many rounds as twice the logarithm of their number.
 inline constexpr int direct_ranks = 8;
 
 // A binomial tree with rank 0 as its root; of direct_ranks or fewer, a star. Below a rank are the ranks that
@@ -41,13 +41,13 @@ struct Tree {
   int ranks = 1;              // of the subtree, this one included
 };
 
-// --- What a transport that makes its groups itself calls them.
+// --- Names of groups, for a transport that makes its groups itself.
 
-// How many groups one rank of a communicator has made of it, by their list of members.
+// How many groups one rank of a communicator has made of it, by list of members.
 using GroupCounts = std::unordered_map<uint64_t, uint64_t>;
 
-// Of the next group of `members`: the same on all of them, and another one than of other lists and of earlier
-// groups of the same list.
+// The name of the next group of `members`: the same on all of them, and different from groups of other lists
+// and from earlier groups of the same list.
 inline uint64_t next_group(std::span<const int> members, GroupCounts& made) {
   uint64_t list = members.size();
   for (const int member : members) list = split_mix(list + static_cast<uint64_t>(member) + 1);

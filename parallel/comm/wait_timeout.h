@@ -1,4 +1,4 @@
-// The end of a wait that nobody has answered.
+// The end of a wait that got no answer.
 #pragma once
 
 #include <spdlog/fmt/fmt.h>
@@ -12,7 +12,7 @@
 
 namespace pptrain::comm {
 
-// Of a communicator until set_timeout() says otherwise.
+// A communicator's timeout until set_timeout() says otherwise.
 inline constexpr std::chrono::minutes default_timeout{10};
 
 // A wait for another rank was longer than the communicator's timeout. No rank is known to be dead: what the
@@ -31,8 +31,8 @@ inline std::string timeout_message(int rank, std::chrono::milliseconds timeout, 
 // --- The end of a wait, as the process has lived it.
 
 // Time in which the whole process stood still (Ctrl-Z and SIGCONT, a paused virtual machine) does not count:
-// the peers may have stood still too. It is told from the gap between two looks, so somebody looks at least
-// once a second while the wait lasts.
+// the peers may have stood still too. It is told from the gap between two looks, so passed() is called at
+// least once a second while the wait lasts.
 class PatientDeadline {
  public:
   using Clock = std::chrono::steady_clock;

@@ -1,5 +1,5 @@
-// Attention over a token list that context-parallel ranks share. Only attention looks at other tokens, so a
-// layer sees all of context parallelism as one CoreAttention.
+// Attention over a token list that is sharded over context-parallel ranks. Only attention looks at other
+// tokens, so a layer sees all of context parallelism as one CoreAttention.
 #pragma once
 
 #include <memory>
@@ -9,32 +9,34 @@
 
 namespace pptrain::context {
 
-// `group`: the ranks that share each token list, by their number in its ContextSplit; it must outlive the
-// result. Any split serves. A list without a split is computed by each rank for itself.
+// `group`: the ranks that each token list is sharded over, by their number in its ContextSplit; it must
+// outlive the result. Any split serves. A list without a split is computed by each rank for itself.
 
-// Ring attention (Liu et al., arXiv 2310.01889): each rank keeps its queries, and keys and values travel from
-// rank to rank while what is there is computed with. Documents may cross ranks. The zigzag split balances.
+// Ring attention (Liu et al., arXiv 2310.01889): each rank keeps its queries. Keys and values travel from
+// rank to rank, overlapped with the computation of a step. Documents may cross ranks. The zigzag split
+// balances.
 //
-// A step computes the blocks of own queries and present keys that lie in one document and meet causally, and
-// adds them to what earlier steps gave, by the log-sum-exp of the scores, in float32. Steps have one order,
-// so that two runs give equal bits. The ring stops when nobody needs keys from farther away.
+// A step computes the blocks of own queries and present keys that lie in one document and meet causally. It
+// adds them to the result of earlier steps by the log-sum-exp of the scores, in float32. Steps have one
+// order, so that two runs give equal bits. The ring stops when no rank needs keys from farther away.
 //
-// What a rank sends in a forward pass: its list's keys and values once a step but the last, in T. In a
-// backward pass: the same again, and for each step whose keys it used their gradients, in float32, straight
-// to the rank that owns them, which adds them in the order of steps. (Gradients that travel with the keys
-// would take a step more to come home, and go to ranks that have nothing to add to them.)
+// A rank sends in a forward pass: its list's keys and values once a step but the last, in T. In a backward
+// pass: the same again, and for each step the gradients of the keys that it used, in float32, straight to the
+// rank that owns the keys, which adds them in the order of steps. (Gradients that travel with the keys would
+// take a step more to come home, and go to ranks that have nothing to add to them.)
 //
-// Collective where the transport sets up links.
+// Collective if the transport sets up links.
 std::shared_ptr<attention::CoreAttention> make_ring_attention(comm::Communicator& group,
                                                               bool deterministic = true);
 
 // Ulysses attention (Jacobs et al., arXiv 2309.14509): around attention, ranks exchange tokens for heads, so
-// that each computes some heads over all tokens, as if it were alone. The ranks' number divides the heads.
-// With one row in contiguous pieces no rows are moved within a rank.
+// that each computes some heads over all tokens, as if it were alone. The number of ranks divides the heads.
+// With one row in contiguous slices no rows are moved within a rank.
 //
-// What a rank sends in a forward pass: the other ranks' heads of its queries, keys and values, and its heads'
-// output of the others' tokens; in a backward pass the same in the other direction, all in T. Key-value heads
-// that several ranks need are sent to each of them; their gradients are summed in float32, in rank order.
+// A rank sends in a forward pass: its queries, keys and values of the other ranks' heads, and its heads'
+// output for the others' tokens. In a backward pass: the same in the other direction. All in T. Key-value
+// heads that several ranks need are sent to each of them; their gradients are summed in float32, in rank
+// order.
 std::shared_ptr<attention::CoreAttention> make_ulysses_attention(comm::Communicator& group,
                                                                  bool deterministic = true);
 

@@ -29,7 +29,7 @@ void wait(const WorkPtr& work, const char* what, int step) {
   if (work) work->wait([&] { return fmt::format("{} of step {} of ring attention", what, step); });
 }
 
-// Keys and values on their way around the ring: [2, tokens, kv_heads, head_dim], those of this rank at first.
+// Keys and values on their way around the ring: [2, tokens, kv_heads, head_dim], at first this rank's.
 class TravellingKeys {
  public:
   TravellingKeys(comm::Communicator& group, const tokens::ContextSplit& split, const RingPlan& plan,
@@ -46,7 +46,7 @@ class TravellingKeys {
   const Tensor& k() const { return k_; }
   const Tensor& v() const { return v_; }
 
-  // Sends on what is here, and lets in what the next step needs.
+  // Sends on the present keys, and receives those that the next step needs.
   void begin_hop(int step) {
     if (step + 1 >= plan_.steps_count()) return;
     next_ =
@@ -82,8 +82,8 @@ class GradientsOnTheirWay {
   GradientsOnTheirWay(comm::Communicator& group, const RingPlan& plan, Tensor home)
       : group_(group), plan_(plan), home_(std::move(home)) {}
 
-  // Sends `found` (undefined: nothing) to the owner of the step's keys, and lets in what the step's user of
-  // this rank's keys found. Adds what came of the step before.
+  // Sends `found` (undefined: nothing) to the owner of the step's keys, and receives what the step's user of
+  // this rank's keys found. Adds what came in the step before.
   void exchange(int step, Tensor found) {
     finish();
     step_ = step;
@@ -172,7 +172,7 @@ class RingAttention final : public CoreAttention {
   }
 
  private:
-  // The call of this rank's queries and the keys that are there, for this rank alone.
+  // The call of this rank's queries and the present keys, for this rank alone.
   static AttentionCall with_keys(AttentionCall call, const TravellingKeys& keys) {
     call.k = keys.k();
     call.v = keys.v();
@@ -180,8 +180,8 @@ class RingAttention final : public CoreAttention {
     return call;
   }
 
-  // All layers of a window go through a microbatch with one plan. Of the two halves of a pair, which take
-  // turns, each keeps its own.
+  // All layers of a window use one plan for a microbatch. Each of the two halves of a pair, which take turns,
+  // keeps its own.
   std::shared_ptr<const RingPlan> plan_of(const AttentionCall& call) {
     if (planned_split_ != call.split || planned_starts_ != call.documents.host_starts) {
       plans_.clear();

@@ -37,8 +37,8 @@ void for_ranges(const tokens::ContextSplit& split, F f) {
   }
 }
 
-// Between [tokens of this rank, ...] and [tokens of all ranks, ...] in the order of the whole list. The
-// group's ranks are the split's; both must outlive the exchange.
+// Exchanges [tokens of this rank, ...] for [tokens of all ranks, ...] in the order of the whole list, and
+// back. The group's ranks are the split's; both must outlive the exchange.
 class HeadExchange {
  public:
   HeadExchange(comm::Communicator& group, const tokens::ContextSplit& split) : group_(group), split_(split) {}
@@ -70,7 +70,7 @@ class HeadExchange {
   }
 
  private:
-  // Of each rank's tokens, by `row` elements each.
+  // Elements of each rank's tokens, with `row` elements a token.
   std::vector<int64_t> elements_by_rank(int64_t row) const {
     std::vector<int64_t> elements;
     for (int r = 0; r < split_.parts(); ++r) elements.push_back(split_.tokens(r) * row);
@@ -84,7 +84,7 @@ class HeadExchange {
     return same;
   }
 
-  // Between rows by rank and rows in the order of the list; the argument itself where these are the same.
+  // Between rows by rank and rows in the order of the list; the argument itself if these are the same.
   Tensor in_list_order(Tensor by_rank) const {
     if (ranks_are_in_order()) return by_rank;
     Tensor listed = at::empty_like(by_rank);
@@ -125,7 +125,7 @@ Tensor by_rank(const Tensor& x, int64_t ranks) {
   return x.unflatten(1, {ranks, x.size(1) / ranks}).transpose(0, 1);
 }
 
-// And back, contiguous.
+// The inverse, contiguous.
 Tensor joined(const Tensor& x) {
   return x.transpose(0, 1).reshape({x.size(1), x.size(0) * x.size(2), x.size(3)}).contiguous();
 }
@@ -140,9 +140,8 @@ void copy_kv_heads(const Tensor& x, const KvShares& shares, const Tensor& to) {
   }
 }
 
-// What ranks found for key-value heads of this rank's tokens: from[rank] [tokens, heads of the rank,
-// head_dim]
-// -> T [tokens, kv_heads, head_dim].
+// Sums what ranks found for key-value heads of this rank's tokens: from[rank] [tokens, heads of the rank,
+// head_dim] -> T [tokens, kv_heads, head_dim].
 Tensor sum_kv_heads(const Tensor& from, const KvShares& shares, int64_t kv_heads) {
   const auto ranks = std::ssize(shares);
   if (from.size(2) * ranks == kv_heads) return joined(from);
@@ -208,13 +207,13 @@ class UlyssesAttention final : public CoreAttention {
   }
 
  private:
-  // x: [heads] -> a view of this rank's.
+  // x: [heads] -> a view of this rank's heads.
   Tensor own_heads(const Tensor& x) const {
     const int64_t heads = x.size(0) / group_.size();
     return x.narrow(0, group_.rank() * heads, heads);
   }
 
-  // Of one rank, of `heads` query heads.
+  // The parts of one rank; `heads`: query heads of all ranks.
   Parts parts_of(int64_t heads, const KvShares& shares) const {
     return {.heads = heads / group_.size(), .kv_heads = std::ssize(shares.front())};
   }
@@ -230,7 +229,7 @@ class UlyssesAttention final : public CoreAttention {
     return exchange.to_heads(sent);
   }
 
-  // Of this rank's heads, over all tokens, with all of q, k and v as `fused`.
+  // Gradients of this rank's heads, over all tokens, with all of q, k and v as `fused`.
   Gradients gradients(const HeadExchange& exchange, const Parts& parts, const Tensor& dout,
                       const Saved& saved) const {
     const Tensor sent = by_rank(dout, group_.size()).contiguous();

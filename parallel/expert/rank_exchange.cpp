@@ -46,16 +46,16 @@ Counts exchange_counts(comm::Communicator& ep, const Counts& counts, const Count
   const Tensor theirs = at::empty({static_cast<int64_t>(own * experts_of.size())}, options);
   const Counts from(experts_of.size(), static_cast<int64_t>(own));
   const auto work = host.iall_to_all(theirs, from, mine, experts_of);
-  // A GPU's host waits here behind what it has enqueued of the other half of a pair. A CPU waits for a few
-  // bytes: a turn of the other half would be missing behind the rows that follow.
+  // On a GPU the other half of a pair enqueues its work before the host waits here. On a CPU this waits for a
+  // few bytes only: the other half's turn is better used in the exchange of rows that follows.
   if (&host != &ep) comm::hand_over();
   work->wait([] { return "the numbers of experts' rows"; });
   const auto* const values = theirs.const_data_ptr<int64_t>();
   return {values, values + theirs.numel()};
 }
 
-// Where each expert's rows from each rank begin among the arrivals, in expert order: fills `order` and its
-// inverse, and says where experts end.
+// Fills `order`, the expert order of the arrivals, and its inverse `place`. Returns the end of each expert's
+// rows.
 std::vector<int32_t> order_arrivals(const Counts& arriving, size_t own, std::vector<int32_t>& order,
                                     std::vector<int32_t>& place) {
   std::vector<int32_t> begins(arriving.size() + 1);

@@ -1,4 +1,4 @@
-// Experts shared out among ranks: rows travel to the ranks of their experts and back (Lepikhin et al., arXiv
+// Experts sharded over ranks: rows travel to the ranks of their experts and back (Lepikhin et al., arXiv
 // 2006.16668).
 #pragma once
 
@@ -14,8 +14,8 @@ namespace pptrain::expert {
 // expert are ordered by rank and place there, whatever arrives first, so that sums over them have the same
 // bits in every run. In a dry run every expert gets as many rows.
 //
-// stage: the ranks that see a part of the same global microbatch. Either may be null, where the rank is
-// alone; both must outlive the exchange.
+// stage: the ranks that see a part of the same global microbatch. Either may be null if the rank is alone;
+// both must outlive the exchange.
 std::shared_ptr<const nn::ExpertExchange> make_rank_exchange(comm::Communicator* ep,
                                                              comm::Communicator* stage);
 

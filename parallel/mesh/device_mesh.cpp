@@ -28,7 +28,7 @@ constexpr std::array<std::pair<const char*, int MeshShape::*>, axis_count> names
 constexpr std::array group_names{"batch", "fsdp", "loss", "replica", "stage", "ep", "efsdp", "eloss"};
 static_assert(group_names.size() == group_count);
 
-// The axes that a group spans; for ep, efsdp and eloss, those of the replica that they share out.
+// The axes that a group spans; for ep, efsdp and eloss, the axes of the replica that these groups divide.
 std::span<const Axis> axes_of(Group group) {
   static constexpr std::array batch{Axis::dp_shard, Axis::dp_replicate};
   static constexpr std::array fsdp{Axis::cp, Axis::dp_shard};
@@ -74,7 +74,7 @@ std::array<int, 3> data_ranks_inside(const MeshShape& shape, int rank) {
   return {on(Axis::cp), on(Axis::tp), on(Axis::dp_shard)};
 }
 
-// Behind each rank those that differ in the replica alone.
+// Adds behind each rank the ranks that differ from it in the replica alone.
 std::vector<int> with_replicas(const MeshShape& shape, const std::vector<int>& ranks) {
   std::vector<int> all;
   for (const int rank : ranks)

@@ -17,19 +17,19 @@ inline constexpr std::array axes{Axis::pp, Axis::dp_replicate, Axis::dp_shard, A
 inline constexpr int axis_count = axes.size();
 const char* name(Axis axis);
 
-// Groups that span several axes, named as in torchtitan's ParallelDims where it has them. Ranks of a group
-// are in the nesting order of the axes as they are listed here, outermost first. Where sums are taken over
-// data ranks, these are innermost, dp_shard and in it dp_replicate: a sum in rank order then has the same
-// bits however the data ranks are shared out between the two.
+// Groups that span several axes, with the names of torchtitan's ParallelDims if it has them. Ranks of a group
+// are in the nesting order of the axes as they are listed here, outermost first. If sums are taken over data
+// ranks, these are innermost, dp_shard and in it dp_replicate: a sum in rank order then has the same bits
+// however the data ranks are divided between the two.
 enum class Group {
   batch,    // dp_shard x dp_replicate: ranks that read different samples
-  fsdp,     // cp x dp_shard: ranks over which a parameter group is cut into shards
+  fsdp,     // cp x dp_shard: ranks over which a parameter group is sharded
   loss,     // cp x dp_shard x dp_replicate: ranks over which gradients, losses and token counts are summed
-  replica,  // dp_shard x cp x tp: ranks that share out one replica of the same pipeline stages
+  replica,  // dp_shard x cp x tp: ranks over which one replica of the same pipeline stages is sharded
   stage,    // dp_replicate x dp_shard x cp x tp: all ranks that hold the same pipeline stages
   ep,       // `ep` neighbours within a replica: ranks that hold different experts of the same layers
   efsdp,  // replica / ep, in the order cp x tp x dp_shard: ranks with the same experts, over which an expert
-          // parameter group is cut
+          // parameter group is sharded
   eloss,  // efsdp x dp_replicate: ranks over which the gradients of these experts are summed
 };
 inline constexpr int group_count = 8;
@@ -37,8 +37,8 @@ const char* name(Group group);
 
 struct MeshShape {
   int pp = 1, dp_replicate = 1, dp_shard = 1, cp = 1, tp = 1;
-  // Of the dp_shard x cp x tp ranks of a stage's replica, so many in a row share out the experts. No factor
-  // of the world's size.
+  // So many ranks in a row, of the dp_shard x cp x tp ranks of a stage's replica, hold different experts. No
+  // factor of the world's size.
   int ep = 1;
 
   int world_size() const;
@@ -48,7 +48,7 @@ struct MeshShape {
   int& size(Axis axis);
   int size(Group group) const;
   bool operator==(const MeshShape&) const = default;
-  // Of every axis, outermost first, and of ep, by the names of the job's keys.
+  // Sizes of every axis, outermost first, and of ep, by the names of the job's keys.
   std::vector<std::pair<std::string, int>> sizes() const;
   // "pp 2 x dp_replicate 2 = 4": the factors above 1, for messages.
   std::string describe() const;
@@ -69,9 +69,8 @@ int rank_at(const MeshShape& shape, const Coordinates& at);
 std::vector<int> group(const MeshShape& shape, int rank, Axis axis);
 std::vector<int> group(const MeshShape& shape, int rank, Group group);
 
-// One rank's communicators. That of an axis or group is made when it is first asked for, so that a job has
-// those that it needs: all ranks of the group ask for it, and all ranks ask for theirs in one order, which is
-// that of the program. What is only to be known of a group (`size`, `place`) makes none.
+// One rank's communicators. A communicator is made at its first use. All ranks of a group must ask for it, in
+// the same order on every rank. `size` and `place` make none.
 class DeviceMesh {
  public:
   // Connects the ring of pp. Throws as check_world_size does. `world` must outlive the mesh.

@@ -1,6 +1,7 @@
-// An embedding that all pipeline ranks share out: each has a shard of its masters, of its summed gradient and
-// of its optimizer state, as data ranks have under ZeRO-1 (Rajbhandari et al., arXiv 1910.02054). Passes run
-// on the first stage's rank alone, which also has the whole compute weights and the whole gradient.
+// An embedding that is sharded over all pipeline ranks: each has a shard of its masters, of its summed
+// gradient and of its optimizer state, as data ranks have under ZeRO-1 (Rajbhandari et al., arXiv
+// 1910.02054). Passes run on the first stage's rank alone, which also has the whole compute weights and the
+// whole gradient.
 #pragma once
 
 #include "core/nn/parameter.h"
@@ -15,7 +16,7 @@ nn::ShardPlace embedding_place(int rank, int ranks);
 // Sets up the links over which the next two send.
 void connect_embedding(comm::Communicator& pipeline);
 
-// Rank 0's whole compute weights become what all ranks' shards are rounded to: call it after masters change.
+// Rounds all ranks' shards of the masters into rank 0's whole compute weights: call it after masters change.
 // The shard of rank r is the r-th, and whole compute weights have memory on rank 0.
 void gather_embedding(comm::Communicator& pipeline, nn::ParameterGroup& embedding);
 

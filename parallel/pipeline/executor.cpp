@@ -54,7 +54,7 @@ Executor::Executor(std::vector<StageWithWeights> stages, comm::Communicator& pip
       std::ranges::equal(stages_, expected, {}, [](const StageWithWeights& s) { return s.stage.index(); });
   if (!same)
     throw Error(fmt::format("pipeline rank {} holds other stages than its schedule says", pipeline_.rank()));
-  // Every rank's list on every rank would grow with their square.
+  // Keeps this rank's list alone: all lists on every rank would grow with the square of the ranks.
   schedule_.actions[pipeline_.rank()] = schedule.actions[pipeline_.rank()];
   passes_ = find_passes(schedule_.actions[pipeline_.rank()]);
   if (schedule_.spread_head)
@@ -78,7 +78,7 @@ void Executor::prepare_validation(const schedule::Schedule& schedule) {
   speculation_ = schedule::speculate(schedule);
 }
 
-// From the end of the list to its beginning: what lies ahead of each action of a stage.
+// Walks from the end of the list to its beginning, and so knows what lies ahead of each action of a stage.
 std::vector<Executor::Passes> Executor::find_passes(const std::vector<Action>& list) {
   std::map<int, Pass> ahead;  // [stage]
   const auto visit = [&](const Action& part) {
@@ -148,8 +148,8 @@ void Executor::run_range(size_t begin, size_t end) {
   }
 }
 
-// The halves take turns where their passes wait for exchanges, beginning with the forward. Bits are those of
-// one after the other, because the halves share no sum: they are of different stages, each of which takes its
+// The halves take turns when their passes wait for exchanges, beginning with the forward. Bits are as if one
+// ran after the other, because the halves share no sum: they are of different stages, each of which takes its
 // microbatches in one order. The head's gradients and the loss come from forwards of the last stage, the
 // embedding's gradient from backwards of the first, the loads of routers from backwards of each block.
 void Executor::run_pair(const Action& pair, const Passes& passes) {
@@ -164,7 +164,7 @@ void Executor::run_pair(const Action& pair, const Passes& passes) {
                  });
 }
 
-// Runs the action, and names it in what it throws.
+// Runs the action, and names it in the errors that it throws.
 void Executor::execute(const Action& action, const Pass& pass) {
   if (activity_ != nullptr) activity_->set(comm::Doing::work, describe(action));
   if (logs(Subsystem::schedule, spdlog::level::trace))
@@ -180,7 +180,7 @@ void Executor::execute(const Action& action, const Pass& pass) {
   }
 }
 
-// Behind the work of the action, on the current stream. Receives and sends have streams of their own.
+// Marks the end of the action's work on the current stream. Receives and sends have streams of their own.
 void Executor::mark_on_device(const Action& action) {
   if (activity_ == nullptr || device_.is_cpu() || !schedule::is_compute(action.kind)) return;
   const auto mark = std::make_shared<c10::Event>(device_.type());
@@ -188,8 +188,8 @@ void Executor::mark_on_device(const Action& action) {
   activity_->enqueued(describe(action), [mark] { return mark->query(); });
 }
 
-// All ranks do so together. A message that one side alone has begun is completed by the other, with values
-// that nobody reads; after that the channels are as they were before the step.
+// All ranks do so together. A message that only one side has begun is completed by the other, with values
+// that are not read; after that the channels are as they were before the step.
 void Executor::throw_away_prefix() {
   for (const auto& [source, due] : due_receives_) {
     if (!due.empty()) post_receives_up_to(Action(due.back()));
@@ -221,7 +221,7 @@ void Executor::reset_marks() {
   timed_ = 0;
 }
 
-// Of the next action that is timed.
+// For the next action that is timed.
 void Executor::begin_times() {
   now_ = timed_++;
   mark(waits_);
@@ -398,15 +398,16 @@ at::Tensor Executor::empty_boundary(const Action& action) {
   return stage(action.stage).empty_boundary(microbatches_[action.microbatch]);
 }
 
-// A receive that holds the device waits for its consumer. Ahead of it, its message may depend on what this
-// rank runs in between, and if that is a kernel's first run, which waits for the device, neither ever comes.
-// Where the consumer is, even receives that block in place cannot deadlock (schedule::add_communication).
+// A receive that holds the device is posted only at its consumer. Posted earlier, its message may depend on
+// what this rank runs in between. If that is a kernel's first run, which waits for the device, both wait for
+// ever. At the consumer even receives that block in place cannot deadlock (schedule::add_communication).
 void Executor::receive(const Action& action) {
   if (!pipeline_.holds_device()) return post_receive(action);
   due_receives_[source_of(action)].push_back(action);
 }
 
-// With those from the same rank that are due before it: messages come in the order in which they were sent.
+// Also posts receives from the same rank that are due before it: messages come in the order in which they
+// were sent.
 void Executor::post_receives_up_to(const Action& last) {
   std::deque<Action>& due = due_receives_[source_of(last)];
   if (std::ranges::find(due, last) == due.end()) return;

@@ -37,36 +37,37 @@ class Executor {
  public:
   // `stages`: this rank's, by ascending index; they must be the schedule's for this rank. `pipeline`: the
   // communicator along pp; its rank is the schedule's rank. Both must outlive the executor. `schedule`:
-  // lowered and validated; it keeps this rank's list. If it is forward_only, stages keep no records.
+  // lowered and validated; it keeps this rank's list. If it is forward_only, stages save no activations.
   // Collective over `pipeline` if the schedule's head is spread.
   Executor(std::vector<StageWithWeights> stages, comm::Communicator& pipeline,
            const schedule::Schedule& schedule);
 
-  // What this rank does, and which receive it waits for, goes to `activity`, which must outlive the executor;
-  // so does, where `device` is a GPU, which actions the GPU has done.
+  // Reports to `activity`, which must outlive the executor, what this rank does and which receive it waits
+  // for. If `device` is a GPU, it also reports which actions the GPU has done.
   void report_to(comm::Activity* activity, c10::Device device = c10::kCPU) {
     activity_ = activity;
     device_ = device;
   }
 
-  // Times what runs from now on by the host's clock (the CPU, as at first), by a device's, or not at all.
+  // From now on times are of the host's clock (the CPU, as at first), of a device's, or not taken at all.
   void time_on(std::optional<c10::Device> device) { timed_on_ = device; }
 
-  // Before the first run() with `validate`. schedule: that of the executor.
+  // Before the first run() with `validate`. schedule: the executor's.
   void prepare_validation(const schedule::Schedule& schedule);
 
   // Runs every action once over schedule.microbatches microbatches. Returns when the list is done and every
   // send has left, with what this rank held at most. Throws Error that names rank, action and stage; stages
-  // then hold stale records (Stage::discard).
+  // then hold stale saved activations (Stage::discard).
   //
-  // `validate` (after prepare_validation) is called once, where this rank's prefix ends
-  // (schedule::Speculation): before it, the run leaves gradients alone, so that it may begin on weights that
-  // are still to be confirmed. Where it returns false, which it must on all ranks of `pipeline` together,
-  // what was run is thrown away and the list begins anew.
+  // `validate` (after prepare_validation) is called once, at the end of this rank's prefix
+  // (schedule::Speculation). Before it, the run leaves gradients alone, so that it may begin on weights that
+  // are still to be confirmed. If it returns false, which it must on all ranks of `pipeline` together, what
+  // was run is thrown away and the list begins anew.
   schedule::InFlight run(std::span<const data::Microbatch> microbatches,
                          const std::function<bool()>& validate = {});
 
-  // Of the last run: one for each of schedule::timed_actions, or none. On a device it waits for the device.
+  // Times of the last run: one for each of schedule::timed_actions, or none. On a device it waits for the
+  // device.
   std::vector<ActionTime> times();
 
  private:

@@ -74,7 +74,7 @@ void HeadExchange::give_term(int microbatch, at::Tensor term) {
   if (!terms_->holds_device()) receive_terms(microbatch);
 }
 
-// And those of earlier microbatches: terms come in the order in which they were sent.
+// Receives the terms of this and of earlier microbatches: terms come in the order in which they were sent.
 void HeadExchange::receive_terms(int microbatch) {
   while (!due_.empty() && due_.front() <= microbatch) {
     std::vector<Message>& terms = term_of_.at(due_.front());

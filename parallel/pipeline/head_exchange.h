@@ -1,4 +1,4 @@
-// What pipeline ranks tell each other of a head of which each has a part.
+// The exchange of pipeline ranks for a head that is sharded over them.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -15,10 +15,10 @@
 
 namespace pptrain::pipeline {
 
-// The last stage's rank gives h to all, each rank makes its statistics, which all get, then its term of h's
+// The last stage's rank gives h to all. Each rank makes its statistics, which all get, then its term of h's
 // gradient, which the last stage's rank sums. Microbatches ascend in every step of the way, but gradients are
-// taken in any order. No call waits but those that take something. Communicators of its own keep its messages
-// apart from the stages'.
+// taken in any order. Only calls that take something wait. Communicators of its own keep its messages apart
+// from the stages'.
 class HeadExchange {
  public:
   // Collective over `pipeline`, which must outlive this. last: the rank with the last stage.
@@ -39,7 +39,7 @@ class HeadExchange {
   at::Tensor take_gradient(int microbatch, const Wait& wait);
 
   bool is_last() const { return terms_->rank() == last_; }
-  void finish(const Wait& wait);  // of the sends. Throws Error where something was not taken.
+  void finish(const Wait& wait);  // of the sends. Throws Error if something was not taken.
 
  private:
   using Message = std::pair<at::Tensor, std::unique_ptr<comm::Work>>;  // under way

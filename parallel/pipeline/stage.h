@@ -1,5 +1,5 @@
-// What the executor needs of a stage: its passes, and what a schedule asks of its weights and gradients
-// beside them.
+// What the executor needs of a stage: its passes, and the schedule's other actions on its weights and
+// gradients.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,7 +13,7 @@
 
 namespace pptrain::pipeline {
 
-// A piece of a model, which keeps its own records of saved tensors, by microbatch.
+// A slice of a model, which keeps its own saved activations, by microbatch.
 class Stage {
  public:
   virtual ~Stage() = default;
@@ -22,19 +22,19 @@ class Stage {
   virtual bool is_first() const = 0;
   virtual bool is_last() const = 0;  // it has the whole head; with a head in parts no stage is
 
-  // A tensor without values of the type and shape, on the device, of this microbatch's at the stage's
-  // boundaries: its input, its output and their gradients, all of one kind on every stage. The executor
-  // receives into such tensors.
+  // A tensor without values, of the type, shape and device that this microbatch has at the stage's
+  // boundaries: its input, its output and their gradients, equal on every stage. The executor receives into
+  // such tensors.
   virtual at::Tensor empty_boundary(const data::Microbatch& data) const = 0;
 
   // F. `input` is undefined on the first stage; the result is undefined on the last, which keeps the loss.
   virtual at::Tensor forward(int microbatch, const data::Microbatch& data, at::Tensor input) = 0;
 
-  // Forward without records, for evaluation. The last stage keeps the loss.
+  // Forward without saved activations, for evaluation. The last stage keeps the loss.
   virtual at::Tensor forward_only(const data::Microbatch& data, at::Tensor input) = 0;
 
   // Last stage: T [rows, vocab] of the tokens that `rows` (int64, places in the token list) names, or of all
-  // where it is undefined. Without records. Throws Error on other stages.
+  // if it is undefined. Saves no activations. Throws Error on other stages.
   virtual at::Tensor logits(const data::Microbatch& data, at::Tensor input, const at::Tensor& rows) = 0;
 
   // B: input and weight gradients at once. `dy` is undefined on the last stage, the result on the first.
@@ -46,10 +46,11 @@ class Stage {
   // W: the weight gradients that backward_input of this microbatch left.
   virtual void backward_weight(int microbatch) = 0;
 
-  // A head in parts, of which the first stage of each rank may have one: then the last stage's F gives T
-  // [share, hidden] to all of them, and its backward takes the sum of their terms of the gradient.
+  // A head in parts: the first stage of each rank may have one. The last stage's F then gives T [share,
+  // hidden] to all of them, and its backward takes the sum of their terms of the gradient.
   virtual bool has_head_part() const { return false; }
-  // S: `h` as above -> what the parts must tell each other, float32 [rows, n].
+  // S: `h` as above -> this part's statistics, float32 [rows, n]: n = 3, or 4 with label smoothing
+  // (core/nn/vocabulary.h).
   virtual at::Tensor head_forward(int /*microbatch*/, const data::Microbatch& /*data*/, at::Tensor /*h*/) {
     throw Error("the stage has no part of a head");
   }
@@ -64,7 +65,7 @@ class Stage {
   // call. Waits for the device.
   virtual double take_loss() = 0;
 
-  // Drops every record, after a failed step.
+  // Drops all saved activations, after a failed step.
   virtual void discard() = 0;
 
   virtual nn::ParameterStore& parameters() = 0;
@@ -77,9 +78,9 @@ struct Pass {
   bool reduce_follows = false;               // REDUCE_GRAD comes before the stage's next pass
 };
 
-// parallel/shard implements it for ranks that share a stage. By default nothing is done: the weights of a
-// stage without peers are always there, and its gradients are whole. Only settle, finish and discard may
-// wait for other ranks.
+// parallel/shard implements it for stages that are sharded over ranks. By default nothing is done: the
+// weights of a stage without peers are always there, and its gradients are whole. Only settle, finish and
+// discard may wait for other ranks.
 class WeightActions {
  public:
   virtual ~WeightActions() = default;

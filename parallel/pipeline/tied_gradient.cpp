@@ -12,7 +12,7 @@
 namespace pptrain::pipeline {
 namespace {
 
-// Of the same elements, on two ranks of the pipeline or on one.
+// Sums gradients of the same elements, which lie on two ranks of the pipeline or on one.
 void sum_pair(comm::Communicator& pipeline, int first_rank, int head_rank, at::Tensor embedding,
               at::Tensor head) {
   if (first_rank == head_rank) {
@@ -35,14 +35,14 @@ void sum_pair(comm::Communicator& pipeline, int first_rank, int head_rank, at::T
 
 }  // namespace
 
-// Each rank of `pieces` sums what its own shards of the head's parts have. Where the embedding's shards are
-// others, its gradient is made whole for that, and the sums are gathered.
+// Each rank of `pieces` sums the elements that its own shards of the head's parts have. If the embedding is
+// sharded differently, its gradient is made whole for that, and the sums are gathered.
 void sum_tied_gradients(comm::Communicator& pipeline, comm::Communicator& pieces, int first_rank,
                         const at::Tensor& embedding, const at::Tensor& head,
                         std::span<const std::pair<int64_t, int64_t>> parts) {
   const bool first = pipeline.rank() == first_rank;
   const auto shard = [&](size_t rank) { return nn::shard_elements(parts[rank].second, pieces.size()); };
-  // Of a part's shards, where it begins in the part, and how many of its elements are no gap.
+  // Of the owner's shard of a part: its begin in the part, and the number of its elements that are no gap.
   const auto piece = [&](size_t rank, int owner) {
     const int64_t elements = parts[rank].second, begin = std::min(owner * shard(rank), elements);
     return std::pair(begin, std::min(shard(rank), elements - begin));

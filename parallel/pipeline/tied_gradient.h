@@ -12,13 +12,13 @@
 
 namespace pptrain::pipeline {
 
-// Each use of the weight has a gradient of its own on every layout, also when both live on one rank; here
-// each becomes embedding + head (float32), the same bits everywhere. Collective over `pipeline`, and over
-// `pieces`, the ranks that share out parameter groups: gradients are this rank's shards (nn::shard_elements),
-// float32 [elements], of the embedding on first_rank, of a part of the head where `parts` says so, and
-// undefined elsewhere. The weight is the first of its group.
-// parts: [pipeline rank] the first element of the whole embedding that the rank's part of the head is, and
-// how many they are; 0 where it has none.
+// Each use of the weight has a gradient of its own on every layout, even if both live on one rank; here each
+// becomes embedding + head (float32), the same bits everywhere. Collective over `pipeline`, and over
+// `pieces`, the ranks that parameter groups are sharded over. Gradients are this rank's shards
+// (nn::shard_elements), float32 [elements]: of the embedding on first_rank, of a part of the head if `parts`
+// says so, and undefined otherwise. The weight is the first of its group.
+// parts: [pipeline rank] the first element of the whole embedding in the rank's part of the head, and the
+// number of its elements; 0 if it has no part.
 void sum_tied_gradients(comm::Communicator& pipeline, comm::Communicator& pieces, int first_rank,
                         const at::Tensor& embedding, const at::Tensor& head,
                         std::span<const std::pair<int64_t, int64_t>> parts);

@@ -1,4 +1,4 @@
-// Moments of a step, noted as cheaply as can be and read afterwards.
+// Moments of a step, noted as cheaply as possible and read afterwards.
 #pragma once
 
 #include <c10/core/Device.h>

@@ -8,13 +8,13 @@
 
 namespace pptrain::pipeline {
 
-// Generation goes in rounds: in each, every group of sequences goes through all stages once, and the last
-// stage chooses a token for each of its sequences, which every other rank is told and with which the group's
-// next round begins. Rounds of one group follow each other; those of different groups overlap, so that with
-// as many groups as pipeline ranks every rank always has something to do.
+// Generation goes in rounds: in each, every group of sequences goes through all stages once. The last stage
+// then chooses a token for each sequence and tells every other rank; the group's next round begins with these
+// tokens. Rounds of one group follow each other; those of different groups overlap, so that with as many
+// groups as pipeline ranks every rank always has something to do.
 struct TokenAction {
   // The choice of the group's round comes from the last stage's rank: its receive is posted. Otherwise a
-  // forward of a stage of this rank: receives its input if that is another rank's, computes, sends.
+  // forward of a stage of this rank: receives its input if another rank has it, computes, sends.
   bool is_choice = false;
   int group = 0;
   int64_t round = 0;
@@ -25,12 +25,12 @@ struct TokenAction {
   int64_t slot = 0, pass = 0;
 };
 
-// An endless list, which ends where the caller knows that all groups are done; actions of groups that are
-// done are left out by all ranks alike.
+// An endless list: the caller ends it when it knows that all groups are done. Actions of groups that are done
+// are left out by all ranks alike.
 //
-// Every action has a slot, the time at which it runs if all passes take one unit and no rank waits: a stage's
-// is one later than that of the stage before it, that of a choice one later than the last stage's, and the
-// first stage's of the next round no earlier than that. Ranks go through theirs in the order of slots. So
+// Every action has a slot, the time at which it runs if all passes take one unit and no rank waits. The slot
+// of a stage is the slot of the stage before it, plus 1. The slot of a choice is the last stage's, plus 1;
+// the next round's first stage comes at it or later. Ranks go through their actions in the order of slots. So
 // whatever an action waits for has an earlier slot, and no wait goes round in a circle; and messages between
 // two ranks are sent in the order in which they are received.
 class TokenOrder {

@@ -18,7 +18,7 @@ enum class ActionKind : uint8_t {
   recv_f,           // RECV_F: this stage's input from the previous stage's rank
   send_b,           // SEND_B: this stage's input gradient to the previous stage's rank
   recv_b,           // RECV_B: this stage's output gradient from the next stage's rank
-  unshard,          // UNSHARD: the stage's weights are gathered from the ranks that share them out
+  unshard,          // UNSHARD: the stage's weights are gathered from the ranks that they are sharded over
   reshard,          // RESHARD: what was gathered is freed
   reduce_grad,      // REDUCE_GRAD: the stage's gradients are summed over the ranks that have other samples
   overlapped_pair,  // OVERLAP_F_B: a forward and a backward of another microbatch, scheduled as one
@@ -71,7 +71,7 @@ constexpr bool is_receive(ActionKind kind) {
 constexpr bool is_communication(ActionKind kind) {
   return is_send(kind) || is_receive(kind);
 }
-// Of a send or a receive: the stage at its other end.
+// The stage at the other end of a send or a receive.
 constexpr int other_stage(const Action& message) {
   const bool upwards = message.kind == ActionKind::send_f || message.kind == ActionKind::recv_b;
   return message.stage + (upwards ? 1 : -1);

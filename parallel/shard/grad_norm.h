@@ -8,22 +8,22 @@
 
 namespace pptrain::shard {
 
-// Each rank hands in the exact sum of squares of what it answers for. Exact sums have no order, so neither
-// who holds what nor how many ranks there are leaves a trace in the norm.
+// Each rank hands in the exact sum of squares of the elements that it counts. Exact sums have no order, so
+// the norm depends neither on the number of ranks nor on what each holds.
 class GradNorm {
  public:
-  // `replica`: the ranks that share out this rank's stages. `pipeline`: along pp. Together they hold every
-  // element that counts once. Both must outlive this.
+  // `replica`: the ranks that this rank's stages are sharded over. `pipeline`: along pp. Together they hold
+  // every element that counts once. Both must outlive this.
   GradNorm(comm::Communicator& replica, comm::Communicator& pipeline)
       : replica_(replica), pipeline_(pipeline) {}
 
-  // sqrt of the global sum, which is rounded once; NaN where a gradient is not finite. Collective over both
+  // sqrt of the global sum, which is rounded once; NaN if a gradient is not finite. Collective over both
   // groups; the same bits on every rank.
   double operator()(const kernels::ExactSum& squares) const;
 
-  // What this rank's replica comes to. Collective over `replica`.
+  // The sum over this rank's replica. Collective over `replica`.
   kernels::ExactSum of_replica(const kernels::ExactSum& squares) const;
-  // The norm from what the replicas of all stages came to.
+  // The norm from the sums of the replicas of all stages.
   static double of_stages(std::span<const kernels::ExactSum> stages);
 
  private:

@@ -11,14 +11,14 @@
 
 namespace pptrain::shard {
 
-// Of all that a rank sums: groups that share a communicator must share this. Sums overlap; but each of their
-// steps begins in the order in which the sums were begun, which is the same on all ranks, so that collectives
-// meet their own.
+// All sums of a rank: groups that share a communicator must share this. Sums overlap. Steps with the same
+// number begin in the order in which the sums were begun, which is the same on all ranks, so that collectives
+// match.
 //
 // NCCL wants one order over all communicators. There a wait orders streams and never blocks the host, so
 // begin() begins all steps of a sum, each behind the one before it: the order depends on the program alone.
-// On CPUs, where a wait blocks and an order on each communicator is enough, a later step begins when the one
-// before it is done and the rank looks.
+// On CPUs a wait blocks, and an order on each communicator is enough: a later step begins when the one before
+// it is done and the rank looks.
 class GradientSums {
  public:
   GradientSums();

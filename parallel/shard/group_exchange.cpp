@@ -71,8 +71,8 @@ at::Tensor GroupExchange::own_part(size_t buffer) {
   return whole.narrow(0, size * ranks_.pieces.rank(), size);
 }
 
-// Of R replicas of P pieces, the rank with part r of piece p has number p R + r in `sum`, and gets the r-th
-// part of that piece, which the replicas of the piece then show each other.
+// With R replicas of P shards, the rank with part r of shard p has number p R + r in `sum`. It gets the r-th
+// part of that shard; then the replicas of the shard exchange their parts.
 GroupExchange::SumSteps GroupExchange::sum_steps(size_t buffer) {
   SumSteps steps;
   const at::Tensor whole = group_.buffers().at(buffer)->whole_grad;

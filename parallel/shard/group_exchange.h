@@ -1,4 +1,4 @@
-// What ranks exchange of one parameter group: weights before they are used, gradients after they are taken
+// What ranks exchange of one parameter group: weights before they are used, gradients after they are computed
 // (fully sharded data parallelism: Rajbhandari et al., ZeRO, arXiv 1910.02054; Zhao et al., arXiv
 // 2304.11277).
 #pragma once
@@ -13,15 +13,15 @@
 
 namespace pptrain::shard {
 
-// The ranks that share what a rank holds of the groups of one spread. All must outlive who uses them.
+// The ranks that parameter groups are sharded over. All must outlive their users.
 struct ShardRanks {
-  comm::Communicator& pieces;    // over which groups are divided, each rank with the part of its rank
-  comm::Communicator& replicas;  // that hold the same part
+  comm::Communicator& pieces;    // that groups are sharded over; rank r has shard r
+  comm::Communicator& replicas;  // that hold the same shard
   // Whose gradients are summed: both together, replicas innermost. The sum of parts in rank order then has
-  // the same bits however the ranks are shared out between the two.
+  // the same bits however the ranks are divided between the two.
   comm::Communicator& sum;
-  // That hold copies of a parameter (nn::Copies::tp, kv), each with a part of its gradient; null where a rank
-  // is alone.
+  // Ranks that hold copies of a parameter (nn::Copies::tp, kv), each with a part of its gradient; null if a
+  // rank is alone.
   comm::Communicator* tp_copies = nullptr;
   comm::Communicator* kv_copies = nullptr;
 };
@@ -29,23 +29,23 @@ struct ShardRanks {
 // With one rank in each group nothing is exchanged, and nothing costs anything.
 class GroupExchange {
  public:
-  // The group is materialised, and outlives this. Throws Error where it is divided otherwise than `ranks`
-  // are; a group with shards on pipeline ranks counts as whole.
+  // The group is materialised, and outlives this. Throws Error if it is not sharded as `ranks` says; a group
+  // with shards on pipeline ranks counts as whole.
   GroupExchange(nn::ParameterGroup& group, const ShardRanks& ranks);
 
-  // Gathers all parts' compute weights: once the work is done, layers may use them. Collective over pieces.
+  // Gathers all shards' compute weights: once the work is done, layers may use them. Collective over pieces.
   std::unique_ptr<comm::Work> unshard();
 
-  // Frees the compute weights of a divided group until unshard(). Local; no unshard() may be under way.
+  // Frees the compute weights of a sharded group until unshard(). Local; no unshard() may be under way.
   void reshard() { group_.release_whole_compute(); }
 
   // Whether any of sum_steps is not empty.
   bool is_summed(size_t buffer) const;
 
-  // What sums one buffer's whole gradients, in rank order: over copies, then over the ranks with other
-  // samples, then what replicas show each other. Each step begins when the one before is done; after the
-  // last, this rank's part of the whole gradient is the sum. A step may be empty: then there is nothing to
-  // do. gradient_sums.h takes them.
+  // The steps that sum one buffer's whole gradients in rank order: over copies, then over the ranks with
+  // other samples, then the replicas' exchange of parts. Each step begins when the one before is done; after
+  // the last, this rank's part of the whole gradient is the sum. A step may be empty: then there is nothing
+  // to do. gradient_sums.h runs them.
   using Step = std::function<std::unique_ptr<comm::Work>()>;
   using SumSteps = std::array<Step, 3>;
   SumSteps sum_steps(size_t buffer);

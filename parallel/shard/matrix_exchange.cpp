@@ -52,7 +52,7 @@ bool overlap(const SharedPart& a, const SharedPart& b) {
   return false;
 }
 
-// Parts that do not overlap are all of the matrix where they have as many elements.
+// Parts that do not overlap are the whole matrix if they have as many elements.
 void check_whole(const Matrix& matrix) {
   int64_t elements = 0;
   for (size_t i = 0; i < matrix.parts.size(); ++i) {
@@ -120,7 +120,7 @@ void assign(std::vector<Matrix>& matrices, size_t ranks, int64_t elements) {
   }
 }
 
-// What goes between one rank and each other one, before it is put in line.
+// The data between one rank and each other rank, before it is put in message order.
 class TransferBuilder {
  public:
   explicit TransferBuilder(size_t ranks) : parts_(ranks), pieces_(ranks) {
@@ -352,8 +352,8 @@ Exchange::Flight Exchange::send_operands(const MatrixRound& round, const optim::
   return flight;
 }
 
-// Each in memory of its own, so that products see the same alignment (and give the same bits) wherever it is
-// made whole.
+// Each matrix has memory of its own, so that GEMMs see the same alignment (and give the same bits) on
+// whichever rank it is made whole.
 std::vector<at::Tensor> Exchange::make_whole(const MatrixRound& round, Flight flight,
                                              const optim::MatrixOperation& operation) {
   std::vector<at::Tensor> matrices;

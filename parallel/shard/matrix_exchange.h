@@ -1,5 +1,5 @@
-// Matrices whose parts lie on several ranks, made whole on one of them and sent back: which rank makes which
-// matrix whole and when, a pure function of what each rank holds, and the exchange itself.
+// Matrices whose parts lie on several ranks are made whole on one of them and sent back. The plan (which rank
+// makes which matrix whole, and when) is a pure function of what each rank holds.
 #pragma once
 
 #include <cstddef>
@@ -34,11 +34,10 @@ struct MatrixRound {
   Transfer out;  // from pieces to parts: each holder gets its own
 };
 
-// parts[rank]: what each rank holds. Owners are holders of a part, chosen so that operations of products
-// (rows cols min(rows, cols)) are shared out evenly: largest matrix first, to the rank with the least to do.
-// A round is a matrix of each owner, or more where they have at most `elements` together. The same number of
-// rounds on every rank. Throws Error that names a matrix whose parts are not all of it, or overlap without
-// being equal.
+// parts[rank]: what each rank holds. Owners are holders of a part, chosen so that GEMM operations (rows cols
+// min(rows, cols)) are divided evenly: largest matrix first, to the rank with the least to do. A round is a
+// matrix of each owner, or more if they have at most `elements` together. The same number of rounds on every
+// rank. Throws Error that names a matrix whose parts are not all of it, or overlap without being equal.
 std::vector<MatrixRound> plan_matrix_rounds(std::span<const std::vector<optim::MatrixPart>> parts, int rank,
                                             int64_t elements = optim::round_elements);
 
@@ -49,10 +48,10 @@ struct Rectangle {
 };
 std::vector<Rectangle> rectangles(const nn::SliceShape& shape);
 
-// Works in rounds (MatrixRound). While a rank transforms the matrices of one round, operands of the next
-// are on their way to it, and results of the one before on their way back. A rank holds at once, in elements:
-// its own matrices of one round; its messages of operands of two rounds, and of results of two. A round is
-// optim::round_elements over all ranks, or one matrix a rank where that is more.
+// Works in rounds (MatrixRound). While a rank transforms the matrices of one round, operands of the next are
+// on their way to it, and results of the one before on their way back. A rank holds at once, in elements: its
+// own matrices of one round; its messages of operands of two rounds, and of results of two. A round is
+// optim::round_elements over all ranks, or one matrix a rank if that is more.
 //
 // `ranks`: all that hold parts of the same matrices, whatever they hold. Collective; the communicator must
 // outlive the result. Throws Error as plan_matrix_rounds does, on every rank.

@@ -222,7 +222,7 @@ void StageWeights::prepare_gradient(size_t index, size_t buffer) {
   group.taken[buffer] = true;
 }
 
-// Where uses overlap (an I that ends within a W), the other one's gradients may still be on their way.
+// If uses overlap (an I that ends within a W), the other use's gradients may still be on their way.
 void StageWeights::begin_sums(size_t index, nn::Use use) {
   Group& group = groups_[index];
   nn::ParameterGroup& parameters = group.exchange.group();

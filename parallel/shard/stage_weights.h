@@ -1,5 +1,5 @@
-// The parameters of one stage while it computes, on a rank that shares them with others: which groups are
-// whole when, and when their gradients are summed.
+// The parameters of one stage while it computes, on a rank that has shards of them: which groups are whole
+// when, and when their gradients are summed.
 #pragma once
 
 #include <array>
@@ -20,21 +20,21 @@
 
 namespace pptrain::shard {
 
-// Ranks that share a stage call everything here in one order. Nothing waits but acquire(), for what its use
-// needs, and settle(), finish() and discard().
+// Ranks that share a stage call everything here in one order. Only acquire(), for what its use needs, and
+// settle(), finish() and discard() wait.
 class StageWeights final : public pipeline::WeightActions, public nn::WeightAccess {
  public:
-  // `store`: the stage's parameters, materialised; its groups are divided as the ranks of their spread are,
-  // and have own gradients where they are summed after each microbatch (nn::ShardPlace). `options`: those
-  // that lower() had; kept weights stay whole from unshard() to reshard(), streamed ones group by group while
+  // `store`: the stage's parameters, materialised; its groups are sharded over the given ranks, and have a
+  // gradient buffer of their own if they are summed after each microbatch (nn::ShardPlace). `options`: as
+  // lower() had them; kept weights stay whole from unshard() to reshard(), streamed ones group by group while
   // a pass uses them. `sums`: of all stages of this rank. `name` stands for the stage in messages. All must
   // outlive this.
   StageWeights(nn::ParameterStore& store, const ShardRanks& dense, const ShardRanks& experts,
                const schedule::ShardOptions& options, GradientSums& sums, std::string name);
   ~StageWeights() override;
 
-  // Weights are gathered anew. Kept: of all groups at once. Streamed: of the first group that `next`, the
-  // stage's next pass, uses; passes gather the others, each while the one before computes.
+  // Gathers weights anew. Kept: all groups at once. Streamed: the first group that `next`, the stage's next
+  // pass, uses; passes gather the others, each overlapped with the computation of the one before.
   void unshard(std::optional<schedule::ActionKind> next) override;
   void reshard() override;
   // Begins the sums of the gradients taken so far that are not under way yet. After each microbatch most are;
@@ -44,8 +44,8 @@ class StageWeights final : public pipeline::WeightActions, public nn::WeightAcce
   void acquire(size_t group, nn::Use use) override;
   void release(size_t group, nn::Use use) override;
   void settle() override;
-  // Waits for the sums of the rank's other stages too. Gradients can be read then: what the list took none of
-  // is zero.
+  // Waits for the sums of the rank's other stages too. Gradients can be read then; those that the list did
+  // not take are zero.
   void finish() override;
   void discard() override;
 

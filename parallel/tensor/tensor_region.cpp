@@ -21,7 +21,7 @@ nn::Region::Wait wait_of(std::unique_ptr<comm::Work> work) {
   };
 }
 
-// Elements of each rank, which has these rows of a tensor like `whole`.
+// Elements of each rank that has these rows of a tensor like `whole`.
 std::vector<int64_t> elements(const at::Tensor& whole, std::span<const int64_t> rows) {
   const int64_t width = whole.numel() / std::max<int64_t>(1, whole.size(0));
   std::vector<int64_t> counts;

@@ -9,14 +9,14 @@
 
 namespace pptrain::tensor {
 
-// The region of a group; of a rank alone where the group is null or has one rank. Gathers and sums are the
+// The region of a group; of a rank alone if the group is null or has one rank. Gathers and sums are the
 // communicator's, so that sums are taken in rank order and have the same bits on every transport. `tp` must
 // outlive the region.
 std::shared_ptr<const nn::Region> make_region(comm::Communicator* tp);
 
-// The ranks of `tp` that hold copies of the same key-value heads (nn::Copies::kv), in rank order: neighbours,
-// where tp is a multiple of kv_heads and larger; else each rank alone. Collective over `tp`, which must
-// outlive the group. Throws Error where neither number divides the other.
+// The ranks of `tp` that hold copies of the same key-value heads (nn::Copies::kv), in rank order: neighbours
+// if tp is a multiple of kv_heads and larger; else each rank alone. Collective over `tp`, which must outlive
+// the group. Throws Error if neither number divides the other.
 std::unique_ptr<comm::Communicator> make_kv_group(comm::Communicator& tp, int64_t kv_heads);
 
 }  // namespace pptrain::tensor

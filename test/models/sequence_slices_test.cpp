@@ -90,7 +90,7 @@ TEST_CASE("a stage has the losses and gradients of whole lists when they come in
   Stages whole = build_stages(model, {4}, at::kFloat);
   const Step expected = run(whole, lists, 1, split_backward);
   for (const int slices : {2, 3, 7}) {
-    CAPTURE(arch, models::to_string(recompute), split_backward, slices);
+    CAPTURE(arch, to_string(recompute), split_backward, slices);
     Stages stages = build_stages(model, {4}, at::kFloat, 7, recompute, seams_of(slices));
     const Step actual = run(stages, lists, slices, split_backward);
     CHECK(relative_error(actual.loss, expected.loss) <= 1e-6);
@@ -118,7 +118,7 @@ TEST_CASE(
   const Step expected = run(one, lists, slices, /*split_backward=*/false);
   for (const Recompute recompute : {Recompute::none, Recompute::full}) {
     for (const bool split_backward : {false, true}) {
-      CAPTURE(models::to_string(recompute), split_backward);
+      CAPTURE(to_string(recompute), split_backward);
       Stages stages = stages_of({1, 2, 1}, recompute);
       check_equal(run(stages, lists, slices, split_backward), expected);
     }

@@ -3,9 +3,9 @@
 //
 //     loaded_pptrain FD
 //
-// FD: a Unix socket. A request is one message: the files for standard input, output and error, and texts with a
-// NUL behind each: the folder, the number of arguments, the arguments, the variables of the environment. Its
-// answer is one int, as waitpid() gives it.
+// FD: a Unix socket. A request is one message: the files for standard input, output and error, and texts with
+// a NUL behind each: the folder, the number of arguments, the arguments, the variables of the environment.
+// Its answer is one int, as waitpid() gives it.
 #include <fcntl.h>
 #include <sys/socket.h>
 #include <sys/wait.h>

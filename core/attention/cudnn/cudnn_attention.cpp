@@ -58,14 +58,14 @@ Plans make_plans(const CudnnSizes& sizes) {
     const CudnnTarget target{.handle = at::native::getCudnnHandle()};
     plans.forward = make_forward_graph(sizes, target);
     plans.backward = make_backward_graph(sizes, target);
-  } catch (const Error& error) {  // the frontend's word; a fault of the device is none
+  } catch (const Error& error) {  // the frontend's message; a fault of the device has none
     plans.refusal = error.what();
     static_cast<void>(cudaGetLastError());  // what trying left behind is no later kernel's fault
   }
   return plans;
 }
 
-// Those of this thread, the last used first. The device of `sizes` is current.
+// The plans of this thread, the last used first. The device of `sizes` is current.
 const Plans& plans_of(const CudnnSizes& sizes) {
   thread_local std::list<Plans> kept;
   for (auto plans = kept.begin(); plans != kept.end(); ++plans) {
@@ -78,7 +78,7 @@ const Plans& plans_of(const CudnnSizes& sizes) {
   return kept.front();
 }
 
-// Throws Error where cuDNN refuses the sizes.
+// Throws Error if cuDNN refuses the sizes.
 const Plans& usable_plans_of(const CudnnSizes& sizes) {
   const Plans& plans = plans_of(sizes);
   if (!plans.refusal.empty()) throw Error(plans.refusal);
@@ -100,7 +100,7 @@ class Arguments {
     return add(uid, x.narrow(1, part * heads, heads));
   }
 
-  // Of ragged documents: their lengths, and where they begin in each tensor.
+  // For ragged documents: their lengths, and their first elements in each tensor.
   Arguments& add_index(const CudnnSizes& z, CudnnPass pass, const tokens::Segments& segments) {
     if (!z.shape.ragged) return *this;
     const RaggedIndex index(segments.starts, z.shape.documents, segments.tokens());

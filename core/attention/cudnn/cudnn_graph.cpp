@@ -71,7 +71,7 @@ class GraphMaker {
     }
   }
 
-  // What is said of both passes: causal, scaled, each document by its own length.
+  // Options of both passes: causal, scaled, each document by its own length.
   template <class Options>
   Options options() {
     Options o;
@@ -98,7 +98,7 @@ class GraphMaker {
   std::vector<int64_t> dims(int64_t heads) const {
     return {z_.shape.documents, heads, z_.shape.longest, z_.head_dim};
   }
-  // The first is not used where documents are ragged.
+  // The first is not used if documents are ragged.
   std::vector<int64_t> strides(HeadLayout layout) const {
     return {z_.shape.longest * layout.token, layout.head, layout.token, 1};
   }

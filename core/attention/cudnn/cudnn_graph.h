@@ -40,9 +40,9 @@ struct CudnnSizes {
 
   int64_t parts(CudnnPass pass) const { return pass == CudnnPass::backward ? backward_parts : 1; }
 
-  // Of the output and its gradient.
+  // Layout of the output and its gradient.
   HeadLayout output() const { return {heads * head_dim, head_dim}; }
-  // Of dq, and of dk and dv: views of one fused tensor, or contiguous where documents are ragged.
+  // Layout of dq, and of dk and dv: views of one fused tensor, or contiguous if documents are ragged.
   HeadLayout query_gradient() const {
     return {(shape.ragged ? heads : heads + 2 * kv_heads) * head_dim, head_dim};
   }
@@ -63,7 +63,7 @@ enum class CudnnUid : int64_t {
   dq,
   dk,
   dv,
-  // Of ragged documents: int32 [documents], and [documents + 1] offsets in elements of each tensor's
+  // For ragged documents: int32 [documents], and [documents + 1] offsets in elements of each tensor's
   // documents.
   q_lengths,
   k_lengths,
@@ -78,10 +78,10 @@ enum class CudnnUid : int64_t {
 // Each kind of offsets that the graph of a pass takes, and the elements between the tokens there.
 std::vector<std::pair<CudnnUid, int64_t>> ragged_strides(const CudnnSizes& sizes, CudnnPass pass);
 
-// With a plan that is ready to run. Null where there is none yet.
+// With a plan that is ready to run. Null if there is none yet.
 using CudnnGraph = std::shared_ptr<cudnn_frontend::graph::Graph>;
 
-// What a plan is made for: the device of a handle or, without a handle, one that is described.
+// Device that a plan is made for: a handle's or, without a handle, one that is described.
 struct CudnnTarget {
   cudnnHandle_t handle = nullptr;
   std::shared_ptr<const cudnn_frontend::DeviceProperties> properties = nullptr;
@@ -89,11 +89,11 @@ struct CudnnTarget {
 };
 
 // A device that need not be there: cuDNN makes and sizes its plans, which nothing can then run. json: as
-// CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION. Throws Error where cuDNN does not take it.
+// CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION. Throws Error if cuDNN does not take it.
 CudnnTarget describe_device(const std::string& json, int capability);
 
-// Of the backward graph: one part of the heads. Throw Error where cuDNN has no plan, with its words. The
-// device of a handle is current.
+// The backward graph takes one part of the heads. Both throw Error if cuDNN has no plan, with its message.
+// The device of a handle is current.
 CudnnGraph make_forward_graph(const CudnnSizes& sizes, const CudnnTarget& target);
 CudnnGraph make_backward_graph(const CudnnSizes& sizes, const CudnnTarget& target);
 

@@ -1,4 +1,4 @@
-// Stands in for cuDNN's attention where the program is built without CUDA or without cuDNN's frontend.
+// Replaces cuDNN's attention if the program is built without CUDA or without cuDNN's frontend.
 #include "core/attention/cudnn/cudnn_attention.h"
 #include "core/base/error.h"
 

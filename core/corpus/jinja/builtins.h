@@ -7,10 +7,10 @@
 
 namespace pptrain::jinja {
 
-// The first argument is the value that it is of. Null where there is none of this name.
+// The first argument is the value that it belongs to. Null if there is none of this name.
 const Function* find_filter(const std::string& name);
 const Function* find_test(const std::string& name);
-// Throws Error where a value of this kind has no such method.
+// Throws Error if a value of this kind has no such method.
 Value call_method(const Value& value, const std::string& name, const Arguments& arguments);
 // namespace, range, raise_exception, dict.
 Map functions();

@@ -29,7 +29,7 @@ struct Token {
   int64_t line = 1;
 };
 
-// Throws Error with the line where the source is no template.
+// Throws Error with the line if the source is no template.
 std::vector<Token> tokenize(std::string_view source);
 
 }  // namespace pptrain::jinja

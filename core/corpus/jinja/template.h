@@ -2,7 +2,7 @@
 //
 // Expressions with all operators, conditions, slices, lists and dicts; if, for (with else, a condition, break
 // and continue), set (also of a block and of a namespace), macro, generation; the filters, tests, methods and
-// functions of builtins.cpp. All else is an error with its line: where this renders a text, it is Jinja's,
+// functions of builtins.cpp. All else is an error with its line: if this renders a text, it is Jinja's text,
 // with the settings of transformers (trim_blocks, lstrip_blocks). Exception: upper and lower case of letters
 // outside of ASCII are refused.
 #pragma once
@@ -31,7 +31,7 @@ class Template {
   // Throws Error with the line for what is wrong or not supported.
   explicit Template(std::string_view source);
 
-  // Throws Error with the line where the template raises an exception, or would do so in Jinja.
+  // Throws Error with the line if the template raises an exception, or would do so in Jinja.
   Rendered render(const Map& variables) const;
 
  private:

@@ -1,4 +1,4 @@
-// Text that knows where each byte comes from.
+// Text that knows the origin of each byte.
 #pragma once
 
 #include <cstddef>
@@ -44,6 +44,6 @@ Text upper(const Text& text);
 Text lower(const Text& text);
 
 int64_t length_of(std::string_view text);                  // characters
-size_t byte_of(std::string_view text, int64_t character);  // where it begins; the size where there are fewer
+size_t byte_of(std::string_view text, int64_t character);  // its first byte; the size if there are fewer
 
 }  // namespace pptrain::jinja

@@ -30,7 +30,7 @@ struct Arguments {
   List values;
   std::vector<std::pair<std::string, Value>> named;
 
-  const Value* find(size_t place, std::string_view name) const;  // null where it is not given
+  const Value* find(size_t place, std::string_view name) const;  // null if it is not given
 };
 using Function = std::function<Value(const Arguments&)>;
 
@@ -94,7 +94,7 @@ Text as_text(const Value& value);
 // The elements of a list, keys of a map, characters of a text; none of an undefined value.
 List elements(const Value& value);
 int64_t length_of(const Value& value);
-// The element of a list, character of a text or value of a map. Undefined where it has none.
+// The element of a list, character of a text or value of a map. Undefined if it has none.
 Value item_of(const Value& value, const Value& key);
 // As json.dumps(ensure_ascii=False) writes it; indent < 0: on one line.
 Text as_json(const Value& value, int64_t indent);

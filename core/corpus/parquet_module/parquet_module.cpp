@@ -36,7 +36,7 @@ T take(arrow::Result<T> result) {
   return std::move(result).ValueUnsafe();
 }
 
-// The text in a row of an array of texts, or nothing where it is null.
+// The text in a row of an array of texts, or nothing if it is null.
 std::optional<std::string_view> text_at(const arrow::Array& array, int64_t row) {
   if (array.IsNull(row)) return std::nullopt;
   switch (array.type_id()) {
@@ -92,7 +92,7 @@ bool is_list(const arrow::DataType& type) {
 
 void append_json(std::string& out, const arrow::Array& array, int64_t row);
 
-// Of the values [begin, end) of a list.
+// Appends the values [begin, end) of a list.
 void append_list(std::string& out, const arrow::Array& values, int64_t begin, int64_t end) {
   out += '[';
   for (int64_t i = begin; i < end; ++i) {
@@ -253,7 +253,7 @@ class File {
   }
 
  private:
-  // Where the column's leaves lie among those of the file's schema.
+  // Adds the places of the column's leaves among the leaves of the file's schema.
   static void add_leaves(const parquet::SchemaDescriptor& schema, const std::string& column,
                          std::vector<int>& indices) {
     const size_t before = indices.size();

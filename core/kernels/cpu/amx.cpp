@@ -110,8 +110,7 @@ void end() {
   _tile_release();
 }
 
-// Of the panels' rows, which lie in memory as they are wanted. The rows of the next panel are fetched
-// meanwhile.
+// Packs panels whose rows lie in memory as they are needed. The rows of the next panel are fetched meanwhile.
 void pack_along(const Rows& x, bool columns, int64_t first, int64_t size, int64_t k, int64_t inner,
                 uint16_t* to) {
   for (int64_t row = 0; row < size; row += kPanel) {
@@ -129,7 +128,7 @@ void pack_along(const Rows& x, bool columns, int64_t first, int64_t size, int64_
   }
 }
 
-// Of panels whose inner indices lie in memory's rows: these are read to their ends, through all panels.
+// Packs panels whose inner indices lie in memory's rows: these are read to their ends, through all panels.
 void pack_across(const Rows& x, bool columns, int64_t first, int64_t size, int64_t k, int64_t inner,
                  uint16_t* to) {
   const int64_t panel = steps(inner) * kStepElements;

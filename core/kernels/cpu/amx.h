@@ -1,6 +1,6 @@
-// Products of bfloat16 on tile registers (Intel AMX): packing into tiles, and the product of two packed
-// panels. Plain functions over raw pointers, without threads or tensors; absent where the build or the
-// processor lacks AMX.
+// GEMMs of bfloat16 on tile registers (Intel AMX): packing into tiles, and the product of two packed panels.
+// Plain functions over raw pointers, without threads or tensors; absent if the build or the processor lacks
+// AMX.
 //
 // A panel has kPanel rows of the first operand, or columns of the second, over `steps` steps of kStep inner
 // indices: for each step its two tiles, of 1 KiB each. A tile of the first operand is 16 rows of 32 inner
@@ -47,7 +47,7 @@ void pack_along(const Rows& x, bool columns, int64_t first, int64_t size, int64_
 void pack_across(const Rows& x, bool columns, int64_t first, int64_t size, int64_t k, int64_t inner,
                  uint16_t* to);
 
-// Memory that is wanted soon: `lines` cache lines of each of `rows` rows. Products fetch it as they go on.
+// Memory that is wanted soon: `lines` cache lines of each of `rows` rows. GEMMs prefetch it while they run.
 struct Ahead {
   const char* next = nullptr;
   int64_t stride = 0;  // bytes
@@ -56,11 +56,11 @@ struct Ahead {
   int64_t line = 0;  // of the current row
 };
 
-// c [kPanel, kPanel] = the panels' product, plus c where `add`. Rows of c are `stride` elements apart.
+// c [kPanel, kPanel] = the panels' product, plus c if `add`. Rows of c are `stride` elements apart.
 void multiply(const uint16_t* a, const uint16_t* b, int64_t steps, float* c, int64_t stride, bool add,
               Ahead& ahead);
 
-// out [rows, columns] = c rounded, and out = c, or out += c where `add`.
+// out [rows, columns] = c rounded, and out = c, or out += c if `add`.
 void round_to(const float* c, int64_t c_stride, uint16_t* out, int64_t out_stride, int64_t rows,
               int64_t columns);
 void write_to(const float* c, int64_t c_stride, bool add, float* out, int64_t out_stride, int64_t rows,

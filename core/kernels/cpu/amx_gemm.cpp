@@ -29,7 +29,7 @@ int64_t block_of(int64_t inner) {
   return steps((inner + blocks - 1) / blocks) * kStep;
 }
 
-// A weight of a product. Transposed, its inner indices lie along memory's rows.
+// A GEMM's weight. Transposed, its inner indices lie along memory's rows.
 struct Weight {
   Rows matrix;
   bool along;
@@ -49,8 +49,8 @@ struct Weight {
   }
 };
 
-// The product of one block of rows. Sums of a block of inner indices that is not the last stay in memory,
-// [rows, n] in whole panels.
+// The GEMM of one block of rows. Unless a block of inner indices is the last, its sums stay in memory, [rows,
+// n] in whole panels.
 class RowBlock {
  public:
   RowBlock(const Rows& x, int64_t first, int64_t rows, int64_t k)

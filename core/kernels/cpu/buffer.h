@@ -1,4 +1,4 @@
-// Memory on a cache line's boundary, uninitialised, kept for a thread's next product.
+// Memory on a cache line's boundary, uninitialised, kept for a thread's next GEMM.
 #pragma once
 
 #include <cstddef>

@@ -20,9 +20,10 @@ extern "C" {
 namespace pptrain::kernels::cpu {
 namespace {
 
-// Sizes of packed blocks, in values of 32 bits. Of a: a fraction of the second-level cache, in which it stays
-// while it meets all columns of a block of b. Of b: 2 MiB, read from the third level once for a block of a.
-constexpr int64_t kSteps = 256;  // of a block; of twice as many inner indices where a step has two
+// Sizes of packed blocks, in values of 32 bits. A block of a takes a fraction of the second-level cache, in
+// which it stays while it meets all columns of a block of b. A block of b takes 2 MiB, read from the third
+// level once per block of a.
+constexpr int64_t kSteps = 256;  // of a block; twice as many inner indices if a step has two
 constexpr int64_t kRows = 144;
 constexpr int64_t kSpan = 8 * kSteps;                 // for which b is packed at a time
 constexpr int64_t kPackedColumns = int64_t{1} << 19;  // values of b packed at a time
@@ -61,7 +62,7 @@ struct Operands {
   }
 };
 
-// The blocks of one thread's part of a product.
+// The blocks of one thread's part of a GEMM.
 template <class T>
 class Blocks {
  public:
@@ -84,8 +85,8 @@ class Blocks {
   // Whether a block's sums are complete before the next block is begun.
   bool is_whole() const { return k_ <= span_; }
 
-  // Multiplies the blocks of `range`, whose sums go where sums(block) says, and calls done(block) when they
-  // are complete.
+  // Multiplies the blocks of `range` into the memory that sums(block) gives. Calls done(block) when a block's
+  // sums are complete.
   template <class Sums, class Done>
   void run(const Range& range, int64_t width, bool add, const Sums& sums, const Done& done) {
     for (int64_t n = 0; n < range.columns; n += width) {

@@ -1,4 +1,4 @@
-// Matrix products: our own, and MKL's where that is faster.
+// GEMMs: our own, and MKL's if that is faster.
 #pragma once
 
 #include <c10/util/FunctionRef.h>
@@ -13,29 +13,28 @@ namespace pptrain::kernels::cpu {
 
 enum class Op : int { none = 111, transpose = 112 };  // as CBLAS numbers them
 
-// Whether a result takes the place of what is there, unread, or is added to it.
+// Whether a result overwrites the old values, unread, or is added to them.
 enum class Result { written, added };
 
 // c (+)= op_a(a) op_b(b), summed in float32. op_a(a): [m, k]; op_b(b): [k, n]; c: [m, n]. T is float or
-// uint16_t (bfloat16); k > 0. The order of an element's sum depends on the shape alone; where the product is
-// our own, on k alone.
+// uint16_t (bfloat16); k > 0. The order of an element's sum depends on the shape alone; in our own GEMM on k
+// alone.
 template <class T>
 void gemm(Op op_a, Op op_b, GemmShape shape, Matrix<const T> a, Matrix<const T> b, Result result,
           Matrix<float> c);
 
-// Whether gemm<T> is our own product. What is measured and what is not: README.md.
+// Whether gemm<T> is our own GEMM. README.md says what is measured and what is not.
 template <class T>
 bool has_own_gemm();
 
-// Whether the loops in use multiply bfloat16 by instructions of the processor. Where they do not, libraries
-// convert operands to float32 at each product or go through plain loops, and packed_rounded_gemm is faster
-// than they are.
+// Whether the loops in use multiply bfloat16 by instructions of the processor. If not, libraries convert
+// operands to float32 at each GEMM or use plain loops, and packed_rounded_gemm is faster than they are.
 bool multiplies_bfloat16();
 
-// Whether MKL's product of bfloat16 is there and made for this processor.
+// Whether MKL's GEMM of bfloat16 is there and made for this processor.
 bool has_mkl_bfloat16();
 
-// Our own, with the loops of one instruction set.
+// Our own GEMM, with the loops of one instruction set.
 template <class T>
 void packed_gemm(const GemmLoops<T>& loops, Op op_a, Op op_b, GemmShape shape, Matrix<const T> a,
                  Matrix<const T> b, Result result, Matrix<float> c);
@@ -52,7 +51,7 @@ void packed_rounded_gemm(const TypedLoops<T>& loops, Op op_a, Op op_b, GemmShape
                          Matrix<const T> b, Matrix<T> out,
                          c10::function_ref<void(const Range&, float*)> finish);
 
-// Products of bfloat16 rows with one expert's weight, on tile registers.
+// GEMMs of bfloat16 rows with one expert's weight, on tile registers.
 namespace amx {
 
 // out [rows, n] = x [rows, k] op(weight), summed in float32, rounded once: the weight is [k, n], or [n, k]

@@ -1,7 +1,7 @@
 // The inner loops of the CPU kernels: plain functions over raw pointers and a range of rows, without threads,
-// tensors or argument checks. loops.inc is their one source; it is compiled once per instruction set
-// (loops_*.cpp), and the best table that this processor can run is chosen when the program starts. T is
-// float, or uint16_t holding bfloat16 bits.
+// tensors or argument checks. Their one source, loops.inc, is compiled once per instruction set
+// (loops_*.cpp). The program chooses the best table that this processor can run when it starts. T is float,
+// or uint16_t holding bfloat16 bits.
 //
 // What a function computes for a row (or a column) does not depend on the range it was called with, so that a
 // caller may divide rows or columns among threads as it likes. Only `weight_sum` adds up over the range: its
@@ -86,8 +86,8 @@ struct SoftmaxArgs {
   const float* scale = nullptr;    // softmax_gradient: [rows], 1 / sum of exp(x - maximum) over all of it
 };
 
-// What becomes of the scores of a block of attention rows: of queries first, first + 1, ..., each of which
-// sees the keys up to its own position, or all where that is beyond the last one. With a window it sees
+// What becomes of the scores of a block of attention rows. Rows are queries first, first + 1, ...; each sees
+// the keys up to its own position, or all keys if its position is beyond the last one. With a window it sees
 // the last `window` of these, of which the block may hold none.
 struct ScoreRule {
   int64_t first, rows, keys;
@@ -108,7 +108,7 @@ struct AttentionGradientArgs {
   ScoreRule rule;
 };
 
-// One query for each head of a group that shares its keys, all of which it sees.
+// One query for each head of a group that shares its keys; it sees all of them.
 template <class T>
 struct DecodeAttentionArgs {
   Matrix<const T> q;  // [heads, head_dim]
@@ -121,7 +121,7 @@ struct DecodeAttentionArgs {
   const float* sinks;    // [heads]: one more score without a key; may be null
 };
 
-// A product of few rows with a weight, which is read once for four of them.
+// A GEMM of few rows with a weight, which is read once for four of them.
 template <class T>
 struct LinearRowsArgs {
   Matrix<const T> x;  // [rows, in]
@@ -131,7 +131,7 @@ struct LinearRowsArgs {
   int64_t rows, in;
 };
 
-// Of route_backward, what route wrote is read.
+// route_backward reads what route wrote.
 struct RouteArgs {
   float* probabilities;
   float* logsumexp;
@@ -168,15 +168,15 @@ struct GemmBlocks {
   int64_t stride, rows, columns;
 };
 
-// The pieces of gemm.cpp's products. A packed panel has `rows` rows of the first operand, or `columns`
-// columns of the second. For each step it holds 32 bits of each of them: of `inner` inner indices, one
-// float32 or two bfloat16.
+// The parts of gemm.cpp's GEMMs. A packed panel has `rows` rows of the first operand, or `columns` columns of
+// the second. For each step it holds 32 bits of each row (column): `inner` inner indices, one float32 or two
+// bfloat16.
 template <class T>
 struct GemmLoops {
   int64_t rows, columns, inner;
-  // Pack rows (columns) of an operand, which begins with the first of them and the first inner index, into
-  // panels that are `panel` values apart. along: inner indices run along memory's rows, not across them. 16
-  // values after the last panel are overwritten.
+  // Packs rows (columns) of an operand into panels that are `panel` values apart. The operand begins with the
+  // first row (column) and the first inner index. With `along`, inner indices run along memory's rows, else
+  // across them. Overwrites 16 values after the last panel.
   void (*pack_rows)(Matrix<const T>, bool along, int64_t inner, int64_t rows, int64_t panel, uint32_t* to);
   void (*pack_columns)(Matrix<const T>, bool along, int64_t inner, int64_t columns, int64_t panel,
                        uint32_t* to);
@@ -208,18 +208,18 @@ struct TypedLoops {
   void (*softcap)(T* logits, float scale, float cap, int64_t begin, int64_t end);
   void (*softcap_backward)(const T* capped, T* dlogits, float scale, float cap, int64_t begin, int64_t end);
   // scores: [rows, keys], unscaled; with a softcap overwritten. weights: [rows, keys], exp(score - row
-  // maximum) of scaled scores; 0 where masked. sums: [rows], of the weights; 1 where a row sees no key.
-  // logsumexp: [rows], of the scaled scores; the lowest number where a row sees no key.
+  // maximum) of scaled scores; 0 if masked. sums: [rows], of the weights; 1 if a row sees no key. logsumexp:
+  // [rows], of the scaled scores; the lowest number if a row sees no key.
   void (*attention_softmax)(const ScoreRule&, float* scores, T* weights, float* sums, float* logsumexp);
   void (*attention_gradient)(const AttentionGradientArgs<T>&);
-  // Of the sink's score of one head, summed in the order of the rows. dout, out: [rows, head_dim]; logsumexp:
-  // of the rows' scores and the sink.
+  // Gradient of the sink's score of one head, summed in the order of the rows. dout, out: [rows, head_dim];
+  // logsumexp: of the rows' scores and the sink.
   double (*sink_gradient)(Matrix<const T> dout, Matrix<const T> out, const float* logsumexp, float sink,
                           int64_t rows, int64_t head_dim);
   void (*decode_attention)(const DecodeAttentionArgs<T>&);
-  // Columns [begin, end) of the result. Each element has the bits that it has in a product of its row alone.
+  // Columns [begin, end) of the result. Each element has the same bits as in a GEMM of its row alone.
   void (*linear_rows)(const LinearRowsArgs<T>&, int64_t begin, int64_t end);
-  // out = x [rows, dim] rounded, each row divided by its divisor where these are given.
+  // out = x [rows, dim] rounded, each row divided by its divisor if `divisors` is given.
   void (*divide_rows)(const float* x, const float* divisors, Matrix<T> out, int64_t rows, int64_t dim);
   // weight_grad[tokens[r] - first] += dy[r] of the tokens in [first, first + held), for columns [begin, end),
   // in row order.
@@ -237,7 +237,7 @@ struct TypedLoops {
   GemmLoops<T> gemm;
 };
 
-// Of adamw and lion, which has no exp_avg_sq.
+// For adamw, and for lion, which has no exp_avg_sq.
 struct StepLoopArgs {
   float* weight;
   const float* grad;
@@ -253,7 +253,7 @@ struct StepLoopArgs {
 
 struct Loops {
   const char* isa;
-  bool tiles;  // those of amx.h go with it
+  bool tiles;  // the loops of amx.h go with it
   TypedLoops<float> f32;
   TypedLoops<uint16_t> bf16;
   void (*adamw)(const StepLoopArgs&, int64_t begin, int64_t end);
@@ -261,9 +261,10 @@ struct Loops {
   double (*sum_of_squares)(const float* x, int64_t size);
   void (*route)(const RouteArgs&, int64_t begin, int64_t end);  // begin and end count tokens
   void (*route_backward)(const RouteArgs&, int64_t begin, int64_t end);
-  // Adds what rows have of further keys to what they have of others. part: [rows, head_dim], weights v as
-  // attention_softmax gave weights, part_sums and part_logsumexp: [rows]. out: [rows, head_dim], softmax(...)
-  // v; logsumexp: [rows]; minus infinity, with zeros in out, before the first keys.
+  // Merges attention of rows over further keys into their attention over other keys. part: [rows, head_dim],
+  // weights v; weights, part_sums and part_logsumexp, [rows], are as attention_softmax gave them. out: [rows,
+  // head_dim], softmax(...) v; logsumexp: [rows]. Before the first keys logsumexp is minus infinity and out
+  // is zero.
   void (*attention_merge)(const float* part, const float* part_sums, const float* part_logsumexp,
                           Matrix<float> out, float* logsumexp, int64_t rows, int64_t head_dim);
 };
@@ -284,10 +285,10 @@ extern const Loops baseline_table, avx2_table, avx512_table, avx512bf16_table;
 // avx2, baseline.
 std::vector<const Loops*> available_loops();
 
-// By name; "" is the best. Throws UsageError for what is not among them.
+// By name; "" is the best. Throws UsageError for any other name.
 const Loops& choose_loops(std::string_view name);
 
-// Those that the environment variable PPTRAIN_ISA names, or the best.
+// The loops that the environment variable PPTRAIN_ISA names, or the best.
 const Loops& loops();
 
 }  // namespace pptrain::kernels::cpu

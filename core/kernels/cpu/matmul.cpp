@@ -19,7 +19,7 @@
 namespace pptrain::kernels::cpu {
 namespace {
 
-// Whether no library's product of this type is faster than our own.
+// Whether no library's GEMM of this type is faster than our own.
 bool is_own(const Tensor& x) {
 #if defined(__x86_64__)
   return x.scalar_type() == at::kBFloat16 ? !multiplies_bfloat16() : has_own_gemm<float>();
@@ -28,8 +28,7 @@ bool is_own(const Tensor& x) {
 #endif
 }
 
-// result = a op_b(b) by our own product, with finish(range, sums) before it is rounded. Rows of a may lie
-// apart.
+// result = a op_b(b) by our own GEMM, with finish(range, sums) before it is rounded. Rows of a may lie apart.
 template <class T, class Finish>
 void own_product(const Tensor& a, Op op_b, const Tensor& b, Tensor& result, const Finish& finish) {
   const int64_t columns = result.size(1);
@@ -65,10 +64,10 @@ void own_product_with_bias(const Tensor& x, const Tensor& weight, const Tensor& 
   });
 }
 
-// result = a b where MKL is the faster library for the shape (measured: a third faster than oneDNN at 256 x
-// 32000 x 512); otherwise returns false and does nothing. These are products with a long inner dimension, in
-// bfloat16: the input gradients of the head and of wide projections. The choice depends on type, shapes and
-// the processor's maker alone.
+// result = a b if MKL is the faster library for the shape (measured: a third faster than oneDNN at 256 x
+// 32000 x 512); otherwise returns false and does nothing. MKL takes GEMMs with a long inner dimension, in
+// bfloat16: the input gradients of the head and of wide projections. The choice depends only on type, shapes
+// and the processor's maker.
 bool long_matmul(const Tensor& a, const Tensor& b, Tensor& result) {
   const int64_t rows = a.size(0);
   const int64_t inner = a.size(1);
@@ -85,7 +84,8 @@ bool long_matmul(const Tensor& a, const Tensor& b, Tensor& result) {
   return true;
 }
 
-// At so few rows MKL and oneDNN reach a fraction of what memory gives: 2 to 5 GB/s of the weight's bytes.
+// With so few rows MKL and oneDNN reach a fraction of the memory's bandwidth: 2 to 5 GB/s of the weight's
+// bytes.
 constexpr int64_t few_rows = 16;
 
 // Dot products along the weight's rows. A row's results do not depend on the number of rows.
@@ -181,7 +181,7 @@ void accumulate_bias_gradient(const Tensor& dy, Tensor& bias_grad) {
 
 namespace {
 
-// Throws Error where `ends` do not divide `rows` rows.
+// Throws Error if `ends` do not divide `rows` rows.
 void check_ends(const Tensor& ends, int64_t rows) {
   const auto* const end = in<int32_t>(ends);
   int64_t first = 0;
@@ -215,8 +215,8 @@ Tensor rows_of(const Tensor& x, const std::optional<Tensor>& order, int64_t each
   return gathered;
 }
 
-// Whether products of a tensor are our own on tile registers. oneDNN's and MKL's reach half of their speed
-// where each weight meets a few hundred rows.
+// Whether GEMMs of a tensor are our own on tile registers. oneDNN's and MKL's reach half of their speed if
+// each weight meets a few hundred rows.
 bool on_tiles(const Tensor& x) {
   return x.scalar_type() == at::kBFloat16 && loops().tiles;
 }
@@ -258,7 +258,7 @@ void grouped_matmul(const Tensor& dy, const std::optional<Tensor>& order, int64_
 
 namespace {
 
-// Of each expert with rows.
+// For each expert with rows.
 void outer_products(const Tensor& dy, const std::optional<Tensor>& dy_order, const Tensor& x,
                     const std::optional<Tensor>& x_order, int64_t each, const Tensor& ends, Result result,
                     Tensor& weight_grad) {

@@ -14,7 +14,7 @@ void parallel_for(int64_t size, int64_t grain, c10::function_ref<void(int64_t, i
 // How many threads a kernel of so many multiply-adds may divide its work among; 1 inside of a parallel_for.
 int64_t threads(int64_t operations);
 
-// Rows (of `width` elements) that are worth a thread's while.
+// Rows (of `width` elements) that are worth a thread.
 int64_t row_grain(int64_t width);
 
 // Calls loop(args, first, last) over ranges that cover `rows` rows of `width` elements, as parallel_for.

@@ -62,7 +62,7 @@ __device__ Softmax softmax_of(const T* logits, int64_t vocab, float* scratch) {
   return {max, block_sum(own.sum * expf(own.max - max), scratch)};
 }
 
-// Of a row that has no target: no loss, and gradients of 0.
+// For a row that has no target: no loss, and gradients of 0.
 template <bool kVector, typename T>
 __device__ inline void ignore_row(T* logits, int64_t width, bool want_gradient, float* loss) {
   constexpr int N = pack_width<T>;

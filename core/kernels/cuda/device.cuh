@@ -1,8 +1,8 @@
 // Device helpers: packs of 16 bytes, and reductions in a fixed order.
 //
 // Bits never depend on alignment: a thread always handles whole packs of pack_width<T> elements, in the same
-// order, whether it reads them at once (kVector: base aligned to 16 bytes and rows a multiple of a pack) or
-// one by one.
+// order. It reads them at once (kVector: base aligned to 16 bytes and rows a multiple of a pack) or one by
+// one.
 #pragma once
 
 #include <cstdint>
@@ -104,8 +104,7 @@ __device__ inline Pack<T, N> zero_pack() {
   return pack;
 }
 
-// The first index in [low, high) of ascending values whose value is above `value`; `high` where there is
-// none.
+// The first index in [low, high) of ascending values whose value is above `value`; `high` if there is none.
 template <typename Index, typename V>
 __device__ inline Index first_above(const V* ascending, Index low, Index high, V value) {
   while (low < high) {
@@ -137,7 +136,7 @@ __device__ inline float warp_max(float x) {
 }
 
 // Sum over the block, the same bits in every thread, with one barrier. Every thread of the block must call
-// it; `scratch` is shared memory for 32 values, and another one than that of the call before.
+// it; `scratch` is shared memory for 32 values, and not that of the call before.
 template <typename F>
 __device__ inline F block_sum_in_turns(F x, F* scratch) {
   const int lane = static_cast<int>(threadIdx.x) % warp_size;

@@ -241,7 +241,7 @@ __global__ void weighted_swiglu_kernel(const T* gate_up, const float* weights, i
   }
 }
 
-// dgate_up may be gate_up, and y, where it is given, dy: a thread reads its elements before it writes them.
+// dgate_up may be gate_up, and y, if given, dy: a thread reads its elements before it writes them.
 template <typename T, bool kVector>
 __global__ void weighted_swiglu_backward_kernel(const T* dy, const T* gate_up, const float* weights,
                                                 int64_t dim, T* dgate_up, float* dweights, T* y) {

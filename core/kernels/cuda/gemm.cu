@@ -94,7 +94,7 @@ void accumulate_bias_gradient(const Tensor& dy, Tensor& bias_grad) {
 namespace {
 
 // Calls body(expert, first row, rows) for each expert; it may have no rows. The host must know the sizes of
-// the products: it waits for the device, unless `ends` lies on the host.
+// the GEMMs: it waits for the device, unless `ends` lies on the host.
 template <typename Body>
 void for_each_group(const Tensor& ends, int64_t rows, const Body& body) {
   const Tensor host_ends = ends.cpu();

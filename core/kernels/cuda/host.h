@@ -74,7 +74,7 @@ constexpr int64_t ceil_div(int64_t a, int64_t b) {
   return (a + b - 1) / b;
 }
 
-// Threads of a block that shares `work` items: whole warps, at most `most`.
+// Threads of a block that divides `work` items: whole warps, at most `most`.
 constexpr unsigned threads_for(int64_t work, int64_t most) {
   return static_cast<unsigned>(std::clamp<int64_t>(ceil_div(work, 32) * 32, 32, most));
 }

@@ -1,4 +1,4 @@
-// Stands in for the CUDA back end where the program is built without it.
+// Replaces the CUDA back end if the program is built without it.
 #include "core/kernels/back_ends.h"
 
 namespace pptrain::kernels::cuda {

@@ -15,7 +15,7 @@ constexpr int norm_packs = 4;      // of a row, that a thread of rms_norm holds 
 constexpr int backward_packs = 2;  // of each operand's row, that a thread of rms_norm_backward holds
 constexpr int64_t rows_of_narrow_block = 4;
 // Strips of rms_norm_backward at most: the blocks that an H200's 132 multiprocessors hold at once, so that
-// none is left over for a second wave. One holds 512 threads of 128 registers, in whole blocks.
+// none is left over for a second wave. A multiprocessor holds 512 threads of 128 registers, in whole blocks.
 constexpr int64_t most_norm_strips(unsigned threads) {
   return 132 * (512 / threads);
 }
@@ -98,8 +98,8 @@ __global__ void __launch_bounds__(most_norm_threads)
   }
 }
 
-// The same for rows that registers do not hold, read twice: one block a row. With kAdd a thread reads back
-// only what it wrote.
+// The same for rows too long for registers, read twice: one block a row. With kAdd a thread reads back only
+// what it wrote.
 template <typename T, bool kAdd, bool kVector>
 __global__ void rms_norm_wide_kernel(const T* x, const T* delta, const float* weight, float eps, int64_t dim,
                                      T* sum, T* y, float* rstd) {
@@ -191,9 +191,9 @@ struct RowPacks {
   }
 };
 
-// A strip of rows a block. A thread owns the same columns in every row: their weights and the sums of their
-// weight gradient, in row order, stay in its registers, and so does the row, whose successor is on its way
-// while it is reduced.
+// A strip of rows a block. A thread owns the same columns in every row. Its registers hold their weights, the
+// sums of their weight gradient (in row order) and the row. The next row is on its way while this one is
+// reduced:
 //   dx = rstd * (dy * w - x * rstd^2 * mean(dy * w * x)) + residual
 template <typename T, bool kVector>
 __global__ void __launch_bounds__(most_norm_threads)
@@ -271,8 +271,8 @@ __global__ void __launch_bounds__(most_norm_threads)
   }
 }
 
-// The same for rows that registers do not hold, read twice: the sums are in shared memory, or for a very wide
-// row in their place in `partials`.
+// The same for rows too long for registers, read twice: the sums are in shared memory, or for a very wide row
+// in their place in `partials`.
 template <typename T, bool kVector>
 __global__ void rms_norm_backward_wide_kernel(const T* dy, const T* x, const float* weight, const float* rstd,
                                               const T* residual, BackwardShape shape, T* dx,

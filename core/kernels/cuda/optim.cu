@@ -41,8 +41,8 @@ struct PartTable {
   __device__ int find(int64_t item) const { return first_above(ends, 0, count - 1, item); }
 };
 
-// Calls run(table, items) for as many parts at a time as a table takes. items_of: of a part; parts without
-// items are left out.
+// Calls run(table, items) for as many parts at a time as a table takes. items_of: a part's items; parts
+// without items are left out.
 template <typename Part, typename Items, typename Run>
 void for_tables(std::span<const Part> parts, const Items& items_of, const Run& run) {
   static_assert(sizeof(PartTable<Part>) + 64 <= parameter_bytes);
@@ -197,7 +197,7 @@ struct Squares {
   int64_t end;
   bool is_vector;  // packs of the buffer are aligned
 
-  // Of the buffer, that x has elements of.
+  // The first block of the buffer that x has elements of.
   PPTRAIN_HOST_DEVICE int64_t first_block() const { return begin / squares_block; }
   PPTRAIN_HOST_DEVICE int64_t blocks() const {
     return begin == end ? 0 : (end - 1) / squares_block + 1 - first_block();
@@ -359,7 +359,7 @@ void add_squares(const std::vector<BufferPart>& parts, Tensor& sum) {
   const DeviceGuard guard(sum.device());
   std::vector<Squares> squares;
   for (const BufferPart& part : parts) {
-    // Packs lie in the buffer, whose start is aligned where x is a multiple of a pack away from it.
+    // Packs lie in the buffer, whose start is aligned if x is a multiple of a pack away from it.
     const float* const x = input<float>(part.x);
     squares.push_back({x, part.place, part.place + part.x.numel(), part.place % N == 0 && are_aligned(x)});
   }

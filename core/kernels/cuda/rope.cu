@@ -32,13 +32,13 @@ struct Heads {
 };
 
 // A head is worked on by `lanes` neighbouring lanes of a warp, so several heads share a warp. Lane l takes
-// packs l, l + lanes, ... of the first half, each as a pair with the pack that lies head_dim / 2 further.
+// packs l, l + lanes, ... of the first half, each as a pair with the pack head_dim / 2 further.
 struct HeadShape {
   int64_t half;  // head_dim / 2
   int lanes;     // a power of two, at most 32
 };
 
-// The pairs that a lane holds of a wide head; of others it holds one.
+// The pairs that a lane holds of a wide head; of other heads it holds one.
 template <typename T>
 constexpr int most_pairs = static_cast<int>(most_half / (warp_size * pack_width<T>));
 
@@ -69,7 +69,7 @@ struct HeadPacks {
   Pack<T, N> low[kPairs];
   Pack<T, N> high[kPairs];
 
-  // Zeros where there is no head, or nothing left of it.
+  // Zeros if there is no head, or nothing left of it.
   template <bool kVector>
   __device__ void load(const T* head, const Lane& lane) {
 #pragma unroll
@@ -119,7 +119,7 @@ RopeView view_of(const RopeTable& rope, const Tensor& positions) {
   return {input<float>(rope.cos), input<float>(rope.sin), input<int>(positions), rope.cos.size(0)};
 }
 
-// Errors: Error where a head is too wide for registers.
+// Errors: Error if a head is too wide for registers.
 HeadShape head_shape(const Tensor& x, int width, const char* kernel) {
   const int64_t half = x.size(2) / 2;
   require(half <= most_half, kernel, "head_dim up to 1024");
@@ -137,7 +137,8 @@ bool has_aligned_heads(const Tensor& t) {
 // --- norm_rope ---
 
 constexpr int64_t most_rope_threads = 256;
-// That a lane has on their way: so many bytes that the reads of some 25 warps hide the memory's latency.
+// Heads that a lane has on their way: enough bytes for the reads of some 25 warps to hide the memory's
+// latency.
 template <int kPairs>
 constexpr int heads_at_once = kPairs == 1 ? 2 : 1;
 
@@ -150,7 +151,7 @@ struct PartView {
   int heads;
 };
 
-// What one launch turns: of a token, the heads of the first part, then those of the second.
+// What one launch rotates: for a token, the heads of the first part, then the heads of the second.
 template <typename T>
 struct PartViews {
   PartView<T> parts[most_parts];
@@ -263,7 +264,7 @@ __global__ void __launch_bounds__(most_rope_threads)
   }
 }
 
-// The block of one token: as few turns as it can, and no more threads than share them evenly.
+// The block of one token: as few turns as it can, and no more threads than divide them evenly.
 unsigned threads_for_heads(int64_t heads, int at_once, int lanes) {
   const int64_t turns = ceil_div(ceil_div(heads, at_once) * lanes, most_rope_threads);
   return threads_for(ceil_div(heads, at_once * turns) * lanes, most_rope_threads);
@@ -312,7 +313,8 @@ void turn_heads(const char* name, const std::vector<HeadsPart>& parts, double ep
 
 constexpr int64_t most_rope_backward_threads = 128;
 constexpr int blocks_at_once = 4;  // on a multiprocessor
-// Of all strips: what an H200's 132 multiprocessors take at once, but for the last strip of each part.
+// Most strips altogether: what an H200's 132 multiprocessors take at once, without the last strip of each
+// part.
 constexpr int64_t most_backward_strips = 132 * blocks_at_once - most_parts;
 
 template <typename T>
@@ -350,7 +352,7 @@ struct Item {
   }
 };
 
-// What a lane reads for one item, and where the result belongs: nowhere where there is no item.
+// What a lane reads for one item, and the place of the result: none if there is no item.
 template <typename T, int kPairs>
 struct Operands {
   HeadPacks<T, kPairs> dy;
@@ -427,8 +429,8 @@ __device__ inline void step(const Operands<T, kPairs>& now, const RopeView& rope
 }
 
 // A strip of one part's items a block; the block's groups of lanes take them in turns. A lane owns the same
-// columns in every head: their weights and the sums of their gradient stay in its registers, and so does the
-// item, whose successor is on its way meanwhile. At the end the block adds the groups' sums in order.
+// columns in every head. Its registers hold their weights, the sums of their gradient and the item; the next
+// item is on its way meanwhile. At the end the block adds the groups' sums in order.
 template <typename T, bool kVector, int kPairs>
 __global__ void __launch_bounds__(most_rope_backward_threads, kVector&& kPairs == 1 ? blocks_at_once : 1)
     norm_rope_backward_kernel(const __grid_constant__ GradientViews<T> views, RopeView rope, HeadShape shape,

@@ -10,8 +10,8 @@
 
 namespace pptrain::kernels::cuda {
 
-// Calls run(T{}, is_vector) on the device of `rows`, T [count, dim]; does nothing where it has no elements.
-// is_vector is true where rows are whole packs and `operands`, which packs are read from or written to, are
+// Calls run(T{}, is_vector) on the device of `rows`, T [count, dim]; does nothing if it has no elements.
+// is_vector is true if rows are whole packs and `operands`, which packs are read from or written to, are
 // aligned.
 template <typename Run, typename... Operands>
 void with_packs(const char* name, const Tensor& rows, const Run& run, const Operands&... operands) {
@@ -25,7 +25,7 @@ void with_packs(const char* name, const Tensor& rows, const Run& run, const Oper
   });
 }
 
-// The same for kernels with one block a row, whose threads share its packs out: calls run(T{}, is_vector,
+// The same for kernels with one block a row, whose threads divide its packs: calls run(T{}, is_vector,
 // blocks, threads).
 template <typename Run, typename... Operands>
 void for_rows(const char* name, const Tensor& rows, int64_t most_threads, const Run& run,

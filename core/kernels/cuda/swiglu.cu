@@ -99,7 +99,7 @@ __global__ void __launch_bounds__(most_swiglu_threads)
   }
 }
 
-// dgate_up may be gate_up, and y, where it is given, dy: a thread reads its elements before it writes them.
+// dgate_up may be gate_up, and y, if given, dy: a thread reads its elements before it writes them.
 template <typename T, bool kVector, class Function>
 __global__ void __launch_bounds__(most_swiglu_threads)
     swiglu_backward_kernel(const T* dy, const T* gate_up, int64_t dim, unsigned parts, T* dgate_up, T* y) {

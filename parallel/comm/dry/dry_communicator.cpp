@@ -27,7 +27,7 @@ class DryCommunicator final : public Communicator {
     throw Error("a dry group of ranks has no other groups: its other ranks say nothing");
   }
 
-  // As a ring takes them: twice the other ranks' parts.
+  // Like a ring: twice the other ranks' parts.
   void all_reduce_sum(at::Tensor tensor) override {
     check_contiguous(tensor, "all_reduce_sum");
     if (size_ > 1) start_all_reduce_sum(std::move(tensor));

@@ -17,20 +17,20 @@
 
 namespace pptrain::comm {
 
-// wait: for another rank. storage: reads or writes files, where a call into the kernel may last long without
-// anything being wrong.
+// wait: for another rank. storage: reads or writes files; a call into the kernel may then last long without a
+// fault.
 enum class Doing : uint8_t { work, wait, storage };
 
 // Set by the rank's thread for each action, read by the threads that report.
 //
-// Where a device does the work, an action is only what the host has enqueued, perhaps far ahead. So the
-// rank's thread leaves a mark behind the work of each action, and a thread that may wait for the device's
-// driver looks from time to time which marks are passed.
+// If a device does the work, an action is only what the host has enqueued, perhaps far ahead. So the rank's
+// thread leaves a mark behind the work of each action, and a thread that may wait for the device's driver
+// checks from time to time which marks are passed.
 class Activity {
  public:
   struct State {
     Doing doing = Doing::work;
-    // "F stage 6 microbatch 9"; of a wait, what it is for. "... (its GPU: F stage 6 microbatch 4)" where the
+    // "F stage 6 microbatch 9"; of a wait, what it is for. "... (its GPU: F stage 6 microbatch 4)" if the
     // device was behind at the last look.
     std::string text;
     double seconds = 0;  // since it began
@@ -39,11 +39,11 @@ class Activity {
   void set(Doing doing, std::string_view text);
   State state() const;
 
-  // By the rank's thread: the device's work for `text` is enqueued. passed: whether it is done, asked by any
-  // thread, perhaps by two at once, and destroyed by any when nobody asks it any more.
+  // The rank's thread calls it when the device's work for `text` is enqueued. passed: whether it is done. Any
+  // thread may call it, even two at once, and any thread destroys it when no thread calls it any more.
   void enqueued(std::string text, std::function<bool()> passed);
-  // The first work that the device had not done at this look, "" for none. By one thread. May wait for the
-  // driver; nobody waits for it then.
+  // The first work that the device had not done at this look, "" for none. Called by one thread. May wait for
+  // the driver; no other thread waits for it then.
   std::string look_at_device();
 
  private:
@@ -81,7 +81,7 @@ class ActivityScope {
 
 struct RankState {
   int rank = 0;
-  std::string host;  // "" where all ranks share a process
+  std::string host;  // "" if all ranks share a process
   Activity::State state;
 };
 
@@ -89,8 +89,8 @@ struct RankState {
 std::string rank_name(int rank, const std::string& host);
 // "is in F stage 6 microbatch 9 for 612.3 s", "waits for RECV_B stage 5 microbatch 7 for 612.3 s"
 std::string describe(const Activity::State& state);
-// What the ranks other than `but` do, those first that wait for nobody: it is them that the others wait for.
-// Beyond `at_most` ranks only their number is said. "" for none.
+// What the ranks other than `but` do. Ranks that wait for no other rank come first: the others wait for them.
+// Beyond `at_most` ranks only their number is given. "" for none.
 std::string describe_others(std::span<const RankState> states, int but, int at_most = 8);
 
 // Watches one thread for uninterruptible sleep (state D of proc(5)): the kernel waits for a disk, a network
@@ -103,16 +103,16 @@ class KernelSleep {
 
   explicit KernelSleep(pid_t thread) : thread_(thread) {}
 
-  // For how long the present sleep has lasted, as far as earlier looks tell. 0 while there is none, and where
-  // /proc does not say.
+  // How long the present sleep has lasted, as far as earlier looks tell. 0 if there is none or /proc does not
+  // say.
   std::chrono::milliseconds look(Clock::time_point now);
   // Forgets the earlier looks: the process stood still since.
   void forget() { since_.reset(); }
-  // The kernel function that sleeps, "" where the kernel does not tell.
+  // The kernel function that sleeps, "" if the kernel does not tell.
   std::string where() const;
 
  private:
-  // Of the thread, voluntary and not; nothing where it does not sleep so.
+  // Context switches of the thread, voluntary and not; nothing if it is not in such a sleep.
   std::optional<long> switches_asleep() const;
   std::string read(const char* file) const;
 

@@ -28,7 +28,7 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr milliseconds patience_for_links{10'000};
-// A failure of all ranks is said by the first of them.
+// If all ranks fail, the first of them reports it.
 constexpr milliseconds others_may_be_first{150};
 constexpr milliseconds roll_call_time{1000};
 constexpr milliseconds look_every{50};
@@ -142,7 +142,7 @@ bool Heartbeat::fail(const std::string& message, int code) {
 void Heartbeat::end_with_others(milliseconds patience) {
   std::unique_lock lock(mutex_);
   changed_.wait_for(lock, patience, [this] { return verdict_.has_value(); });
-  // The thread ends the process within two seconds; where it can't, the caller's exception does.
+  // The thread ends the process within two seconds; if it can't, the caller's exception does.
   if (verdict_ && !failed_here_) changed_.wait_for(lock, std::chrono::seconds(5), [] { return false; });
 }
 
@@ -293,7 +293,7 @@ void Heartbeat::take(Link& link, const Frame& frame) {
   }
 }
 
-// Once round, by way of the next rank.
+// A roll call goes once round, by way of the next rank.
 void Heartbeat::take_roll_call(RollCall call) {
   if (call.origin == rank_) {
     const std::lock_guard lock(mutex_);
@@ -305,8 +305,8 @@ void Heartbeat::take_roll_call(RollCall call) {
   send(next_, encode(call));
 }
 
-// Once round, by way of the next rank. One that has passed on a summons has no need of another: so there are
-// as many messages as ranks, however many are asked.
+// A summons goes once round, by way of the next rank. A rank passes on only one: so there are as many
+// messages as ranks, however many ranks are asked to end.
 void Heartbeat::take_summons() {
   if (!std::exchange(summons_passed_, true)) send(next_, encode(Frame::Kind::summons));
   const std::lock_guard lock(mutex_);
@@ -411,7 +411,7 @@ std::string Heartbeat::own_words() const {
   return fmt::format("Rank {} {}.", rank_, describe(activity_.state()));
 }
 
-// The first verdict stands. A later word that it is said goes round too.
+// The first verdict stands. The later news that it is said goes round too.
 void Heartbeat::decide(Verdict verdict, Source source) {
   const auto now = Clock::now();
   {
@@ -433,8 +433,8 @@ void Heartbeat::decide(Verdict verdict, Source source) {
   send(next_, encode(verdict));
 }
 
-// Rank 0 has the word; where it is the dead one or can't be reached, the rank before the gap; then the rank
-// after it; then any rank that is still there, before it ends.
+// Rank 0 speaks. If it is dead or can't be reached, the rank before the gap speaks; then the rank after it;
+// then any rank that is still there, before it ends.
 std::chrono::milliseconds Heartbeat::turn_to_speak(const Verdict& verdict, Source source) const {
   const bool accused = verdict.rank == rank_ && source == Source::neighbour;
   if (rank_ == 0 && !accused) return milliseconds(0);

@@ -2,10 +2,10 @@
 // matter what moves the tensors, and whatever the rank's own thread is doing.
 //
 // Each process has one thread for it and two connections, to the previous rank and to the next: a ring, so
-// the load of a rank does not grow with the job. Along it go a sign of life of each rank with what it is
-// doing, the verdict that ends the job (to both sides, from hand to hand: every rank that can still be
-// reached by anybody has a living neighbour towards each gap), and on demand a roll call of what all ranks
-// do.
+// the load of a rank does not grow with the job. Along it go signs of life of each rank with what it is
+// doing, the verdict that ends the job, and on demand a roll call of what all ranks do. The verdict goes in
+// both directions from rank to rank: every rank that is still reachable has a living neighbour towards each
+// gap.
 //
 // A process that stood still (Ctrl-Z, a paused machine) sees that its own clock has jumped; it then gives its
 // neighbours a whole limit from now on, since they may have stood still with it.
@@ -28,9 +28,9 @@
 
 namespace pptrain::comm {
 
-// For standard error, as one piece and without waiting for a reader that is gone or stopped.
+// Prints to standard error, as one piece and without waiting for a reader that is gone or stopped.
 void print_now(const std::string& text);
-// With what is printed to standard output but still in memory; no destructor runs.
+// Writes out what standard output still holds in memory, and ends the process; no destructor runs.
 [[noreturn]] void end_process(int code);
 
 class Heartbeat {
@@ -38,20 +38,21 @@ class Heartbeat {
   using Clock = std::chrono::steady_clock;
 
   struct Options {
-    // So long without a sign of life: dead. Signs come 14 times as often.
+    // A rank without a sign of life for so long is dead. Signs come 14 times as often.
     std::chrono::milliseconds limit{7000};
-    // For processes that a person started each in a terminal of its own: otherwise one rank has the word.
+    // For processes that a user started each in a terminal of its own: otherwise only one rank prints.
     bool every_rank_speaks = false;
     // make_ring's own_address.
     std::function<std::string()> address = {};
     // Both are called by the heartbeat's thread, `end` as the last thing it does. By default the text goes to
-    // standard error, and the process ends at once: the rank's own thread may be where nothing can wake it.
+    // standard error, and the process ends at once: the rank's own thread may be in a call that nothing can
+    // interrupt.
     std::function<void(const std::string& text)> say = print_now;
     std::function<void(int code)> end = end_process;
   };
 
-  // Collective over the world. Null on all ranks where the connections could not be made on one of them;
-  // rank 0 says so then by `warn`. Called by the rank's own thread, which is watched from then on. `activity`
+  // Collective over the world. Null on all ranks if the connections could not be made on one of them; rank 0
+  // then reports it by `warn`. Called by the rank's own thread, which is watched from then on. `activity`
   // must outlive the heartbeat.
   static std::unique_ptr<Heartbeat> start(Communicator& world, Activity& activity, Options options,
                                           const std::function<void(const std::string&)>& warn);
@@ -64,25 +65,25 @@ class Heartbeat {
   // What the destructor does, for a process that ends in order without unwinding.
   void leave();
 
-  // This rank has failed: ends the other ranks. True where this rank is to say so itself; false where another
-  // rank's failure came first (ranks other than 0 wait 150 ms for that: often all fail alike): then
-  // end_with_others() is the thing to do.
+  // This rank has failed: ends the other ranks. True if this rank must report it itself. False if another
+  // rank's failure came first: then call end_with_others(). Ranks other than 0 wait 150 ms for that, because
+  // often all ranks fail alike.
   bool fail(const std::string& message, int code);
-  // Does not return where another rank is dead or has failed, as far as it becomes known within `patience`:
-  // the heartbeat's thread ends the process.
+  // Does not return if another rank is dead or has failed and this becomes known within `patience`: the
+  // heartbeat's thread ends the process.
   void end_with_others(std::chrono::milliseconds patience);
 
   // Tells all other ranks that this one was asked to end. Any thread.
   void summon();
   // Calls `heard` in the heartbeat's thread when another rank's summons has come, or now if it has already.
-  // Empty: nobody is called any more when this returns.
+  // Empty: no call is made any more after this returns.
   void on_summons(std::function<void()> heard);
 
   // Calls `heard` in the heartbeat's thread with what this rank is about to print of a dead or failed one.
-  // Empty: nobody is called any more when this returns.
+  // Empty: no call is made any more after this returns.
   void on_verdict(std::function<void(const std::string&)> heard);
 
-  // What every rank does now; waits for the answers for a second at most. Empty where the ring is broken.
+  // What every rank does now; waits for the answers for a second at most. Empty if the ring is broken.
   std::vector<RankState> roll_call();
 
  private:

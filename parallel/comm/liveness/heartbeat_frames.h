@@ -38,13 +38,12 @@ std::string encode(const Verdict& verdict);
 std::string encode(const RollCall& call);
 std::string encode(Frame::Kind kind);  // of a frame without a body
 
-// Nothing where the body is not what encode makes.
+// Nothing if the body is not what encode makes.
 std::optional<Activity::State> decode_beat(std::string_view body);
 std::optional<Verdict> decode_verdict(std::string_view body);
 std::optional<RollCall> decode_roll_call(std::string_view body);
 
-// Takes the frame that `stream` begins with, if it is whole. Throws Error where the stream is not one of
-// frames.
+// Takes the frame that `stream` begins with, if it is whole. Throws Error if the stream is not one of frames.
 std::optional<Frame> take_frame(std::string& stream);
 
 }  // namespace pptrain::comm

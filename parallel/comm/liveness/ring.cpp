@@ -29,10 +29,10 @@ using Clock = std::chrono::steady_clock;
 
 constexpr std::chrono::milliseconds call_time{2000};  // so long one may take
 
-// What a rank tells the others of where it is.
+// What a rank tells the others about its place.
 struct Card {
   std::array<char, 64> name{};        // of the host, for people
-  std::array<char, 96> machine{};     // equal where two ranks reach each other by loopback
+  std::array<char, 96> machine{};     // equal if two ranks reach each other by loopback
   std::array<char, 384> addresses{};  // others', with spaces between
   Digest key{};                       // rank 0's is the run's
 };
@@ -51,7 +51,7 @@ std::string machine() {
   return boot + space.data();
 }
 
-// Those of all interfaces that fit into a Card, with spaces between.
+// The addresses of all interfaces, as many as fit into a Card, with spaces between.
 std::string addresses() {
   std::string all;
   for (const std::string& text : net::addresses_for_others()) {
@@ -99,7 +99,7 @@ net::Socket listen_for_previous(const std::string& address) {
   return socket;
 }
 
-// Where to call the rank that has this card; several addresses, for one may lead to another machine of the
+// Addresses at which to call the rank of this card; several, since one may lead to another machine of the
 // same name.
 std::vector<net::Address> addresses_to_call(const Card& card, int port, bool near, bool one_machine) {
   std::vector<net::Address> all;
@@ -115,7 +115,7 @@ void make_quick(const net::Socket& socket) {
   setsockopt(socket.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
 }
 
-// Calls the next rank, and waits for the call of the previous one, which it may be too.
+// Calls the next rank, and waits for the call of the previous one; both may be the same rank.
 void connect(Ring& ring, const RunIdentity& me, net::Socket listener, const std::vector<net::Address>& next,
              std::chrono::milliseconds patience) {
   const net::Deadline deadline = Clock::now() + patience;

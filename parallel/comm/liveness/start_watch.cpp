@@ -39,7 +39,7 @@ std::string read(const fs::path& file) {
   return {std::istreambuf_iterator<char>(in), {}};
 }
 
-// Those of each of its threads, which is how the kernel lists them.
+// The children of each of its threads: the kernel lists them by thread.
 std::vector<pid_t> children(pid_t parent) {
   std::vector<pid_t> found;
   std::error_code error;
@@ -55,7 +55,7 @@ bool same_launch(const Launch& a, const Launch& b) {
          a.rendezvous.port == b.rendezvous.port && a.rendezvous.prefix == b.rendezvous.prefix;
 }
 
-// Its rank, where it is a process of `ours`.
+// Its rank, if it is a process of `ours`.
 std::optional<int> rank_of(pid_t pid, const Launch& ours) {
   const std::string all = read(fmt::format("/proc/{}/environ", pid));
   const auto get = [&](const char* variable) -> const char* {
@@ -84,8 +84,8 @@ bool is_stopped(pid_t pid) {
 }
 
 // Children of this process' parent (mpirun's daemon, srun's, torchrun's agent, a shell) that run this program
-// with a rank of `launch` in their environment, and these ranks; without this process itself. Empty where
-// /proc does not tell.
+// with a rank of `launch` in their environment, and these ranks; without this process itself. Empty if /proc
+// does not tell.
 std::map<pid_t, int> find_siblings(const Launch& launch) {
   std::error_code error;
   const fs::path program = fs::read_symlink("/proc/self/exe", error);
@@ -103,7 +103,8 @@ std::map<pid_t, int> find_siblings(const Launch& launch) {
 struct StartWatch::Sibling {
   pid_t pid = 0;
   int rank = 0;
-  // For how long, as far as this process has looked on: by SIGSTOP, a terminal or a debugger; or ended.
+  // For how long it is stopped (by SIGSTOP, a terminal or a debugger), or ended, as far as this process has
+  // seen.
   Clock::duration stopped{0}, gone{0};
 };
 
@@ -147,7 +148,7 @@ void StartWatch::run() {
   while (!wake_.wait_for(lock, check_every, [this] { return stop_; })) {
     const auto now = Clock::now();
     const auto gap = now - std::exchange(last, now);
-    // What stands still with this process has no fault.
+    // A process that stood still together with this one is not at fault.
     waited += std::min<Clock::duration>(gap, standstill);
     if (gap > standstill) siblings_.clear();
     if (mpi && stop_requested && stop_requested()) {
@@ -171,8 +172,8 @@ void StartWatch::run() {
   }
 }
 
-// What is wrong with a rank of this host, "" for nothing. A rank that ends before all have come has failed,
-// whatever it said; it has a second, in which a fault that all ranks agree on ends this process too.
+// The fault of a rank of this host, "" for none. A rank that ends before all have come has failed, whatever
+// it printed; it is given a second, in which a fault that all ranks agree on ends this process too.
 std::string StartWatch::look_at_siblings(Clock::duration since_last) {
   first_here_ = true;
   const std::map<pid_t, int> present = find_siblings(launch_);
@@ -202,8 +203,8 @@ std::string StartWatch::look_at_siblings(Clock::duration since_last) {
 }
 
 void StartWatch::give_up(const std::string& text, int code, std::unique_lock<std::mutex>& lock) {
-  // The first of a host has the word; the others leave it the time to say it, since a launcher may end all
-  // when one ends.
+  // The first rank of a host speaks; the others leave it the time to do so, since a launcher may end all when
+  // one ends.
   const auto time = first_here_ ? milliseconds(0) : time_for_others;
   if (wake_.wait_for(lock, time, [this] { return stop_; })) return;
   if (first_here_) print_now(text);

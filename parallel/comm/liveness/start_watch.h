@@ -17,18 +17,17 @@ class StartWatch {
  public:
   using Clock = std::chrono::steady_clock;
 
-  // Under an MPI of this program the process ends after the time that `launch` has for all to come, or where
-  // it says that a signal has asked for the end; elsewhere the meeting point is asked, so that the other
-  // ranks learn why. `stopped`: so long may another process of this launch on this host be stopped; 0: for
-  // ever, and it may end. `fault`: this rank's, which it will tell the others; "" for none. It is said here
-  // where nobody has come within two seconds.
+  // With our MPI the process ends when the start timeout of `launch` has passed or a signal asks for it. With
+  // other launchers the meeting does that, and tells the other ranks why. `stopped`: so long may another
+  // process of this launch on this host be stopped; 0: for ever, and it may end. `fault`: this rank's, which
+  // it will tell the others; "" for none. It is printed here if no rank has come within two seconds.
   StartWatch(Launch launch, std::chrono::milliseconds stopped, std::string fault);
   ~StartWatch();
   StartWatch(const StartWatch&) = delete;
   StartWatch& operator=(const StartWatch&) = delete;
 
-  // For when the meeting has failed: where a rank of this host has ended, this process ends too, and one of
-  // those left says so. Otherwise it returns.
+  // To be called when the meeting has failed. If a rank of this host has ended, this process ends too, and
+  // one of the remaining ranks says so. Otherwise it returns.
   void end_if_a_rank_is_gone();
 
   // Whether the fault has been said here. Nothing is said after this call.

@@ -42,9 +42,9 @@ void check(int code, const char* call) {
   throw Error(fmt::format("{} failed: {}", call, std::string(text, length)));
 }
 
-// Polling that leaves the processor to others: a short spin, then yields, then naps that grow to 200 us, and
-// to a thousandth of what the wait has lasted. A yield after which others had the core says that the host is
-// busy: there a thread that yields waits for whole time slices of the others, but one that sleeps is woken
+// Polling that leaves the processor to others: a short spin, then yields, then naps that grow to 200 us, or
+// to a thousandth of the wait so far (5 ms at most). If other threads had the core after a yield, the host is
+// busy. A thread that yields then waits for whole time slices of the others, but one that sleeps is woken
 // before they end.
 class Backoff {
  public:
@@ -95,7 +95,7 @@ class Tags {
     const int64_t place = number % numbers * lane_count + static_cast<int64_t>(lane);
     return static_cast<int>(bytes % sizes_ * places + place);
   }
-  // Of messages that stand in each other's place: only their sizes may differ.
+  // Whether two messages have the same place: then only their sizes may differ.
   static bool same_place(int a, int b) { return a % places == b % places; }
 
  private:
@@ -145,10 +145,10 @@ struct Transfer {
 
 // MPI_Init to MPI_Finalize; shared by all communicators.
 //
-// MPI moves a message only while the process is inside a call: between hosts, or on one host where the kernel
+// MPI moves a message only while the process is inside a call. Between hosts, or on one host if the kernel
 // forbids reading another process' memory, a message of more than some KiB would wait until its sender has
-// finished computing. A thread therefore calls MPI every half millisecond while something is under way and
-// nobody waits inside MPI anyway.
+// finished computing. So a thread calls MPI every half millisecond while something is under way and no thread
+// waits inside MPI anyway.
 class Session {
  public:
   Session() {
@@ -334,7 +334,7 @@ class MpiWork final : public Work {
     return true;
   }
 
-  // Looks for a message of another size in the place of the one that is waited for, and throws Error where it
+  // Looks for a message of another size in the place of the one that is waited for, and throws Error if it
   // finds one. Under the lock.
   void look_for_misfit() {
     int found = 0;
@@ -343,8 +343,8 @@ class MpiWork final : public Work {
     check(MPI_Iprobe(transfer_.peer, MPI_ANY_TAG, comm, &found, &status), "MPI_Iprobe");
     if (!found || status.MPI_TAG == transfer_.tag || !Tags::same_place(status.MPI_TAG, transfer_.tag)) return;
     check(MPI_Get_count(&status, MPI_BYTE, &transfer_.other_bytes), "MPI_Get_count");
-    // Its place is this one, and not that of a later round, where this receive has met no message yet: then
-    // it can be cancelled.
+    // The message's place is this one, and not one of a later round, if this receive has met no message yet:
+    // then it can be cancelled.
     for (MPI_Request& request : transfer_.requests) check(MPI_Cancel(&request), "MPI_Cancel");
     try {
       channel_->session->test(transfer_);
@@ -357,7 +357,7 @@ class MpiWork final : public Work {
     }
   }
 
-  // Its sender waits for somebody to take it.
+  // Receives the misfit: its sender waits until it is taken.
   Transfer take_misfit(int tag) const {
     Transfer other;
     other.peer = transfer_.peer;

@@ -1,5 +1,5 @@
-// MPI on CPU tensors: Open MPI or MPICH, whichever the build found; no_mpi.cpp takes this file's place where
-// there is none.
+// MPI on CPU tensors: Open MPI or MPICH, whichever the build found; without MPI no_mpi.cpp takes
+// mpi_communicator.cpp's place.
 #pragma once
 
 #include <memory>

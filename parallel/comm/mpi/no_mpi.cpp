@@ -1,4 +1,4 @@
-// In place of mpi_communicator.cpp where the build found no MPI.
+// In place of mpi_communicator.cpp if the build found no MPI.
 #include "core/base/error.h"
 #include "parallel/comm/mpi/mpi_communicator.h"
 

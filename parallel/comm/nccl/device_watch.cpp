@@ -21,11 +21,11 @@ struct DeviceWatch::Entry {
 
   const Operation operation;
 
-  // Of the thread that watches.
+  // Used by the watching thread alone.
   bool begun = false;
   std::optional<PatientDeadline> time;  // while it runs
 
-  // Under the watch's lock.
+  // Guarded by the watch's lock.
   std::string purpose;
   std::vector<at::Tensor> tensors;
 };
@@ -60,7 +60,7 @@ void DeviceWatch::throw_if_failed() const {
   }
 }
 
-// The oldest alone: the rest is left to the thread.
+// Looks at the oldest alone: the rest is left to the thread.
 void DeviceWatch::check() {
   throw_if_failed();
   for (;;) {
@@ -135,7 +135,7 @@ bool DeviceWatch::look(Clock::time_point now) {
   return failed_;
 }
 
-// What names the culprit first.
+// Checks first what names the culprit.
 std::optional<DeviceFailure> DeviceWatch::find_failure(Clock::time_point now) {
   if (hooks_.host_failure) {
     if (std::string text = hooks_.host_failure(); !text.empty()) {

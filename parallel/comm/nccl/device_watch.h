@@ -2,7 +2,7 @@
 // an error of their own, failures that the host knows. DeviceWatch decides, over callbacks: no CUDA, no NCCL,
 // no thread. DeviceWatchdog is the thread.
 //
-// Whose time runs. The host enqueues far ahead of the device, so the time of an operation begins when the
+// When time runs. The host enqueues far ahead of the device, so the time of an operation begins when the
 // device comes to it:
 // - Operations of one queue (a stream) run in the order of their posting. So only the oldest unfinished one
 //   can have begun: it has once its `ready` point is passed. Its time runs from the look that first sees so.
@@ -40,13 +40,13 @@ struct DeviceFailure {
 class DeviceWatch {
  public:
   using Clock = std::chrono::steady_clock;
-  using Reached = std::function<bool()>;  // the device has passed a point; throws where the device has failed
+  using Reached = std::function<bool()>;  // the device has passed a point; throws if the device has failed
 
   // Communication on the device that can be ended. Must be removed before it goes.
   class Group {
    public:
     virtual ~Group() = default;
-    // What its library says. Never blocks for long.
+    // The failure that its library reports. Never blocks for long.
     virtual std::optional<DeviceFailure> failure() = 0;
     // Ends what it has on the device. Called once, in a thread of its own; may wait for the device.
     virtual void abort() noexcept = 0;
@@ -54,7 +54,7 @@ class DeviceWatch {
 
   struct Operation {
     const void* queue = nullptr;
-    // Before it, and behind it. Asked by any thread.
+    // The points before and after it. Any thread may call them.
     Reached ready, finished;
     std::chrono::milliseconds timeout{0};
     int rank = 0;             // of the job, for messages
@@ -66,7 +66,7 @@ class DeviceWatch {
   struct Hooks {
     // The host transport's failure, "" for none.
     std::function<std::string()> host_failure;
-    // What the device is in, in the schedule's words, "" where it is not known. May wait for the driver.
+    // What the device is in, in the schedule's words, "" if it is not known. May wait for the driver.
     std::function<std::string()> device_place;
   };
 
@@ -75,9 +75,9 @@ class DeviceWatch {
   DeviceWatch& operator=(const DeviceWatch&) = delete;
 
   // --- by the host thread ---
-  // Right after the operation was enqueued, and its `finished` point behind it.
+  // Called right after the operation and its `finished` point were enqueued.
   Ticket post(Operation operation);
-  // What the rank wants it for, in the schedule's words.
+  // Says what the rank wants it for, in the schedule's words.
   void explain(const Ticket& ticket, std::string purpose);
   // Holds them until the operation is finished.
   void keep(const Ticket& ticket, std::vector<at::Tensor> tensors);
@@ -121,23 +121,23 @@ class DeviceWatch {
   std::set<Group*> groups_;
   std::set<Group*> aborting_;
 
-  // Of the thread that watches.
+  // Used by the watching thread alone.
   int64_t seen_forgotten_ = 0;
   std::string place_;
 
   std::vector<std::jthread> aborts_;
 };
 
-// The thread of a DeviceWatch, and the last resort where ending what runs on the device does not free the
+// The thread of a DeviceWatch. It is also the last resort if ending what runs on the device does not free the
 // rank's thread: a kernel of our own that never ends holds everything that waits for the device.
 class DeviceWatchdog {
  public:
   struct Options {
     std::chrono::milliseconds look_every{200};
-    // So long after a failure the rank may take to unwind as far as stop(); then the process ends.
+    // After a failure the rank has so long to unwind as far as stop(); then the process ends.
     std::chrono::milliseconds grace{60'000};
     std::function<void()> on_thread;  // called first by the thread; it makes the device current
-    // The last things that the thread does in a process that does not come back.
+    // The thread calls them last if the rank's thread does not come back.
     std::function<void(const std::string& text)> say = print_now;
     std::function<void(int code)> end = end_process;
   };

@@ -17,7 +17,7 @@
 namespace pptrain::comm {
 namespace {
 
-// Up to here a sum gathers whole tensors: one exchange instead of two.
+// Up to this size a sum gathers whole tensors: one exchange instead of two.
 constexpr int64_t direct_bytes = 256 << 10;
 // Scratch of a larger sum: at most about this much.
 constexpr int64_t piece_bytes = 64 << 20;
@@ -130,7 +130,7 @@ std::unique_ptr<Work> NcclCollectives::run(const char* name, std::vector<at::Ten
                             body);
 }
 
-// What could throw comes before the group of calls: NCCL counts its begin and end.
+// Whatever could throw runs before the group of calls: NCCL counts its begin and end.
 void NcclCollectives::move_parts(const PartOf& outgoing, const PartOf& incoming) const {
   struct Peer {
     int rank = 0;

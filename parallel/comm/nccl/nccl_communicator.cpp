@@ -25,11 +25,11 @@
 namespace pptrain::comm {
 namespace {
 
-// Thread blocks of a link's kernel, one an SM: what a receive that was posted ahead holds while it waits (of
-// 132 on an H100, of 108 on an A100). NCCL's own choice takes up to 32, of each of the links that wait. If a
-// block moves 20 GB/s, two take 0.8 ms for the 32 MiB of 4096 tokens of 4096 bf16 values; the stage's
-// forward, say eight blocks of 200M parameters, takes 13 TFLOP, 26 ms at 500 TFLOP/s, and goes on meanwhile.
-// (Arithmetic, not measured.)
+// Thread blocks of a link's kernel, one an SM: a receive that was posted ahead holds them while it waits (of
+// 132 on an H100, of 108 on an A100). NCCL's own choice takes up to 32, for each link that waits. If a block
+// moves 20 GB/s, two take 0.8 ms for the 32 MiB of 4096 tokens of 4096 bf16 values. The stage's forward goes
+// on meanwhile: say eight blocks of 200M parameters, 13 TFLOP, 26 ms at 500 TFLOP/s. (Arithmetic, not
+// measured.)
 constexpr int link_ctas = 2;
 
 // Point-to-point traffic: each direction between two ranks has an NCCL communicator and a stream of its own,
@@ -38,7 +38,7 @@ class NcclLinks {
  public:
   // `member` and `host`, which carries the set-up's messages, must outlive it.
   NcclLinks(const NcclMember& member, Communicator& host) : member_(member), host_(host) {}
-  // The end of a link may wait for the other rank's: so in the same order everywhere.
+  // The end of a link may wait for the other rank's: so all ranks end their links in the same order.
   ~NcclLinks() {
     while (!links_.empty()) links_.erase(links_.begin());
   }
@@ -49,8 +49,7 @@ class NcclLinks {
   // As Communicator::connect, on the current device. A message goes over each new link at once, which makes
   // all its connections: NCCL connects a pair at its first message, whatever its size, on all the channels
   // that a larger one would take (NCCL 2.28.9, enqueue.cc, p2pTaskAppend).
-  // In the same order everywhere: of the ranks that have not come to the first pair not yet made, both come
-  // to it.
+  // The order is the same everywhere: both ranks of the first pair that is not made yet come to it.
   void connect(std::span<const std::pair<int, int>> pairs) {
     for (const auto& [sender, receiver] : pairs) {
       const int top = std::max(sender, receiver);
@@ -63,8 +62,8 @@ class NcclLinks {
     }
   }
 
-  // Moves the tensor from `sender` to `receiver`, one of which this rank is. Throws Error where the pair was
-  // not connected or the tensor lies elsewhere.
+  // Moves the tensor from `sender` to `receiver`; this rank is one of them. Throws Error if the pair was not
+  // connected or the tensor is on another device.
   std::unique_ptr<Work> start(at::Tensor tensor, int sender, int receiver) const {
     const bool sends = sender == member_.rank;
     member_.check_device(tensor, sends ? "isend" : "irecv");
@@ -130,8 +129,8 @@ class NcclLinks {
 
 class NcclCommunicator final : public Communicator {
  public:
-  // `owned` is null where the caller keeps the host communicator: that of the whole job. `job_rank`: this
-  // rank's there.
+  // `owned` is null for the whole job's communicator: the caller keeps `host`. `job_rank`: this rank's number
+  // in the job.
   NcclCommunicator(Communicator& host, std::unique_ptr<Communicator> owned, int job_rank, c10::Device device,
                    WatchdogPtr watchdog, std::chrono::milliseconds timeout)
       : owned_(std::move(owned)),
@@ -146,7 +145,7 @@ class NcclCommunicator final : public Communicator {
     const c10::cuda::CUDAGuard guard(device);
     collectives_ = std::make_unique<NcclCollectives>(member_, id);
   }
-  // The job's communicator stops the watchdog, which asks the host's, before that goes.
+  // The job's communicator stops the watchdog before `host` goes, which the watchdog asks.
   ~NcclCommunicator() override {
     links_.reset();
     collectives_.reset();
@@ -214,7 +213,7 @@ class NcclCommunicator final : public Communicator {
     iall_gather(std::move(out), tensor)->wait();
   }
 
-  // Of the host threads; the GPUs may be behind.
+  // A barrier of the host threads; the GPUs may be behind.
   void barrier() override { host().barrier(); }
 
   void abort(const std::string& message) override { host_.abort(message); }

@@ -19,19 +19,18 @@ std::string nccl_version();
 // abort and timeouts go through `host`, which must outlive the result. Collective over `host`. Links for
 // isend/irecv are made by connect(). The result outlives what is split off it.
 //
-// timeout: of the set-up, and of waits until set_timeout() says otherwise: so long may another rank, or this
-// rank's GPU, keep an operation waiting that the GPU has come to. device_place: what the GPU is in, in the
-// schedule's words, "" where it is not known; for the message of a timeout. Called five times a second by the
-// thread that watches; may be empty.
+// `timeout`: for the set-up, and for waits until set_timeout() says otherwise: the longest time an operation
+// may run once the GPU has reached it. `device_place`: what the GPU is in, in the schedule's words, "" if it
+// is not known; for the message of a timeout. The watching thread calls it five times a second; may be empty.
 //
 // No wait on the device is for ever: a thread (DeviceWatch) ends what NCCL has on the GPU when an operation
 // is late, when NCCL has lost a peer, and when `host` knows of a failure. So a host thread that waits for the
-// GPU, in cudaStreamSynchronize or Tensor::item, comes back, with values that mean nothing; its next call of
-// the communicator, host() included, throws WaitTimeout, PeerFailure or Error. A process that a kernel
-// without end keeps from coming back ends a minute later, with the failure's words.
+// GPU, in cudaStreamSynchronize or Tensor::item, comes back, with values that mean nothing. Its next call of
+// the communicator, host() included, throws WaitTimeout, PeerFailure or Error. If an endless kernel keeps a
+// process from coming back, the process ends a minute later, with the failure's words.
 //
-// Throws UsageError where two ranks share a GPU or the build has no CUDA, WaitTimeout where ranks do not come
-// to the set-up in time, and Error with NCCL's words where NCCL fails.
+// Throws UsageError if two ranks share a GPU or the build has no CUDA, WaitTimeout if ranks do not come to
+// the set-up in time, and Error with NCCL's words if NCCL fails.
 std::unique_ptr<Communicator> make_nccl(Communicator& host, c10::Device device,
                                         std::chrono::milliseconds timeout,
                                         std::function<std::string()> device_place);

@@ -90,7 +90,7 @@ NcclGroup::~NcclGroup() {
   static_cast<void>(state() == ncclSuccess ? ncclCommDestroy(comm_) : ncclCommAbort(comm_));
 }
 
-// Where it fails or lasts too long, the watch has aborted all groups, this one too.
+// If it fails or lasts too long, the watch has aborted all groups, this one too.
 void NcclGroup::finalize() noexcept {
   try {
     enqueue("the end", options_.timeout, [](ncclComm_t comm) { return ncclCommFinalize(comm); });
@@ -118,7 +118,7 @@ void NcclGroup::fail(DeviceFailure failure) {
   throw Error("NCCL has failed");  // not reached: the watch has a failure
 }
 
-// Of a communicator that is aborted: ncclInvalidUsage.
+// ncclInvalidUsage for a communicator that is aborted.
 ncclResult_t NcclGroup::state() {
   const std::lock_guard lock(mutex_);
   if (comm_ == nullptr) return ncclInvalidUsage;

@@ -37,13 +37,13 @@ class NcclGroup final : public DeviceWatch::Group {
     int job_rank = 0;  // this rank's in the job, for messages
     std::string name;  // "the NCCL group of ranks 0, 2"
     int device = 0;    // the CUDA device that it is set up on
-    // Of the set-up and of the end.
+    // For the set-up and for the end.
     std::chrono::milliseconds timeout{0};
     int max_ctas = 0;  // thread blocks, one an SM, that a kernel of it takes at most; 0: as NCCL likes
   };
 
-  // Set up on its device, which is current, when all `size` ranks have come. Throws WaitTimeout where they do
-  // not within the timeout, PeerFailure and Error as DeviceWatch::check, Error with NCCL's words where NCCL
+  // Set up on its device, which is current, when all `size` ranks have come. Throws WaitTimeout if they do
+  // not come within the timeout, PeerFailure and Error as DeviceWatch::check, Error with NCCL's words if NCCL
   // fails.
   NcclGroup(WatchdogPtr watchdog, const std::string& id, int rank, int size, Options options);
   // Waits for the other ranks' ends, for the timeout at most. While an exception unwinds, it aborts what all

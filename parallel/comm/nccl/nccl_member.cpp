@@ -35,8 +35,8 @@ bool is_one(const char* variable) {
 }
 
 // PPTRAIN_NCCL_SHARED_GPU: whether this process takes part in a test of several processes on one GPU
-// (scripts/gpu): never set for work, since kernels that wait for each other then depend on the driver's time
-// slices. NCCL itself takes such ranks for those of different hosts, over sockets, only where each process
+// (scripts/gpu). It is never set for work, since kernels that wait for each other then depend on the driver's
+// time slices. NCCL itself takes such ranks for ranks of different hosts, over sockets, only if each process
 // has an NCCL_HOSTID of its own.
 Card own_card(const cudaDeviceProp& properties) {
   return {.gpu = properties.uuid,
@@ -74,15 +74,15 @@ namespace {
 
 using NcclEvent = std::shared_ptr<at::cuda::CUDAEvent>;
 
-// Behind what `stream` holds now.
+// An event behind what `stream` holds now.
 NcclEvent record(c10::cuda::CUDAStream stream) {
   auto event = std::make_shared<at::cuda::CUDAEvent>();
   event->record(stream);
   return event;
 }
 
-// The handle of what NCCL does on a stream beside the rank's own. It goes on until `finished`, on `tensors`
-// (scratch included), whose memory is that of the stream `home`; `ticket` is the watch's.
+// The handle of NCCL's work on a stream other than the rank's own. The work goes on until `finished`, on
+// `tensors` (scratch included), whose memory belongs to the stream `home`; `ticket` is the watch's.
 class NcclWork final : public Work {
  public:
   NcclWork(WatchdogPtr watchdog, c10::cuda::CUDAStream home, NcclEvent finished, DeviceWatch::Ticket ticket,
@@ -103,9 +103,9 @@ class NcclWork final : public Work {
     tensors_.clear();
     return true;
   }
-  // Orders the current stream behind the side stream. Where that is the tensors' home, their memory may go to
-  // other uses on it from then on, and they are let go; on any other the watch holds them until they are
-  // free.
+  // Orders the current stream behind the side stream. If that is the tensors' home, their memory may go to
+  // other uses on it from then on, and they are let go; on any other stream the watch holds them until they
+  // are free.
   void wait(const std::function<std::string()>& what) override {
     watchdog_->watch().check();
     const auto current = c10::cuda::getCurrentCUDAStream(finished_->device_index());

@@ -19,13 +19,13 @@
 
 namespace pptrain::comm {
 
-// Throws UsageError, on all ranks alike, where two ranks have one GPU or the environment of one would take
-// away what pptrain asks of NCCL. Collective.
+// Throws UsageError, on all ranks alike, if two ranks have one GPU or the environment of one would take away
+// what pptrain asks of NCCL. Collective.
 void check_ranks(Communicator& host, c10::Device device);
 
 using CudaStream = std::shared_ptr<std::remove_pointer_t<cudaStream_t>>;
 
-// On the current device, of the highest priority, waiting for no other stream.
+// A stream on the current device, of the highest priority, that waits for no other stream.
 CudaStream make_stream();
 
 struct NcclMember {
@@ -46,15 +46,15 @@ struct NcclMember {
   std::unique_ptr<NcclGroup> make_group(const std::string& id, int nccl_rank, std::span<const int> of,
                                         int max_ctas) const;
 
-  // Throws Error where the tensor is not contiguous or not on this rank's device.
+  // Throws Error if the tensor is not contiguous or not on this rank's device.
   void check_device(const at::Tensor& tensor, const char* what) const;
 
-  // Runs `body` with the stream `side` as the current one, behind what the current one holds now; `what`
-  // names it to the watch. The work keeps `tensors`.
+  // Runs `body` with the stream `side` as the current one, after what the current stream holds now; `what`
+  // names the work to the watch. The work keeps `tensors`.
   std::unique_ptr<Work> run_beside(cudaStream_t side, const std::string& what,
                                    std::vector<at::Tensor> tensors, const std::function<void()>& body) const;
 
-  // Waits on the host for the current stream, while the watch's eye is on what it waits for.
+  // Waits on the host for the current stream, while the watch looks after what it waits for.
   void synchronize() const;
 };
 

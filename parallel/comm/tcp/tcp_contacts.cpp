@@ -143,7 +143,7 @@ void TcpContacts::accept_visitors() {
   }
 }
 
-// Where too many visitors are there, the one that has been silent for longest goes.
+// If too many visitors are there, the one that has been silent for longest goes.
 void TcpContacts::make_room() {
   const auto most = strangers + static_cast<size_t>(me_.size);
   if (static_cast<size_t>(std::ranges::count_if(contacts_, &Contact::visits)) < most) return;
@@ -222,8 +222,7 @@ void TcpContacts::link(Contact& contact) {
   options_.linked(contact.handshake.peer(), std::move(contact.socket));
 }
 
-// The connection has broken. A call is made again for a while, except where the other side had this rank's
-// proof.
+// The connection has broken. A call is made again for a while, unless the other side had this rank's proof.
 void TcpContacts::lose(Contact& contact, const std::string& reason) {
   if (contact.visits()) {
     if (contact.handshake.peer() < 0) return turn_away(contact, reason);

@@ -1,4 +1,4 @@
-// How two ranks of a run come to be connected: calls, visitors, and the handshakes of both.
+// How two ranks of a run connect: calls, visitors, and the handshakes of both.
 //
 // One thread looks after all contacts at once, in its own poll(): a peer that is slow, silent or a stranger
 // holds up no other. A visitor has ten seconds to prove that it is of this run.
@@ -36,16 +36,16 @@ class TcpContacts {
     std::function<void(int peer, const std::string& reason)> unreachable = {};
   };
 
-  // listener: where others call; closed: none do.
+  // listener: for the calls of others; closed: they do not call.
   TcpContacts(RunIdentity me, net::Socket listener, Options options);
   ~TcpContacts();
   TcpContacts(const TcpContacts&) = delete;
   TcpContacts& operator=(const TcpContacts&) = delete;
 
   // Calls the rank at all of its addresses at once; it has one link in the end, at the first that answers as
-  // this rank. Nothing where the call is under way.
+  // this rank. Does nothing if the call is under way.
   void call(int peer, const std::vector<net::Address>& addresses);
-  // Visitors are heard no more, and those that are there sent away.
+  // No more visitors are heard, and those that are there are sent away.
   void close_door();
   // No call is under way.
   bool idle() const;
@@ -54,10 +54,10 @@ class TcpContacts {
   void watch(std::vector<pollfd>& entries) const;
   static constexpr std::chrono::milliseconds look_every{20};  // while there are contacts
   bool has_contacts() const { return !contacts_.empty(); }
-  // `entries`: those that watch() added. Throws Error where the system gives no more sockets.
+  // `entries`: those that watch() added. Throws Error if the system gives no more sockets.
   void handle(std::span<const pollfd> entries);
 
-  // From now on another one looks after the contacts; those that are there go on.
+  // From now on `options` serve the contacts; those that are there go on.
   void hand_over(Options options) { options_ = std::move(options); }
 
  private:

@@ -44,13 +44,13 @@ struct Outgoing {
   size_t sent = 0;                    // of header and body
 };
 
-// Tells a host that is gone from a peer that does not read: whose kernel still answers, however long its
+// Tells a host that is gone from a peer that does not read: the peer's kernel still answers, however long its
 // window is closed. (TCP_USER_TIMEOUT does not: it counts that time too.)
 class SilenceWatch {
  public:
   explicit SilenceWatch(std::chrono::milliseconds patience) : patience_(patience) {}
-  // True where what was sent has been repeated and nothing was acknowledged for as long as the patience. To
-  // be asked several times within it: silence counts from the first look that finds it.
+  // True if what was sent has been repeated and nothing was acknowledged for as long as the patience. To be
+  // called several times within it: silence counts from the first look that finds it.
   bool is_silent(const net::Socket& socket, net::Deadline now) {
     // A single repetition may have its answer on the way, even behind a window that was closed for minutes.
     constexpr uint32_t enough_repetitions = 2;
@@ -86,7 +86,7 @@ struct TcpEngine::Link {
   // Guards what follows; the sockets are opened and closed by the engine's thread alone.
   std::mutex mutex{};
   net::Socket socket{};           // the one to send on
-  net::Socket second{};           // where both sides called
+  net::Socket second{};           // if both sides called
   net::Deadline call_at = never;  // while there is no connection
   bool lost = false;              // its connection has ended, or cannot be had
   bool left = false;              // this side has taken leave
@@ -383,8 +383,8 @@ int TcpEngine::patience(const Links& links) {
   return static_cast<int>(std::max<int64_t>(left, 0));
 }
 
-// What to wait for: on every link for bytes where they are wanted, and always for its end. poll() skips
-// sockets that are closed.
+// Waits on every link for bytes if they are wanted, and always for its end. poll() skips sockets that are
+// closed.
 void TcpEngine::watch(std::vector<pollfd>& entries, const Links& links) {
   for (const auto& [peer, link] : links) {
     const bool reads = link->inbox.wants_bytes();
@@ -447,7 +447,8 @@ void TcpEngine::look_for_silence(const Links& links) {
   }
 }
 
-// Of two connections a peer sends on one; where the other ends first, what comes on that one tells why.
+// If there are two connections, a peer sends on one. If the other ends first, what comes on that one tells
+// why.
 void TcpEngine::lose(int peer, Link& link, net::Socket& socket, const std::string& reason) {
   {
     const std::lock_guard lock(link.mutex);

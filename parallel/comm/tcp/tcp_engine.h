@@ -1,8 +1,8 @@
 // Moves the bytes of all TCP communicators of this process: one link per peer, one thread for all links.
 //
 // A link is connected when a message is first sent on it, by its sender. A receive waits for the sender's
-// call, and calls itself when none has come after a second: so it ends, too, where the peer cannot be reached
-// or has ended, and so a connection that is possible in one direction alone is found. Where both sides call
+// call, and calls itself when none has come after a second. So the receive also ends if the peer cannot be
+// reached or has ended, and a connection that is possible in one direction alone is found. If both sides call
 // at once there are two connections; each side then sends on the one that it had first.
 //
 // On a link, frames of all communicators travel in the order of their sends; a frame names its communicator
@@ -50,7 +50,7 @@ class TcpEngine {
   OperationPtr receive(uint64_t channel, at::Tensor tensor, int peer);
 
   // True once the operation is complete, by the deadline; its `error` may say that it went wrong. Throws
-  // PeerFailure where the engine has failed before that.
+  // PeerFailure if the engine has failed before that.
   bool wait(const OperationPtr& operation, net::Deadline deadline = net::Deadline::min());
   // "" while nothing has failed.
   std::string failure();

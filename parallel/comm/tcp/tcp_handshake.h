@@ -26,12 +26,12 @@ namespace pptrain::comm {
 using Digest = std::array<uint8_t, 32>;
 
 // The secret that the user gave to all ranks: the text of PPTRAIN_SECRET, or the content of the file that
-// PPTRAIN_SECRET_FILE names, without the line's end; "" where neither is set. `env` gives the value of a
-// variable, or null. Throws UsageError where both are set, where the file cannot be read, and for a secret of
-// fewer than 16 bytes, which could be guessed.
+// PPTRAIN_SECRET_FILE names, without the line's end; "" if neither is set. `env` gives the value of a
+// variable, or null. Throws UsageError if both are set, if the file cannot be read, and for a secret of fewer
+// than 16 bytes, which could be guessed.
 std::string read_secret(const std::function<const char*(const char*)>& env);
 
-// Bytes that nobody can predict, from the system.
+// Random bytes from the system that no one can predict.
 Digest random_bytes();
 
 // HMAC-SHA256 (RFC 2104, FIPS 180-4) of `parts`, one after another.

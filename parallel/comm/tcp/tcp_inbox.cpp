@@ -33,14 +33,14 @@ std::string failure_text(const std::string& text) {
 
 namespace {
 
-// What the inbox needs to keep a message, whatever its size: so that many small ones are bounded too.
+// Bytes that the inbox needs to keep a message, whatever its size: so many small messages are bounded too.
 constexpr size_t message_cost = 256;
 
 std::string size_error(size_t bytes, size_t expected) {
   return fmt::format("a message of {} bytes came where {} bytes were expected", bytes, expected);
 }
 
-// Of the channel's queue at `place`, which goes when it is empty.
+// Takes the first of the channel's queue at `place`; removes the queue when it is empty.
 template <typename T>
 T take_first(std::map<uint64_t, std::deque<T>>& queues,
              typename std::map<uint64_t, std::deque<T>>::iterator place) {
@@ -94,7 +94,7 @@ bool TcpInbox::receive(uint64_t channel, OperationPtr operation) {
   return was_paused || (was_crowded && !is_crowded());
 }
 
-// The bytes of an early message into the tensor of its receive.
+// Copies an early message into the tensor of its receive.
 void TcpInbox::deliver(const Early& message, TcpOperation& operation) {
   const size_t expected = operation.tensor.nbytes();
   if (message.size != expected) return complete_(operation, size_error(message.size, expected), false);
@@ -202,7 +202,7 @@ void TcpInbox::end_data() {
   }
 }
 
-// Only messages that can no more come are in error; other ranks go on.
+// Only messages that can no longer come are in error; other ranks go on.
 void TcpInbox::end(const std::string& reason) {
   const std::lock_guard lock(mutex_);
   if (ended_) return;

@@ -39,7 +39,7 @@ struct FrameHeader {
 };
 static_assert(sizeof(FrameHeader) == 24);
 
-// What no rank would send; "" for a header that makes sense.
+// The fault of a header that no rank would send; "" for a header that makes sense.
 std::string fault_of(const FrameHeader& header);
 
 // At most max_failure_bytes of `text`, without characters that steer a terminal.
@@ -60,14 +60,14 @@ class TcpInbox {
 
   // Bytes of messages that came before their receives, with what it takes to keep them.
   struct Limits {
-    // Beyond this nothing more is read while no receive is posted on the link: the sender waits. A receive
-    // may wait for what lies behind, so then the link is read on.
+    // Above this nothing more is read while no receive is posted on the link: the sender waits. A posted
+    // receive may wait for what comes later, so then the link is read on.
     size_t early = size_t{1} << 30;
-    // Of all links together. From half of it on a link that holds something is read no further either; the
-    // link is lost whose peer sends more.
+    // For all links together. Above half of it a link that holds something is read no further either; a link
+    // whose peer sends more is lost.
     size_t most = quarter_of_memory();
   };
-  // Of the memory that this process may use.
+  // A quarter of the memory that this process may use, at least 1 GiB.
   static size_t quarter_of_memory();
   // Bytes that came early, on all links of a process.
   using Total = std::shared_ptr<std::atomic<size_t>>;
@@ -79,7 +79,7 @@ class TcpInbox {
            Total total = std::make_shared<std::atomic<size_t>>(0));
 
   // --- any thread ---
-  // True where bytes that were not wanted are wanted now.
+  // True if bytes that were not wanted are wanted now.
   bool receive(uint64_t channel, OperationPtr operation);
   // The peer took leave, or cannot be reached.
   bool ended() const;
@@ -91,8 +91,9 @@ class TcpInbox {
   bool wants_bytes() const;
   // Where the next bytes go; never empty.
   std::span<char> room();
-  // So many bytes were put into room(). Throws Error that says what the peer did where no rank would send
-  // this; the link is of no use then. Throws std::bad_alloc where memory ends. The frame that has come whole.
+  // So many bytes were put into room(). Throws Error that says what the peer did if no rank would send this;
+  // the link is of no use then. Throws std::bad_alloc if memory ends. Returns the kind of the frame that has
+  // come whole.
   std::optional<FrameKind> took(size_t bytes);
   // After FrameKind::failure.
   const std::string& failure() const { return text_; }

@@ -43,7 +43,7 @@ class StartPatience {
   int rank() const { return rank_; }
   double seconds() const { return in_seconds(timeout_); }
   bool over() const { return Clock::now() >= deadline_; }
-  // Throws StoppedAtStart that names `awaited` where the rank was told to stop.
+  // Throws StoppedAtStart that names `awaited` if the rank was told to stop.
   void check(const std::string& awaited) const {
     if (!stopped_ || !stopped_()) return;
     throw StoppedAtStart(fmt::format("rank {} was told to stop while it waited for {}", rank_, awaited));
@@ -144,12 +144,12 @@ void wait_for_answer(const std::string& host, int port, const StartPatience& pat
   }
 }
 
-// PyTorch's TCPStore. Calls block for as long as the rank's patience lasts; then they end with Error, and so
-// they do where the store is gone. Any process that reaches the store may have set its values: they are to be
+// PyTorch's TCPStore. Calls block for as long as the rank's patience lasts; then they end with Error, as they
+// do if the store is gone. Any process that reaches the store may have set its values: they are to be
 // checked.
 class TcpStore {
  public:
-  // host: meeting_host(). listener: rank 0's, where it serves the store; closed elsewhere.
+  // host: meeting_host(). listener: rank 0's, if it serves the store; otherwise closed.
   TcpStore(const Rendezvous& rendezvous, const std::string& host, net::Socket listener,
            const StartPatience& patience)
       : prefix_(rendezvous.prefix),
@@ -193,7 +193,7 @@ class TcpStore {
     });
   }
 
-  // Nothing where the key is not there yet.
+  // Nothing if the key is not there yet.
   std::optional<std::string> find(const std::string& key) const {
     return ask([store = store_, name = prefix_ + "/" + key]() -> std::optional<std::string> {
       if (!store->check({name})) return std::nullopt;
@@ -300,7 +300,7 @@ class Meeting {
     return missing;
   }
 
-  // Who is missing when the time is over, and what is known of them.
+  // The ranks that are missing when the time is over, and what is known of them.
   std::string report() {
     const TcpStore store = store_.for_last_words();
     std::vector<int> absent;
@@ -388,7 +388,7 @@ class Meeting {
 
   void tell(int peer) {
     const char token = 0;
-    // One byte into an empty buffer; a peer that is gone shows where it is read from.
+    // One byte into an empty buffer; a peer that is gone is noticed by the next read.
     static_cast<void>(::send(links_.at(peer).get(), &token, 1, MSG_NOSIGNAL | MSG_DONTWAIT));
     if (me_.rank > 0 && peer == tree_.parent) ++told_parent_;
   }
@@ -408,7 +408,7 @@ class Meeting {
   std::chrono::milliseconds look_again_{5};
 };
 
-// In the place of a key where the ranks have a secret.
+// In the place of a key if the ranks have a secret.
 constexpr const char* secret_word = "secret";
 constexpr size_t hex_digest = 64;
 
@@ -427,8 +427,8 @@ std::string wait_for(const TcpStore& store, const std::string& key, const StartP
   }
 }
 
-// Rank 0 gives the run a name, and a key where the user gave no secret. A rank with a secret never takes a
-// key from the store: any process that reaches the store could have put it there.
+// Rank 0 gives the run a name, and a key if the user gave no secret. A rank with a secret never takes a key
+// from the store: any process that reaches the store could have put it there.
 RunIdentity agree_on_run(int rank, int size, const Rendezvous& rendezvous, const TcpStore& store,
                          const StartPatience& patience) {
   const bool secret = !rendezvous.secret.empty();
@@ -482,7 +482,7 @@ void leave_word(const TcpStore& store, const std::string& word, bool serves) {
   }
 }
 
-// What another rank left as its end, where one has.
+// What another rank left as its end, if one has.
 std::optional<std::string> word_of_others(const TcpStore& store) {
   try {
     return store.for_last_words().find("failure");

@@ -1,5 +1,5 @@
-// How ranks come together that know only the meeting point: connected along a tree, each of them with the
-// addresses of all. Further pairs of ranks are connected when they first exchange something (TcpEngine).
+// Connects ranks that know only the meeting point, along a tree; each gets the addresses of all. Further
+// pairs of ranks are connected when they first exchange something (TcpEngine).
 #pragma once
 
 #include <map>
@@ -14,7 +14,7 @@
 
 namespace pptrain::comm {
 
-// Of what a rank leaves in the store.
+// The key of a rank's address in the store.
 std::string address_key(int rank);
 
 // What a rank has when all have come.

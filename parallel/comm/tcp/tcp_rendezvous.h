@@ -20,22 +20,22 @@ struct Rendezvous {
       "pptrain";               // of all keys: apart from other users of the store and from earlier attempts
   bool one_host = false;       // the launcher says that all ranks are on one host
   std::string host_address{};  // address or interface of this host that others shall use; "": found out
-  std::string secret{};        // known to all ranks and to nobody else; "": a key is left in the store
+  std::string secret{};        // known only to the ranks; "": a key is left in the store
   std::chrono::milliseconds timeout = std::chrono::minutes(5);  // for all ranks to have come
   std::function<bool()> stopped = [] { return false; };         // asked while ranks are waited for
 };
 
-// Where this rank finds the meeting point: the name that rendezvous.host is, except where rank 0 serves it
-// and that name means "this host" here, as Debian's /etc/hosts has it, though ranks of other hosts must reach
-// it.
+// The host at which this rank finds the meeting point: rendezvous.host, with one exception. If rank 0 serves
+// it and that name means "this host" here, as in Debian's /etc/hosts, it is an address that ranks of other
+// hosts reach.
 std::string meeting_host(const Rendezvous& rendezvous);
 // Rank 0's socket there: bound to the address that the other ranks come to. Throws Error that says what to
-// change where that is no address of this host, or the port is taken.
+// change if that is no address of this host, or the port is taken.
 net::Socket listen_at_meeting_point(const Rendezvous& rendezvous, const std::string& host,
                                     std::string& address);
-// Where the other ranks reach this one: rendezvous.host_address (an address, a name or an interface) where it
-// is given, loopback where all ranks are on one host, otherwise the address on the way to the meeting point.
-// Throws UsageError for a host_address that is none of this host's.
+// The address at which other ranks reach this one: rendezvous.host_address (an address, a name or an
+// interface) if it is given, loopback if all ranks are on one host, otherwise the address on the way to the
+// meeting point. Throws UsageError for a host_address that is none of this host's.
 std::string own_address(const Rendezvous& rendezvous, const std::string& meeting_host);
 
 }  // namespace pptrain::comm

@@ -53,7 +53,7 @@ using OperationPtr = std::shared_ptr<Operation>;
 
 // The messages of one directed pair on one lane.
 struct Mailbox {
-  std::list<OperationPtr> waiting;  // sends or receives: where both are there, they have met
+  std::list<OperationPtr> waiting;  // sends or receives: if both are there, they have met
   bool waiting_sends = false;
   std::mutex stream_mutex;  // one CUDA copy is enqueued at a time
   std::optional<c10::Stream> from_stream;
@@ -143,7 +143,7 @@ struct Group {
 struct World {
   explicit World(int size) : signals(size) {}
 
-  // The first call wins; wakes everybody.
+  // The first call wins; wakes all waiting threads.
   bool fail(int rank, const std::string& message) {
     {
       const std::lock_guard lock(mutex);

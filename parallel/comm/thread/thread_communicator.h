@@ -18,7 +18,7 @@ std::vector<std::unique_ptr<Communicator>> make_thread_world(int size);
 
 // Runs `rank_main` on `size` threads, one per rank, and returns when all have ended. When one throws, the
 // others' waits end with PeerFailure at once, and the first failing rank's exception is rethrown here. The
-// same where a thread cannot be started.
+// same if a thread cannot be started.
 void run_thread_ranks(int size, const std::function<void(Communicator&)>& rank_main);
 
 }  // namespace pptrain::comm

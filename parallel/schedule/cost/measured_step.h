@@ -22,7 +22,7 @@ struct RankStep {
 
 // Splits each rank's step: `busy` is its actions and its work; busy + idle() is the length of its step. The
 // barrier lasts from the rank's last action to the end of its step. Of the idle time before an action,
-// wait_for_transfer is the part after the action's input was made (all of it where this rank made the input):
+// wait_for_transfer is the part after the action's input was made (all of it if this rank made the input):
 // the transfer, and this rank's posting of sends and receives. Throws Error if the ranks or the numbers of
 // actions are not the schedule's.
 std::vector<RankTime> split_step(const Schedule& schedule, std::span<const RankStep> ranks);

@@ -14,7 +14,7 @@
 namespace pptrain::schedule {
 namespace {
 
-// One rank's, while its list is walked.
+// The memory of one rank, while its list is walked.
 class Account {
  public:
   // `bytes`: one per stage, or one per cell.
@@ -65,19 +65,19 @@ class Account {
   }
   const StageBytes& of(const Action& part) const { return of(part.stage, part.microbatch); }
 
-  // Of a send or receive: forward over the boundary before the stage that takes it, backward the same back.
+  // Of a send or receive: the message of a boundary is the later stage's, in both directions.
   int64_t message(const Action& action) const {
     return of(std::max(action.stage, other_stage(action)), action.microbatch).message;
   }
 
-  // What the rank holds of a microbatch for the boundary between a stage and the next: nothing where there is
-  // none, or where it lies between ranks that exchange no messages.
+  // What the rank holds of a microbatch for the boundary between a stage and the next: nothing if there is
+  // none, or if it lies between ranks that exchange no messages.
   int64_t boundary(int stage, int microbatch) const {
     if (stage < 0 || stage + 1 >= s_.stages()) return 0;
     return messages_ || !table_.crosses[stage] ? of(stage + 1, microbatch).message : 0;
   }
 
-  // Of F, B, I or W.
+  // The workspace of F, B, I or W.
   static int64_t StageBytes::*workspace(ActionKind kind) {
     if (kind == ActionKind::forward) return &StageBytes::workspace_forward;
     if (kind == ActionKind::backward) return &StageBytes::workspace_backward;

@@ -1,4 +1,5 @@
-// What a rank holds at each moment of its list, and what it holds of each microbatch when.
+// The bytes that a rank holds at each moment of its list, and the moments at which it holds each
+// microbatch's.
 #pragma once
 
 #include <cstddef>
@@ -21,7 +22,8 @@ struct MemoryHistory {
   std::vector<std::vector<Use>> uses;  // [cell] of what differs with recompute
 };
 
-// Of one rank, as peak_bytes() walks its list, whose peak is the largest total. Throws Error as peak_bytes().
+// The history of one rank, as peak_bytes() walks its list; the peak is the largest total. Throws Error as
+// peak_bytes().
 MemoryHistory memory_history(const Schedule& lowered, std::span<const StageBytes> bytes, int rank);
 
 }  // namespace pptrain::schedule

@@ -13,8 +13,8 @@
 namespace pptrain::schedule {
 namespace {
 
-// Numbers of which ranges get larger or smaller, and the largest is wanted: a tree over them, whose nodes
-// hold the largest number below, without what was added to ranges that contain all of it further up.
+// The largest of many numbers, while ranges of them get larger or smaller: a tree over them. A node holds the
+// largest number below it, without what was added to ranges that contain all of it further up.
 class Maximum {
  public:
   explicit Maximum(const std::vector<int64_t>& values)
@@ -95,7 +95,7 @@ class LevelChooser {
                                                               : s_.cell(stage, microbatch)];
   }
 
-  // What the rank holds more of a microbatch after a change: visit(use, bytes).
+  // Calls visit(use, bytes) for what the rank holds more of a microbatch after a change.
   template <typename Visit>
   void each_use(const Change& change, int microbatch, const Visit& visit) const {
     const StageBytes& before = of(change.from, change.stage, microbatch);
@@ -118,7 +118,7 @@ class LevelChooser {
     return changes;
   }
 
-  // Bytes times moments of the mean microbatch; next to nothing where the change frees memory.
+  // Bytes times moments of the mean microbatch; next to nothing if the change frees memory.
   double held_longer(const Change& change) const {
     double sum = 0;
     for (int mb = 0; mb < s_.microbatches; ++mb) {

@@ -16,10 +16,10 @@ namespace {
 
 // When a rank's gathers of weights and reductions of gradients begin and end, and how long its passes wait
 // for them. A stage's parameters are exchanged in groups (blocks, embedding, head), in order of use. A pass
-// waits before each group for that group alone: so it ends no sooner than all of it after the first group is
+// waits before each group for that group alone. So it ends no sooner than all of it after the first group is
 // there, and one group's part of it after the last one is. Groups are equal parts of the exchange and of a
-// pass, but where ExchangeCost says otherwise of the ends. A rank has one channel for gathers and one for
-// reductions, each of which does what it is given one after the other.
+// pass, unless ExchangeCost says otherwise of the ends. A rank has one channel for gathers and one for
+// reductions; each serves one request after the other.
 class ExchangeClock {
  public:
   // `costs`: one per stage.
@@ -29,14 +29,13 @@ class ExchangeClock {
         stages_(static_cast<size_t>(schedule.stages())),
         channels_(static_cast<size_t>(schedule.ranks)) {}
 
-  // UNSHARD at `now`: when the channel is at it; streamed: at its first group, as the passes gather the
-  // others.
+  // UNSHARD at `now`: when the channel serves it; streamed: its first group, as the passes gather the others.
   Span unshard(int rank, int stage, double now);
-  // REDUCE_GRAD at `now`: when the channel is at it. Right after the B or W it began during that pass, with
+  // REDUCE_GRAD at `now`: when the channel serves it. Right after the B or W it began during that pass, with
   // the first group whose gradients were there.
   Span reduce(int rank, int stage, double now);
 
-  // When a F, B, I or W ends that begins at `start` and takes `time` where it waits for nothing.
+  // The end of an F, B, I or W that begins at `start` and takes `time` if it waits for nothing.
   double end_of_pass(int rank, const Action& part, double start, double time);
 
   // When the rank's last reduction so far ends.
@@ -52,7 +51,7 @@ class ExchangeClock {
     bool fresh = false;    // since UNSHARD, no pass has run
     bool forward = false;  // the last pass was one
     Arrival weights;
-    Arrival buffers;  // when what the gradients are put into is free again
+    Arrival buffers;  // when the gradients' buffers are free again
   };
   struct Channels {
     double gather = 0;  // free from then on
@@ -150,7 +149,7 @@ std::vector<T> expanded(std::vector<T> given, size_t size, T fallback, const cha
   return given;
 }
 
-// Where a step begins. Default: all ranks at time 0, and nothing to wait for.
+// The begin of a step. Default: all ranks at time 0, and nothing to wait for.
 struct Start {
   std::vector<double> free = {};  // [rank] when it can begin; none: 0
   std::vector<size_t> gate = {};  // [rank] place in its list that is not passed before `open`; none: no gate
@@ -226,7 +225,7 @@ class Simulator {
     return s_.spread_head ? input_of_head(action) : Input{};
   }
 
-  // Of S, T, and of B or I of the last stage: what ranks exchange of the head.
+  // For S, T, and B or I of the last stage: what ranks exchange of the head.
   Input input_of_head(const Action& action) const {
     const auto mb = static_cast<size_t>(action.microbatch);
     const int last = s_.stages() - 1;

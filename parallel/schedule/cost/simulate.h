@@ -1,4 +1,4 @@
-// What a schedule costs in time, before it runs: an event-driven simulation with the costs at hand.
+// The time that a schedule takes, before it runs: an event-driven simulation with the costs at hand.
 #pragma once
 
 #include <vector>
@@ -13,7 +13,7 @@ struct StageCost {
   double backward_input = 1;
   double backward_weight = 1;
   double backward = -1;  // of B at once; negative: backward_input + backward_weight
-  // S and T of the rank's part of a head that is spread: of its first stage.
+  // S and T of the rank's part of a spread head, counted at its first stage.
   double head_forward = 1;
   double head_backward = 1;
   // The part of F, of I and of B in which the rank only waits for exchanges with ranks of its stage.
@@ -22,14 +22,16 @@ struct StageCost {
   double backward_wire = 0;
 };
 
-// Of F, B, I, W, S or T.
+// The time of F, B, I, W, S or T.
 double duration(const StageCost& cost, ActionKind kind);
 double wire(const StageCost& cost, ActionKind kind);  // the part of it that only waits
 
-// Of an overlapped pair: what each half waits for goes on behind what the other half computes.
+// The time of an overlapped pair: the exchanges that each half waits for overlap with the other half's
+// computation.
 double pair_duration(const StageCost& forward, const StageCost& backward, ActionKind backward_kind);
 
-// Of a stage's parameters, between the ranks that share them out or have other samples.
+// The exchange of a stage's parameters, between the ranks that they are sharded over or that have other
+// samples.
 struct ExchangeCost {
   double gather = 0;  // of all its weights
   double reduce = 0;  // of all its gradients
@@ -41,27 +43,27 @@ struct ExchangeCost {
 };
 
 struct Costs {
-  std::vector<StageCost> stages;  // one per stage; a single one serves all; none: all times 1
-  // From the end of a send to the data's being there, per boundary (stage s to s + 1 and back); a single one
+  std::vector<StageCost> stages;  // one per stage; a single one serves all; none: all times 1.
+  // From the end of a send to the arrival of the data, per boundary (stage s to s + 1 and back); a single one
   // serves all, none is 0. Boundaries inside a rank cost nothing.
   std::vector<double> latency;
   // The same from the last stage's F to S on other ranks, and from their T to its B or I.
   double head_latency = 0;
-  // What UNSHARD and REDUCE_GRAD take, per stage; a single one serves all, none: no time.
+  // The time of UNSHARD and of REDUCE_GRAD, per stage; a single one serves all, none: no time.
   std::vector<ExchangeCost> exchange{};
   bool streamed = false;  // each F, B and I gathers weights anew; otherwise UNSHARD gathers them for all
-  // By cell (Schedule::cell), in the place of `stages` where microbatches of a stage differ; else none.
+  // By cell (Schedule::cell), in the place of `stages` if microbatches of a stage differ; else none.
   std::vector<StageCost> cells{};
 };
 
-// Element `index` of what is given for each, or once for all; T{} where nothing is.
+// Element `index` of values given for each, or once for all; T{} if there are none.
 template <typename T>
 T one_for(const std::vector<T>& given, int index) {
   if (given.empty()) return {};
   return given[given.size() == 1 ? 0 : static_cast<size_t>(index)];
 }
 
-// Of the pass's microbatch on its stage.
+// The cost of the pass's microbatch on its stage.
 StageCost cost_of(const Costs& costs, const Schedule& schedule, const Action& pass);
 
 struct Span {
@@ -70,7 +72,7 @@ struct Span {
 };
 
 // Idle time is split at three moments: fill is before the rank's first backward (forward only: before its
-// first forward), drain after its last forward, steady between; barrier is after its last action, when it
+// first forward), drain after its last forward, steady between. Barrier is after its last action, when it
 // waits for the last rank to end the step.
 struct RankTime {
   double busy = 0;
@@ -85,9 +87,9 @@ struct RankTime {
 };
 
 struct Simulation {
-  // [rank][place in the list]. Of communication and RESHARD: the moment the rank comes to it. Of UNSHARD and
-  // REDUCE_GRAD: while the exchange is on its way, which takes none of the rank's time; streamed, UNSHARD is
-  // the first group's gather.
+  // [rank][place in the list]. For communication and RESHARD: the moment the rank comes to it. For UNSHARD
+  // and REDUCE_GRAD: the time of the exchange, which takes none of the rank's time; streamed, UNSHARD is the
+  // first group's gather.
   std::vector<std::vector<Span>> spans;
   std::vector<RankTime> ranks;
   std::vector<double> ends;  // [rank] when it has done its list and its gradients are reduced
@@ -98,14 +100,14 @@ struct Simulation {
 };
 
 // A rank runs its list in order; sends and receives take none of its time. A transfer begins when its data is
-// computed and its receive is posted. Weights are gathered and gradients reduced beside the passes, group by
-// group (simulate.cpp, ExchangeClock). Throws Error if the schedule deadlocks or the costs do not fit its
-// stages. Linear time.
+// computed and its receive is posted. Gathers of weights and reductions of gradients overlap with the passes,
+// group by group (simulate.cpp, ExchangeClock). Throws Error if the schedule deadlocks or the costs do not
+// fit its stages. Linear time.
 Simulation simulate(const Schedule& schedule, const Costs& costs = {});
 
-// From a step to the next in a long run of them under post-validation: a rank waits for the end of the step
-// on every rank only where the next step's prefix ends (see speculation.h). `schedule`: lowered and
-// validated.
+// The time from a step to the next in a long run of steps under post-validation: a rank waits for the end of
+// the step on every rank only at the end of the next step's prefix (see speculation.h). `schedule`: lowered
+// and validated.
 double post_validated_step_time(const Schedule& schedule, const Costs& costs);
 
 }  // namespace pptrain::schedule

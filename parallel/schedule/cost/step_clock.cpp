@@ -29,7 +29,7 @@ class StepClock {
     bool receive = false;
   };
 
-  // Of a compute action or a receive.
+  // Adds a compute action or a receive.
   void add(const Schedule& schedule, const PlacementTable& table, int rank, const Action& action);
 
   std::vector<Event> events_;  // in an order in which they can happen

@@ -1,4 +1,4 @@
-// When a step ends whose microbatches differ in size. Whole numbers: the same on every machine, and small
+// The end of a step whose microbatches differ in size. Whole numbers: the same on every machine, and small
 // enough for thousands of steps a second (core/data/balance.h).
 #pragma once
 
@@ -21,15 +21,15 @@ struct SizedCost {
   int64_t of(int64_t tokens, int64_t squares) const { return fixed + token * tokens + square * squares; }
 };
 
-// [stage] Of F, B, I, W, S and T, in the order of ActionKind; of a transfer to the next stage, or from it;
-// and of what S, and the last stage's B or I, take from another rank. Of sequence slices: of one slice, the
-// mean of the microbatch's.
+// [stage] The costs of F, B, I, W, S and T, in the order of ActionKind. Then those of a transfer to the next
+// stage, or from it, and of the transfer that S, and the last stage's B or I, take from another rank. With
+// sequence slices: of one slice, the mean of the microbatch's slices.
 using SizedCosts = std::vector<std::array<SizedCost, 8>>;
 
-// The last rank's end, in ticks, by each whole microbatch's tokens and its documents' squared lengths in sum:
-// what simulate() says of passes and transfers, without exchanges beside passes; the halves of an overlapped
-// pair count one after the other. `schedule`: lowered. Throws Error if it deadlocks, or the costs do not fit
-// its stages.
+// The last rank's end, in ticks, by each whole microbatch's tokens and the sum of its documents' squared
+// lengths. It counts passes and transfers as simulate() does, without exchanges that overlap with passes; the
+// halves of an overlapped pair count one after the other. `schedule`: lowered. Throws Error if it deadlocks,
+// or the costs do not fit its stages.
 std::function<int64_t(std::span<const int64_t> tokens, std::span<const int64_t> squares)> step_clock(
     const Schedule& schedule, const SizedCosts& costs);
 

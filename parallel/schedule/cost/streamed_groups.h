@@ -1,4 +1,4 @@
-// Parameter groups that a rank has whole at one time where weights are streamed: the rule by which it gathers
+// Parameter groups that a rank has whole at one time if weights are streamed: the rule by which it gathers
 // them, and the bytes that follow from it.
 #pragma once
 
@@ -11,7 +11,7 @@
 
 namespace pptrain::schedule {
 
-// At most: the group in use, the next one, and one more where that is small or will be used again at once.
+// At most: the group in use, the next one, and one more if that is small or will be used again at once.
 inline constexpr int most_streamed_groups = 3;
 
 // Is the group so small that the next one's gather would not hide behind its passes? `largest`: elements of

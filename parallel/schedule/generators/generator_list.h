@@ -17,8 +17,8 @@ struct Generator {
   // With one stage per rank it is another schedule's list of actions, or one with more microbatches in flight
   // for nothing.
   bool repeats_with_one_stage = false;
-  // Throws UsageError, saying what to change, where the schedule does not exist for these sizes. None: it
-  // exists for all.
+  // Throws UsageError, saying what to change, if the schedule does not exist for these sizes. None: it exists
+  // for all.
   void (*check)(const Schedule&) = nullptr;
   // Fills the lists with compute actions, and sets the placement if it is not a loop. Name and sizes are set
   // and checked, the lists are empty.

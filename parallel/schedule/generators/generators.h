@@ -14,7 +14,7 @@ struct ScheduleSpec {
   std::string name;  // any case; PyTorch's class names serve too ("ScheduleInterleaved1F1B", "ZBVZeroBubble")
   int ranks = 1;
   int microbatches = 1;     // whole ones
-  int stages_per_rank = 0;  // 0: what the schedule is made for: 1, or 2 where it takes several
+  int stages_per_rank = 0;  // 0: what the schedule is made for: 1, or 2 if it takes several
   int sequence_slices = 1;  // of a microbatch
 
   auto operator<=>(const ScheduleSpec&) const = default;
@@ -27,7 +27,7 @@ Schedule make_schedule(const ScheduleSpec& spec);
 // The names make_schedule knows, as users write them.
 std::vector<std::string> schedule_names();
 
-// Those that train: all but inference.
+// The schedules that train: all but inference.
 std::vector<std::string> training_schedule_names();
 
 // With one stage per rank, is the schedule another one under this name: the same actions, or with more

@@ -1,5 +1,5 @@
 // The schedules on the loop that take a forward and a backward in turn. Those with I and W are the
-// zero-bubble schedules (arXiv 2401.10241): I goes at once, W later, where the rank would idle.
+// zero-bubble schedules (arXiv 2401.10241): I goes at once, W later, when the rank would idle.
 #include <spdlog/fmt/fmt.h>
 
 #include <algorithm>
@@ -105,8 +105,8 @@ const Generator interleaved_1f1b = {.name = "interleaved_1f1b",
 const Generator zb_h1 = {
     .name = "zb_h1", .alias = "zb1p", .only_stages_per_rank = 1, .generate = generate_zb_h1};
 
-// ZB-H2: enough forwards ahead that the first I finds no gap, and W's behind that fill the end as far: each
-// rank is busy without a gap (if F = I = W and m >= 2p - 1) and holds 2p - 1 microbatches.
+// ZB-H2: enough forwards ahead that the first I finds no gap, and as many delayed W's, which fill the end.
+// Each rank is busy without a gap (if F = I = W and m >= 2p - 1) and holds 2p - 1 microbatches.
 const Generator zb_h2 = {
     .name = "zb_h2", .alias = "zb2p", .only_stages_per_rank = 1, .generate = generate_zb_h2};
 

@@ -1,7 +1,7 @@
 // V-Half and V-Min (controllable-memory pipelines, arXiv 2405.15362): two stages per rank on a V, with the
 // offsets between a microbatch's actions chosen so that less is in flight than under 1F1B. They are made in
-// two steps: each microbatch repeats the first one's time slots six later, where F0, F1, I1 and I0 of a rank
-// never meet and W's take the slots left; then idle slots are squeezed out.
+// two steps. Each microbatch repeats the first one's time slots six later: F0, F1, I1 and I0 of a rank never
+// meet, and W's take the slots left. Then idle slots are squeezed out.
 #include <algorithm>
 #include <array>
 #include <cstdint>
@@ -58,8 +58,8 @@ std::deque<Action> slot_order(const Schedule& schedule, int rank, const FirstSlo
 }
 
 // Runs all ranks' lists in steps of one action. A rank that would idle takes the first later action of each
-// kind and stage that can run now, a forward only if that never takes the rank above the memory that the
-// slots need; and if there is none, a W of the drain. Whatever fills an idle step delays nothing.
+// kind and stage that can run now. It takes a forward only if that never takes the rank above the memory that
+// the slots need. If there is none, it takes a W of the drain. Whatever fills an idle step delays nothing.
 class Squeeze {
  public:
   Squeeze(Schedule& schedule, std::vector<std::deque<Action>> lists)

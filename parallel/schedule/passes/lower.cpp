@@ -17,8 +17,8 @@ bool has(const Schedule& schedule, ActionKind kind) {
   });
 }
 
-// Proofs of long lists, which go on while the next pass does: a pass needs the places of actions alone, which
-// the proof of the list that came in has checked.
+// Proofs of long lists, overlapped with the next pass: a pass needs only the places of actions, which the
+// proof of the incoming list has checked.
 class Proofs {
  public:
   void begin(const std::shared_ptr<const Schedule>& schedule,

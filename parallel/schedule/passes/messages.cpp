@@ -12,7 +12,7 @@
 namespace pptrain::schedule {
 namespace {
 
-// Which action uses a message: what places a receive looks it up.
+// Which action uses a message: looked up when receives are placed.
 class Consumers {
  public:
   explicit Consumers(const Schedule& schedule)
@@ -114,7 +114,7 @@ class CommunicationPass {
     return incoming.back();
   }
 
-  // Each receive before its consumer, or before that of a later message of the channel if that comes first.
+  // Each receive before its consumer, or before an earlier consumer of a later message of the channel.
   std::vector<PlacedReceive> placed_receives(int rank) {
     std::vector<PlacedReceive> placed;
     for (Channel& channel : channels_[rank]) {

@@ -1,4 +1,4 @@
-// Which ranks may go on, and when: what the makers of lists share that run passes as soon as these are ready.
+// Which ranks may go on, and when: for makers of lists that run passes as soon as they are ready.
 #pragma once
 
 #include <algorithm>
@@ -20,7 +20,7 @@ class PassClock {
   static constexpr Time never = std::numeric_limits<Time>::max();
 
   // `shape`: its sizes, placement and spread_head; it must outlive the clock. `latency`: from the end of a
-  // pass to its output's being at the neighbouring stage, [boundary]; none: 0.
+  // pass to the arrival of its output at the neighbouring stage, [boundary]; none: 0.
   explicit PassClock(const Schedule& shape, std::vector<Time> latency = {})
       : s_(shape),
         table_(shape),
@@ -32,7 +32,7 @@ class PassClock {
     std::fill_n(forward_.begin(), shape.microbatches, Time{});
   }
 
-  // Calls go_on(rank, now) where a rank that is free may have something to run, by time, then by rank.
+  // Calls go_on(rank, now) whenever a rank that is free may have something to run, by time, then by rank.
   template <typename GoOn>
   void run(GoOn&& go_on) {
     for (int rank = 0; rank < s_.ranks; ++rank) wake(rank, Time{});
@@ -51,7 +51,7 @@ class PassClock {
   }
 
   // The rank runs an action, not a pair, until `end`. What the last stage's F makes goes to its B or I; not
-  // where the head is spread.
+  // if the head is spread.
   void begin(int rank, const Action& action, Time end) {
     free_[rank] = end;
     wake(rank, end);

@@ -17,15 +17,15 @@ Schedule split_pairs(const Schedule& schedule, bool same_stage = false);
 
 // A list of compute actions over sequence slices instead: its microbatches are slices, `slices` in a row of
 // each list, and of a list the last slice's B, I and W come first. A rank's forwards keep their order, and so
-// do its other actions. Each of these has slices - 1 forwards of its stage more before it than it had, as
-// 1f1b has in Seq1F1B (arXiv 2406.03488), unless the rank would wait: it then takes what is ready, and holds
-// at most slices - 1 microbatches of each stage more than before, or as many as it needs. Pairs are split.
-// Throws Error for a schedule that deadlocks.
+// do its other actions. Before each of these others come slices - 1 more forwards of its stage than before,
+// as 1f1b has in Seq1F1B (arXiv 2406.03488), unless the rank would wait. It then takes what is ready, and
+// holds at most slices - 1 microbatches of each stage more than before, or as many as it needs. Pairs are
+// split. Throws Error for a schedule that deadlocks.
 Schedule in_sequence_slices(const Schedule& schedule, int slices);
 
 // Adds SEND_F after an F whose next stage is on another rank, RECV_F on that rank before its F, and likewise
 // SEND_B and RECV_B around B and I. What passes between two stages of one rank is handed over there. A
-// directed channel (rank to rank; F and B share it) has its receives in the order of its sends: where the
+// directed channel (rank to rank; F and B share it) has its receives in the order of its sends: if the
 // receiver uses two messages in the other order, the earlier sent is received early. Free of deadlock even if
 // a receive blocks in place. Throws Error if the schedule has communication already.
 Schedule add_communication(const Schedule& schedule);
@@ -35,21 +35,20 @@ Schedule add_communication(const Schedule& schedule);
 // channel still waits for its consumer, which bounds the buffers. Receives then no longer may block in place.
 Schedule hoist_receives(const Schedule& schedule);
 
-// How often a stage's weights are gathered where ranks share them out.
+// How often a stage's weights are gathered if they are sharded over ranks.
 enum class Gather {
   never,     // each rank holds the whole weights of its stages
   kept,      // once a step
   streamed,  // anew for each pass (distributed.reshard_after_forward)
 };
 
-// Adds UNSHARD and RESHARD of each stage, which is not gathered `never`. RESHARD comes after the stage's last
-// F, B or I (and the sends of that action), UNSHARD
-//  - kept: once, before the rank's first computation; the rank's stages in the order of their first use, so
-//  that
-//    all gathers but the first run behind computations;
-//  - streamed: before each F, B and I that needs it, one compute action early, so that the gather runs behind
-//    that action; and RESHARD after each. Where the stage is needed again after at most one other compute
-//    action of the rank, there is neither in between.
+// Adds UNSHARD and RESHARD of each stage; `gather` is not `never`. RESHARD comes after the stage's last F, B
+// or I (and the sends of that action).
+//   Kept: UNSHARD comes once, before the rank's first computation. The rank's stages are in the order of
+//   their first use, so that all gathers but the first overlap with computations.
+//   Streamed: UNSHARD comes before each F, B and I that needs it, one compute action early, so that the
+//   gather overlaps with that action; RESHARD comes after each. If the stage is needed again after at most
+//   one other compute action of the rank, there is neither in between.
 // The schedule must have none of the two.
 Schedule add_unshard(const Schedule& schedule, Gather gather);
 
@@ -64,13 +63,12 @@ enum class Reduce {
 Schedule add_reduce_grad(const Schedule& schedule, Reduce reduce = Reduce::step);
 
 // The head over all ranks: adds each rank's S and T of every microbatch to compute actions, as soon as the
-// rank can run them at these costs, and lets a rank that would wait for the head run forwards ahead, of which
-// it then holds at most two microbatches more than before (the idea of Vocabulary Parallelism, arXiv
-// 2411.05288). The order of the other actions stays. Throws Error if the schedule has S and T already, or
-// communication.
+// rank can run them at these costs. A rank that would wait for the head runs forwards ahead; it then holds at
+// most two microbatches more than before (the idea of Vocabulary Parallelism, arXiv 2411.05288). The order of
+// the other actions stays. Throws Error if the schedule has S and T already, or communication.
 Schedule spread_head(const Schedule& schedule, const Costs& costs);
 
-// The same with a whole head: without S and T, where there are any.
+// The same with a whole head: without S and T, if there are any.
 Schedule whole_head(const Schedule& schedule);
 
 // The compute actions alone.
@@ -91,17 +89,17 @@ int64_t forward_slot(const Schedule& schedule, int stage, int64_t microbatch);
 struct ShardOptions {
   Gather gather = Gather::never;
   Reduce reduce = Reduce::step;
-  // Passes wait for exchanges (tp, cp, ep) between hosts or GPUs: overlapped pairs of two stages stay, and
-  // hide one half's behind the other half. Otherwise splitting them is faster.
+  // Passes wait for exchanges (tp, cp, ep) between hosts or GPUs: overlapped pairs of two stages stay, so
+  // that one half's exchanges overlap with the other half. Otherwise splitting them is faster.
   bool keep_pairs = false;
 
   auto operator<=>(const ShardOptions&) const = default;
 };
 
 // All passes in turn, with a validation before the first and after each. A schedule that brings its own
-// communication (a file) keeps it where it is. Its UNSHARD and RESHARD it keeps if it unshards every stage,
+// communication (a file) keeps it in its place. Its UNSHARD and RESHARD it keeps if it unshards every stage,
 // its REDUCE_GRAD if each stage has as many as `reduce` wants; otherwise they are dropped and placed anew.
-// What nothing asks for (UNSHARD where weights are not shared out) stays and costs nothing.
+// What nothing asks for (UNSHARD of weights that are not sharded) stays and costs nothing.
 Schedule lower(Schedule schedule, const ShardOptions& shard = {});
 
 }  // namespace pptrain::schedule

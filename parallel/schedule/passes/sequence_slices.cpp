@@ -28,7 +28,7 @@ struct RankStreams {
   int held = 0, most_held = 0;  // microbatches between F and B or I
 
   bool done() const { return next_forward == forwards.size() && next_other == others.size(); }
-  // Of the two heads that are there, the one whose turn it is first.
+  // The heads that are there; the one whose turn it is comes first.
   std::array<const Action*, 2> heads() const {
     const Action* forward = next_forward < forwards.size() ? &forwards[next_forward] : nullptr;
     const Action* other = next_other < others.size() ? &others[next_other] : nullptr;
@@ -76,7 +76,7 @@ class SliceLists {
     }
   }
 
-  // False where ranks wait for each other.
+  // False if ranks wait for each other.
   bool run() {
     clock_.run([this](int rank, int64_t now) { go_on(rank, now); });
     return std::ranges::all_of(ranks_, [](const RankStreams& own) { return own.done(); });

@@ -79,7 +79,7 @@ class Spreading {
     return ready;
   }
 
-  // T before S before the list, and where all of these wait, a forward that comes later.
+  // T before S before the list; if all of these wait, a forward that comes later.
   void go_on(int rank, double now) {
     Rank& own = ranks_[static_cast<size_t>(rank)];
     const auto& list = s_.actions[rank];
@@ -103,7 +103,7 @@ class Spreading {
     return head_input_[static_cast<size_t>(microbatch)] + (is_last ? 0 : costs_.head_latency);
   }
 
-  // Of the first forward of each stage that is left, one that is ready; the list's size where none is.
+  // Looks at the first forward of each stage that is left: one that is ready; the list's size if none is.
   size_t later_forward(int rank, double now) const {
     const Rank& own = ranks_[static_cast<size_t>(rank)];
     const auto& list = s_.actions[rank];
@@ -159,8 +159,8 @@ class Spreading {
   std::vector<Part> head_f_, head_b_;  // [microbatch]
 };
 
-// The costs by which orders are tried: those given; with F, I and W of a stage as long as each other; and so
-// of all stages, with nothing on its way, as the generators have it.
+// The costs with which orders are tried: the given ones; F, I and W of a stage equally long; and F, I and W
+// of all stages equally long, without transfers, as the generators have it.
 std::vector<Costs> orderings(const Costs& costs) {
   if (costs.stages.empty()) return {costs};
   Costs thirds = costs, even;
@@ -182,8 +182,8 @@ std::vector<Costs> orderings(const Costs& costs) {
 
 }  // namespace
 
-// A rank that always does what it can begin first may harm others: of a few runs the one with the shortest
-// step.
+// A rank that always does what it can begin first may harm others: takes the run with the shortest step of a
+// few runs.
 Schedule spread_head(const Schedule& schedule, const Costs& costs) {
   if (schedule.spread_head || schedule.has_communication())
     throw Error("spread_head: the schedule has communication, or its head is spread already");

@@ -39,7 +39,8 @@ std::vector<Action> insert(const std::vector<Action>& list, std::span<const Inse
   return result;
 }
 
-// Of one rank. Compute actions have numbers; each needs the weights of its stage, a pair those of two.
+// The gathers of one rank. Compute actions have numbers; each needs the weights of its stage, a pair those of
+// two.
 class Gathers {
  public:
   explicit Gathers(bool streamed) : streamed_(streamed) {}

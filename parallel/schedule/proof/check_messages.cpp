@@ -1,4 +1,4 @@
-// That what goes from rank to rank is sent and received once, in time and in one order.
+// Checks that what goes from rank to rank is sent and received once, in time and in one order.
 #include <spdlog/fmt/fmt.h>
 
 #include <cstdint>

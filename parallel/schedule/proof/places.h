@@ -25,9 +25,9 @@ class Places {
   enum What { forward, gradient, weight, head_forward, head_backward, send_f, recv_f, send_b, recv_b };
   static constexpr int32_t absent = -1;
 
-  // Throws as validate() does on an action of a stage or microbatch that does not exist, of a stage on
-  // another rank, on one that is done a second time, and on a pair that is no F and B or I. The schedule must
-  // outlive this.
+  // Throws as validate() does for an action whose stage or microbatch does not exist or whose stage is on
+  // another rank, for a repeated action, and for a pair that is no F and B or I. The schedule must outlive
+  // this.
   explicit Places(const Schedule& schedule);
 
   const Schedule& schedule() const { return s_; }
@@ -43,7 +43,7 @@ class Places {
   }
 
  private:
-  // Of a send or a receive; the four stand in one order here and there.
+  // The place kind of a send or a receive; the four stand in one order here and there.
   static constexpr What what_of(ActionKind message) {
     return static_cast<What>(send_f + static_cast<int>(message) - static_cast<int>(ActionKind::send_f));
   }

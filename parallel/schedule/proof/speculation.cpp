@@ -15,7 +15,7 @@ bool leaves_gradients_alone(const Schedule& s, const Action& action) {
          action.kind == ActionKind::reshard;
 }
 
-// What crosses a boundary: of a send and of its receive the same.
+// A message across a boundary: the same for a send and for its receive.
 using Message = std::tuple<bool, int, int>;  // gradient, boundary, microbatch
 
 Message message_of(const Action& action) {

@@ -132,7 +132,7 @@ class WholeStageCheck {
 
 constexpr int most_listed = 16;  // ranks
 
-// " for the forward of microbatch 3 by stage 1 on rank 1"; nothing where the action needs no other rank.
+// " for the forward of microbatch 3 by stage 1 on rank 1"; nothing if the action needs no other rank.
 std::string waits_for(const Places& places, const Action& action) {
   std::string text;
   for_each_part(action, [&](const Action& part) {
@@ -211,7 +211,7 @@ void check_order(const Places& places) {
   }
 }
 
-// The lists come to their end; where they do not, the refusal tells what each rank waits for.
+// The lists come to their end; if they do not, the refusal tells what each rank waits for.
 void check_progress(const Places& places, ReceiveModel model) {
   const Schedule& s = places.schedule();
   Replay replay(s, model, places.has_communication());

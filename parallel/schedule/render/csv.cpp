@@ -78,7 +78,7 @@ class Parser {
     }
   }
 
-  // Who owns the stage, and how many microbatches there are.
+  // Notes the owner of the stage, and how many microbatches there are.
   void note(const Action& action, Cell cell) {
     if (action.stage >= max_number || action.microbatch >= max_number) {
       fail(cell, fmt::format("{}: numbers end at {}", to_string(action), max_number - 1));

@@ -14,7 +14,7 @@ namespace pptrain::schedule {
 // neither in loop nor in V placement. It does not prove the schedule: see load_schedule.
 Schedule parse_csv(const std::string& text, const std::string& name = "schedule");
 
-// Reads and validates a file, whose microbatches are sequence slices where a microbatch has several; every
+// Reads and validates a file, whose microbatches are sequence slices if a microbatch has several; every
 // failure is a UsageError, an unsound schedule's with the grid.
 Schedule load_schedule(const std::filesystem::path& path, int sequence_slices = 1);
 

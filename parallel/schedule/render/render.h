@@ -35,9 +35,9 @@ std::string render_json_with_actions(const nlohmann::ordered_json& summary, cons
                                      const Simulation& simulation);
 
 // A timeline to scale as an SVG picture: a row per rank, a box per action with its microbatch, darker for a
-// rank's later stages; under a row two strips with the rank's gathers and reductions, where they take time; a
-// tooltip tells each action and its times. The picture grows with the step, up to 8000
-// pixels. `seconds`: the simulation's times are seconds, and told with a unit.
+// rank's later stages. Under a row are two strips with the rank's gathers and reductions, if they take time.
+// A tooltip tells each action and its times. The picture grows with the step, up to 8000 pixels. `seconds`:
+// the simulation's times are seconds, and told with a unit.
 std::string render_svg(const Schedule& schedule, const Simulation& simulation, bool seconds = false);
 
 // Chrome trace events (for Perfetto or chrome://tracing): a track per rank, an event per compute action, an
@@ -50,7 +50,7 @@ std::string render_trace(const Schedule& schedule, const Simulation& simulation,
 const char* trace_category(ActionKind kind);  // "forward", "backward_input", ...
 
 // The value that an action (not a pair) hands to another rank, and the one that it takes from one: "1F3" is
-// what stage 1 makes of microbatch 3. Nothing where the value stays on its rank.
+// the output of stage 1 for microbatch 3. Nothing if the value stays on its rank.
 std::optional<std::string> value_sent(const Schedule& schedule, const Action& action);
 std::optional<std::string> value_received(const Schedule& schedule, const Action& action);
 

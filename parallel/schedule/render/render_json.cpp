@@ -84,7 +84,7 @@ class Trace {
     for_each_part(action, [&](const Action& part) { add_arrows(rank, span, part); });
   }
 
-  // Gathers and reductions run beside the passes: each rank has a track of its own for them.
+  // Gathers and reductions overlap with the passes: each rank has a track of its own for them.
   void add_exchange(int rank, const Action& action, const Span& span) {
     if (span.end <= span.start) return;
     const bool gather = action.kind == ActionKind::unshard;

@@ -14,7 +14,7 @@
 namespace pptrain::schedule {
 namespace {
 
-// "F0" where a rank has one stage, "2F0" where the stage is to be told, "0F3+3B0" for a pair.
+// "F0" if a rank has one stage, "2F0" if the stage must be told, "0F3+3B0" for a pair.
 std::string label(const Schedule& s, const Action& action) {
   if (action.kind == ActionKind::overlapped_pair) {
     return fmt::format("{}+{}", label(s, forward_of(action)), label(s, backward_of(action)));
@@ -23,7 +23,7 @@ std::string label(const Schedule& s, const Action& action) {
   return s.stages_per_rank == 1 ? full.substr(full.find_first_of("FBIWST")) : full;
 }
 
-// Of label(), without making it.
+// The width of label(), without making it.
 size_t label_width(const Schedule& s, const Action& action) {
   size_t width = 0;
   for_each_part(action, [&](const Action& part) {
@@ -93,7 +93,7 @@ class Grid {
  private:
   struct Row {
     std::string text;
-    std::vector<const Action*> actions;  // of each character; null where the rank is idle
+    std::vector<const Action*> actions;  // of each character; null if the rank is idle
   };
 
   static std::string rtrim(std::string text) {
@@ -167,7 +167,7 @@ class Grid {
                               .head_backward = mean(ActionKind::head_backward, stage)});
     }
     drawn.head_latency = std::round(costs.head_latency / unit_);
-    // A pair takes the sum of its two, which stand nowhere else where all of a stage are in pairs.
+    // A pair takes the sum of its halves, which have no other times if all passes of a stage are in pairs.
     for (const auto& [kind, time] : means_) {
       const auto& [what, stage, backward_stage] = kind;
       if (what != ActionKind::overlapped_pair) continue;
@@ -199,7 +199,7 @@ class Grid {
       idle(row.text, at, std::min(first, shown));
       for (size_t c = first; c < std::min(last, shown); ++c) row.actions[c] = &action;
       const std::string name = label(s_, action);
-      const size_t end = last - first == 1 ? last : last - 1;  // a space to the next, where there is room
+      const size_t end = last - first == 1 ? last : last - 1;  // a space to the next, if there is room
       for (size_t c = first; c < std::min(end, shown); ++c)
         row.text[c] = c - first < name.size() ? name[c - first] : '-';
       at = std::max(at, last);

@@ -36,7 +36,7 @@ class Walk {
   };
   const std::vector<Place>& critical();
 
-  // Of the F, I or B at the place; and where the F or I (or B) of the microbatch is in its rank's list.
+  // The microbatch of the F, I or B at the place; and the place of its F or I (or B) in its rank's list.
   int microbatch_at(const Place& place) const {
     return nth_[static_cast<size_t>(place.rank) * width_ + static_cast<size_t>(place.position)];
   }
@@ -53,7 +53,7 @@ class Walk {
     std::vector<int64_t> made;    // [2 (F, I) x stage x microbatch] when it ends
     int64_t end = 0;
   };
-  // What a letter of a rank is.
+  // Properties of a letter of a rank.
   struct Step {
     int64_t time = 0;
     int64_t latency = 0;   // of its input
@@ -129,7 +129,7 @@ Walk::Walk(const Instance& instance, Lists lists) : in_(instance), lists_(std::m
   std::swap(now_, trial_);
 }
 
-// What follows from the letters in [first, last], before and behind which all is as it was.
+// Counts what follows from the letters in [first, last]; before and behind them all is as it was.
 void Walk::count(int rank, size_t first, size_t last) {
   const Letters& letters = lists_[rank];
   const Step* steps = steps_.data() + static_cast<size_t>(rank * passes * in_.chunks);
@@ -184,7 +184,7 @@ bool Walk::run(int64_t limit) {
   return true;
 }
 
-// As far as it can go; false where the step must end after `limit`.
+// Runs as far as it can; false if the step must end after `limit`.
 bool Walk::run_rank(int rank, int64_t limit) {
   Rank own = ranks_[rank];
   own.blocked = none;
@@ -283,7 +283,7 @@ bool Walk::replace(std::span<Change> changes, int64_t limit) {
   return true;
 }
 
-// What was not walked again.
+// Keeps the times of all that was not walked again.
 void Walk::keep_before(int64_t time) {
   for (int rank = 0; rank < in_.ranks; ++rank) {
     const size_t begin = static_cast<size_t>(rank) * width_;

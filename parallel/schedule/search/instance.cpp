@@ -157,7 +157,7 @@ void Instance::add_bounds(bool post_validated) {
   }
 }
 
-// As Account (memory.cpp) counts, where messages between ranks are not posted early.
+// Counts as Account (memory.cpp) does if messages between ranks are not posted early.
 void Instance::add_loads(const SearchProblem& problem) {
   const auto handed_over = [&](int boundary) {
     const bool inside = boundary >= 0 && boundary + 1 < stages && rank_of[boundary] == rank_of[boundary + 1];

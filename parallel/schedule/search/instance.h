@@ -47,8 +47,8 @@ struct Instance {
 
   // Is the list complete and in an order that a stage can run, within the rank's room?
   bool sound(int rank, const Letters& letters) const;
-  // Takes ahead of each pass what must be done before it, and W's where it has no room; says whether the list
-  // is sound then. It was before [first, last] changed, or all from `first` on; `last` becomes the last place
+  // Moves ahead of each pass what must be done before it, and W's if it has no room; says whether the list is
+  // sound then. It was before [first, last] changed, or all from `first` on; `last` becomes the last place
   // that differs.
   bool mend(int rank, Letters& letters, size_t first, size_t& last) const;
   bool mend(int rank, Letters& letters) const {
@@ -56,7 +56,7 @@ struct Instance {
     return mend(rank, letters, 0, last);
   }
 
-  // Nothing where the schedule's lists are not in the room or have no microbatch.
+  // Nothing if the schedule's lists are not in the room or have no microbatch.
   std::optional<Lists> lists_of(const Schedule& schedule) const;
   Schedule schedule_of(const Lists& lists) const;
 
@@ -71,7 +71,7 @@ struct Instance {
   std::vector<int> chunk;                         // [stage]
   std::vector<std::array<int64_t, passes>> time;  // [stage] ticks
   std::vector<int64_t> latency;                   // [stage] to the next one
-  std::vector<std::array<int64_t, 2>> after;      // [stage] least from the end of F, of I to that of the step
+  std::vector<std::array<int64_t, 2>> after;      // [stage] least time from the end of F, of I to the step's
   std::vector<std::array<int64_t, passes>> most;  // [stage] bytes that a pass adds while it runs, at most
   std::vector<std::array<int64_t, passes>> left;  // [stage] and that it leaves
   std::vector<int64_t> room;                      // [rank]
@@ -102,12 +102,12 @@ struct Timed {
   int64_t end = 0;
 };
 
-// The best of `tries` steady patterns: some at random, then the best one changed. Throws UsageError where a
-// rank has no room for one microbatch.
+// The best of `tries` steady patterns: some at random, then the best one changed. Throws UsageError if a rank
+// has no room for one microbatch.
 Timed best_pattern(const Instance& instance, uint64_t seed, int tries);
 
-// What moves make of the lists. `work`: passes to simulate, about. `heat`: how much longer a step is accepted
-// at first, ticks.
+// The lists after moves that improve them. `work`: passes to simulate, about. `heat`: how much longer a step
+// is accepted at first, ticks.
 Timed anneal(const Instance& instance, const Lists& seed, uint64_t random_seed, int64_t work, int64_t heat);
 
 }  // namespace pptrain::schedule

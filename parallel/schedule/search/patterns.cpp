@@ -15,8 +15,7 @@ namespace pptrain::schedule {
 namespace {
 
 // The key of F or I of microbatch j is its offset + j x period: the moment that a steady pattern gives it.
-// Ranks run passes ahead of their turn where they would idle, as memory allows, and W where no F or I is
-// there.
+// Ranks run passes ahead of their turn if they would idle, as memory allows, and W if no F or I is there.
 struct Priorities {
   std::vector<int64_t> offset;  // [2 (F, I) x stage] ticks
   int64_t period = 1;           // ticks, positive
@@ -106,9 +105,9 @@ class ListScheduler {
                     needed, in_.room[rank]));
   }
 
-  // What a rank needs beside what it holds to end the n-th list (a microbatch, or all its slices), once it
-  // has done so many F's of the chunk: those that are left of the list there, then those of each later chunk,
-  // then any backward.
+  // Extra bytes that a rank needs to end list number `list` (a microbatch, or all its slices) after
+  // `forwards` F's of the chunk `first`. Counts the F's left of the list there, then those of each later
+  // chunk, then any backward.
   int64_t to_end_list(int rank, int first, int list, int forwards) const {
     const int slices = in_.shape.sequence_slices;
     int64_t needed = 0;
@@ -141,8 +140,8 @@ class ListScheduler {
            held + own.left[0] + to_end_list(rank, c, list, n + 1) <= in_.room[rank];
   }
 
-  // Of the F's and I's that are there and have room, the one whose turn is first; else a W. What it then
-  // waits for wakes the rank.
+  // Runs, of the F's and I's that are there and have room, the one whose turn is first; else a W. What it
+  // then waits for wakes the rank.
   void begin_next(int rank) {
     Rank& own = ranks_[rank];
     const int64_t now = own.wake;
@@ -172,7 +171,7 @@ class ListScheduler {
     own.wake = first_there;
   }
 
-  // Of the chunk with the most W's to do; the later chunk of several.
+  // A W of the chunk with the most W's to do; of several such chunks, the later one.
   Next oldest_weight(int rank) const {
     Next found;
     int most = 0;

@@ -113,7 +113,7 @@ class Search {
     }
   }
 
-  // Says by how much it does not fit; of those that fit the fastest stays.
+  // Says by how much it does not fit. If it fits and is the fastest so far, it stays.
   std::vector<int64_t> consider(const Schedule& compute) {
     Finalist one{.lowered = lower(compute, problem_.shard)};
     std::vector<int64_t> over = excess(one.lowered);
@@ -124,7 +124,7 @@ class Search {
     return {};
   }
 
-  // Where its messages take more than the reserve, W's go ahead of what then has no room.
+  // If its messages take more than the reserve, W's go ahead of what then has no room.
   void consider(Instance instance, Lists lists) {
     constexpr int most_attempts = 4;
     for (int attempt = 0; attempt < most_attempts; ++attempt) {
@@ -137,7 +137,7 @@ class Search {
     }
   }
 
-  // [rank] bytes that it takes beyond the room; none where it fits.
+  // [rank] bytes that it takes beyond the room; none if it fits.
   std::vector<int64_t> excess(const Schedule& lowered) const {
     if (problem_.room.empty()) return {};
     std::vector<int64_t> over;

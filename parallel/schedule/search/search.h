@@ -27,13 +27,13 @@ struct SearchResult {
   Schedule compute;      // I and W, or B, in the found order
   Schedule lowered;      // proven
   double step_time = 0;  // as simulate() or post_validated_step_time() has it
-  std::string named{};   // the fastest named schedule on the placement that fits; "" where none does
+  std::string named{};   // the fastest named schedule on the placement that fits; "" if none does
   double named_time = 0;
 };
 
 // The same problem gives the same list on every machine, with any number of threads (0: those of the
 // machine). `percent`: of the usual work. Never slower than the named schedules that have the placement and
-// fit. Throws UsageError where a rank has no room for one microbatch.
+// fit. Throws UsageError if a rank has no room for one microbatch.
 SearchResult search_schedule(const SearchProblem& problem, int percent = 100, int threads = 0);
 
 // No order of single passes takes less: every rank waits for its first input and does its work. Overlapped

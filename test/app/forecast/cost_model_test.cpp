@@ -33,10 +33,11 @@ constexpr StageSlice first{.index = 0, .first_layer = 0, .end_layer = 5, .embedd
 constexpr StageSlice last{.index = 1, .first_layer = 5, .end_layer = 8, .embedding = false, .head = true};
 
 // One row a microbatch, on one rank.
-PlanBase base_of(const ModelConfig& model = large_model(), const std::string& recompute = "none") {
+PlanBase base_of(const ModelConfig& model = large_model(),
+                 const config::Recomputation& recompute = config::Recompute::none) {
   PlanBase base{.job = {}, .model = model, .mesh = {}};
   base.job.train.seq_len = 4096;
-  base.job.train.recompute = {recompute};
+  base.job.train.recompute = recompute;
   return base;
 }
 
@@ -132,7 +133,7 @@ TEST_CASE("a plan for a GPU counts the head's chunks of a GPU: four equal ones o
 
 TEST_CASE("recompute repeats the blocks' forward in the backward") {
   const CostSource h200{.device = find_device("h200")};
-  const CostModel plain(base_of(), h200), full(base_of(large_model(), "full"), h200);
+  const CostModel plain(base_of(), h200), full(base_of(large_model(), config::Recompute::full), h200);
   StageSlice middle = first;
   middle.embedding = false;
   const schedule::StageCost a = plain.stage(middle), b = full.stage(middle);
@@ -152,10 +153,10 @@ TEST_CASE("recompute repeats the blocks' forward in the backward") {
 TEST_CASE("each stage costs what its own recompute does") {
   const CostSource h200{.device = find_device("h200")};
   PlanBase base = base_of();
-  base.job.train.recompute = {"full", "cheap"};
+  base.job.train.recompute.words = {"full", "cheap"};
   const CostModel mixed(base, h200);
   for (int index = 0; index < 2; ++index) {
-    const CostModel alone(base_of(large_model(), base.job.train.recompute[index]), h200);
+    const CostModel alone(base_of(large_model(), base.job.train.recompute.most(index)), h200);
     StageSlice slice = first;
     slice.index = index;
     CHECK(mixed.stage(slice).backward == alone.stage(slice).backward);
@@ -167,7 +168,7 @@ TEST_CASE("each stage costs what its own recompute does") {
 TEST_CASE("calibrated, the model gives back what was measured") {
   const DeviceModel& device = find_device("cpu");
   for (const Backward measured : {Backward::joint, Backward::apart, Backward::both}) {
-    for (const char* recompute : {"none", "full"}) {
+    for (const auto recompute : {config::Recompute::none, config::Recompute::full}) {
       const PlanBase base = base_of(large_model(), recompute);
       // Without I and W apart they have one scale.
       const double of_weights = measured == Backward::joint ? 1.3 : 0.7;

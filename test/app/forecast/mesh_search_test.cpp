@@ -60,7 +60,7 @@ app::Layout even_layout(const app::PlanBase& base, const MeshShape& mesh,
   return {.mesh = mesh,
           .micro_batch_size = 1,
           .grad_accum_steps = samples,
-          .recompute = {"none"},
+          .recompute = config::Recompute::none,
           .reshard = reshard,
           .every_microbatch = every_microbatch,
           .schedule = schedule,
@@ -178,7 +178,7 @@ TEST_CASE("estimates of the search are what whole predictions say") {
       const app::Layout layout{.mesh = mesh,
                                .micro_batch_size = 1,
                                .grad_accum_steps = 96 / mesh.size(Group::batch),
-                               .recompute = {"none"},
+                               .recompute = config::Recompute::none,
                                .reshard = streamed,
                                .every_microbatch = streamed};
       app::LayoutModel model(layout, base, source, dry_runs,
@@ -308,7 +308,7 @@ TEST_CASE("steps that interleaved schedules take in longer rounds are estimated 
   for (const auto& [pp, m] : {std::pair{4, 15}, std::pair{8, 63}, std::pair{4, 18}}) {
     const MeshShape mesh{.pp = pp};
     const app::Layout layout{
-        .mesh = mesh, .micro_batch_size = 1, .grad_accum_steps = m, .recompute = {"none"}};
+        .mesh = mesh, .micro_batch_size = 1, .grad_accum_steps = m, .recompute = config::Recompute::none};
     app::LayoutModel model(layout, base, source, dry_runs,
                            std::make_shared<const app::MeshLinks>(source.device, mesh));
     for (const std::string schedule : {"interleaved_1f1b", "interleaved_zb", "1f1b", "zbv"}) {

@@ -259,6 +259,5 @@ TEST_CASE("what is recomputed is added to I") {
   CHECK(full.activation < selective.activation);
   CHECK(selective.activation < cheap.activation);
   for (const models::Recompute recompute : models::all_recomputes)
-    CHECK(models::make_recompute(models::to_string(recompute)) == recompute);
-  CHECK_THROWS_AS(models::make_recompute("some"), UsageError);
+    CHECK(config::Recomputation(recompute).most(3) == recompute);
 }

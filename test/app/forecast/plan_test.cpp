@@ -191,7 +191,7 @@ namespace {
 
 app::Prediction with_recompute(app::Plan plan, const CostSource& source,
                                const std::vector<std::string>& words) {
-  plan.job.train.recompute = words;
+  plan.job.train.recompute.words = words;
   return app::predict(plan, source);
 }
 
@@ -210,7 +210,7 @@ TEST_CASE("where memory binds, the rank that is too full recomputes, and as litt
   REQUIRE(budget == first_alone.bytes[0].total());
   REQUIRE(budget < none.peak_bytes());
   const auto words = [&](double bytes) {
-    return app::choose_recompute(plan, none, source, bytes, dry_runs).first.job.train.recompute;
+    return app::choose_recompute(plan, none, source, bytes, dry_runs).first.job.train.recompute.words;
   };
   const app::Prediction chosen =
       app::choose_recompute(plan, none, source, static_cast<double>(budget), dry_runs).second;
@@ -244,17 +244,18 @@ TEST_CASE("microbatches recompute less than their stage where the rank has room,
           app::lower_microbatches(coarse, before.step_time, finest, source, budget, dry_runs);
       REQUIRE(lowered);
       const auto& [finer, after] = *lowered;
-      CAPTURE(name, part, coarse.job.train.recompute, finer.job.train.recompute);
+      CAPTURE(name, part, coarse.job.train.recompute.words, finer.job.train.recompute.words);
       REQUIRE(static_cast<double>(before.peak_bytes()) <= budget);
       CHECK(static_cast<double>(after.peak_bytes()) <= budget);
       CHECK(after.step_time < before.step_time);
       CHECK(after.step_time >= none.step_time);
-      CHECK(app::recomputes_by_microbatch(finer.job.train.recompute));
+      CHECK(finer.job.train.recompute.by_microbatch());
       // What the report and a run read is the plan itself, and it is a job again.
       const app::Prediction again = app::predict(finer, source);
       CHECK(again.step_time == after.step_time);
       CHECK(again.peak_bytes() == after.peak_bytes());
-      const std::string words = fmt::format("train.recompute={}", fmt::join(finer.job.train.recompute, ","));
+      const std::string words =
+          fmt::format("train.recompute={}", fmt::join(finer.job.train.recompute.words, ","));
       CHECK(app::predict(plan_with(with(with(layout, schedule), {words})), source).step_time ==
             after.step_time);
       // No room beside what the stages need.
@@ -344,10 +345,10 @@ TEST_CASE("recompute chosen by stage fits wherever one word does, and costs no m
       const app::Prediction uniform = with_recompute(plan, source, {word});
       const auto budget = static_cast<double>(uniform.peak_bytes());
       const auto [chosen, prediction] = app::choose_recompute(plan, none, source, budget, dry_runs);
-      CAPTURE(name, word, chosen.job.train.recompute);
+      CAPTURE(name, word, chosen.job.train.recompute.words);
       CHECK(static_cast<double>(prediction.peak_bytes()) <= budget);
       CHECK(prediction.step_time <= uniform.step_time);
-      CHECK(chosen.job.train.recompute != std::vector<std::string>{"none"});
+      CHECK(chosen.job.train.recompute != config::Recompute::none);
     }
   }
 }
@@ -361,7 +362,7 @@ TEST_CASE("auto recomputes by stage before it gives up a faster schedule") {
   const double budget = 0.97 * static_cast<double>(all.front().bytes.total());
   const auto found = app::search(plan, source, {.budget = budget});
   REQUIRE(found.front().fits);
-  CHECK(found.front().layout.recompute.size() == 4);
+  CHECK(found.front().layout.recompute.words.size() == 4);
   for (const app::Candidate& c : found) {
     if (c.fits) CHECK(static_cast<double>(c.bytes.total()) <= budget);
     CHECK(found.front().step_time <= (c.fits ? c.step_time : found.front().step_time));
@@ -381,7 +382,7 @@ TEST_CASE("auto recomputes by stage before it gives up a faster schedule") {
   // A job that says how much to recompute is taken at its word.
   const app::Plan given = plan_with(with(bench_sizes(), layout, Overrides{"train.recompute=selective"}));
   for (const app::Candidate& c : app::search(given, source, {.budget = budget}))
-    CHECK(c.layout.recompute == std::vector<std::string>{"selective"});
+    CHECK(c.layout.recompute == config::Recompute::selective);
 }
 
 TEST_CASE("a job that says how much to recompute is refused where auto would fit, and told so") {
@@ -406,7 +407,7 @@ TEST_CASE("a job that says how much to recompute is refused where auto would fit
   CHECK_THROWS_WITH(chosen("none", between),
                     contains_text("no schedule fits") && contains_text("with recompute = \"none\"") &&
                         contains_text("smaller microbatches, or train.recompute = \"auto\""));
-  CHECK(chosen("auto", between).job.train.recompute != std::vector<std::string>{"none"});
+  CHECK(chosen("auto", between).job.train.recompute != config::Recompute::none);
   // Where all is computed again already, that is no help.
   for (const char* word : {"auto", "full"})
     CHECK_THROWS_WITH(chosen(word, most / 2),
@@ -441,7 +442,7 @@ TEST_CASE("auto finds an order where no named schedule fits, before stages recom
     CHECK(chosen.job.distributed.pp_schedule == "search");
     CHECK(chosen.job.train.recompute == either.layout.recompute);
     CHECK(app::predict(chosen, source).step_time == either.step_time);
-    REQUIRE(chosen.searched);
+    REQUIRE(chosen.order == app::Order::searched);
     CHECK(chosen.named_time > either.step_time);
   }
 }
@@ -471,7 +472,7 @@ TEST_CASE("auto keeps a named schedule that an order is less than 1 % faster tha
   const Overrides job = with(bench_sizes(), {"distributed.pp=4", "distributed.pp_stages_per_rank=1",
                                              "distributed.pp_split=3,2,2,1", "distributed.pp_schedule=auto"});
   const app::Plan plan = plan_with(job);
-  CHECK_FALSE(plan.searched);
+  CHECK(plan.order != app::Order::searched);
   const CostSource source = app::make_cost_source(plan, "");
   const auto named = app::search(plan, source, {});
   CHECK(plan.job.distributed.pp_schedule == named.front().layout.schedule);
@@ -515,7 +516,7 @@ TEST_CASE("each row of the ranking is a job with its step, and no two are one sc
       for (const schedule::Action& action : list) actions += schedule::to_string(action) + ',';
     }
     actions += fmt::format("{}", fmt::join(pipeline::layers_per_stage(c.layout.layers), "+")) +
-               fmt::format("{}", fmt::join(c.layout.recompute, "+"));
+               fmt::format("{}", fmt::join(c.layout.recompute.words, "+"));
     CHECK(lists.emplace(c.layout.grad_accum_steps, actions).second);
   }
   // The text has these keys in whole; all formats have all rows.

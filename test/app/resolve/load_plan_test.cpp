@@ -120,16 +120,17 @@ TEST_CASE("recompute is one word, or one for each stage") {
   const auto with = [](const std::string& recompute) {
     return Overrides{"distributed.pp=2", "train.grad_accum_steps=2", "train.recompute=" + recompute};
   };
-  CHECK(loaded(with("cheap")).job.train.recompute == std::vector<std::string>{"cheap"});
-  CHECK(loaded(with(R"(["full", "none"])")).job.train.recompute == std::vector<std::string>{"full", "none"});
+  CHECK(loaded(with("cheap")).job.train.recompute.words == std::vector<std::string>{"cheap"});
+  CHECK(loaded(with(R"(["full", "none"])")).job.train.recompute.words ==
+        std::vector<std::string>{"full", "none"});
   CHECK_THAT(refusal(with(R"(["full", "none", "none"])")), contains_text("3 words for 2 stages"));
-  CHECK(loaded(with("full:3/none:1,cheap")).job.train.recompute ==
+  CHECK(loaded(with("full:3/none:1,cheap")).job.train.recompute.words ==
         std::vector<std::string>{"full:3/none:1", "cheap"});
   for (const std::string wrong :
        {"full:3/none", "full:0", "auto:1", "full:/none:1", "full:1/", "full:-1", "some:1", ":1"})
     CHECK_THAT(refusal(with(wrong)), contains_text("is not a valid value"));
   CHECK_THAT(refusal(with(R"(["full", "some"])")), contains_text("\"some\" is not a valid value"));
-  CHECK(loaded(with(R"(["auto"])")).job.train.recompute == std::vector<std::string>{"none"});
+  CHECK(loaded(with(R"(["auto"])")).job.train.recompute.words == std::vector<std::string>{"none"});
   // Refused at its key, whether the stages are known or left to the search.
   const std::string refused = "recompute=[\"full\", \"auto\"]: auto is for all stages";
   Overrides several = with(R"(["full", "auto"])");
@@ -142,29 +143,33 @@ TEST_CASE("recompute is one word, or one for each stage") {
   CHECK_THROWS_WITH(pptrain::app::load_plan_base(job.string(), several), contains_text(refused));
 }
 
-TEST_CASE("words of recompute say the levels of microbatches, and read back") {
+TEST_CASE("a layout reads back from the job that its facts were written into") {
   using namespace pptrain::app;
-  using enum pptrain::models::Recompute;
-  using Levels = std::vector<pptrain::models::Recompute>;
-  const std::vector<Levels> stages{
-      {full, full, cheap, full, full, cheap, full, full}, {none}, {none, none}, {none, full, none, none}};
-  const std::vector<std::string> words = recompute_words(stages);
-  CHECK(words == std::vector<std::string>{"full:2/cheap:1", "none", "none", "none:1/full:1/none:1"});
-  for (size_t stage = 0; stage < stages.size(); ++stage) {
-    const Levels levels = microbatch_recompute(words, static_cast<int>(stage));
-    for (size_t mb = 0; mb < stages[stage].size(); ++mb)
-      CHECK(levels[mb % levels.size()] == stages[stage][mb]);
+  for (const bool other : {false, true}) {
+    const Layout layout{
+        .mesh = {},
+        .micro_batch_size = other ? 3 : 1,
+        .grad_accum_steps = other ? 7 : 1,
+        .recompute = other ? pptrain::config::Recompute::full : pptrain::config::Recompute::none,
+        .reshard = other,
+        .every_microbatch = other,
+        .schedule = other ? "zbv" : "1f1b",
+        .spread_head = other,
+        .sequence_slices = other ? 5 : 1,
+        .stages_per_rank = other ? 2 : 1,
+        .layers = pptrain::pipeline::compute_layer_assignment(8, other ? 4 : 1, 0, 0)};
+    pptrain::config::JobConfig job;
+    job.model.num_hidden_layers = 8;
+    for (const LayoutFact& fact : layout_facts()) fact.write(layout, job);
+    Layout read = layout_of(job, layout.mesh);
+    read.layers = split_layers(job, other ? 4 : 1);
+    CHECK(read == layout);
+    for (const LayoutFact& fact : layout_facts()) {
+      CAPTURE(fact.option);
+      CHECK(fact.same(read, layout));
+      CHECK_FALSE(fact.text(layout).empty());
+    }
   }
-  CHECK(stage_recompute(words, 0) == full);
-  CHECK(stage_recompute(words, 2) == none);
-  CHECK(describe_recompute(words, 8, 1) ==
-        "full (2 of 8 microbatches cheap), 2 none, full (5 of 8 microbatches none)");
-  CHECK(describe_recompute(std::vector<std::string>{"full:1/cheap:2/none:1"}, 4, 1) ==
-        "full (2 of 4 microbatches cheap, 1 none)");
-  CHECK(describe_recompute(std::vector<std::string>{"full:1/cheap:3"}, 2, 8) ==
-        "full (12 of 16 slices cheap)");
-  CHECK(recompute_words(std::vector<Levels>{{full, none}, {full, none}}) ==
-        std::vector<std::string>{"full:1/none:1"});
 }
 
 TEST_CASE("the search asks nothing of the schedule that it replaces") {
@@ -202,18 +207,18 @@ TEST_CASE(
     "recompute is none on CPUs and cheap on GPUs where a job leaves it open, less where a search finds "
     "room") {
   const auto recompute = [](const Overrides& overrides) { return loaded(overrides).job.train.recompute; };
-  const auto words = [](const char* word) { return std::vector<std::string>{word}; };
-  CHECK(recompute({}) == words("none"));
-  CHECK(recompute({"train.recompute=auto"}) == words("none"));
+  using enum pptrain::config::Recompute;
+  CHECK(recompute({}) == none);
+  CHECK(recompute({"train.recompute=auto"}) == none);
   const Overrides gpu = {"run.device=cuda"};
-  CHECK(recompute(gpu) == words("cheap"));
-  CHECK(recompute(with(gpu, {"train.recompute=none"})) == words("none"));
-  CHECK(recompute(with(gpu, {"train.recompute=full"})) == words("full"));
+  CHECK(recompute(gpu) == cheap);
+  CHECK(recompute(with(gpu, {"train.recompute=none"})) == none);
+  CHECK(recompute(with(gpu, {"train.recompute=full"})) == full);
   const auto open = [&](const char* option) {
     return recompute(with(gpu, {"distributed.pp=2", "train.grad_accum_steps=2", option}));
   };
-  CHECK(open("distributed.pp_split=cost") == words("cheap"));
-  CHECK(open("distributed.pp_schedule=auto") == words("none"));
+  CHECK(open("distributed.pp_split=cost") == cheap);
+  CHECK(open("distributed.pp_schedule=auto") == none);
   CHECK(loaded(gpu).chooses_recompute);
   CHECK_FALSE(loaded(with(gpu, {"train.recompute=cheap"})).chooses_recompute);
 }
@@ -291,7 +296,8 @@ TEST_CASE("what auto and cost chose reads back as the same plan") {
         pptrain::app::parse_plan(pptrain::config::to_toml(plan.job), "resolved.toml", {});
     CHECK(again.job == plan.job);
     CHECK(again.layers == plan.layers);
-    if (!plan.searched) CHECK(fingerprint(again) == fingerprint(plan));  // else it is searched for longer
+    if (plan.order != pptrain::app::Order::searched)
+      CHECK(fingerprint(again) == fingerprint(plan));  // else it is searched for longer
   }
 }
 
@@ -300,7 +306,7 @@ TEST_CASE("a searched schedule is the same each time, no slower than the named o
                          "distributed.pp_costs=h100", "distributed.pp_schedule=Search"};
   const pptrain::app::Plan plan = loaded(job);
   CHECK(plan.job.distributed.pp_schedule == "search");
-  REQUIRE(plan.searched);
+  REQUIRE(plan.order == pptrain::app::Order::searched);
   CHECK_FALSE(plan.named.empty());
   const auto source = pptrain::app::make_cost_source(plan, "h100");
   CHECK(pptrain::app::predict(plan, source).step_time <= plan.named_time);
@@ -331,7 +337,7 @@ TEST_CASE("a kept order reads back, whatever a microbatch is: whole or in slices
     CAPTURE(more);
     const pptrain::app::Plan plan =
         pptrain::app::parse_plan(pptrain::test::small_job_text(), "small.toml", with(base, more));
-    if (plan.keeps_schedule)
+    if (plan.keeps_schedule())
       pptrain::test::write_file(folder.path() / "schedule.csv", pptrain::schedule::write_csv(plan.compute));
     const pptrain::config::JobConfig saved = job_to_save(plan);
     const pptrain::app::Plan again =
@@ -415,9 +421,9 @@ TEST_CASE("a rank that awaits what rank 0 chooses takes it whole") {
     const pptrain::app::Plan chosen = loaded(job);
     const pptrain::app::Plan waiting = pptrain::app::parse_plan(
         pptrain::test::small_job_text(), "small.toml", with(job, {"run.dir=run"}), {.awaits_choices = true});
-    REQUIRE(waiting.awaits_choices);
+    REQUIRE(waiting.order == pptrain::app::Order::awaited);
     const pptrain::app::Plan taken = with_choices(waiting, choices_of(chosen));
-    CHECK_FALSE(taken.awaits_choices);
+    CHECK(taken.order != pptrain::app::Order::awaited);
     CHECK(identity(taken) == identity(chosen));
     CHECK((taken.schedule.actions == chosen.schedule.actions));
     CHECK((taken.schedule.placement == chosen.schedule.placement));
@@ -425,7 +431,7 @@ TEST_CASE("a rank that awaits what rank 0 chooses takes it whole") {
     CHECK(taken.named == chosen.named);
     CHECK(job_to_save(taken) == job_to_save(chosen));
   }
-  CHECK_FALSE(loaded(base).awaits_choices);
+  CHECK(loaded(base).order != pptrain::app::Order::awaited);
 }
 
 TEST_CASE("pp_head = \"auto\" spreads the head where that is faster") {
@@ -461,7 +467,7 @@ TEST_CASE("a searched order takes a spread head, and is no slower than the named
                 "model.num_hidden_layers=8", "model.vocab_size=8192", "distributed.pp_head=spread",
                 "distributed.pp_costs=h100", "distributed.pp_schedule=search",
                 std::string("distributed.pp_memory_gb=") + memory});
-    CHECK(plan.searched);
+    CHECK(plan.order == pptrain::app::Order::searched);
     CHECK(plan.schedule.spread_head);
     const auto predicted = pptrain::app::predict(plan, pptrain::app::make_cost_source(plan, "h100"));
     CHECK(predicted.step_time <= plan.named_time);

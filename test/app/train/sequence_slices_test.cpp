@@ -204,7 +204,7 @@ TEST_CASE("auto takes sequence slices where they pay, and what they do not go wi
   CHECK(few.compute.microbatches == 2 * few.job.distributed.pp_sequence_slices);
   // A searched order of them is faster.
   const pptrain::app::Plan searched = plan(with(automatic, {"distributed.pp_schedule=search"}));
-  CHECK(searched.searched);
+  CHECK(searched.order == pptrain::app::Order::searched);
   CHECK(searched.job.distributed.pp_sequence_slices > 1);
   const auto step_time = [](const pptrain::app::Plan& of) {
     return pptrain::app::predict(of, pptrain::app::make_cost_source(of, "h100")).step_time;

@@ -157,7 +157,7 @@ TEST_CASE("a list on the command line needs no brackets") {
         std::vector<int64_t>{3, 1});
   CHECK(accepted(folder, "distributed.pp_split=Et,t|t,tL").distributed.pp_split.text == "Et,t|t,tL");
   CHECK(accepted(folder, "optimizer.betas=0.8,0.9").optimizer.betas == std::vector<double>{0.8, 0.9});
-  CHECK(accepted(folder, "train.recompute=full,none").train.recompute ==
+  CHECK(accepted(folder, "train.recompute=full,none").train.recompute.words ==
         std::vector<std::string>{"full", "none"});
   CHECK(accepted(folder, "run.dir=a,b").run.dir == "a,b");
 }

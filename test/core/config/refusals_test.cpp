@@ -162,7 +162,7 @@ TEST_CASE("words are taken in any case of letters") {
       essentials(folder));
   CHECK(job.optimizer.name == "adamw");
   CHECK(job.train.dtype == Dtype::bf16);
-  CHECK(job.train.recompute == std::vector<std::string>{"cheap:2/full:2"});
+  CHECK(job.train.recompute.words == std::vector<std::string>{"cheap:2/full:2"});
   CHECK(job.data.format == DataFormat::text);
   CHECK(job.lr_schedule.name == "wsd");
   CHECK(job.model.arch == "llama");

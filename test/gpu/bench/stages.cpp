@@ -213,7 +213,7 @@ void measure_place(Bench& bench, Rows& rows, const Place& place, Recompute recom
       const Json names{{"name", place.name},
                        {"blocks", place.blocks()},
                        {"sequence", sequence},
-                       {"recompute", models::to_string(recompute)},
+                       {"recompute", to_string(recompute)},
                        {"backward", split ? "I + W" : "B"},
                        {"attention", mode.name},
                        {"in_flight", place.in_flight}};
