@@ -15,35 +15,38 @@ namespace {
 using at::Tensor;
 
 std::optional<nn::Norm> make_norm(nn::ParameterGroup& group, const std::string& name,
-                                  const BlockConfig& config, NormPlaces unless, const Seams& seams) {
+                                  const BlockConfig& config, NormPlaces unless,
+                                  const StageParallelism& parallelism) {
   if (config.norms == unless) return std::nullopt;
-  return nn::Norm(group, name, config.attention.hidden, config.norm, config.norm_eps, seams.region->cut());
+  return nn::Norm(group, name, config.attention.hidden, config.norm, config.norm_eps, parallelism.tp->cut());
 }
 
 AnyAttention make_attention(nn::ParameterGroup& group, const std::string& name, const BlockConfig& config,
-                            const Seams& seams) {
+                            const StageParallelism& parallelism) {
   if (config.latent)
-    return AnyAttention(std::in_place_type<nn::LatentAttention>, group, name, *config.latent, seams.attention,
-                        seams.region);
-  return AnyAttention(std::in_place_type<nn::Attention>, group, name, config.attention, seams.attention,
-                      seams.region);
+    return AnyAttention(std::in_place_type<nn::LatentAttention>, group, name, *config.latent,
+                        parallelism.attention, parallelism.tp);
+  return AnyAttention(std::in_place_type<nn::Attention>, group, name, config.attention, parallelism.attention,
+                      parallelism.tp);
 }
 
 // Experts take a rank's own rows, outside of the tensor-parallel group; a shared expert is sharded over the
 // group.
 std::unique_ptr<nn::FeedForward> make_mlp(nn::ParameterGroup& group, nn::ParameterGroup* experts,
                                           const std::string& name, const BlockConfig& config,
-                                          const Seams& seams) {
+                                          const StageParallelism& parallelism) {
   if (!config.experts) {
     return std::make_unique<nn::Mlp>(group, name, config.attention.hidden, config.intermediate,
                                      config.activation, config.gated, config.mlp_bias, config.init_std,
-                                     config.init_std, seams.region);
+                                     config.init_std, parallelism.tp);
   }
   if (experts == nullptr) throw Error(fmt::format("{} has experts, but no group for them", name));
   nn::ExpertsConfig sparse = *config.experts;
-  sparse.rows = seams.region->cut();
-  if (sparse.shared == 0) return std::make_unique<nn::Experts>(group, *experts, name, sparse, seams.experts);
-  return std::make_unique<nn::SharedExperts>(group, *experts, name, sparse, seams.experts, seams.region);
+  sparse.rows = parallelism.tp->cut();
+  if (sparse.shared == 0)
+    return std::make_unique<nn::Experts>(group, *experts, name, sparse, parallelism.experts);
+  return std::make_unique<nn::SharedExperts>(group, *experts, name, sparse, parallelism.experts,
+                                             parallelism.tp);
 }
 
 }  // namespace
@@ -55,15 +58,16 @@ Tensor sum(Residual residual) {
 }
 
 Block::Block(nn::ParameterGroup& group, const std::string& name, const BlockConfig& config,
-             const Seams& seams, nn::ParameterGroup* experts)
+             const StageParallelism& parallelism, nn::ParameterGroup* experts)
     : parallel_(config.parallel),
       scale_(config.residual_scale),
-      attention_norm_(make_norm(group, name + ".attn_norm", config, NormPlaces::after, seams)),
-      attention_(make_attention(group, name + ".attn", config, seams)),
-      attention_post_norm_(make_norm(group, name + ".attn_post_norm", config, NormPlaces::before, seams)),
-      mlp_norm_(make_norm(group, name + ".mlp_norm", config, NormPlaces::after, seams)),
-      mlp_(make_mlp(group, experts, name + ".mlp", config, seams)),
-      mlp_post_norm_(make_norm(group, name + ".mlp_post_norm", config, NormPlaces::before, seams)) {}
+      attention_norm_(make_norm(group, name + ".attn_norm", config, NormPlaces::after, parallelism)),
+      attention_(make_attention(group, name + ".attn", config, parallelism)),
+      attention_post_norm_(
+          make_norm(group, name + ".attn_post_norm", config, NormPlaces::before, parallelism)),
+      mlp_norm_(make_norm(group, name + ".mlp_norm", config, NormPlaces::after, parallelism)),
+      mlp_(make_mlp(group, experts, name + ".mlp", config, parallelism)),
+      mlp_post_norm_(make_norm(group, name + ".mlp_post_norm", config, NormPlaces::before, parallelism)) {}
 
 Tensor Block::enter(const MaybeNorm& norm, Residual in, nn::Norm::Saved& saved) {
   if (norm) return norm->forward(in.stream, std::move(in.delta), saved);

@@ -19,7 +19,7 @@
 #include "core/nn/token_info.h"
 #include "core/nn/weight_grad_queue.h"
 #include "models/model_config.h"
-#include "models/seams.h"
+#include "models/stage_parallelism.h"
 
 namespace pptrain::models {
 
@@ -74,7 +74,7 @@ class Block {
   // `<name>.{attn_norm,attn_post_norm,mlp_norm,mlp_post_norm}.*`. Declares `<name>.mlp.experts.*` in
   // `experts`, which may be null for a block without experts.
   Block(nn::ParameterGroup& group, const std::string& name, const BlockConfig& config,
-        const Seams& seams = {}, nn::ParameterGroup* experts = nullptr);
+        const StageParallelism& parallelism = {}, nn::ParameterGroup* experts = nullptr);
 
   // Reuses the memory of in.delta; keeps in.stream if there is no delta. `saved` is empty before the call,
   // and lacks what its level of recompute drops after it.

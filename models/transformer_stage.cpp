@@ -92,23 +92,23 @@ void TransformerStage::with(const Groups& groups, nn::Use use, const Body& body)
 }
 
 TransformerStage::TransformerStage(const ModelConfig& model, const StageSlice& slice, Recompute recompute,
-                                   const Seams& seams)
-    : model_(model), slice_(slice), recompute_{recompute}, region_(seams.region), store_(learning_of(model)) {
+                                   const StageParallelism& parallelism)
+    : model_(model), slice_(slice), recompute_{recompute}, tp_(parallelism.tp), store_(learning_of(model)) {
   require(0 <= slice.first_layer && slice.first_layer < slice.end_layer && slice.end_layer <= model.layers,
           slice, "layers [{}, {}) of a model of {} layers", slice.first_layer, slice.end_layer, model.layers);
   if (slice.embedding) {
     embedding_groups_ = declare(
-        [&] { embedding_.emplace(store_.add_group("embed"), "embed", embedding_config(model), region_); });
+        [&] { embedding_.emplace(store_.add_group("embed"), "embed", embedding_config(model), tp_); });
   } else if (slice.has_embedding_shard()) {
-    nn::Embedding(store_.add_group("embed"), "embed", embedding_config(model), region_);  // declares it
+    nn::Embedding(store_.add_group("embed"), "embed", embedding_config(model), tp_);  // declares it
   }
   blocks_.reserve(static_cast<size_t>(slice.end_layer - slice.first_layer));
   for (int layer = slice.first_layer; layer < slice.end_layer; ++layer) {
     const BlockConfig block = block_config(model, layer);
-    Seams own = seams;
-    if (seams.sequence_slices)
+    StageParallelism own = parallelism;
+    if (parallelism.sequence_slices)
       own.attention = slice_attention_.emplace_back(
-          attention::make_slice_attention(seams.attention, seams.deterministic));
+          attention::make_slice_attention(parallelism.attention, parallelism.deterministic));
     const std::string name = fmt::format("layers.{}", layer);
     block_groups_.push_back(declare([&] {
       nn::ParameterGroup& group = store_.add_group(name);
@@ -119,7 +119,7 @@ TransformerStage::TransformerStage(const ModelConfig& model, const StageSlice& s
     }));
   }
   if (slice.head) {
-    const nn::TensorCut& cut = region_->cut();
+    const nn::TensorShard& cut = tp_->cut();
     norm_groups_ = declare([&] {
       const nn::NormKind kind = find_architecture(model.arch).decoder.norm;
       norm_.emplace(store_.add_group("norm"), "norm", model.hidden, kind, model.norm_eps, cut);
@@ -130,8 +130,8 @@ TransformerStage::TransformerStage(const ModelConfig& model, const StageSlice& s
 
 void TransformerStage::declare_head() {
   const bool whole = slice_.has_whole_head();
-  const nn::TensorCut& cut = region_->cut();
-  const nn::TensorCut held =
+  const nn::TensorShard& cut = tp_->cut();
+  const nn::TensorShard held =
       whole ? cut : nn::LinearCrossEntropy::part_of(cut, slice_.index, slice_.head_parts);
   head_weight_ = &store_.add_group("head").add({held.cut({.name = "head.weight",
                                                           .shape = {model_.vocab, model_.hidden},
@@ -145,7 +145,7 @@ void TransformerStage::declare_head() {
 }
 
 nn::LinearCrossEntropy TransformerStage::make_head(nn::Weight& weight) const {
-  nn::LinearCrossEntropy head(weight, model_.vocab, region_);
+  nn::LinearCrossEntropy head(weight, model_.vocab, tp_);
   head.scale_logits(model_.logit_scale, model_.logit_softcap);
   return head;
 }
@@ -174,7 +174,7 @@ void TransformerStage::size_chunks_for(at::DeviceType device) {
 }
 
 int64_t TransformerStage::share(const data::Microbatch& data) const {
-  return region_->cut().count(data.token_count());
+  return tp_->cut().count(data.token_count());
 }
 
 at::Tensor TransformerStage::empty_boundary(const data::Microbatch& data) const {
@@ -185,13 +185,13 @@ at::Tensor TransformerStage::empty_boundary(const data::Microbatch& data) const 
 // This rank's shard of a list, if it is defined.
 at::Tensor TransformerStage::own_rows(const at::Tensor& list, int64_t tokens) const {
   if (!list.defined()) return {};
-  const nn::TensorCut& cut = region_->cut();
+  const nn::TensorShard& cut = tp_->cut();
   return list.narrow(0, cut.begin(tokens, cut.rank), cut.count(tokens));
 }
 
 void TransformerStage::check(const data::Microbatch& data) const {
   const int64_t tokens = data.token_count();
-  const int ranks = region_->cut().size;
+  const int ranks = tp_->cut().size;
   require(data.positions.dim() == 1 && data.positions.size(0) == tokens, slice_,
           "positions [{}] of a list of {} tokens", fmt::join(data.positions.sizes(), ", "), tokens);
   require(tokens >= ranks, slice_, "a list of {} tokens cannot be shared out to {} tensor-parallel ranks",
@@ -319,14 +319,14 @@ at::Tensor TransformerStage::forward_only(const data::Microbatch& data, at::Tens
 // Each rank puts in the chosen rows that it has; all others are zero.
 at::Tensor TransformerStage::chosen_rows(const at::Tensor& normed, int64_t tokens,
                                          const at::Tensor& rows) const {
-  const nn::TensorCut& cut = region_->cut();
-  if (!rows.defined()) return region_->enter(normed, tokens);
+  const nn::TensorShard& cut = tp_->cut();
+  if (!rows.defined()) return tp_->enter(normed, tokens);
   if (cut.alone()) return normed.index_select(0, rows);
   const at::Tensor places = rows.sub(cut.begin(tokens, cut.rank));
   const at::Tensor elsewhere = places.lt(0).logical_or(places.ge(normed.size(0)));
   const at::Tensor own =
       normed.index_select(0, places.clamp(0, normed.size(0) - 1)).masked_fill(elsewhere.unsqueeze(1), 0);
-  return region_->enter(own, cut.size * rows.size(0)).view({cut.size, rows.size(0), -1}).sum(0);
+  return tp_->enter(own, cut.size * rows.size(0)).view({cut.size, rows.size(0), -1}).sum(0);
 }
 
 at::Tensor TransformerStage::logits(const data::Microbatch& data, at::Tensor input, const at::Tensor& rows) {

@@ -1,7 +1,7 @@
 // A contiguous slice of a decoder-only transformer: embedding (first stage), blocks, final norm and head
 // (last stage).
 //
-// Under tensor parallelism each rank has its shard of the rows (nn::TensorCut) of inputs, outputs and saved
+// Under tensor parallelism each rank has its shard of the rows (nn::TensorShard) of inputs, outputs and saved
 // activations, and computes with its shard of heads, inner width and vocabulary; token ids, labels and
 // positions are of all rows. All ranks of the group run the same passes in the same order. Each reports the
 // loss of all rows, with equal bits: losses are not summed over the group.
@@ -22,8 +22,8 @@
 #include "core/kernels/kernels.h"
 #include "core/nn/norm.h"
 #include "core/nn/parameter.h"
-#include "core/nn/region.h"
 #include "core/nn/rope.h"
+#include "core/nn/tensor_group.h"
 #include "core/nn/token_info.h"
 #include "core/nn/vocabulary.h"
 #include "core/nn/weight_access.h"
@@ -77,7 +77,7 @@ class TransformerStage final : public pipeline::Stage {
   // Declares the parameters; nothing has memory before materialise(). Throws Error for an empty or impossible
   // slice.
   TransformerStage(const ModelConfig& model, const StageSlice& slice, Recompute recompute = Recompute::none,
-                   const Seams& seams = {});
+                   const StageParallelism& parallelism = {});
 
   // Allocates parameters. compute_dtype: float32 or bfloat16. Then fill the masters:
   // parameters().initialise(seed), HfDirectory::load(), or a checkpoint and refresh_compute().
@@ -211,7 +211,7 @@ class TransformerStage final : public pipeline::Stage {
   ModelConfig model_;
   StageSlice slice_;
   std::vector<Recompute> recompute_;  // of microbatches, repeated
-  std::shared_ptr<const nn::Region> region_;
+  std::shared_ptr<const nn::TensorGroup> tp_;
   nn::ParameterStore store_;
   std::optional<nn::Embedding> embedding_;
   std::vector<Block> blocks_;  // never changes size after construction: queues point at their layers

@@ -171,8 +171,8 @@ int logits_rank(RunContext& context, const EvalArguments& arguments, const std::
 }
 
 int eval_rank(RunContext& context, const EvalArguments& arguments) {
-  const auto patient = checkpoint::patient(context.mesh.world());
-  const TokenFiles files = make_token_files(context, *patient, Wanted::validation, [] { return false; });
+  const auto disk = checkpoint::disk_communicator(context.mesh.world());
+  const TokenFiles files = make_token_files(context, *disk, Wanted::validation, [] { return false; });
   const auto sources = open_data(context.job, context.model.vocab, files, Wanted::validation);
   RankModel model(context, Purpose::evaluate);
   Result result{.weights = load_weights(context, model, arguments.checkpoint), .all = {}, .sources = {}};

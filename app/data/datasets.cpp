@@ -10,7 +10,7 @@
 #include "core/data/inspect.h"
 #include "core/io/checksum.h"
 #include "models/flops.h"
-#include "models/seams.h"
+#include "models/stage_parallelism.h"
 
 namespace pptrain::app {
 

@@ -179,11 +179,11 @@ void check_same(comm::Communicator& comm, const std::vector<Wish>& wishes) {
 
 }  // namespace
 
-TokenFiles make_token_files(const RunContext& context, comm::Communicator& patient, Wanted wanted,
+TokenFiles make_token_files(const RunContext& context, comm::Communicator& disk, Wanted wanted,
                             const std::function<bool()>& stopped) {
   if (!config::any_tokenized(context.job)) return {};
   std::vector<Wish> wishes;
-  together(patient, [&] { wishes = wishes_of(context.job, wanted); });
+  together(disk, [&] { wishes = wishes_of(context.job, wanted); });
   if (wishes.empty()) return {};
   const auto each_missing = [&](const auto& body) {
     for (Wish& wish : wishes) {
@@ -193,18 +193,18 @@ TokenFiles make_token_files(const RunContext& context, comm::Communicator& patie
   const auto look = [&] {
     each_missing([](Wish& wish) { wish.cache = corpus::find_cache(wish.places, wish.name); });
   };
-  const comm::ActivityScope waiting(context.activity, comm::Doing::wait,
+  const comm::ActivityScope waiting(context.activity, comm::ActivityKind::wait,
                                     "the tokens of texts, which rank 0 makes");
   look();
-  together(patient, [&] {
-    if (patient.rank() == 0) each_missing([&](Wish& wish) { make(wish, stopped); });
+  together(disk, [&] {
+    if (disk.rank() == 0) each_missing([&](Wish& wish) { make(wish, stopped); });
   });
   look();
   const bool missing = std::ranges::any_of(wishes, [](const Wish& wish) { return wish.cache.empty(); });
-  if (comm::any(patient, missing)) {
-    together(patient, [&] { each_missing([&](Wish& wish) { make_on_this_host(wish, stopped); }); });
+  if (comm::any(disk, missing)) {
+    together(disk, [&] { each_missing([&](Wish& wish) { make_on_this_host(wish, stopped); }); });
   }
-  check_same(patient, wishes);
+  check_same(disk, wishes);
   TokenFiles files;
   for (const Wish& wish : wishes) files[wish.key] = corpus::token_file(wish.cache);
   return files;

@@ -59,14 +59,14 @@ struct DryGroups {
         deterministic(batch.deterministic),
         slices(batch.sequence_slices > 1) {}
 
-  models::Seams seams() const {
-    return models::make_seams({.tp = tp.get(),
-                               .cp = cp.get(),
-                               .ep = ep.get(),
-                               .stage = stage.get(),
-                               .cp_kind = kind,
-                               .deterministic = deterministic,
-                               .sequence_slices = slices});
+  models::StageParallelism parallelism() const {
+    return models::make_stage_parallelism({.tp = tp.get(),
+                                           .cp = cp.get(),
+                                           .ep = ep.get(),
+                                           .stage = stage.get(),
+                                           .cp_kind = kind,
+                                           .deterministic = deterministic,
+                                           .sequence_slices = slices});
   }
 
   std::unique_ptr<comm::Communicator> tp, cp, ep, stage;
@@ -94,7 +94,7 @@ class DryStage {
  public:
   DryStage(const models::ModelConfig& model, const models::StageSlice& slice, const BatchShape& batch)
       : groups_(batch),
-        stage_(model, slice, batch.recompute, groups_.seams()),
+        stage_(model, slice, batch.recompute, groups_.parallelism()),
         data_(meta_microbatches(model, batch)),
         beside_(batch.overlap && batch.gpu.is_gpu()),
         run_(batch.gpu) {

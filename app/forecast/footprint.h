@@ -12,7 +12,7 @@
 #include "core/kernels/device_name.h"
 #include "core/optim/footprint.h"
 #include "models/model_config.h"
-#include "models/seams.h"
+#include "models/stage_parallelism.h"
 #include "models/transformer_stage.h"
 #include "parallel/mesh/device_mesh.h"
 #include "parallel/schedule/cost/memory.h"

@@ -148,6 +148,12 @@ class MeshSearcher {
   std::optional<Prediction> predict_whole(const Layout& layout) const;
   void refuse(Found& found, const RankBytes& bytes);
   static void put_first(const Prediction& exact, MeshSearchResult& result);
+  struct Refined {
+    Candidate candidate;
+    PlanBase base;  // of the job that it was found for
+  };
+  void try_out(const PlanBase& base, int order_effort, std::optional<Refined>& best) const;
+  bool is_worth_an_order(const Candidate& candidate, double fastest) const;
   std::optional<Candidate> refined(std::span<const Candidate> ranking) const;
   std::optional<PlanBase> left_open(const Layout& layout) const;
   bool asks_for_more() const;
@@ -479,40 +485,46 @@ std::optional<PlanBase> MeshSearcher::left_open(const Layout& layout) const {
   return base;
 }
 
+// Searches schedules for the job, and keeps the fastest that fits if it is faster than `best`.
+void MeshSearcher::try_out(const PlanBase& base, int order_effort, std::optional<Refined>& best) const {
+  try {
+    const std::vector<Candidate> found =
+        search(base, source_, {.budget = options_.budget, .order_effort = order_effort});
+    const Candidate& first = found.front();
+    if (first.fits && (!best || first.step_time < best->candidate.step_time)) best = {first, base};
+  } catch (const UsageError&) {  // no schedule exists with what the job asks for
+  }
+}
+
+bool MeshSearcher::is_worth_an_order(const Candidate& candidate, double fastest) const {
+  const Layout& layout = candidate.layout;
+  const int64_t cells = layout.mesh.pp * layout.grad_accum_steps * layout.sequence_slices;
+  if (options_.order_effort == 0 || cells > largest_to_order) return false;
+  return asks_for_more() || candidate.step_time < worth_an_order * fastest;
+}
+
 // Tries several meshes, since the ranking is by estimates and of plain layouts alone.
 std::optional<Candidate> MeshSearcher::refined(std::span<const Candidate> ranking) const {
-  std::optional<Candidate> best;
-  std::optional<PlanBase> base_of_best;
-  const auto try_out = [&](const PlanBase& base, int order_effort) {
-    try {
-      const std::vector<Candidate> found =
-          search(base, source_, {.budget = options_.budget, .order_effort = order_effort});
-      if (!found.front().fits || (best && found.front().step_time >= best->step_time)) return;
-      best = found.front();
-      base_of_best = base;
-    } catch (const UsageError&) {  // no schedule exists with what the job asks for
-    }
-  };
+  std::optional<Refined> best;
   for (size_t tried = 0; const Candidate& candidate : ranking) {
     if (tried == meshes_refined) break;
     const std::optional<PlanBase> base = left_open(candidate.layout);
     if (base) say(fmt::format("refining {}", candidate.layout.mesh.describe()));
-    if (base) try_out(*base, 0);
+    if (base) try_out(*base, 0, best);
     if (base || !asks_for_more()) ++tried;
   }
   if (!best) return std::nullopt;
-  const Layout named = best->layout;
-  const int64_t cells = named.mesh.pp * named.grad_accum_steps * named.sequence_slices;
-  const bool is_near = best->step_time < worth_an_order * ranking.front().step_time;
-  if (options_.order_effort > 0 && cells <= largest_to_order && (is_near || asks_for_more())) {
-    PlanBase base = *base_of_best;
-    base.job.distributed.pp_head = named.spread_head ? config::HeadPlace::spread : config::HeadPlace::last;
-    base.job.distributed.pp_sequence_slices = named.sequence_slices;
+  const double fastest = ranking.front().step_time;
+  if (is_worth_an_order(best->candidate, fastest)) {
+    PlanBase base = best->base;
+    const Layout& layout = best->candidate.layout;
+    base.job.distributed.pp_head = layout.spread_head ? config::HeadPlace::spread : config::HeadPlace::last;
+    base.job.distributed.pp_sequence_slices = layout.sequence_slices;
     say("searching an order");
-    try_out(base, options_.order_effort);
+    try_out(base, options_.order_effort, best);
   }
-  const bool faster = best->step_time < (1 - worth_refining) * ranking.front().step_time;
-  return faster || asks_for_more() ? best : std::nullopt;
+  const bool faster = best->candidate.step_time < (1 - worth_refining) * fastest;
+  return faster || asks_for_more() ? std::optional(best->candidate) : std::nullopt;
 }
 
 std::string MeshSearcher::why(const Found& loser, const Found* best) {

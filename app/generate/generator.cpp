@@ -107,7 +107,7 @@ void Generator::check(const models::ModelConfig& model, std::span<const int64_t>
 
 void Generator::run(std::vector<Sequence>& sequences, const Listener& listener) {
   for (const Sequence& s : sequences) check(context_.model, s.tokens(), s.number(), options_.stop.max_tokens);
-  const comm::ActivityScope working(context_.activity, comm::Doing::work, "generating");
+  const comm::ActivityScope working(context_.activity, comm::ActivityKind::work, "generating");
   for (StageState& state : stages_) state.weights.unshard(schedule::ActionKind::forward);
   if (placement_.spread_head) lend_head();
   const auto all = std::span(sequences);
@@ -267,7 +267,7 @@ Tensor Generator::input_of(const Group& group, int group_index, StageState& stat
   };
   const auto work = pipeline_.irecv(tensor, source);
   comm::Activity* const activity = context_.activity;
-  const comm::ActivityScope waiting(activity, comm::Doing::wait, activity != nullptr ? what() : "");
+  const comm::ActivityScope waiting(activity, comm::ActivityKind::wait, activity != nullptr ? what() : "");
   work->wait([&] { return fmt::format("pipeline rank {} waits for {}", pipeline_.rank(), what()); });
   return tensor;
 }
@@ -320,7 +320,7 @@ void Generator::post_choice(Group& group) {
 void Generator::receive_choice(Group& group, const Listener& listener) {
   {
     const char* const what = "the tokens that the last stage chooses";
-    const comm::ActivityScope waiting(context_.activity, comm::Doing::wait, what);
+    const comm::ActivityScope waiting(context_.activity, comm::ActivityKind::wait, what);
     group.choice->wait([&] { return fmt::format("pipeline rank {} waits for {}", pipeline_.rank(), what); });
   }
   group.choice.reset();

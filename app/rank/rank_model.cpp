@@ -16,22 +16,22 @@
 #include "parallel/pipeline/embedding_shards.h"
 #include "parallel/pipeline/tied_gradient.h"
 #include "parallel/shard/matrix_exchange.h"
-#include "parallel/tensor/tensor_region.h"
+#include "parallel/tensor/tensor_group.h"
 
 namespace pptrain::app {
 
 namespace {
 
-models::Seams seams_of(RunContext& context) {
+models::StageParallelism seams_of(RunContext& context) {
   mesh::DeviceMesh& mesh = context.mesh;
   const bool sparse = context.model.sparse.experts > 0;
-  return models::make_seams({.tp = &mesh.along(mesh::Axis::tp),
-                             .cp = &mesh.along(mesh::Axis::cp),
-                             .ep = sparse ? &mesh.of(mesh::Group::ep) : nullptr,
-                             .stage = sparse ? &mesh.of(mesh::Group::stage) : nullptr,
-                             .cp_kind = context.job.distributed.cp_kind,
-                             .deterministic = context.job.train.deterministic,
-                             .sequence_slices = context.job.distributed.pp_sequence_slices > 1});
+  return models::make_stage_parallelism({.tp = &mesh.along(mesh::Axis::tp),
+                                         .cp = &mesh.along(mesh::Axis::cp),
+                                         .ep = sparse ? &mesh.of(mesh::Group::ep) : nullptr,
+                                         .stage = sparse ? &mesh.of(mesh::Group::stage) : nullptr,
+                                         .cp_kind = context.job.distributed.cp_kind,
+                                         .deterministic = context.job.train.deterministic,
+                                         .sequence_slices = context.job.distributed.pp_sequence_slices > 1});
 }
 
 // Matrices that are sharded over the ranks of a stage are assembled on one of them.
@@ -78,9 +78,9 @@ RankModel::RankModel(RunContext& context, Purpose purpose)
       kv_copies_(tensor::make_kv_group(context.mesh.along(mesh::Axis::tp), context.model.kv_heads)),
       side_(side_stream_of(context, purpose)),
       norm_(context.mesh.of(mesh::Group::replica), context.mesh.along(mesh::Axis::pp)) {
-  const models::Seams seams = seams_of(context);
+  const models::StageParallelism parallelism = seams_of(context);
   for (const int stage : schedule_.stages_of(context.mesh.coordinate(mesh::Axis::pp)))
-    add_stage(stage, seams);
+    add_stage(stage, parallelism);
   if (purpose == Purpose::train && context.model.tied)
     pipeline::connect_tied(context.mesh.along(mesh::Axis::pp), schedule_.rank_of(0),
                            elements_of(head_rows(), context.model.hidden));
@@ -93,14 +93,15 @@ bool RankModel::generates() const {
          (purpose_ == Purpose::train && context_.job.eval.generate_interval > 0);
 }
 
-void RankModel::add_stage(int index, models::Seams seams) {
+void RankModel::add_stage(int index, models::StageParallelism parallelism) {
   const Plan& plan = context_.plan;
   RankStage& own = stages_.emplace_back();
   if (generates())
-    seams.attention = own.attention = std::make_shared<attention::CachedAttention>(seams.attention);
+    parallelism.attention = own.attention =
+        std::make_shared<attention::CachedAttention>(parallelism.attention);
   own.stage = std::make_unique<models::TransformerStage>(
       plan.model, models::stage_slice(plan.layers, index, head_parts(plan), embedding_in_shards()),
-      plan.job.train.recompute.most(index), seams);
+      plan.job.train.recompute.most(index), parallelism);
   own.stage->recompute_by_microbatch(plan.job.train.recompute.levels(index));
   own.stage->materialise(context_.device, compute_dtype(plan.job),
                          /*with_gradients=*/purpose_ == Purpose::train, [&](const nn::ParameterGroup& group) {
@@ -248,13 +249,13 @@ void RankModel::exchange_embedding_gradients() {
 }
 
 std::vector<std::pair<int64_t, int64_t>> RankModel::head_rows() const {
-  const nn::TensorCut own{.rank = context_.mesh.coordinate(mesh::Axis::tp),
-                          .size = context_.mesh.size(mesh::Axis::tp)};
+  const nn::TensorShard own{.rank = context_.mesh.coordinate(mesh::Axis::tp),
+                            .size = context_.mesh.size(mesh::Axis::tp)};
   const int64_t vocab = context_.model.vocab, first = own.begin(vocab, own.rank);
   std::vector<std::pair<int64_t, int64_t>> rows(static_cast<size_t>(schedule_.ranks));
   for (int rank = 0; rank < schedule_.ranks; ++rank) {
     if (!schedule_.spread_head && rank != last_stage_rank()) continue;
-    const nn::TensorCut part =
+    const nn::TensorShard part =
         schedule_.spread_head ? nn::LinearCrossEntropy::part_of(own, rank, schedule_.ranks) : own;
     rows[static_cast<size_t>(rank)] = {part.begin(vocab, part.rank) - first, part.count(vocab)};
   }

@@ -98,7 +98,7 @@ class RankModel {
   void overlap_weight_gradients(nn::SideStream& side);
 
  private:
-  void add_stage(int index, models::Seams seams);
+  void add_stage(int index, models::StageParallelism parallelism);
   void add_optimizer(RankStage& stage);
   bool generates() const;
   nn::ShardPlace shard_place(mesh::Group group);

@@ -77,7 +77,7 @@ std::vector<std::string> hf_overrides(const std::string& checkpoint) {
 }
 
 std::string load_weights(RunContext& context, RankModel& model, const std::string& checkpoint) {
-  const auto disk = checkpoint::patient(context.mesh.world());
+  const auto disk = checkpoint::disk_communicator(context.mesh.world());
   std::string found;
   const std::string fault = comm::fault_of([&] {
     if (!context.root()) return;

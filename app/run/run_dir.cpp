@@ -91,7 +91,9 @@ void set_aside_checkpoints(const fs::path& root, std::optional<int64_t> kept, co
 }  // namespace
 
 RunDir::RunDir(RunContext& context)
-    : context_(context), disk_(checkpoint::patient(context.mesh.world())), folder_(context.job.run.dir) {
+    : context_(context),
+      disk_(checkpoint::disk_communicator(context.mesh.world())),
+      folder_(context.job.run.dir) {
   take_lock();
   agree();
 }

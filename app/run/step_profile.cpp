@@ -54,7 +54,7 @@ void StepProfile::begin_step(int64_t step) {
   ++count_;
   step_ = step;
   if (context_.activity != nullptr) {
-    context_.activity->set(comm::Doing::work, fmt::format("step {}", step));
+    context_.activity->set(comm::ActivityKind::work, fmt::format("step {}", step));
   }
   executor_.time_on(timed_on());
   if (context_.device.is_cpu() && traced(count_)) kernel_clock_.emplace(kernel_times_);
@@ -83,7 +83,7 @@ std::optional<metrics::Bubble> StepProfile::settle() {
   if (!ended_) return std::nullopt;
   auto [count, trace] = std::move(*ended_);
   ended_.reset();
-  const comm::ActivityScope waiting(context_.activity, comm::Doing::wait, "the times of the step");
+  const comm::ActivityScope waiting(context_.activity, comm::ActivityKind::wait, "the times of the step");
   const metrics::Bubble bubble = measure(trace);
   if (traced(count)) {
     traces_.push_back(std::move(trace));
@@ -155,7 +155,7 @@ void StepProfile::write() {
     for (const auto& numbers : gathered) ranks.push_back(decode(numbers));
     const auto path = std::filesystem::path(context_.job.run.dir) / "trace.json";
     const std::string device = context_.device.is_cpu() ? "cpu" : kernels::device_name(context_.device);
-    const comm::ActivityScope writing(context_.activity, comm::Doing::storage, "writing the trace");
+    const comm::ActivityScope writing(context_.activity, comm::ActivityKind::storage, "writing the trace");
     const std::string text = render_trace_file(context_.plan, device, ranks, bubbles_, shares);
     try {
       io::write_file_atomically(path, text);

@@ -12,18 +12,18 @@ namespace {
 
 struct PhaseInfo {
   const char* name;
-  comm::Doing doing;  // wait: an exchange, in which the rank mostly waits for others
+  comm::ActivityKind doing;  // wait: an exchange, in which the rank mostly waits for others
 };
 
-constexpr auto phases = std::to_array<PhaseInfo>({{"data", comm::Doing::storage},
-                                                  {"zero gradients", comm::Doing::work},
-                                                  {"embedding gradients", comm::Doing::wait},
-                                                  {"loss", comm::Doing::wait},
-                                                  {"gradient norm", comm::Doing::work},
-                                                  {"norm exchange", comm::Doing::wait},
-                                                  {"optimizer", comm::Doing::work},
-                                                  {"evaluation", comm::Doing::storage},
-                                                  {"checkpoint", comm::Doing::storage}});
+constexpr auto phases = std::to_array<PhaseInfo>({{"data", comm::ActivityKind::storage},
+                                                  {"zero gradients", comm::ActivityKind::work},
+                                                  {"embedding gradients", comm::ActivityKind::wait},
+                                                  {"loss", comm::ActivityKind::wait},
+                                                  {"gradient norm", comm::ActivityKind::work},
+                                                  {"norm exchange", comm::ActivityKind::wait},
+                                                  {"optimizer", comm::ActivityKind::work},
+                                                  {"evaluation", comm::ActivityKind::storage},
+                                                  {"checkpoint", comm::ActivityKind::storage}});
 static_assert(phases.size() == static_cast<size_t>(Phase::count));
 
 }  // namespace
@@ -32,7 +32,7 @@ const char* name(Phase phase) {
   return phases[static_cast<size_t>(phase)].name;
 }
 
-comm::Doing doing(Phase phase) {
+comm::ActivityKind doing(Phase phase) {
   return phases[static_cast<size_t>(phase)].doing;
 }
 
@@ -40,7 +40,7 @@ schedule::RankStep to_rank_step(const StepTrace& trace) {
   schedule::RankStep step{.step = trace.span, .actions = {}, .work = {}};
   for (const ActionSpan& action : trace.actions) step.actions.push_back(action.span);
   for (const PhaseSpan& phase : trace.phases) {
-    if (doing(phase.phase) != comm::Doing::wait) step.work.push_back(phase.span);
+    if (doing(phase.phase) != comm::ActivityKind::wait) step.work.push_back(phase.span);
   }
   return step;
 }

@@ -25,8 +25,8 @@ enum class Phase : uint8_t {
   checkpoint,
   count
 };
-const char* name(Phase phase);   // "gradient norm"
-comm::Doing doing(Phase phase);  // for the reports of failures
+const char* name(Phase phase);          // "gradient norm"
+comm::ActivityKind doing(Phase phase);  // for the reports of failures
 
 struct ActionSpan {
   double wait = 0;  // its turn came

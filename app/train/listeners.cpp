@@ -106,7 +106,7 @@ void RunMetrics::open(const metrics::RunHeader& header, const std::vector<OpenSo
 }
 
 void RunMetrics::close() {
-  const comm::ActivityScope writing(context_.activity, comm::Doing::storage, "writing metrics");
+  const comm::ActivityScope writing(context_.activity, comm::ActivityKind::storage, "writing metrics");
   for (const auto& sink : sinks_) sink->end();
   sinks_.clear();
 }
@@ -121,7 +121,7 @@ metrics::StepRecord RunMetrics::so_far() const {
 
 void RunMetrics::settled(const StepResult& result) {
   if (!context_.root()) return;
-  const comm::ActivityScope writing(context_.activity, comm::Doing::storage, "writing metrics");
+  const comm::ActivityScope writing(context_.activity, comm::ActivityKind::storage, "writing metrics");
   const metrics::StepRecord written = record(result);
   for (const auto& sink : sinks_) sink->step(written);
 }
@@ -173,7 +173,7 @@ class PaceWatch final : public StepListener {
     if (!pace_) pace_.emplace(context_.plan, sharing_);
     const std::string line = pace_->take(result.step, {result.seconds, profile_.shares()});
     if (line.empty()) return;
-    const comm::ActivityScope writing(context_.activity, comm::Doing::storage, "writing the pace");
+    const comm::ActivityScope writing(context_.activity, comm::ActivityKind::storage, "writing the pace");
     spdlog::info("{}", line);
     try {
       write_pace(context_.job.run.dir, pace_->record());

@@ -26,9 +26,9 @@ struct DivergedCheckpoints {
 
 class RunSaver final : public StepListener {
  public:
-  // `disk`: made by checkpoint::patient(). `options`: root, layout, keep and ended are used; the rest is the
-  // job's. `state`: the run's; `is_saved` if it comes from a checkpoint. Equal on all ranks; the references
-  // must outlive this.
+  // `disk`: made by checkpoint::disk_communicator(). `options`: root, layout, keep and ended are used; the
+  // rest is the job's. `state`: the run's; `is_saved` if it comes from a checkpoint. Equal on all ranks; the
+  // references must outlive this.
   RunSaver(const RunContext& context, comm::Communicator& disk, RankModel& model,
            checkpoint::SaveOptions options, const checkpoint::RunState& state, bool is_saved);
 

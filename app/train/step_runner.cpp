@@ -220,7 +220,7 @@ std::string StepRunner::find_not_finite(double loss, double norm) {
   if (std::isfinite(loss) && std::isfinite(norm)) return "";
   const std::string where = describe_not_finite(context_.mesh.world(), model_.stages());
   if (!context_.root() || anomaly_.in_a_row() > 0) return where;
-  const comm::ActivityScope writing(context_.activity, comm::Doing::storage, "writing the log");
+  const comm::ActivityScope writing(context_.activity, comm::ActivityKind::storage, "writing the log");
   spdlog::warn("not finite: loss {:.6g}, gradient norm {:.6g}; {}", metrics::unsigned_nan(loss),
                metrics::unsigned_nan(norm), where);
   return where;

@@ -26,10 +26,10 @@ using Clock = std::chrono::steady_clock;
 namespace {
 
 // Runs before weights are made, so that a user reads the log if they do not fit, or take long.
-std::vector<OpenSource> open_sources(const RunContext& context, comm::Communicator& patient,
+std::vector<OpenSource> open_sources(const RunContext& context, comm::Communicator& disk,
                                      const fault::Shutdown& shutdown) {
   const Wanted wanted = config::has_validation(context.job) ? Wanted::all : Wanted::training;
-  const TokenFiles files = make_token_files(context, patient, wanted, [&] { return shutdown.requested(); });
+  const TokenFiles files = make_token_files(context, disk, wanted, [&] { return shutdown.requested(); });
   std::vector<OpenSource> sources = open_data(context.job, context.model.vocab, files, wanted);
   const std::vector<std::string> warnings = check_targets(context.job, sources);
   if (context.root()) {
@@ -56,7 +56,7 @@ Trainer::Trainer(RunContext& context, const fault::Shutdown& shutdown)
       run_dir_(context),
       cores_(gather_cores(context.mesh.world(), context.plan)),
       metrics_(context, state_, core_sharing(cores_)),
-      disk_comm_(checkpoint::patient(context.mesh.world())),
+      disk_comm_(checkpoint::disk_communicator(context.mesh.world())),
       sources_(open_sources(context, *disk_comm_, shutdown)),
       model_(context),
       loader_(open_training_data(context, sources_)),
@@ -79,7 +79,7 @@ struct Trainer::StopOrSave {
 
 // Withdraws unanswered requests; threads write what is left.
 Trainer::~Trainer() {
-  if (context_.activity != nullptr) context_.activity->set(comm::Doing::storage, "the end of the run");
+  if (context_.activity != nullptr) context_.activity->set(comm::ActivityKind::storage, "the end of the run");
 }
 
 int Trainer::run() {
@@ -108,33 +108,56 @@ int Trainer::train() {
   }
   open(resumed);
   warm_up();
-  bool stopped = false;
-  while (state_.step < steps && !stopped) {
+  for (;;) {
     stop_->begin_step(state_.step + 1);
     steps_.run([this] {
       const StopOrSave wanted = wants();
       return wanted.stop || wanted.save;
     });
     if (steps_.pending()) continue;
-    stop_->finished(state_, may_save());
-    for (StepListener* listener : listeners_) {
-      if (listener->is_due(state_.step)) listener->after_step();
+    switch (after_step()) {
+      case AfterStep::next:
+        break;
+      case AfterStep::rescue:
+        return rescue();
+      case AfterStep::give_up:
+        return give_up();
+      case AfterStep::stop:
+        return finish(/*stopped=*/true);
+      case AfterStep::end:
+        return finish(/*stopped=*/false);
     }
-    const StopOrSave agreed = agree();
-    const bool last = state_.step == steps, diverged = divergence_.diverged();
-    stopped = agreed.stop && !last && !diverged;
-    if (last || stopped || diverged || agreed.folder_is_gone) stop_->stopping();
-    if (agreed.folder_is_gone) return rescue();
-    if (diverged) return give_up();
-    if (last || stopped || agreed.save || saver_->is_due(state_.step)) save(last || stopped);
-    stop_->saved();  // or no save is due after all
   }
-  return finish(stopped);
+}
+
+// Evaluates, samples and saves as they are due, and agrees with the other ranks on how the run goes on.
+Trainer::AfterStep Trainer::after_step() {
+  stop_->finished(state_, may_save());
+  for (StepListener* listener : listeners_) {
+    if (listener->is_due(state_.step)) listener->after_step();
+  }
+  const StopOrSave agreed = agree();
+  AfterStep next = AfterStep::next;
+  if (agreed.folder_is_gone) {
+    next = AfterStep::rescue;
+  } else if (divergence_.diverged()) {
+    next = AfterStep::give_up;
+  } else if (state_.step == context_.job.train.steps) {
+    next = AfterStep::end;
+  } else if (agreed.stop) {
+    next = AfterStep::stop;
+  }
+  if (next != AfterStep::next) stop_->stopping();
+  if (next == AfterStep::rescue || next == AfterStep::give_up) return next;
+  const bool ends = next != AfterStep::next;
+  if (ends || agreed.save || saver_->is_due(state_.step)) save(ends);
+  stop_->saved();  // or no save is due after all
+  return next;
 }
 
 void Trainer::warm_up() {
   if (context_.device.is_cpu()) return;
-  const comm::ActivityScope warming(context_.activity, comm::Doing::work, "the warm-up");
+  const comm::ActivityScope warming(context_.activity, comm::ActivityKind::work, "the warm-up");
   const auto begin = Clock::now();
   app::warm_up(context_, model_, loader_.step(state_.next_sample).microbatches);
   if (context_.root()) spdlog::info("every pass ran, to load its kernels: {:.1f} s", seconds_since(begin));
@@ -230,7 +253,7 @@ Trainer::StopOrSave Trainer::wants() {
   StopOrSave all{.stop = shutdown_.requested(), .save = false};
   if (!may_save()) return all;
   if (requests_) {
-    const comm::ActivityScope looking(context_.activity, comm::Doing::storage, "a look for requests");
+    const comm::ActivityScope looking(context_.activity, comm::ActivityKind::storage, "a look for requests");
     requests_->look();
     all.stop = all.stop || requests_->wants(RequestKind::stop);
     all.save = requests_->wants_any();
@@ -240,7 +263,8 @@ Trainer::StopOrSave Trainer::wants() {
 }
 
 Trainer::StopOrSave Trainer::agree() {
-  const comm::ActivityScope waiting(context_.activity, comm::Doing::wait, "all ranks at the end of the step");
+  const comm::ActivityScope waiting(context_.activity, comm::ActivityKind::wait,
+                                    "all ranks at the end of the step");
   StopOrSave own = wants();
   own.folder_is_gone = context_.root() && !run_dir_.is_there();
   const std::vector<double> mine{own.stop ? 1.0 : 0.0, own.save ? 1.0 : 0.0, own.folder_is_gone ? 1.0 : 0.0};
@@ -271,7 +295,7 @@ int Trainer::rescue() {
 // In the main thread, which may then wait for the disk.
 void Trainer::end_run_dir(const RunEnd& end) {
   if (!context_.root()) return;
-  const comm::ActivityScope writing(context_.activity, comm::Doing::storage, "writing end.json");
+  const comm::ActivityScope writing(context_.activity, comm::ActivityKind::storage, "writing end.json");
   run_dir_.end(end);
 }
 

@@ -44,9 +44,12 @@ class Trainer {
   StopOrSave wants();                   // of this rank
   StopOrSave agree();                   // of all ranks
   void end_run_dir(const RunEnd& end);  // on rank 0
-  int rescue();                         // the run's folder is gone
+  // `rescue`: the run's folder is gone; `give_up`: the run has diverged; `stop`: before its last step.
+  enum class AfterStep { next, rescue, give_up, stop, end };
+  AfterStep after_step();
+  int rescue();
   int finish(bool stopped);
-  int give_up();  // the run has diverged
+  int give_up();
 
   RunContext& context_;
   const fault::Shutdown& shutdown_;

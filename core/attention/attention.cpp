@@ -127,6 +127,16 @@ bool takes(BackEnd back_end, const Takes& asked) {
          (taken.sinks || !asked.sinks);
 }
 
+namespace {
+
+void require_sinks(const AttentionCall& call) {
+  const bool of_heads = call.sinks.dim() == 1 && call.sinks.size(0) == call.q.size(1);
+  if (!of_heads || call.sinks.scalar_type() != at::kFloat)
+    throw Error(fmt::format("attention: sinks must be float32, one of each of {} heads", call.q.size(1)));
+}
+
+}  // namespace
+
 void require_taken(BackEnd back_end, const AttentionCall& call) {
   const Takes taken = what_takes(back_end), asked = what_asks(call);
   std::vector<std::string> refused;
@@ -139,10 +149,7 @@ void require_taken(BackEnd back_end, const AttentionCall& call) {
   if (asked.window && !taken.window)
     refused.push_back(fmt::format("a sliding window ({} tokens)", call.window));
   if (asked.sinks && !taken.sinks) refused.push_back("attention sinks");
-  if (asked.sinks && (call.sinks.dim() != 1 || call.sinks.size(0) != call.q.size(1) ||
-                      call.sinks.scalar_type() != at::kFloat)) {
-    throw Error(fmt::format("attention: sinks must be float32, one of each of {} heads", call.q.size(1)));
-  }
+  if (asked.sinks) require_sinks(call);
   if (refused.empty()) return;
   throw Error(fmt::format("attention: {} does not take {}", name_of(back_end), fmt::join(refused, ", ")));
 }

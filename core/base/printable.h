@@ -7,6 +7,13 @@
 
 namespace pptrain {
 
+// Bytes of the UTF-8 character that begins with `lead`; 0 if none does.
+inline size_t utf8_length(unsigned lead) {
+  if (lead < 0x80) return 1;
+  if (lead < 0xC2 || lead > 0xF4) return 0;
+  return lead >= 0xF0 ? 4 : lead >= 0xE0 ? 3 : 2;
+}
+
 // `text` with '?' for each byte or character that could act on a terminal: controls except line ends and
 // tabs, the controls U+0080 to U+009F, and bytes that are no UTF-8, which old terminals may take for such
 // controls.
@@ -17,11 +24,7 @@ inline std::string printable(std::string_view text) {
   shown.reserve(text.size());
   for (size_t i = 0; i < text.size();) {
     const unsigned lead = byte(i);
-    const size_t length = lead < 0x80                   ? 1
-                          : lead >= 0xF0 && lead < 0xF5 ? 4
-                          : lead >= 0xE0 && lead < 0xF0 ? 3
-                          : lead >= 0xC2 && lead < 0xE0 ? 2
-                                                        : 0;
+    const size_t length = utf8_length(lead);
     bool sound = length > 0;
     for (size_t k = 1; k < length; ++k) sound = sound && continues(i + k);
     const bool control = length == 1 ? (lead < 0x20 && lead != '\n' && lead != '\t') || lead == 0x7F

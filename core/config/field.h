@@ -1,4 +1,4 @@
-// What an option of the job file is, and the few words with which options.cpp declares one.
+// What an option of the job file is, and the few words with which options/ declares one.
 #pragma once
 
 #include <cstddef>
@@ -60,7 +60,7 @@ enum class Effect {
 // current directory; what it writes, which need not exist yet, to the current directory (job_paths.h).
 enum class Names { nothing, read, written };
 
-// One option: declared once in options.cpp, from which the loader, to_toml, the reference and the schema
+// One option: declared once in options/, from which the loader, to_toml, the reference and the schema
 // derive. The setters return the option, so that a declaration is one expression.
 struct Option {
   std::string section;  // "train", "model.rope_scaling"

@@ -1,5 +1,5 @@
 // The job, as plain values: one struct per TOML section. Every field is declared to users exactly once, in
-// options.cpp (name, range, meaning); its default is the value that it starts with here.
+// options/ (name, range, meaning); its default is the value that it starts with here.
 #pragma once
 
 #include <array>
@@ -44,7 +44,7 @@ struct RopeScaling {
 };
 
 struct ModelSection {
-  std::string arch = "llama";  // one of those in options.cpp
+  std::string arch = "llama";  // one of those in options/model.cpp
   std::string hf_dir;          // Hugging Face directory: config.json, model*.safetensors
   Word<Init> init = Init::random;
   double initializer_range = 0.02;

@@ -353,11 +353,11 @@ class Reader {
                             toml_string(given), document_.file));
   }
 
-  Origin at(const toml::source_region& region) const {
+  Origin at(const toml::source_region& tp) const {
     if (fixed_) return *fixed_;
-    return {.where = fmt::format("{}:{}:{}", document_.file, region.begin.line, region.begin.column),
-            .line = region.begin.line,
-            .column = region.begin.column};
+    return {.where = fmt::format("{}:{}:{}", document_.file, tp.begin.line, tp.begin.column),
+            .line = tp.begin.line,
+            .column = tp.begin.column};
   }
 
   void add(const Origin& origin, std::string_view name, std::string_view text) {
@@ -529,6 +529,30 @@ std::optional<ElementKey> element_key(const std::string& name) {
   return ElementKey{list, std::stoul(found.str(2) + found.str(3)), found.str(4)};
 }
 
+// What is wrong with the element that is named; empty if it is there.
+std::string fault_of(const ElementKey& element, const JobConfig& job) {
+  const std::string& list = element.list->section;
+  const size_t size = element.list->size(job);
+  if (size == 0) return fmt::format("the job has no [[{}]]", list);
+  if (element.index >= size)
+    return fmt::format("{0} has {1} element{2}, {0}[0] to {0}[{3}]", list, size, size == 1 ? "" : "s",
+                       size - 1);
+  if (!element.key.empty()) return "";
+  return fmt::format("names a table; expected {}[{}].key=value, with a key of: {}", list, element.index,
+                     fmt::join(keys_of(list), ", "));
+}
+
+// What is wrong with a name that is a section, or a key of a list of tables; empty if it is neither.
+std::string fault_of(const std::string& name, const std::string& section) {
+  if (is_section(name))
+    return fmt::format("names a section; expected {}.key=value, with a key of: {}", name,
+                       fmt::join(keys_of(name), ", "));
+  if (find_table_list(section) == nullptr) return "";
+  return fmt::format(
+      "{0} is a list of tables: give all of it, {0}=[{{...}}, ...], or a key of one, {0}[0].{1}=...", section,
+      name.substr(name.rfind('.') + 1));
+}
+
 constexpr char command_mark = '\x1e';  // before an override that a command adds
 
 void read_override(Document& document, const std::string& text, const Origin& origin) {
@@ -545,33 +569,18 @@ void read_override(Document& document, const std::string& text, const Origin& or
   const size_t dot = name.rfind('.');
   const std::string section = name.substr(0, dot == std::string::npos ? 0 : dot);
   if (element) {
-    const std::string& list = element->list->section;
-    const size_t size = element->list->size(document.job);
-    if (element->index >= size) {
-      refuse(size == 0 ? fmt::format("the job has no [[{}]]", list)
-                       : fmt::format("{0} has {1} element{2}, {0}[0] to {0}[{3}]", list, size,
-                                     size == 1 ? "" : "s", size - 1));
-    } else if (option) {
-      reader.read_field(*element->list, element->index, *option, node);
-    } else if (element->key.empty()) {
-      refuse(fmt::format("names a table; expected {}[{}].key=value, with a key of: {}", list, element->index,
-                         fmt::join(keys_of(list), ", ")));
-    } else {
-      reader.unknown_key(list, element->key, origin);
-    }
+    const std::string fault = fault_of(*element, document.job);
+    if (!fault.empty()) return refuse(fault);
+    if (!option) return reader.unknown_key(element->list->section, element->key, origin);
+    reader.read_field(*element->list, element->index, *option, node);
   } else if (option) {
     reader.read_option(*option, node);
   } else if (const TableList* list = find_table_list(name)) {
     reader.read_list(*list, node);
   } else if (is_section(name) && node.is_table()) {
     reader.read_section(name, *node.as_table());
-  } else if (is_section(name)) {
-    refuse(fmt::format("names a section; expected {}.key=value, with a key of: {}", name,
-                       fmt::join(keys_of(name), ", ")));
-  } else if (find_table_list(section)) {
-    refuse(fmt::format(
-        "{0} is a list of tables: give all of it, {0}=[{{...}}, ...], or a key of one, {0}[0].{1}=...",
-        section, name.substr(dot + 1)));
+  } else if (const std::string fault = fault_of(name, section); !fault.empty()) {
+    refuse(fault);
   } else if (is_section(section)) {
     reader.unknown_key(section, name.substr(dot + 1), origin);
   } else {

@@ -166,7 +166,7 @@ std::string reference_toml() {
   std::string out =
       "# Every key of a pptrain job: what it means, its type and range, and its default, which is the value "
       "shown.\n"
-      "# Generated from core/config/options.cpp: pptrain config --reference > configs/reference.toml\n"
+      "# Generated from core/config/options: pptrain config --reference > configs/reference.toml\n"
       "\n"
       "# A job file that is read first, relative to this one's folder. The keys of this file win.\n"
       "# string; not set by default\n"

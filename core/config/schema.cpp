@@ -184,7 +184,7 @@ Json& section_schema(Json& root, const std::string& section, bool is_required) {
 std::string json_schema() {
   Json root = {{"$schema", "http://json-schema.org/draft-07/schema#"},
                {"description",
-                "Every key of a pptrain job. Generated from core/config/options.cpp: pptrain config --schema "
+                "Every key of a pptrain job. Generated from core/config/options: pptrain config --schema "
                 "> configs/schema.json"}};
   root.update(table_schema("pptrain job"));
   root["properties"]["include"] = {

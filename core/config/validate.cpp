@@ -123,14 +123,19 @@ void check_short_form(Document& document) {
   }
 }
 
-// The keys of one source that act only with other formats.
-void check_source_keys(Document& document, const DataSource& source,
-                       const std::function<void(std::string_view key, const std::string& text)>& report) {
-  const bool records = source.format == DataFormat::jsonl || source.format == DataFormat::parquet;
+using ReportKey = std::function<void(std::string_view key, const std::string& text)>;
+
+bool holds_records(const DataSource& source) {
+  return source.format == DataFormat::jsonl || source.format == DataFormat::parquet;
+}
+
+// The keys of a source in [[data.sources]] that act only with other formats. Those of [data] are options with
+// conditions.
+void check_format_keys(const DataSource& source, const ReportKey& report) {
+  const bool records = holds_records(source);
   const DataSource defaults;
-  const bool listed = !document.job.data.sources.empty();  // else its keys are options with conditions
   const auto only_with = [&](const char* key, bool acts, bool changed, const char* formats) {
-    if (listed && changed && !acts)
+    if (changed && !acts)
       report(key, fmt::format("acts only with format = {}, which is {} here: remove it, or change that",
                               formats, toml_string(source.format.text)));
   };
@@ -143,6 +148,24 @@ void check_source_keys(Document& document, const DataSource& source,
   only_with("labels_key", records, !source.labels_key.empty(), "jsonl or parquet");
   only_with("document_separator", source.format == DataFormat::text, !source.document_separator.empty(),
             "text");
+}
+
+// Of the keys that say where a record's text is, one may be given.
+void check_text_keys(const DataSource& source, const ReportKey& report) {
+  std::vector<const char*> given;
+  if (source.text_key != DataSource().text_key) given.push_back("text_key");
+  if (!source.prompt_key.empty()) given.push_back("prompt_key");
+  if (!source.messages_key.empty()) given.push_back("messages_key");
+  if (!source.tokens_key.empty()) given.push_back("tokens_key");
+  if (given.size() > 1)
+    report(given[0], fmt::format("{} and {} exclude each other: remove one of them", given[0], given[1]));
+  if (holds_records(source) && source.text_key.empty() && given == std::vector<const char*>{"text_key"})
+    report("text_key", "is empty: give the key of a document's text");
+}
+
+// The keys of one source that need or exclude each other.
+void check_source_keys(const Document& document, const DataSource& source, const ReportKey& report) {
+  if (!document.job.data.sources.empty()) check_format_keys(source, report);
   if (!source.document_separator.empty() && is_of_bytes(document.job, source))
     report("document_separator",
            "acts only with a tokenizer, which makes tokens of the text: give data.tokenizer, or remove it");
@@ -151,20 +174,11 @@ void check_source_keys(Document& document, const DataSource& source,
            "prompt_key and completion_key go together: give both, or text_key alone");
   if (!source.labels_key.empty() && source.tokens_key.empty())
     report("labels_key", "labels_key goes with tokens_key: give both");
-  std::vector<const char*> given;
-  if (source.text_key != defaults.text_key) given.push_back("text_key");
-  if (!source.prompt_key.empty()) given.push_back("prompt_key");
-  if (!source.messages_key.empty()) given.push_back("messages_key");
-  if (!source.tokens_key.empty()) given.push_back("tokens_key");
-  if (given.size() > 1)
-    report(given[0], fmt::format("{} and {} exclude each other: remove one of them", given[0], given[1]));
-  if (records && source.text_key.empty() && given == std::vector<const char*>{"text_key"})
-    report("text_key", "is empty: give the key of a document's text");
+  check_text_keys(source, report);
 }
 
 // Random tokens have no files, and no ends of documents.
-void check_random(const JobConfig& job, const DataSource& source,
-                  const std::function<void(std::string_view key, const std::string& text)>& report) {
+void check_random(const JobConfig& job, const DataSource& source, const ReportKey& report) {
   if (source.format != DataFormat::random) return;
   const auto refuse = [&](const char* key) {
     report(key, fmt::format("format = \"random\" takes no {}: remove it, or give another format", key));

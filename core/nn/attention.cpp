@@ -65,9 +65,9 @@ bool norms_rows(const AttentionConfig& c) {
 }
 
 // A parameter of a key-value head, of which `size / kv_heads` neighbours hold a copy.
-ParameterSpec copied_kv(ParameterSpec spec, int kv_heads, const TensorCut& cut) {
+ParameterSpec copied_kv(ParameterSpec spec, int kv_heads, const TensorShard& cut) {
   const int neighbours = cut.size / kv_heads;
-  spec = TensorCut{.rank = cut.rank / neighbours, .size = kv_heads}.cut(std::move(spec), 0);
+  spec = TensorShard{.rank = cut.rank / neighbours, .size = kv_heads}.cut(std::move(spec), 0);
   spec.copies = Copies::kv;
   spec.counted = cut.rank % neighbours == 0;
   return spec;
@@ -75,8 +75,8 @@ ParameterSpec copied_kv(ParameterSpec spec, int kv_heads, const TensorCut& cut) 
 
 // q, k and v side by side, if nothing needs one of them apart.
 ColumnLinear make_qkv(ParameterGroup& group, const std::string& name, const AttentionConfig& c,
-                      std::shared_ptr<const Region> region) {
-  const TensorCut& cut = region->cut();
+                      std::shared_ptr<const TensorGroup> tp) {
+  const TensorShard& cut = tp->cut();
   const bool copied = c.kv_heads % cut.size != 0;
   const LinearPart q = part_of(name, ".q", c.heads, c);
   const LinearPart k = part_of(name, ".k", c.kv_heads, c), v = part_of(name, ".v", c.kv_heads, c);
@@ -97,7 +97,7 @@ ColumnLinear make_qkv(ParameterGroup& group, const std::string& name, const Atte
   } else {
     add({q, k, v}, false);
   }
-  return ColumnLinear(std::move(blocks), std::move(region));
+  return ColumnLinear(std::move(blocks), std::move(tp));
 }
 
 std::optional<Tensor> grad_of(const Weight* weight) {
@@ -118,14 +118,14 @@ std::vector<Tensor> Attention::Saved::tensors() const {
 }
 
 Attention::Attention(ParameterGroup& group, const std::string& name, const AttentionConfig& config,
-                     std::shared_ptr<attention::CoreAttention> core, std::shared_ptr<const Region> region)
-    : local_(local_heads(name, config, region->cut().size)),
+                     std::shared_ptr<attention::CoreAttention> core, std::shared_ptr<const TensorGroup> tp)
+    : local_(local_heads(name, config, tp->cut().size)),
       rows_(norms_rows(config)),
       core_(std::move(core)),
-      qkv_(make_qkv(group, name, config, region)),
+      qkv_(make_qkv(group, name, config, tp)),
       o_(group, config.heads * config.head_dim, {name + ".o", config.hidden}, config.o_bias,
-         config.o_init_std, region) {
-  const TensorCut& cut = region->cut();
+         config.o_init_std, tp) {
+  const TensorShard& cut = tp->cut();
   if (config.qk_norm != QkNorm::none) {
     const bool whole = config.qk_norm == QkNorm::whole;
     const auto add = [&](const std::string& which, int64_t heads) {

@@ -14,7 +14,7 @@
 #include "core/nn/linear.h"
 #include "core/nn/norm.h"
 #include "core/nn/parameter.h"
-#include "core/nn/region.h"
+#include "core/nn/tensor_group.h"
 #include "core/nn/token_info.h"
 #include "core/nn/weight_grad_queue.h"
 
@@ -60,12 +60,12 @@ class Attention {
   };
 
   // Declares `<name>.{q,k,v,o}.weight`, biases, `<name>.{q_norm,k_norm}.weight` and `<name>.sinks` [heads],
-  // which start at 0. The ranks of `region` shard the heads, and the rows of x and of the result: T [share,
+  // which start at 0. The ranks of `tp` shard the heads, and the rows of x and of the result: T [share,
   // hidden] below is [tokens, hidden] on a single rank. If there are more ranks than key-value heads,
   // neighbours have a copy of one.
   Attention(ParameterGroup& group, const std::string& name, const AttentionConfig& config,
             std::shared_ptr<attention::CoreAttention> core = attention::make_local_attention(),
-            std::shared_ptr<const Region> region = std::make_shared<Region>());
+            std::shared_ptr<const TensorGroup> tp = std::make_shared<TensorGroup>());
 
   // x: T [share, hidden] -> T [share, hidden].
   at::Tensor forward(const at::Tensor& x, const TokenInfo& tokens, Saved& saved) const;

@@ -23,7 +23,7 @@ namespace {
 
 // `<name>.<expert>.<part>` plus like.name for each part of each of this rank's experts; all else as in
 // `like`.
-std::vector<ParameterSpec> specs_of_experts(const std::string& name, int64_t experts, const TensorCut& cut,
+std::vector<ParameterSpec> specs_of_experts(const std::string& name, int64_t experts, const TensorShard& cut,
                                             const std::vector<std::string>& parts,
                                             const ParameterSpec& like) {
   std::vector<ParameterSpec> specs;
@@ -94,7 +94,7 @@ class ExpertWeights final : public HasWeightGradient {
  public:
   // One expert's `parts` ("gate", "up"), stacked, are one of its matrices: declares
   // `<name>.<expert>.<part>.weight` [out, in] for each of this rank's experts.
-  ExpertWeights(ParameterGroup& group, const std::string& name, int64_t experts, const TensorCut& cut,
+  ExpertWeights(ParameterGroup& group, const std::string& name, int64_t experts, const TensorShard& cut,
                 const std::vector<std::string>& parts, int64_t out, int64_t in, double init_std)
       : experts_(cut.count(experts)), out_(static_cast<int64_t>(parts.size()) * out), in_(in) {
     const ParameterSpec like{.name = ".weight", .shape = {out, in}, .init_std = init_std};
@@ -123,7 +123,7 @@ class ExpertWeights final : public HasWeightGradient {
 class ExpertBiases final : public HasWeightGradient {
  public:
   // Declares `<name>.<expert>.<part>.bias` [out], as ExpertWeights does.
-  ExpertBiases(ParameterGroup& group, const std::string& name, int64_t experts, const TensorCut& cut,
+  ExpertBiases(ParameterGroup& group, const std::string& name, int64_t experts, const TensorShard& cut,
                const std::vector<std::string>& parts, int64_t out)
       : experts_(cut.count(experts)), out_(static_cast<int64_t>(parts.size()) * out) {
     const ParameterSpec like{.name = ".bias", .shape = {out}, .role = Role::bias};
@@ -629,10 +629,10 @@ std::vector<at::Tensor> SharedExperts::Saved::tensors() const {
 
 SharedExperts::SharedExperts(ParameterGroup& group, ParameterGroup& experts, const std::string& name,
                              const ExpertsConfig& config, std::shared_ptr<const ExpertExchange> exchange,
-                             std::shared_ptr<const Region> region)
+                             std::shared_ptr<const TensorGroup> tp)
     : experts_(group, experts, name, config, std::move(exchange)),
       shared_(group, name + ".shared", config.hidden, config.shared, Activation::silu, /*gated=*/true,
-              /*bias=*/false, config.init_std, config.init_std, std::move(region)) {
+              /*bias=*/false, config.init_std, config.init_std, std::move(tp)) {
   if (!config.gated_shared) return;
   gate_ = &group.add({config.rows.copied({.name = name + ".shared_gate.weight",
                                           .shape = {1, config.hidden},

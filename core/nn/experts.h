@@ -12,7 +12,7 @@
 
 #include "core/nn/feed_forward.h"
 #include "core/nn/parameter.h"
-#include "core/nn/region.h"
+#include "core/nn/tensor_group.h"
 #include "core/nn/token_info.h"
 #include "core/nn/weight_grad_queue.h"
 
@@ -35,10 +35,10 @@ class ExpertExchange {
 
   ExpertExchange() = default;
   // cut: which of a layer's experts each rank holds.
-  explicit ExpertExchange(const TensorCut& cut) : cut_(cut) {}
+  explicit ExpertExchange(const TensorShard& cut) : cut_(cut) {}
   virtual ~ExpertExchange() = default;
 
-  const TensorCut& cut() const { return cut_; }
+  const TensorShard& cut() const { return cut_; }
   // dispatch() and combine() return their argument.
   bool is_local() const { return cut_.alone(); }
 
@@ -59,7 +59,7 @@ class ExpertExchange {
   virtual void sum_loads(at::Tensor& /*loads*/) const {}
 
  private:
-  TensorCut cut_;
+  TensorShard cut_;
 };
 
 // The experts of one layer, and their router. Its losses are means over the tokens of a global microbatch: on
@@ -93,7 +93,7 @@ struct ExpertsConfig {
   // A bias on each expert's probability, only for the choice: it balances loads without a loss (Wang et al.,
   // arXiv 2408.15664).
   bool balance_bias = false;
-  TensorCut rows = {};  // the tensor-parallel ranks that shard the rows; each holds a copy of the router
+  TensorShard rows = {};  // the tensor-parallel ranks that shard the rows; each holds a copy of the router
 };
 
 class Router;
@@ -141,11 +141,11 @@ class SharedExperts final : public FeedForward, public HasWeightGradient {
   struct Saved;
 
   // Declares what Experts does, `<name>.shared.{gate,up,down}.weight`, and `<name>.shared_gate.weight` [1,
-  // hidden] with a gate. The ranks of `region` shard the dense part's inner width.
+  // hidden] with a gate. The ranks of `tp` shard the dense part's inner width.
   SharedExperts(ParameterGroup& group, ParameterGroup& experts, const std::string& name,
                 const ExpertsConfig& config,
                 std::shared_ptr<const ExpertExchange> exchange = std::make_shared<ExpertExchange>(),
-                std::shared_ptr<const Region> region = std::make_shared<Region>());
+                std::shared_ptr<const TensorGroup> tp = std::make_shared<TensorGroup>());
 
   std::unique_ptr<FeedForward::Saved> activate(const at::Tensor& x, const TokenInfo& tokens) const override;
   at::Tensor project(const FeedForward::Saved& saved) const override;

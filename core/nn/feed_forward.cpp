@@ -46,10 +46,10 @@ void run_backward(const at::Tensor& d_act, at::Tensor& inner, Activation activat
 
 Mlp::Mlp(ParameterGroup& group, const std::string& name, int64_t hidden, int64_t intermediate,
          Activation activation, bool gated, bool bias, double init_std, double down_init_std,
-         std::shared_ptr<const Region> region)
+         std::shared_ptr<const TensorGroup> tp)
     : activation_(activation),
-      inner_(group, hidden, parts_of(name, gated, intermediate), bias, init_std, region),
-      down_(group, intermediate, {name + ".down", hidden}, bias, down_init_std, region) {}
+      inner_(group, hidden, parts_of(name, gated, intermediate), bias, init_std, tp),
+      down_(group, intermediate, {name + ".down", hidden}, bias, down_init_std, tp) {}
 
 std::unique_ptr<FeedForward::Saved> Mlp::activate(const at::Tensor& x, const TokenInfo& tokens) const {
   auto saved = std::make_unique<Saved>();

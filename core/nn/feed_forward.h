@@ -14,7 +14,7 @@
 #include "core/kernels/activation.h"
 #include "core/nn/linear.h"
 #include "core/nn/parameter.h"
-#include "core/nn/region.h"
+#include "core/nn/tensor_group.h"
 #include "core/nn/token_info.h"
 #include "core/nn/weight_grad_queue.h"
 
@@ -69,11 +69,11 @@ class Mlp final : public FeedForward {
  public:
   struct Saved;  // tensors(): x, inner, act
 
-  // Declares `<name>.{up,down}.weight` (and biases), gated `<name>.gate.weight` too. The ranks of `region`
+  // Declares `<name>.{up,down}.weight` (and biases), gated `<name>.gate.weight` too. The ranks of `tp`
   // shard the inner width: x, the result and their gradients are T [share, hidden].
   Mlp(ParameterGroup& group, const std::string& name, int64_t hidden, int64_t intermediate,
       Activation activation, bool gated, bool bias, double init_std, double down_init_std,
-      std::shared_ptr<const Region> region = std::make_shared<Region>());
+      std::shared_ptr<const TensorGroup> tp = std::make_shared<TensorGroup>());
 
   std::unique_ptr<FeedForward::Saved> activate(const at::Tensor& x, const TokenInfo& tokens) const override;
   at::Tensor project(const FeedForward::Saved& saved) const override;

@@ -35,29 +35,29 @@ LatentAttentionConfig local_heads(const std::string& name, const LatentAttention
 
 // A linear layer of x's own rows, so that each rank has a copy.
 Linear copied_linear(ParameterGroup& group, const LinearPart& part, const LatentAttentionConfig& c,
-                     const TensorCut& cut) {
+                     const TensorShard& cut) {
   return Linear(group, c.hidden, {part}, c.bias, c.init_std,
                 [&](ParameterSpec spec) { return cut.copied(std::move(spec)); });
 }
 
 std::optional<Linear> make_q_a(ParameterGroup& group, const std::string& name, const LatentAttentionConfig& c,
-                               const TensorCut& cut) {
+                               const TensorShard& cut) {
   if (c.q_rank == 0) return std::nullopt;
   return copied_linear(group, {name + ".q_a", c.q_rank}, c, cut);
 }
 
 std::optional<Norm> make_q_norm(ParameterGroup& group, const std::string& name,
-                                const LatentAttentionConfig& c, const TensorCut& cut) {
+                                const LatentAttentionConfig& c, const TensorShard& cut) {
   if (c.q_rank == 0) return std::nullopt;
   return Norm(group, name + ".q_a_norm", c.q_rank, NormKind::rms, c.norm_eps, cut);
 }
 
 ColumnLinear make_q(ParameterGroup& group, const std::string& name, const LatentAttentionConfig& c,
-                    std::shared_ptr<const Region> region) {
+                    std::shared_ptr<const TensorGroup> tp) {
   const bool narrow = c.q_rank != 0;
   return ColumnLinear(group, narrow ? c.q_rank : c.hidden,
                       {{name + (narrow ? ".q_b" : ".q"), c.heads * (c.nope_dim + c.rope_dim)}},
-                      /*bias=*/false, c.init_std, std::move(region));
+                      /*bias=*/false, c.init_std, std::move(tp));
 }
 
 // Pairs (2i, 2i + 1) of the last dim as (i, i + dim / 2): a view [..., 2, dim / 2].
@@ -92,19 +92,19 @@ std::vector<Tensor> LatentAttention::Saved::tensors() const {
 LatentAttention::LatentAttention(ParameterGroup& group, const std::string& name,
                                  const LatentAttentionConfig& config,
                                  std::shared_ptr<attention::CoreAttention> core,
-                                 std::shared_ptr<const Region> region)
-    : config_(local_heads(name, config, region->cut().size)),
+                                 std::shared_ptr<const TensorGroup> tp)
+    : config_(local_heads(name, config, tp->cut().size)),
       core_(std::move(core)),
-      region_(std::move(region)),
-      q_a_(make_q_a(group, name, config, region_->cut())),
-      q_norm_(make_q_norm(group, name, config, region_->cut())),
-      q_(make_q(group, name, config, region_)),
-      kv_a_(copied_linear(group, {name + ".kv_a", config.kv_rank + config.rope_dim}, config, region_->cut())),
-      kv_norm_(group, name + ".kv_a_norm", config.kv_rank, NormKind::rms, config.norm_eps, region_->cut()),
+      tp_(std::move(tp)),
+      q_a_(make_q_a(group, name, config, tp_->cut())),
+      q_norm_(make_q_norm(group, name, config, tp_->cut())),
+      q_(make_q(group, name, config, tp_)),
+      kv_a_(copied_linear(group, {name + ".kv_a", config.kv_rank + config.rope_dim}, config, tp_->cut())),
+      kv_norm_(group, name + ".kv_a_norm", config.kv_rank, NormKind::rms, config.norm_eps, tp_->cut()),
       kv_b_(group, config.kv_rank, {{name + ".kv_b", config.heads * (config.nope_dim + config.v_dim)}},
-            /*bias=*/false, config.init_std, region_),
+            /*bias=*/false, config.init_std, tp_),
       o_(group, config.heads * config.v_dim, {name + ".o", config.hidden}, config.bias, config.o_init_std,
-         region_) {}
+         tp_) {}
 
 Tensor LatentAttention::project_queries(const Tensor& x, int64_t rows, Saved& saved) const {
   Tensor from = x;
@@ -152,8 +152,8 @@ Tensor LatentAttention::forward(const Tensor& x, const TokenInfo& tokens, Saved&
     const Tensor narrow = kv_a_.forward(x);
     saved.kv_latent =
         kv_norm_.forward(kernels::contiguous(narrow.narrow(1, 0, config_.kv_rank)), {}, saved.kv_norm);
-    const Tensor key = region_->enter(kernels::contiguous(narrow.narrow(1, config_.kv_rank, rope)), rows)
-                           .view({rows, 1, rope});
+    const Tensor key =
+        tp_->enter(kernels::contiguous(narrow.narrow(1, config_.kv_rank, rope)), rows).view({rows, 1, rope});
     rotate({call.q.narrow(2, nope, rope), key}, tokens);
     const Tensor kv = kv_b_.forward(saved.kv_latent, rows)[0];
     expand(kv.view({rows, config_.heads, nope + config_.v_dim}), key, call);
@@ -187,7 +187,7 @@ Tensor LatentAttention::key_gradient(const Tensor& dk, const TokenInfo& tokens) 
   const Tensor sum = sum_heads(dk.narrow(2, config_.nope_dim, config_.rope_dim));
   const Tensor dkey = at::empty(sum.sizes(), sum.options());
   rotate_back(sum, dkey, tokens);
-  return region_->leave(dkey.flatten(1));
+  return tp_->leave(dkey.flatten(1));
 }
 
 Tensor LatentAttention::queries_backward(Saved& saved, Tensor dq, WeightGradQueue& queue) {

@@ -15,7 +15,7 @@
 #include "core/nn/linear.h"
 #include "core/nn/norm.h"
 #include "core/nn/parameter.h"
-#include "core/nn/region.h"
+#include "core/nn/tensor_group.h"
 #include "core/nn/token_info.h"
 #include "core/nn/weight_grad_queue.h"
 
@@ -54,11 +54,11 @@ class LatentAttention {
   // Declares `<name>.{kv_a,kv_b,o}.weight`, `<name>.kv_a_norm.weight` and `<name>.q.weight`, or with q_rank
   // `<name>.{q_a,q_b}.weight` and `<name>.q_a_norm.weight`, and biases. kv_a is [kv_rank + rope_dim, hidden],
   // the shared rotated key last; kv_b has, for each head, nope_dim rows of the key, then v_dim rows of the
-  // value. The ranks of `region` shard the heads of q (q_b), kv_b and o, and the rows of x and of the result:
+  // value. The ranks of `tp` shard the heads of q (q_b), kv_b and o, and the rows of x and of the result:
   // T [share, hidden]. Each rank has a copy of the other weights, for its own rows.
   LatentAttention(ParameterGroup& group, const std::string& name, const LatentAttentionConfig& config,
                   std::shared_ptr<attention::CoreAttention> core = attention::make_local_attention(),
-                  std::shared_ptr<const Region> region = std::make_shared<Region>());
+                  std::shared_ptr<const TensorGroup> tp = std::make_shared<TensorGroup>());
 
   // x: T [share, hidden] -> T [share, hidden]. The first rotary table is of rope_dim.
   at::Tensor forward(const at::Tensor& x, const TokenInfo& tokens, Saved& saved) const;
@@ -88,7 +88,7 @@ class LatentAttention {
 
   LatentAttentionConfig config_;  // with this rank's heads
   std::shared_ptr<attention::CoreAttention> core_;
-  std::shared_ptr<const Region> region_;
+  std::shared_ptr<const TensorGroup> tp_;
   std::optional<Linear> q_a_;
   std::optional<Norm> q_norm_;
   ColumnLinear q_;  // from x, or from the narrow row

@@ -16,16 +16,16 @@ ParameterSpec bias_of(const LinearPart& part) {
 }
 
 // This rank's shard of dim `dim`.
-Linear::Hold cut_along(const TensorCut& cut, int dim) {
+Linear::Hold cut_along(const TensorShard& cut, int dim) {
   return [=](ParameterSpec spec) { return cut.cut(std::move(spec), dim); };
 }
 
 // Exchanges for a weight gradient overlap with the input gradient, so a second stream is of no use if there
 // are several ranks.
-bool takes_at_once(const HasWeightGradient& layer, const WeightGradQueue& queue, const Region& region) {
+bool takes_at_once(const HasWeightGradient& layer, const WeightGradQueue& queue, const TensorGroup& tp) {
   if (!layer.learns()) return false;
   return queue.mode() == WeightGradQueue::Mode::immediate ||
-         (queue.mode() == WeightGradQueue::Mode::beside && !region.alone());
+         (queue.mode() == WeightGradQueue::Mode::beside && !tp.alone());
 }
 
 }  // namespace
@@ -80,15 +80,14 @@ void Linear::backward_weight(const at::Tensor& x, const at::Tensor& dy) {
 }
 
 ColumnLinear::ColumnLinear(ParameterGroup& group, int64_t in_features, const std::vector<LinearPart>& parts,
-                           bool bias, double init_std, std::shared_ptr<const Region> region)
-    : ColumnLinear({Linear(group, in_features, parts, bias, init_std, cut_along(region->cut(), 0))}, region) {
-}
+                           bool bias, double init_std, std::shared_ptr<const TensorGroup> tp)
+    : ColumnLinear({Linear(group, in_features, parts, bias, init_std, cut_along(tp->cut(), 0))}, tp) {}
 
-ColumnLinear::ColumnLinear(std::vector<Linear> blocks, std::shared_ptr<const Region> region)
-    : blocks_(std::move(blocks)), region_(std::move(region)) {}
+ColumnLinear::ColumnLinear(std::vector<Linear> blocks, std::shared_ptr<const TensorGroup> tp)
+    : blocks_(std::move(blocks)), tp_(std::move(tp)) {}
 
 std::vector<at::Tensor> ColumnLinear::forward(const at::Tensor& x, int64_t rows) const {
-  const at::Tensor all = region_->enter(x, rows);
+  const at::Tensor all = tp_->enter(x, rows);
   std::vector<at::Tensor> y;
   for (const Linear& block : blocks_) y.push_back(block.forward(all));
   return y;
@@ -109,10 +108,10 @@ void ColumnLinear::accumulate(const at::Tensor& all, std::span<const at::Tensor>
 }
 
 at::Tensor ColumnLinear::backward(at::Tensor x, std::vector<at::Tensor> dy, WeightGradQueue& queue) {
-  const bool now = takes_at_once(*this, queue, *region_);
-  Region::Arriving all;
-  if (now) all = region_->begin_enter(x, dy[0].size(0));
-  Region::Arriving dx = region_->begin_leave(input_gradient(dy));
+  const bool now = takes_at_once(*this, queue, *tp_);
+  TensorGroup::Arriving all;
+  if (now) all = tp_->begin_enter(x, dy[0].size(0));
+  TensorGroup::Arriving dx = tp_->begin_leave(input_gradient(dy));
   if (now) {
     accumulate(all(), dy);
   } else {
@@ -123,13 +122,13 @@ at::Tensor ColumnLinear::backward(at::Tensor x, std::vector<at::Tensor> dy, Weig
 }
 
 void ColumnLinear::backward_weight(std::span<const at::Tensor> operands) {
-  accumulate(region_->enter(operands[0], operands[1].size(0)), operands.subspan(1));
+  accumulate(tp_->enter(operands[0], operands[1].size(0)), operands.subspan(1));
 }
 
 RowLinear::RowLinear(ParameterGroup& group, int64_t in_features, const LinearPart& part, bool bias,
-                     double init_std, std::shared_ptr<const Region> region)
-    : region_(std::move(region)) {
-  const TensorCut& cut = region_->cut();
+                     double init_std, std::shared_ptr<const TensorGroup> tp)
+    : tp_(std::move(tp)) {
+  const TensorShard& cut = tp_->cut();
   linear_.emplace(group, in_features, std::vector{part}, bias && cut.alone(), init_std, cut_along(cut, 1));
   if (bias && !cut.alone()) bias_ = &group.add({cut.copied(bias_of(part))});
 }
@@ -139,18 +138,18 @@ void RowLinear::add_bias(at::Tensor& y) const {
 }
 
 at::Tensor RowLinear::forward(const at::Tensor& x) const {
-  at::Tensor y = region_->leave(linear_->forward(x));
+  at::Tensor y = tp_->leave(linear_->forward(x));
   add_bias(y);
   return y;
 }
 
 at::Tensor RowLinear::backward(at::Tensor x, const at::Tensor& dy, WeightGradQueue& queue) {
-  if (region_->alone() && queue.mode() == WeightGradQueue::Mode::immediate) {
+  if (tp_->alone() && queue.mode() == WeightGradQueue::Mode::immediate) {
     queue.push(*this, {std::move(x), dy});
     return linear_->backward_input(dy);
   }
-  if (!region_->alone() && takes_at_once(*this, queue, *region_)) {
-    const at::Tensor all = region_->enter(dy, x.size(0));
+  if (!tp_->alone() && takes_at_once(*this, queue, *tp_)) {
+    const at::Tensor all = tp_->enter(dy, x.size(0));
     accumulate(x, all, dy);
     x.reset();
     return linear_->backward_input(all);
@@ -163,8 +162,8 @@ at::Tensor RowLinear::backward(at::Tensor x, const at::Tensor& dy, WeightGradQue
 
 at::Tensor RowLinear::backward_input(const at::Tensor& dy, int64_t rows, const WeightGradQueue& queue,
                                      at::Tensor& all) const {
-  const at::Tensor whole = region_->enter(dy, rows);
-  if (!region_->alone() && takes_at_once(*this, queue, *region_)) all = whole;
+  const at::Tensor whole = tp_->enter(dy, rows);
+  if (!tp_->alone() && takes_at_once(*this, queue, *tp_)) all = whole;
   return linear_->backward_input(whole);
 }
 
@@ -189,7 +188,7 @@ void RowLinear::accumulate(const at::Tensor& x, const at::Tensor& all, const at:
 void RowLinear::backward_weight(std::span<const at::Tensor> operands) {
   const at::Tensor& x = operands[0];
   const at::Tensor& dy = operands[1];
-  accumulate(x, region_->enter(dy, x.size(0)), dy);
+  accumulate(x, tp_->enter(dy, x.size(0)), dy);
 }
 
 }  // namespace pptrain::nn

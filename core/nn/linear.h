@@ -1,5 +1,5 @@
 // Linear layers with explicit passes, y = x W^T + b: of one rank, and of tensor-parallel ranks that shard the
-// weight (Shoeybi et al., arXiv 1909.08053), with the exchange of rows that goes with them (nn::Region).
+// weight (Shoeybi et al., arXiv 1909.08053), with the exchange of rows that goes with them (nn::TensorGroup).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,7 +14,7 @@
 
 #include "core/nn/adapter.h"
 #include "core/nn/parameter.h"
-#include "core/nn/region.h"
+#include "core/nn/tensor_group.h"
 #include "core/nn/weight_grad_queue.h"
 
 namespace pptrain::nn {
@@ -68,9 +68,9 @@ class ColumnLinear final : public HasWeightGradient {
   // Declares the whole `<name>.weight` [out, in] (and biases) of the parts, and holds this rank's rows of
   // each.
   ColumnLinear(ParameterGroup& group, int64_t in_features, const std::vector<LinearPart>& parts, bool bias,
-               double init_std, std::shared_ptr<const Region> region);
+               double init_std, std::shared_ptr<const TensorGroup> tp);
   // From blocks that were declared already, each with its own output tensor.
-  ColumnLinear(std::vector<Linear> blocks, std::shared_ptr<const Region> region);
+  ColumnLinear(std::vector<Linear> blocks, std::shared_ptr<const TensorGroup> tp);
 
   // x: T [share, in], of a list of `rows` rows -> for each block T [rows, its columns].
   std::vector<at::Tensor> forward(const at::Tensor& x, int64_t rows) const;
@@ -88,7 +88,7 @@ class ColumnLinear final : public HasWeightGradient {
   void accumulate(const at::Tensor& all, std::span<const at::Tensor> dy);
 
   std::vector<Linear> blocks_;
-  std::shared_ptr<const Region> region_;
+  std::shared_ptr<const TensorGroup> tp_;
 };
 
 // Sharded by inputs: each rank computes with its columns of the input for all rows; the results are summed
@@ -97,7 +97,7 @@ class RowLinear final : public HasWeightGradient {
  public:
   // Declares the whole `<part.name>.weight` [out, in] (and bias), and holds this rank's columns.
   RowLinear(ParameterGroup& group, int64_t in_features, const LinearPart& part, bool bias, double init_std,
-            std::shared_ptr<const Region> region);
+            std::shared_ptr<const TensorGroup> tp);
 
   at::Tensor forward(const at::Tensor& x) const;  // T [rows, in_features()] -> T [share, out]
 
@@ -121,7 +121,7 @@ class RowLinear final : public HasWeightGradient {
   // all: dy of all rows.
   void accumulate(const at::Tensor& x, const at::Tensor& all, const at::Tensor& dy);
 
-  std::shared_ptr<const Region> region_;
+  std::shared_ptr<const TensorGroup> tp_;
   std::optional<Linear> linear_;  // with the bias, for a rank alone
   Weight* bias_ = nullptr;        // otherwise
 };

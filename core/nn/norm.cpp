@@ -50,7 +50,7 @@ Tensor norm_factor(const Weight& weight, NormKind kind) {
 }
 
 Norm::Norm(ParameterGroup& group, const std::string& name, int64_t dim, NormKind kind, double eps,
-           const TensorCut& cut)
+           const TensorShard& cut)
     : kind_(kind), eps_(eps), weight_(&group.add({cut.copied(norm_spec(name, dim, kind))})) {
   if (kind == NormKind::layer) {
     bias_ = &group.add(

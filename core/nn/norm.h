@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "core/nn/parameter.h"
-#include "core/nn/region.h"
+#include "core/nn/tensor_group.h"
 
 namespace pptrain::nn {
 
@@ -34,7 +34,7 @@ class Norm {
   // Declares `<name>.weight`, and for LayerNorm `<name>.bias`. `cut`: the ranks that shard the rows, and so
   // hold a copy each.
   Norm(ParameterGroup& group, const std::string& name, int64_t dim, NormKind kind, double eps,
-       const TensorCut& cut = {});
+       const TensorShard& cut = {});
 
   // T [rows, dim]. delta may be undefined. Its memory is reused for the sum: the caller gives it up.
   at::Tensor forward(const at::Tensor& x, at::Tensor delta, Saved& saved) const;

@@ -25,7 +25,7 @@ struct TokenInfo {
   tokens::Segments segments;    // where the documents lie, in the whole list
   std::vector<Rotation> ropes;  // AttentionConfig::rope says which of them a layer takes
   std::shared_ptr<const tokens::ContextSplit> context = {};  // null: the whole list is this rank's
-  // bool [rows]: true for the rank's own rows (nn/region.h) that belong to no document and count in no
+  // bool [rows]: true for the rank's own rows (nn/tensor_group.h) that belong to no document and count in no
   // router's losses and loads; undefined: none.
   at::Tensor filling = {};
   // Over the microbatches with this number on all data ranks: tokens of documents, and valid tokens.

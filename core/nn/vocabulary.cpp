@@ -20,7 +20,7 @@
 namespace pptrain::nn {
 namespace {
 
-kernels::VocabularyPart held_part(const TensorCut& cut, int64_t vocab) {
+kernels::VocabularyPart held_part(const TensorShard& cut, int64_t vocab) {
   return {.first = cut.begin(vocab, cut.rank), .vocab = vocab};
 }
 
@@ -68,28 +68,28 @@ class Smoothing {
   at::Tensor holds_, column_;  // [rows, 1]: does this rank hold the label, and its column
 };
 
-// The sum over the region's ranks, float32 [rows], in rank order.
-at::Tensor sum_over(const Region& region, const at::Tensor& own) {
-  if (region.alone()) return own;
-  const int ranks = region.cut().size;
+// The sum over the tensor-parallel ranks, float32 [rows], in rank order.
+at::Tensor sum_over(const TensorGroup& tp, const at::Tensor& own) {
+  if (tp.alone()) return own;
+  const int ranks = tp.cut().size;
   const at::Tensor all = at::empty({ranks * own.size(0), 1}, own.options());
-  region.gather(all, own.unsqueeze(1), std::vector<int64_t>(static_cast<size_t>(ranks), own.size(0)))();
+  tp.gather(all, own.unsqueeze(1), std::vector<int64_t>(static_cast<size_t>(ranks), own.size(0)))();
   return all.view({ranks, own.size(0)}).sum(0);
 }
 
 }  // namespace
 
 Weight* Embedding::add_table(ParameterGroup& group, const std::string& name, int64_t rows) const {
-  return &group.add({region_->cut().cut({.name = name + ".weight",
-                                         .shape = {rows, config_.dim},
-                                         .role = Role::embedding,
-                                         .init_std = config_.init_std},
-                                        0)});
+  return &group.add({tp_->cut().cut({.name = name + ".weight",
+                                     .shape = {rows, config_.dim},
+                                     .role = Role::embedding,
+                                     .init_std = config_.init_std},
+                                    0)});
 }
 
 Embedding::Embedding(ParameterGroup& group, const std::string& name, const EmbeddingConfig& config,
-                     std::shared_ptr<const Region> region)
-    : config_(config), region_(std::move(region)), weight_(add_table(group, name, config.vocab)) {
+                     std::shared_ptr<const TensorGroup> tp)
+    : config_(config), tp_(std::move(tp)), weight_(add_table(group, name, config.vocab)) {
   if (config.positions > 0) positions_ = add_table(group, name + "_positions", config.positions);
 }
 
@@ -100,7 +100,7 @@ double Embedding::factor() const {
 
 at::Tensor Embedding::look_up(const at::Tensor& ids, const Weight& table, int64_t rows) const {
   at::Tensor out = at::empty({ids.numel(), config_.dim}, table.compute.options());
-  kernels::embedding(ids, table.compute, held_part(region_->cut(), rows), out);
+  kernels::embedding(ids, table.compute, held_part(tp_->cut(), rows), out);
   return out;
 }
 
@@ -111,7 +111,7 @@ at::Tensor Embedding::forward(const at::Tensor& tokens, const at::Tensor& positi
     const at::Tensor added = look_up(positions.to(at::kLong), *positions_, config_.positions);
     kernels::add(out, added);
   }
-  return region_->alone() ? out : region_->leave(out);
+  return tp_->alone() ? out : tp_->leave(out);
 }
 
 bool Embedding::learns() const {
@@ -120,9 +120,9 @@ bool Embedding::learns() const {
 
 void Embedding::backward_weight(const at::Tensor& tokens, const at::Tensor& positions, const at::Tensor& dy) {
   if (!learns()) return;
-  at::Tensor all = region_->alone() ? dy : region_->enter(dy, tokens.numel());
+  at::Tensor all = tp_->alone() ? dy : tp_->enter(dy, tokens.numel());
   if (is_learning(positions_)) {
-    kernels::embedding_backward(positions.to(at::kLong), all, held_part(region_->cut(), config_.positions),
+    kernels::embedding_backward(positions.to(at::kLong), all, held_part(tp_->cut(), config_.positions),
                                 positions_->grad);
   }
   if (weight_->frozen()) return;
@@ -131,11 +131,11 @@ void Embedding::backward_weight(const at::Tensor& tokens, const at::Tensor& posi
     kernels::record(kernels::moving(all, all));
     kernels::softcap(all, factor(), 0);
   }
-  kernels::embedding_backward(tokens, all, held_part(region_->cut(), config_.vocab), weight_->grad);
+  kernels::embedding_backward(tokens, all, held_part(tp_->cut(), config_.vocab), weight_->grad);
 }
 
-LinearCrossEntropy::LinearCrossEntropy(Weight& weight, int64_t vocab, std::shared_ptr<const Region> region)
-    : weight_(&weight), vocab_(vocab), region_(std::move(region)), held_(region_->cut()) {}
+LinearCrossEntropy::LinearCrossEntropy(Weight& weight, int64_t vocab, std::shared_ptr<const TensorGroup> tp)
+    : weight_(&weight), vocab_(vocab), tp_(std::move(tp)), held_(tp_->cut()) {}
 
 int64_t LinearCrossEntropy::default_chunk_bytes(at::DeviceType device) {
   return device == at::kCUDA ? int64_t{1} << 30 : int64_t{16} << 20;
@@ -177,22 +177,22 @@ void LinearCrossEntropy::scale_back(const at::Tensor& kept, at::Tensor& dlogits)
 
 void LinearCrossEntropy::chunk_loss(at::Tensor& logits, const at::Tensor& labels, at::Tensor& loss,
                                     bool want_gradient) const {
-  const TensorCut& cut = region_->cut();
+  const TensorShard& cut = tp_->cut();
   const kernels::VocabularyPart part = held_part(cut, vocab_);
   std::optional<Smoothing> smoothing;
   at::Tensor excess;
   if (smoothing_ > 0 && want_gradient) {
     smoothing.emplace(smoothing_, part, logits.size(1), labels);
-    excess = sum_over(*region_, smoothing->excess(logits));
+    excess = sum_over(*tp_, smoothing->excess(logits));
   }
-  if (region_->alone()) {
+  if (tp_->alone()) {
     kernels::cross_entropy(logits, labels, loss, want_gradient);
   } else {
     const int64_t rows = logits.size(0);
     at::Tensor own = at::empty({rows, 3}, loss.options());
     kernels::softmax_statistics(logits, labels, part, own);
     const at::Tensor all = at::empty({cut.size * rows, 3}, loss.options());
-    region_->gather(all, own, std::vector<int64_t>(static_cast<size_t>(cut.size), rows))();
+    tp_->gather(all, own, std::vector<int64_t>(static_cast<size_t>(cut.size), rows))();
     kernels::cross_entropy_part(logits, labels, all.view({cut.size, rows, 3}), part, loss, want_gradient);
   }
   if (smoothing) smoothing->add_to(logits, loss, excess);
@@ -203,16 +203,16 @@ void LinearCrossEntropy::chunk_loss(at::Tensor& logits, const at::Tensor& labels
 at::Tensor LinearCrossEntropy::run(const at::Tensor& h, const at::Tensor& labels, at::Tensor* dh) const {
   const at::Tensor& weight = weight_->compute;
   const at::Tensor flat_labels = labels.reshape({-1});
-  const int ranks = region_->cut().size;
+  const int ranks = tp_->cut().size;
   const int64_t largest = (vocab_ + ranks - 1) / ranks;  // part: all ranks must cut the same chunks
   const int64_t share = (flat_labels.size(0) + ranks - 1) / ranks;
   const int64_t step = rows_per_chunk(share, row_bytes(largest) * ranks, chunk_bytes_);
-  const RowChunks chunks(region_->cut(), flat_labels.size(0), step);
+  const RowChunks chunks(tp_->cut(), flat_labels.size(0), step);
   at::Tensor buffer = at::empty({chunks.total(0), weight.size(0)}, h.options());
   at::Tensor loss = at::empty({flat_labels.size(0)}, h.options().dtype(at::kFloat));
-  ChunkGather gather(*region_, chunks, h);
+  ChunkGather gather(*tp_, chunks, h);
   std::optional<ChunkSum> sum;
-  if (dh != nullptr && !region_->alone()) sum.emplace(*region_, chunks, *dh);
+  if (dh != nullptr && !tp_->alone()) sum.emplace(*tp_, chunks, *dh);
   for (int64_t chunk = 0; chunk < chunks.count(); ++chunk) {
     const at::Tensor rows = gather.next();
     at::Tensor logits = buffer.narrow(0, 0, rows.size(0));
@@ -247,7 +247,7 @@ at::Tensor LinearCrossEntropy::run(const at::Tensor& h, const at::Tensor& labels
 
 at::Tensor LinearCrossEntropy::statistics(const at::Tensor& h, const at::Tensor& labels,
                                           Pending& pending) const {
-  const at::Tensor rows = region_->enter(h, labels.numel());
+  const at::Tensor rows = tp_->enter(h, labels.numel());
   at::Tensor logits = at::empty({rows.size(0), weight_->compute.size(0)}, h.options());
   project(rows, logits);
   at::Tensor own = at::empty({rows.size(0), 3}, h.options().dtype(at::kFloat));
@@ -267,7 +267,7 @@ at::Tensor LinearCrossEntropy::finish(Pending& pending, const at::Tensor& labels
   const int64_t count = rows.size(0);
   const int64_t numbers = all.size(2);
   const at::Tensor whole =
-      region_->enter(all.view({-1, numbers}), held_.size * count).view({held_.size, count, numbers});
+      tp_->enter(all.view({-1, numbers}), held_.size * count).view({held_.size, count, numbers});
   const at::Tensor statistics = numbers == 3 ? whole : whole.narrow(2, 0, 3).contiguous();
   const kernels::VocabularyPart part = held_part(held_, vocab_);
   at::Tensor loss = at::empty({count}, all.options());
@@ -281,7 +281,7 @@ at::Tensor LinearCrossEntropy::finish(Pending& pending, const at::Tensor& labels
   at::Tensor partial = at::empty_like(rows);
   kernels::matmul(logits, weight_->compute, partial);
   add_weight_gradient(*weight_, logits, rows);
-  *dh = region_->leave(partial);
+  *dh = tp_->leave(partial);
   return loss;
 }
 
@@ -298,8 +298,8 @@ at::Tensor LinearCrossEntropy::logits(const at::Tensor& h) const {
   const at::Tensor& weight = weight_->compute;
   at::Tensor logits = at::empty({h.size(0), weight.size(0)}, h.options());
   project(h, logits);
-  if (region_->alone()) return logits;
-  return region_->enter(logits.t().contiguous(), vocab_).t().contiguous();
+  if (tp_->alone()) return logits;
+  return tp_->enter(logits.t().contiguous(), vocab_).t().contiguous();
 }
 
 }  // namespace pptrain::nn

@@ -10,7 +10,7 @@
 #include <string>
 
 #include "core/nn/parameter.h"
-#include "core/nn/region.h"
+#include "core/nn/tensor_group.h"
 
 namespace pptrain::nn {
 
@@ -23,14 +23,14 @@ struct EmbeddingConfig {
   int64_t positions = 0;     // rows of a table of learned positions, which are added; 0: none
 };
 
-// Token embedding. The ranks of the region shard the rows of its tables, and the rows of the result. Each
+// Token embedding. Tensor-parallel ranks shard the rows of its tables, and the rows of the result. Each
 // looks up the tokens and positions that it holds; the sum over ranks rounds as on a single rank, since at
 // most two terms are not zero.
 class Embedding {
  public:
   // Declares `<name>.weight`, and with learned positions `<name>_positions.weight`.
   Embedding(ParameterGroup& group, const std::string& name, const EmbeddingConfig& config,
-            std::shared_ptr<const Region> region = std::make_shared<Region>());
+            std::shared_ptr<const TensorGroup> tp = std::make_shared<TensorGroup>());
 
   // tokens: int64 [tokens]; positions (read only where they are learned): int32 [tokens] -> T [share, dim].
   at::Tensor forward(const at::Tensor& tokens, const at::Tensor& positions) const;
@@ -46,7 +46,7 @@ class Embedding {
   double factor() const;  // the scale, rounded if it is to be
 
   EmbeddingConfig config_;
-  std::shared_ptr<const Region> region_;
+  std::shared_ptr<const TensorGroup> tp_;
   Weight* weight_;
   Weight* positions_ = nullptr;
 };
@@ -55,7 +55,7 @@ class Embedding {
 // (the idea of Cut Cross Entropy, arXiv 2411.09009, and Liger's fused linear cross entropy, arXiv
 // 2410.10989).
 //
-// The ranks of the region shard the vocabulary and the rows of h: each has the logits of its part of the
+// Tensor-parallel ranks shard the vocabulary and the rows of h: each has the logits of its part of the
 // vocabulary for all rows of a chunk. A chunk's rows are gathered, three numbers of each row are exchanged
 // (kernels::softmax_statistics), and the parts of dh are summed and scattered. Exchanging the next chunk's
 // rows, and dh, overlaps with computing a chunk. [share] below is all rows on a single rank.
@@ -64,7 +64,7 @@ class LinearCrossEntropy {
   // Uses `weight`, this rank's rows of [vocab, hidden], declared by the caller (it may be the embedding's,
   // when tied, on one stage). vocab: of all ranks.
   LinearCrossEntropy(Weight& weight, int64_t vocab,
-                     std::shared_ptr<const Region> region = std::make_shared<Region>());
+                     std::shared_ptr<const TensorGroup> tp = std::make_shared<TensorGroup>());
   // Logits x become cap * tanh(scale * x / cap) before the softmax, or scale * x if cap is 0.
   void scale_logits(double scale, double cap) {
     scale_ = scale;
@@ -89,12 +89,12 @@ class LinearCrossEntropy {
   // weight and input gradient are taken here, while a chunk's logits exist.
   at::Tensor forward_backward(const at::Tensor& h, const at::Tensor& labels, at::Tensor& dh);
 
-  // --- The same in two passes, for a vocabulary that ranks outside the region hold parts of too: pipeline
-  // ranks.
+  // --- The same in two passes, for a vocabulary that ranks outside the tensor-parallel group hold parts of
+  // too: pipeline ranks.
 
   // This rank's weight is part `part` of `parts` of what it would hold.
-  void hold_part(int part, int parts) { held_ = part_of(region_->cut(), part, parts); }
-  static TensorCut part_of(const TensorCut& cut, int part, int parts) {
+  void hold_part(int part, int parts) { held_ = part_of(tp_->cut(), part, parts); }
+  static TensorShard part_of(const TensorShard& cut, int part, int parts) {
     return {.rank = cut.rank * parts + part, .size = cut.size * parts};
   }
 
@@ -132,8 +132,8 @@ class LinearCrossEntropy {
   int64_t chunk_bytes_ = default_chunk_bytes(at::kCPU);
   int64_t vocab_;
   double smoothing_ = 0;
-  std::shared_ptr<const Region> region_;
-  TensorCut held_;              // of the vocabulary
+  std::shared_ptr<const TensorGroup> tp_;
+  TensorShard held_;            // of the vocabulary
   double scale_ = 1, cap_ = 0;  // of logits
 };
 

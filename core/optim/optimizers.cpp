@@ -159,7 +159,7 @@ bool is_first(const Entry& entry, const P& parameter) {
 }
 
 template <class P>
-bool is_muons(const Entry& entry, const P& parameter) {
+bool is_muon(const Entry& entry, const P& parameter) {
   return entry.takes == muon_takes && muon_takes(parameter.role, parameter.shape.size());
 }
 
@@ -171,7 +171,7 @@ OptimizerFootprint footprint_of(const Entry& entry, const ParameterKind& kind) {
 
 // What the job says of one parameter that learns by gradients.
 Rule rule_of(const OptimizerSection& options, const Entry& entry, const nn::ParameterSpec& spec) {
-  const bool muon = is_muons(entry, spec);
+  const bool muon = is_muon(entry, spec);
   Rule rule{.update = is_first(entry, spec) ? size_t{0} : size_t{1},
             .lr_scale = muon ? options.muon_lr_scale : 1,
             .weight_decay = decays(spec.role) ? options.weight_decay : 0};
@@ -249,7 +249,7 @@ OptimizerShare optimizer_share(const OptimizerSection& options, std::span<const 
     const OptimizerFootprint each = footprint_of(entry, kind);
     share.held += static_cast<double>(each.state + (keeps ? each.previous : 0)) * local / sharers;
     share.moved += (each.moved + (keeps ? each.kept : 0)) * local / sharers;
-    if (!is_muons(entry, kind)) continue;
+    if (!is_muon(entry, kind)) continue;
     const int64_t rows = kind.shape[0], cols = kind.shape[1];
     largest = std::max(largest, rows * cols);
     products = std::max(products, orthogonalise_bytes(rows, cols, element));

@@ -30,11 +30,22 @@ auto per_character(Each each) {
 
 // SentencePiece's "nmt" rule: controls go, other blanks become spaces.
 void append_nmt(std::string& out, uint32_t c) {
-  const auto within = [c](uint32_t first, uint32_t last) { return c >= first && c <= last; };
-  if (within(1, 8) || c == 0xb || within(0xe, 0x1f) || c == 0x7f || c == 0x8f || c == 0x9f) return;
-  const bool blank = c == 9 || c == 0xa || c == 0xc || c == 0xd || c == 0x1680 || within(0x200b, 0x200f) ||
-                     c == 0x2028 || c == 0x2029 || c == 0x2581 || c == 0xfeff || c == 0xfffd;
-  append_utf8(out, blank ? ' ' : c);
+  struct Range {
+    uint32_t first, last;
+  };
+  constexpr std::array controls =
+      std::to_array<Range>({{1, 8}, {0xb, 0xb}, {0xe, 0x1f}, {0x7f, 0x7f}, {0x8f, 0x8f}, {0x9f, 0x9f}});
+  constexpr std::array blanks = std::to_array<Range>({{9, 0xa},
+                                                      {0xc, 0xd},
+                                                      {0x1680, 0x1680},
+                                                      {0x200b, 0x200f},
+                                                      {0x2028, 0x2029},
+                                                      {0x2581, 0x2581},
+                                                      {0xfeff, 0xfeff},
+                                                      {0xfffd, 0xfffd}});
+  const auto holds = [c](const Range& range) { return c >= range.first && c <= range.last; };
+  if (std::ranges::any_of(controls, holds)) return;
+  append_utf8(out, std::ranges::any_of(blanks, holds) ? ' ' : c);
 }
 
 auto strip(bool left, bool right) {

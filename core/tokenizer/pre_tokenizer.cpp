@@ -232,6 +232,32 @@ auto read_metaspace(const JsonPart& part) {
   return metaspace(part.character("replacement"), prepend, part.flag("split", true));
 }
 
+// Of every type but ByteLevel and Sequence.
+TextStep read_step(const std::string& type, const JsonPart& part) {
+  if (type == "Metaspace") return read_metaspace(part);
+  if (type == "Split") {
+    part.only({"type", "pattern", "behavior", "invert"});
+    return split(read_pattern(part.at("pattern")), read_behavior(part.at("behavior")), part.flag("invert"));
+  }
+  if (type == "Digits") {
+    part.only({"type", "individual_digits"});
+    return split_at_characters(is_number,
+                               part.flag("individual_digits") ? Behavior::isolated : Behavior::contiguous);
+  }
+  if (type == "Punctuation") {
+    part.only({"type", "behavior"});
+    const auto behavior = part.find("behavior");
+    return split_at_characters(is_punctuation, behavior ? read_behavior(*behavior) : Behavior::isolated);
+  }
+  if (type == "Whitespace") {
+    part.only({"type"});
+    return cut_words;
+  }
+  if (type != "WhitespaceSplit") part.refuse(fmt::format("the pre-tokenizer '{}' is not supported", type));
+  part.only({"type"});
+  return split_at_characters(is_white_space, Behavior::removed);
+}
+
 }  // namespace
 
 std::shared_ptr<PreTokenizer::Scratch> PreTokenizer::make_scratch() {
@@ -256,33 +282,10 @@ void PreTokenizer::add(const JsonPart& part) {
     if (!byte_characters_) steps_.push_back(to_byte_characters);
     byte_characters_ = true;
   }
-  if (type == "ByteLevel") {
-    add_byte_level(part);
-  } else if (type == "Split") {
-    part.only({"type", "pattern", "behavior", "invert"});
-    steps_.push_back(
-        split(read_pattern(part.at("pattern")), read_behavior(part.at("behavior")), part.flag("invert")));
-  } else if (type == "Digits") {
-    part.only({"type", "individual_digits"});
-    steps_.push_back(split_at_characters(
-        is_number, part.flag("individual_digits") ? Behavior::isolated : Behavior::contiguous));
-  } else if (type == "Punctuation") {
-    part.only({"type", "behavior"});
-    const auto behavior = part.find("behavior");
-    steps_.push_back(
-        split_at_characters(is_punctuation, behavior ? read_behavior(*behavior) : Behavior::isolated));
-  } else if (type == "Metaspace") {
-    steps_.push_back(read_metaspace(part));
-    looks_at_begin_ |= part.find("prepend_scheme") && part.text("prepend_scheme") == "first";
-  } else if (type == "Whitespace") {
-    part.only({"type"});
-    steps_.push_back(cut_words);
-  } else if (type == "WhitespaceSplit") {
-    part.only({"type"});
-    steps_.push_back(split_at_characters(is_white_space, Behavior::removed));
-  } else {
-    part.refuse(fmt::format("the pre-tokenizer '{}' is not supported", type));
-  }
+  if (type == "ByteLevel") return add_byte_level(part);
+  steps_.push_back(read_step(type, part));
+  looks_at_begin_ |=
+      type == "Metaspace" && part.find("prepend_scheme") && part.text("prepend_scheme") == "first";
 }
 
 void PreTokenizer::add_byte_level(const JsonPart& part) {

@@ -16,6 +16,8 @@ using WordSink = std::function<void(std::string_view word)>;
 struct TextSpan;
 struct StepScratch;
 using SpanSink = std::function<void(const TextSpan&)>;
+// Hands on the parts of a span. The scratch is this step's alone until it returns.
+using TextStep = std::function<void(const TextSpan&, StepScratch&, const SpanSink&)>;
 
 class PreTokenizer {
  public:
@@ -41,8 +43,7 @@ class PreTokenizer {
   void add_byte_level(const JsonPart& part);
   void run(size_t step, const TextSpan& span, Scratch& scratch, const WordSink& sink) const;
 
-  // Each hands on the parts of a span; the scratch is this step's alone until it returns.
-  std::vector<std::function<void(const TextSpan&, StepScratch&, const SpanSink&)>> steps_;
+  std::vector<TextStep> steps_;
   bool byte_level_ = false, looks_at_begin_ = false;
   bool byte_characters_ = false;  // there are steps after ByteLevel, which look at the characters of bytes
 };

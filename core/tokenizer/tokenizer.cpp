@@ -160,6 +160,7 @@ struct Tokenizer::Parts {
 
   explicit Parts(const JsonPart& part);
   void read_shown();
+  void check_around(const JsonPart& part) const;  // its ids are those of tokens
   void encode(std::string_view text, bool add_special, Scratch& scratch, std::vector<int32_t>& ids) const;
   void encode_stretch(std::string_view text, size_t begin, Scratch& scratch, std::vector<int32_t>& ids) const;
   std::vector<size_t> encode_marked(const MarkedText& marked, Scratch& scratch,
@@ -168,7 +169,10 @@ struct Tokenizer::Parts {
                     Scratch& scratch) const;
 };
 
-Tokenizer::Parts::Parts(const JsonPart& part) {
+namespace {
+
+// What has no part of its own: the version is the one known, and what is ignored is said.
+void check_definition(const JsonPart& part) {
   part.only({"version", "truncation", "padding", "added_tokens", "normalizer", "pre_tokenizer",
              "post_processor", "decoder", "model"});
   if (const auto version = part.find("version"); version && version->text() != "1.0") {
@@ -177,6 +181,12 @@ Tokenizer::Parts::Parts(const JsonPart& part) {
   for (const char* key : {"truncation", "padding"}) {
     if (const auto set = part.find(key)) set->warn("ignored, texts keep all their tokens and get no others");
   }
+}
+
+}  // namespace
+
+Tokenizer::Parts::Parts(const JsonPart& part) {
+  check_definition(part);
   const JsonPart bpe = part.at("model");
   // First, since other models have normalizers of their own. Older files say no type.
   if (bpe.find("type") && bpe.type() != "BPE")
@@ -193,6 +203,10 @@ Tokenizer::Parts::Parts(const JsonPart& part) {
   if (const auto set = part.find("post_processor")) around.add(*set);
   if (const auto set = part.find("decoder")) decoder = Decoder(*set);
   read_shown();
+  check_around(part);
+}
+
+void Tokenizer::Parts::check_around(const JsonPart& part) const {
   for (const auto* ids : {&around.before, &around.after}) {
     for (const int32_t id : *ids) {
       if (!shown.contains(id)) part.at("post_processor").refuse(fmt::format("{} is the id of no token", id));

@@ -116,7 +116,7 @@ void save(comm::Communicator& world, const SaveOptions& options, const RunState&
 // The ranks of `world` over a communicator whose timeout fits disks, not messages: for saves and loads, in
 // which one rank may be slower than the others by minutes. It does not detect dead ranks itself: others do,
 // and its waits then end with PeerFailure. Collective.
-std::unique_ptr<comm::Communicator> patient(comm::Communicator& world);
+std::unique_ptr<comm::Communicator> disk_communicator(comm::Communicator& world);
 
 // A checkpoint cannot be used, since it is damaged, incomplete or unreadable (a failing disk, missing
 // rights). Another one may be sound.

@@ -326,7 +326,7 @@ void save(comm::Communicator& world, const SaveOptions& options, const RunState&
   save_snapshot(world, options, terms, state, snapshot);
 }
 
-std::unique_ptr<comm::Communicator> patient(comm::Communicator& world) {
+std::unique_ptr<comm::Communicator> disk_communicator(comm::Communicator& world) {
   auto comm = world.host().duplicate();
   comm->set_timeout(std::chrono::hours(24));
   return comm;

@@ -17,9 +17,9 @@ namespace pptrain::checkpoint {
 // The saves of a run, one at a time. All ranks call start() and finish() alike.
 class Saver {
  public:
-  // comm: the result of patient(). While a save is under way, only the saver's thread uses it. background:
-  // start() returns at once; otherwise when all is written. newest: the name of the checkpoint under
-  // options.root that the run goes on from; "" for none.
+  // comm: the result of disk_communicator(). While a save is under way, only the saver's thread uses it.
+  // background: start() returns at once; otherwise when all is written. newest: the name of the checkpoint
+  // under options.root that the run goes on from; "" for none.
   Saver(comm::Communicator& comm, SaveOptions options, bool background, std::string newest = {});
   // Waits for the save under way. If an exception unwinds this rank, it gives the save some minutes, then
   // aborts.

@@ -164,10 +164,13 @@ Launch alone(const Environment& env) {
   return {};
 }
 
+bool has_torchruns(const Environment& env) {
+  return env.has(torchrun.rank) && env.has(torchrun.size) && env.has("MASTER_ADDR") && env.has("MASTER_PORT");
+}
+
 // The launch without its rendezvous.
 Launch find_launch(const Environment& env) {
-  const bool as_torchrun =
-      env.has(torchrun.rank) && env.has(torchrun.size) && env.has("MASTER_ADDR") && env.has("MASTER_PORT");
+  const bool as_torchrun = has_torchruns(env);
   if (as_torchrun && env.has("TORCHELASTIC_RUN_ID")) return read(env, torchrun);
   if (env.has(open_mpi.rank) && env.has(open_mpi.size)) return read(env, open_mpi);
   const int64_t tasks = step_tasks(env);

@@ -113,7 +113,8 @@ class RankExchange final : public nn::ExpertExchange {
 };
 
 RankExchange::RankExchange(comm::Communicator* ep, comm::Communicator* stage)
-    : ExpertExchange(ep == nullptr ? nn::TensorCut{} : nn::TensorCut{.rank = ep->rank(), .size = ep->size()}),
+    : ExpertExchange(ep == nullptr ? nn::TensorShard{}
+                                   : nn::TensorShard{.rank = ep->rank(), .size = ep->size()}),
       ep_(ep),
       stage_(stage) {}
 

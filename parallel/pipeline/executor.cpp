@@ -116,7 +116,7 @@ schedule::InFlight Executor::run(std::span<const data::Microbatch> microbatches,
   weight_operands_ = 0;
   reset_marks();
   if (!pipeline_.holds_device()) expect_head(0);
-  const comm::ActivityScope walking(activity_, comm::Doing::work, "the schedule's list");
+  const comm::ActivityScope walking(activity_, comm::ActivityKind::work, "the schedule's list");
   size_t begin = 0;
   if (validate) {
     if (!speculation_) throw Error("validation of a step in the next one was not prepared");
@@ -160,13 +160,13 @@ void Executor::run_pair(const Action& pair, const Passes& passes) {
                    now_ = first + (second ? 1 : 0);
                    mark(goes_on_);
                    if (activity_ != nullptr)
-                     activity_->set(comm::Doing::work, describe(halves[second ? 1 : 0]));
+                     activity_->set(comm::ActivityKind::work, describe(halves[second ? 1 : 0]));
                  });
 }
 
 // Runs the action, and names it in the errors that it throws.
 void Executor::execute(const Action& action, const Pass& pass) {
-  if (activity_ != nullptr) activity_->set(comm::Doing::work, describe(action));
+  if (activity_ != nullptr) activity_->set(comm::ActivityKind::work, describe(action));
   if (logs(Subsystem::schedule, spdlog::level::trace))
     log_of(Subsystem::schedule).trace("{}", describe(action));
   try {
@@ -359,7 +359,7 @@ void Executor::expect_head(int microbatch) {
 
 HeadExchange::Wait Executor::waits(const Action& action) {
   return [this, action](comm::Work& work, const std::string& what) {
-    const comm::ActivityScope waiting(activity_, comm::Doing::wait,
+    const comm::ActivityScope waiting(activity_, comm::ActivityKind::wait,
                                       activity_ != nullptr ? what + " in " + describe(action) : "");
     work.wait([&] {
       return fmt::format("pipeline rank {} waits for {} in {}", pipeline_.rank(), what, describe(action));
@@ -387,7 +387,7 @@ at::Tensor Executor::take_input(std::map<Key, at::Tensor>& local, ActionKind rec
 }
 
 void Executor::wait_for(Message& receive) {
-  const comm::ActivityScope waiting(activity_, comm::Doing::wait,
+  const comm::ActivityScope waiting(activity_, comm::ActivityKind::wait,
                                     activity_ != nullptr ? describe(receive.action) : "");
   receive.work->wait([&] {
     return fmt::format("pipeline rank {} waits for {}", pipeline_.rank(), describe(receive.action));
@@ -441,7 +441,7 @@ void Executor::send(at::Tensor tensor, const Action& action) {
 void Executor::reap_sends(bool wait) {
   if (wait) {
     for (Message& send : sends_) {
-      const comm::ActivityScope waiting(activity_, comm::Doing::wait,
+      const comm::ActivityScope waiting(activity_, comm::ActivityKind::wait,
                                         activity_ != nullptr ? "the end of " + describe(send.action) : "");
       send.work->wait([&] {
         return fmt::format("pipeline rank {} waits to finish {}", pipeline_.rank(), describe(send.action));

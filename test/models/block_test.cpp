@@ -1,4 +1,4 @@
-// A block, and its seams: what other ranks do in attention and feed-forward takes part in both passes.
+// A block, and its parallelism: what other ranks do in attention and feed-forward takes part in both passes.
 #include "models/block.h"
 
 #include <ATen/Functions.h>
@@ -27,11 +27,12 @@ struct Passes {
   Tensor y, dx, gradients;
 };
 
-Passes run(const models::BlockConfig& config, const models::Seams& seams, const nn::TokenInfo& tokens,
-           const Tensor& x, const Tensor& dy, nn::WeightGradQueue::Mode mode, models::Recompute recompute) {
+Passes run(const models::BlockConfig& config, const models::StageParallelism& parallelism,
+           const nn::TokenInfo& tokens, const Tensor& x, const Tensor& dy, nn::WeightGradQueue::Mode mode,
+           models::Recompute recompute) {
   const c10::InferenceMode inference;
   nn::ParameterGroup group;
-  models::Block block(group, "layers.0", config, seams);
+  models::Block block(group, "layers.0", config, parallelism);
   group.materialise(at::kCPU, at::kFloat);
   group.initialise(3);
   models::Block::Saved saved;
@@ -73,11 +74,12 @@ TEST_CASE("a block of ranks that share out its rows and insides gives the rows o
   comm::run_thread_ranks(2, [&](comm::Communicator& tp) {
     at::set_num_threads(1);
     const auto r = static_cast<size_t>(tp.rank());
-    const nn::TensorCut cut{.rank = tp.rank(), .size = 2};
+    const nn::TensorShard cut{.rank = tp.rank(), .size = 2};
     const auto own = [&](const Tensor& rows) {
       return rows.narrow(0, cut.begin(13, cut.rank), cut.count(13));
     };
-    ranks[r] = run(config, models::make_seams({.tp = &tp}), tokens, own(x), own(dy), mode, recompute);
+    ranks[r] =
+        run(config, models::make_stage_parallelism({.tp = &tp}), tokens, own(x), own(dy), mode, recompute);
   });
   CHECK(relative_error(at::cat({ranks[0].y, ranks[1].y}), plain.y) < gradient_tolerance);
   CHECK(relative_error(at::cat({ranks[0].dx, ranks[1].dx}), plain.dx) < gradient_tolerance);

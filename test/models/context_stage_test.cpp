@@ -12,7 +12,7 @@
 #include "app/forecast/footprint.h"
 #include "core/data/microbatch.h"
 #include "core/tokens/context_split.h"
-#include "models/seams.h"
+#include "models/stage_parallelism.h"
 #include "models/transformer_stage.h"
 #include "parallel/comm/thread/thread_communicator.h"
 #include "test/core/kernels/compare.h"
@@ -49,7 +49,7 @@ models::ModelConfig four_heads(bool tied) {
 
 // The weights of build_stages.
 std::unique_ptr<models::TransformerStage> build(const models::ModelConfig& model, const Run& run,
-                                                const models::Seams& seams) {
+                                                const models::StageParallelism& parallelism) {
   auto stage = std::make_unique<models::TransformerStage>(
       model,
       models::StageSlice{.index = 0,
@@ -57,7 +57,7 @@ std::unique_ptr<models::TransformerStage> build(const models::ModelConfig& model
                          .end_layer = static_cast<int>(model.layers),
                          .embedding = true,
                          .head = true},
-      run.recompute, seams);
+      run.recompute, parallelism);
   stage->materialise(at::kCPU, at::kFloat);
   Stages same = build_stages(model, {model.layers}, at::kFloat);
   for (nn::Slice* slice : stage->parameters().slices()) {
@@ -91,7 +91,7 @@ Result on_ranks(const models::ModelConfig& model, const std::vector<data::Microb
   comm::run_thread_ranks(ranks, [&](comm::Communicator& group) {
     const c10::InferenceMode inference;
     at::set_num_threads(1);
-    const auto stage = build(model, run, models::make_seams({.cp = &group, .cp_kind = run.kind}));
+    const auto stage = build(model, run, models::make_stage_parallelism({.cp = &group, .cp_kind = run.kind}));
     std::vector<data::Microbatch> parts;
     for (size_t i = 0; i < batches.size(); ++i) {
       tokens::ContextSplit split = splits[i];
@@ -169,8 +169,8 @@ TEST_CASE("a context-parallel stage holds the bytes that a dry run predicts") {
   comm::run_thread_ranks(2, [&](comm::Communicator& group) {
     const c10::InferenceMode inference;
     at::set_num_threads(1);
-    const auto stage =
-        build(model, {.recompute = recompute}, models::make_seams({.cp = &group, .cp_kind = kind}));
+    const auto stage = build(model, {.recompute = recompute},
+                             models::make_stage_parallelism({.cp = &group, .cp_kind = kind}));
     auto split = tokens::split_rows(models::order_of(kind), 2, 16, 2, group.rank());
     stage->forward(0, data::part_of(whole, std::make_shared<const tokens::ContextSplit>(std::move(split))),
                    {});

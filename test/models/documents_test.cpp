@@ -143,7 +143,7 @@ Bytes held(const models::ModelConfig& model, models::Recompute recompute, std::v
   const auto group = comm::make_dry(kernels::Wire::cp, 0, cp);
   models::TransformerStage stage(
       model, {.index = 0, .first_layer = 0, .end_layer = 2, .embedding = true, .head = true}, recompute,
-      models::make_seams({.cp = group.get(), .cp_kind = kind}));
+      models::make_stage_parallelism({.cp = group.get(), .cp_kind = kind}));
   stage.materialise(at::kMeta, at::kBFloat16);
   stage.size_chunks_for(at::kCPU);
   const int64_t tokens = starts.back();

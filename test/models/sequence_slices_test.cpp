@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "core/data/microbatch.h"
-#include "models/seams.h"
+#include "models/stage_parallelism.h"
 #include "test/core/kernels/compare.h"
 #include "test/models/small_model.h"
 #include "test/support/catch.h"
@@ -23,8 +23,8 @@ struct Step {
   std::map<std::string, at::Tensor> grads;
 };
 
-models::Seams seams_of(int slices) {
-  return models::make_seams({.sequence_slices = slices > 1});
+models::StageParallelism seams_of(int slices) {
+  return models::make_stage_parallelism({.sequence_slices = slices > 1});
 }
 
 std::vector<data::Microbatch> lists_of(const models::ModelConfig& model) {

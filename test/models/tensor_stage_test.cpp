@@ -116,10 +116,11 @@ void check_forward_only(const Job& job, Stages& stages, const std::vector<data::
     throw Error("logits of chosen rows are not those rows of all logits");
 }
 
-Share run(const Job& job, const std::vector<data::Microbatch>& batches, const models::Seams& seams) {
+Share run(const Job& job, const std::vector<data::Microbatch>& batches,
+          const models::StageParallelism& parallelism) {
   const c10::InferenceMode inference;
   at::set_num_threads(1);
-  Stages stages = build_stages(job.model, job.split, job.dtype, 7, job.recompute, seams);
+  Stages stages = build_stages(job.model, job.split, job.dtype, 7, job.recompute, parallelism);
   Share share;
   for (size_t i = 0; i < batches.size(); ++i)
     run_microbatch(stages, static_cast<int>(i), batches[i], job.split_backward, share);
@@ -132,7 +133,8 @@ Share run(const Job& job, const std::vector<data::Microbatch>& batches, const mo
 std::vector<Share> run_ranks(const Job& job, const std::vector<data::Microbatch>& batches, int tp) {
   std::vector<Share> shares(static_cast<size_t>(tp));
   comm::run_thread_ranks(tp, [&](comm::Communicator& group) {
-    shares[static_cast<size_t>(group.rank())] = run(job, batches, models::make_seams({.tp = &group}));
+    shares[static_cast<size_t>(group.rank())] =
+        run(job, batches, models::make_stage_parallelism({.tp = &group}));
   });
   return shares;
 }
@@ -283,7 +285,7 @@ TEST_CASE("fewer tokens than tensor-parallel ranks are refused on every rank") {
                                              const c10::InferenceMode inference;
                                              Stages stages =
                                                  build_stages(model, {4}, at::kFloat, 7, Recompute::none,
-                                                              models::make_seams({.tp = &tp}));
+                                                              models::make_stage_parallelism({.tp = &tp}));
                                              stages[0]->forward_only(random_documents(model, {3}, 1), {});
                                            }),
                     "stage 0: a list of 3 tokens cannot be shared out to 4 tensor-parallel ranks");

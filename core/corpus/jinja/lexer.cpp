@@ -69,20 +69,26 @@ class Lexer {
     return source_.size();
   }
 
+  // `text` without the blanks that belong to the tag which begins at `end`.
+  std::string_view before_tag(std::string_view text, size_t end) const {
+    if (end == source_.size()) return text;
+    const char mark = end + 2 < source_.size() ? source_[end + 2] : ' ';
+    if (mark == '-') {
+      while (!text.empty() && is_blank(text.back())) text.remove_suffix(1);
+      return text;
+    }
+    if (mark == '+' || source_[end + 1] == '{') return text;
+    const size_t new_line = text.rfind('\n');
+    const size_t begin = new_line == std::string_view::npos ? 0 : new_line + 1;
+    const bool whole_line = begin > 0 || at_line_begin_;
+    return whole_line && std::ranges::all_of(text.substr(begin), is_blank) ? text.substr(0, begin) : text;
+  }
+
   void take_text(size_t end) {
     std::string_view text = std::string_view(source_).substr(at_, end - at_);
-    const bool tag = end < source_.size();
-    const char mark = tag && end + 2 < source_.size() ? source_[end + 2] : ' ';
     if (strips_next_)
       while (!text.empty() && is_blank(text.front())) text.remove_prefix(1);
-    if (tag && mark == '-') {
-      while (!text.empty() && is_blank(text.back())) text.remove_suffix(1);
-    } else if (tag && mark != '+' && source_[end + 1] != '{') {
-      const size_t new_line = text.rfind('\n');
-      const size_t begin = new_line == std::string_view::npos ? 0 : new_line + 1;
-      if ((begin > 0 || at_line_begin_) && std::ranges::all_of(text.substr(begin), is_blank))
-        text = text.substr(0, begin);
-    }
+    text = before_tag(text, end);
     if (!text.empty()) add(TokenKind::text, std::string(text));
     strips_next_ = false;
     at_line_begin_ = false;
@@ -108,29 +114,33 @@ class Lexer {
   // The tokens of "{{ ... }}" or "{% ... %}".
   void take_code(char kind) {
     const bool print = kind == '{';
-    const std::string_view close = print ? "}}" : "%}";
     add(print ? TokenKind::print_begin : TokenKind::tag_begin, "");
     int depth = 0;  // of brackets, in which "}}" ends no tag
     for (;;) {
       while (at_ < source_.size() && is_blank(source_[at_])) ++at_;
       if (at_ >= source_.size()) fail("a tag has no end");
       const std::string_view rest = std::string_view(source_).substr(at_);
-      const bool marked =
-          (rest.front() == '-' || (rest.front() == '+' && !print)) && rest.substr(1).starts_with(close);
-      if (depth == 0 && (marked || rest.starts_with(close))) {
-        const char mark = marked ? rest.front() : ' ';
-        at_ += marked ? 3 : 2;
-        add(print ? TokenKind::print_end : TokenKind::tag_end, "");
-        if (print) {
-          strips_next_ = mark == '-';
-          at_line_begin_ = false;
-        } else {
-          end_block(mark == '-', mark == '+');
-        }
-        return;
-      }
+      if (depth == 0 && take_end(rest, print)) return;
       take_token(rest, depth);
     }
+  }
+
+  // Does `rest` begin with a tag's end? Then takes it.
+  bool take_end(std::string_view rest, bool print) {
+    const std::string_view close = print ? "}}" : "%}";
+    const bool may_mark = rest.front() == '-' || (rest.front() == '+' && !print);
+    const bool marked = may_mark && rest.substr(1).starts_with(close);
+    if (!marked && !rest.starts_with(close)) return false;
+    const char mark = marked ? rest.front() : ' ';
+    at_ += marked ? 3 : 2;
+    add(print ? TokenKind::print_end : TokenKind::tag_end, "");
+    if (print) {
+      strips_next_ = mark == '-';
+      at_line_begin_ = false;
+    } else {
+      end_block(mark == '-', mark == '+');
+    }
+    return true;
   }
 
   void take_token(std::string_view rest, int& depth) {

@@ -157,18 +157,23 @@ bool is_true(const Value& value) {
   return !value.is_map() || value.map().is_namespace || !value.map().items.empty();
 }
 
+namespace {
+
+bool equal_maps(const Map& a, const Map& b) {
+  return a.items.size() == b.items.size() && std::ranges::all_of(a.items, [&](const auto& item) {
+           const Value* const same = b.find(item.first);
+           return same != nullptr && equal(item.second, *same);
+         });
+}
+
+}  // namespace
+
 bool equal(const Value& a, const Value& b) {
   if (a.is_integer() && b.is_integer()) return a.integer() == b.integer();
   if (a.is_number() && b.is_number()) return a.number() == b.number();
   if (a.is_text() && b.is_text()) return a.text().bytes() == b.text().bytes();
   if (a.is_list() && b.is_list()) return std::ranges::equal(a.list(), b.list(), equal);
-  if (a.is_map() && b.is_map()) {
-    const Map &one = a.map(), &other = b.map();
-    return one.items.size() == other.items.size() && std::ranges::all_of(one.items, [&](const auto& item) {
-             const Value* const same = other.find(item.first);
-             return same != nullptr && equal(item.second, *same);
-           });
-  }
+  if (a.is_map() && b.is_map()) return equal_maps(a.map(), b.map());
   return (a.is_none() && b.is_none()) || (a.is_undefined() && b.is_undefined());
 }
 

@@ -132,6 +132,44 @@ void append_other(std::string& out, const arrow::DataType& type) {
   out += '}';
 }
 
+// False if the array holds no integers.
+bool append_if_integer(std::string& out, const arrow::Array& array, int64_t row) {
+  switch (array.type_id()) {
+    case arrow::Type::INT8:
+      append_integer<arrow::Int8Array>(out, array, row);
+      return true;
+    case arrow::Type::UINT8:
+      append_integer<arrow::UInt8Array>(out, array, row);
+      return true;
+    case arrow::Type::INT16:
+      append_integer<arrow::Int16Array>(out, array, row);
+      return true;
+    case arrow::Type::UINT16:
+      append_integer<arrow::UInt16Array>(out, array, row);
+      return true;
+    case arrow::Type::INT32:
+      append_integer<arrow::Int32Array>(out, array, row);
+      return true;
+    case arrow::Type::UINT32:
+      append_integer<arrow::UInt32Array>(out, array, row);
+      return true;
+    case arrow::Type::INT64:
+      append_integer<arrow::Int64Array>(out, array, row);
+      return true;
+    case arrow::Type::UINT64:
+      append_integer<arrow::UInt64Array>(out, array, row);
+      return true;
+    default:
+      return false;
+  }
+}
+
+template <typename Lists>
+void append_list_of(std::string& out, const arrow::Array& array, int64_t row) {
+  const auto& list = static_cast<const Lists&>(array);
+  append_list(out, *list.values(), list.value_offset(row), list.value_offset(row + 1));
+}
+
 // Lists, structs, texts, numbers and truth values; of other types an object that names the type.
 void append_json(std::string& out, const arrow::Array& array, int64_t row) {
   if (array.IsNull(row)) {
@@ -139,18 +177,12 @@ void append_json(std::string& out, const arrow::Array& array, int64_t row) {
     return;
   }
   switch (array.type_id()) {
-    case arrow::Type::LIST: {
-      const auto& list = static_cast<const arrow::ListArray&>(array);
-      return append_list(out, *list.values(), list.value_offset(row), list.value_offset(row + 1));
-    }
-    case arrow::Type::LARGE_LIST: {
-      const auto& list = static_cast<const arrow::LargeListArray&>(array);
-      return append_list(out, *list.values(), list.value_offset(row), list.value_offset(row + 1));
-    }
-    case arrow::Type::FIXED_SIZE_LIST: {
-      const auto& list = static_cast<const arrow::FixedSizeListArray&>(array);
-      return append_list(out, *list.values(), list.value_offset(row), list.value_offset(row + 1));
-    }
+    case arrow::Type::LIST:
+      return append_list_of<arrow::ListArray>(out, array, row);
+    case arrow::Type::LARGE_LIST:
+      return append_list_of<arrow::LargeListArray>(out, array, row);
+    case arrow::Type::FIXED_SIZE_LIST:
+      return append_list_of<arrow::FixedSizeListArray>(out, array, row);
     case arrow::Type::BOOL:
       out += static_cast<const arrow::BooleanArray&>(array).Value(row) ? "true" : "false";
       return;
@@ -158,27 +190,12 @@ void append_json(std::string& out, const arrow::Array& array, int64_t row) {
       return append_number(out, static_cast<const arrow::FloatArray&>(array).Value(row));
     case arrow::Type::DOUBLE:
       return append_number(out, static_cast<const arrow::DoubleArray&>(array).Value(row));
-    case arrow::Type::INT8:
-      return append_integer<arrow::Int8Array>(out, array, row);
-    case arrow::Type::UINT8:
-      return append_integer<arrow::UInt8Array>(out, array, row);
     case arrow::Type::STRUCT:
       return append_struct(out, static_cast<const arrow::StructArray&>(array), row);
-    case arrow::Type::INT16:
-      return append_integer<arrow::Int16Array>(out, array, row);
-    case arrow::Type::UINT16:
-      return append_integer<arrow::UInt16Array>(out, array, row);
-    case arrow::Type::INT32:
-      return append_integer<arrow::Int32Array>(out, array, row);
-    case arrow::Type::UINT32:
-      return append_integer<arrow::UInt32Array>(out, array, row);
-    case arrow::Type::INT64:
-      return append_integer<arrow::Int64Array>(out, array, row);
-    case arrow::Type::UINT64:
-      return append_integer<arrow::UInt64Array>(out, array, row);
     default:
       break;
   }
+  if (append_if_integer(out, array, row)) return;
   if (!holds_texts(*array.type())) {
     append_other(out, *array.type());
   } else if (const std::optional<std::string_view> text = text_at(array, row)) {

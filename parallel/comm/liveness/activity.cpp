@@ -18,7 +18,7 @@ struct Activity::Mark {
   std::function<bool()> passed;
 };
 
-void Activity::set(Doing doing, std::string_view text) {
+void Activity::set(ActivityKind doing, std::string_view text) {
   const auto now = Clock::now();
   const std::lock_guard lock(mutex_);
   doing_ = doing;
@@ -68,7 +68,8 @@ std::shared_ptr<const Activity::Mark> Activity::drop_passed() {
   }
 }
 
-ActivityScope::ActivityScope(Activity* activity, Doing doing, std::string_view text) : activity_(activity) {
+ActivityScope::ActivityScope(Activity* activity, ActivityKind doing, std::string_view text)
+    : activity_(activity) {
   if (activity_ == nullptr) return;
   before_ = activity_->own_state();
   activity_->set(doing, text);
@@ -83,8 +84,8 @@ std::string rank_name(int rank, const std::string& host) {
 }
 
 std::string describe(const Activity::State& state) {
-  return fmt::format("{} {} for {:.1f} s", state.doing == Doing::wait ? "waits for" : "is in", state.text,
-                     state.seconds);
+  return fmt::format("{} {} for {:.1f} s", state.doing == ActivityKind::wait ? "waits for" : "is in",
+                     state.text, state.seconds);
 }
 
 std::string describe_others(std::span<const RankState> states, int but, int at_most) {
@@ -92,14 +93,15 @@ std::string describe_others(std::span<const RankState> states, int but, int at_m
   for (const RankState& state : states) {
     if (state.rank != but) others.push_back(&state);
   }
-  std::ranges::stable_partition(others, [](const RankState* s) { return s->state.doing != Doing::wait; });
+  std::ranges::stable_partition(others,
+                                [](const RankState* s) { return s->state.doing != ActivityKind::wait; });
   std::vector<std::string> parts;
   const size_t shown = std::min(others.size(), static_cast<size_t>(at_most));
   for (size_t i = 0; i < shown; ++i) {
     parts.push_back(rank_name(others[i]->rank, others[i]->host) + " " + describe(others[i]->state));
   }
   if (shown < others.size()) {
-    const bool all_wait = others[shown]->state.doing == Doing::wait;
+    const bool all_wait = others[shown]->state.doing == ActivityKind::wait;
     parts.push_back(fmt::format("{} more ranks {}", others.size() - shown,
                                 all_wait ? "wait for others" : "are not shown"));
   }

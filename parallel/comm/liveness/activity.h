@@ -19,7 +19,7 @@ namespace pptrain::comm {
 
 // wait: for another rank. storage: reads or writes files; a call into the kernel may then last long without a
 // fault.
-enum class Doing : uint8_t { work, wait, storage };
+enum class ActivityKind : uint8_t { work, wait, storage };
 
 // Set by the rank's thread for each action, read by the threads that report.
 //
@@ -29,14 +29,14 @@ enum class Doing : uint8_t { work, wait, storage };
 class Activity {
  public:
   struct State {
-    Doing doing = Doing::work;
+    ActivityKind doing = ActivityKind::work;
     // "F stage 6 microbatch 9"; of a wait, what it is for. "... (its GPU: F stage 6 microbatch 4)" if the
     // device was behind at the last look.
     std::string text;
     double seconds = 0;  // since it began
   };
 
-  void set(Doing doing, std::string_view text);
+  void set(ActivityKind doing, std::string_view text);
   State state() const;
 
   // The rank's thread calls it when the device's work for `text` is enqueued. passed: whether it is done. Any
@@ -56,7 +56,7 @@ class Activity {
 
   mutable std::mutex mutex_;
   // Libraries, drivers and weights are loaded.
-  Doing doing_ = Doing::storage;
+  ActivityKind doing_ = ActivityKind::storage;
   std::string text_ = "start-up";
   Clock::time_point since_ = Clock::now();
   std::string device_text_;
@@ -69,7 +69,7 @@ class Activity {
 // An activity for as long as it lives; then the earlier one goes on. Nothing without an Activity.
 class ActivityScope {
  public:
-  ActivityScope(Activity* activity, Doing doing, std::string_view text);
+  ActivityScope(Activity* activity, ActivityKind doing, std::string_view text);
   ~ActivityScope();
   ActivityScope(const ActivityScope&) = delete;
   ActivityScope& operator=(const ActivityScope&) = delete;

@@ -372,7 +372,7 @@ void Heartbeat::look_at(Link& link, Clock::time_point now) {
 void Heartbeat::look_at_own_thread(Clock::time_point now) {
   const auto asleep = kernel_sleep_.look(now);
   const Activity::State state = activity_.state();
-  if (verdict_ || asleep < options_.limit || state.doing == Doing::storage) return;
+  if (verdict_ || asleep < options_.limit || state.doing == ActivityKind::storage) return;
   const std::string where = kernel_sleep_.where();
   decide({.rank = rank_,
           .text = fmt::format("{} has been stuck in the kernel{} for {:.1f} s: a disk, a network file system "
@@ -403,7 +403,7 @@ std::string Heartbeat::last_words(const Link& link) const {
   if (link.state.text.empty()) return "It had not told what it was doing.";
   const double ago = seconds_since(link.heard);
   return fmt::format("When last heard of, {:.1f} s ago, it was {} {} for {:.1f} s.", ago,
-                     link.state.doing == Doing::wait ? "waiting for" : "in", link.state.text,
+                     link.state.doing == ActivityKind::wait ? "waiting for" : "in", link.state.text,
                      link.state.seconds);
 }
 
@@ -443,19 +443,24 @@ std::chrono::milliseconds Heartbeat::turn_to_speak(const Verdict& verdict, Sourc
   return end_after_verdict;
 }
 
+// Says the verdict, and tells the neighbours that it is said.
+void Heartbeat::speak() {
+  spoke_ = true;
+  say(verdict_->text);
+  Verdict said = *verdict_;
+  said.said = true;
+  decide(std::move(said), Source::neighbour);
+}
+
 // True once the thread is to end: after it has ended the process, as a rule.
 bool Heartbeat::conclude(Clock::time_point now) {
   const auto age = now - decided_at_;
   // The rank's own thread has the message of its failure, and is on its way to end the process.
-  if (failed_here_ && age < end_after_own_failure && leaving() == Leave::no) return false;
-  if (failed_here_ && leaving() != Leave::no) return true;
-  if ((!verdict_->said && age >= speak_after_) || failed_here_) {
-    spoke_ = true;
-    say(verdict_->text);
-    Verdict said = *verdict_;
-    said.said = true;
-    decide(std::move(said), Source::neighbour);
+  if (failed_here_) {
+    if (leaving() != Leave::no) return true;
+    if (age < end_after_own_failure) return false;
   }
+  if ((!verdict_->said && age >= speak_after_) || failed_here_) speak();
   const bool drained = previous_.outgoing.empty() && next_.outgoing.empty();
   const bool over = verdict_->said && now >= said_at_ + end_after_said && drained;
   if (!failed_here_ && !over && age < end_after_verdict + milliseconds(400)) return false;

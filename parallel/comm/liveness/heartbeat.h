@@ -121,6 +121,7 @@ class Heartbeat {
   void decide(Verdict verdict, Source source);
   std::chrono::milliseconds turn_to_speak(const Verdict& verdict, Source source) const;
   bool conclude(Clock::time_point now);
+  void speak();
   std::string last_words(const Link& link) const;
   std::string own_words() const;
   void say(const std::string& text);

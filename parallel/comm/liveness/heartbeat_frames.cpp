@@ -67,8 +67,8 @@ class Unpacker {
   Activity::State state() {
     Activity::State state;
     const auto doing = number<uint8_t>();
-    if (doing > static_cast<uint8_t>(Doing::storage)) good_ = false;
-    state.doing = static_cast<Doing>(doing);
+    if (doing > static_cast<uint8_t>(ActivityKind::storage)) good_ = false;
+    state.doing = static_cast<ActivityKind>(doing);
     state.seconds = number<double>();
     if (!std::isfinite(state.seconds)) good_ = false;
     state.text = string();

@@ -64,7 +64,7 @@ class Backoff {
     nap_ = std::min<Clock::duration>(nap_ * 2, longest);
   }
   // Past the spin: the clock may be looked at.
-  bool patient() const { return rounds_ >= spins; }
+  bool disk_communicator() const { return rounds_ >= spins; }
 
  private:
   static constexpr int spins = 100;
@@ -327,7 +327,7 @@ class MpiWork final : public Work {
       lock.unlock();
       backoff.pause();
       lock.lock();
-      if (!backoff.patient()) continue;
+      if (!backoff.disk_communicator()) continue;
       if (deadline.passed()) return false;
       if (!transfer_.is_send && round % looks_every == 0) look_for_misfit();
     }

@@ -118,18 +118,24 @@ class Account {
         work(stage.workspace_head_backward);
         now_.activations -= stage.head;
         break;
-      default:  // B, I
-        const bool whole = part.kind == ActionKind::backward;
-        if (part.stage + 1 == s_.stages()) now_.buffers -= head_gradient(part);
-        now_.buffers -= boundary(part.stage, part.microbatch);
-        run_pass(part);
-        if (history_ != nullptr) use(part, &StageBytes::activation, activation_since_[cell(part)]);
-        now_.activations -= stage.activation;
-        if (!whole) now_.weight_operands += stage.weight_operands;
-        if (!whole && history_ != nullptr) operands_since_[cell(part)] = moment();
-        now_.buffers += boundary(part.stage - 1, part.microbatch);
+      default:
+        compute_backward(part);
     }
     note();
+  }
+
+  // B or I.
+  void compute_backward(const Action& part) {
+    const StageBytes& stage = of(part);
+    const bool whole = part.kind == ActionKind::backward;
+    if (part.stage + 1 == s_.stages()) now_.buffers -= head_gradient(part);
+    now_.buffers -= boundary(part.stage, part.microbatch);
+    run_pass(part);
+    if (history_ != nullptr) use(part, &StageBytes::activation, activation_since_[cell(part)]);
+    now_.activations -= stage.activation;
+    if (!whole) now_.weight_operands += stage.weight_operands;
+    if (!whole && history_ != nullptr) operands_since_[cell(part)] = moment();
+    now_.buffers += boundary(part.stage - 1, part.microbatch);
   }
 
   int64_t head_gradient(const Action& part) const {

@@ -257,15 +257,7 @@ class Simulator {
     double& free = free_[rank];
     if (!start_.gate.empty() && i == start_.gate[rank]) free = std::max(free, start_.open);
     Span& span = result_.spans[rank].emplace_back(Span{free, free});
-    if (!is_compute(action.kind)) {
-      if (action.kind == ActionKind::recv_f) posted_f_[s_.cell(action.stage, action.microbatch)] = free;
-      if (action.kind == ActionKind::recv_b) posted_b_[s_.cell(action.stage, action.microbatch)] = free;
-      if (exchange_ && action.kind == ActionKind::unshard)
-        span = exchange_->unshard(rank, action.stage, free);
-      if (exchange_ && action.kind == ActionKind::reduce_grad)
-        span = exchange_->reduce(rank, action.stage, free);
-      return;
-    }
+    if (!is_compute(action.kind)) return communicate(rank, action, free, span);
     Input input;
     for_each_part(action, [&](const Action& part) {
       const Input one = input_of(part);
@@ -287,15 +279,25 @@ class Simulator {
     time.wait_for_exchange += span.end - (span.start + time_alone);
     time.wait_for_transfer += span.start - std::min(span.start, std::max(free, input.made));
     free = span.end;
-    for_each_part(action, [&](const Action& part) {
-      idle_[rank].see(part, span);
-      if (part.kind == ActionKind::forward) end_f_[s_.cell(part.stage, part.microbatch)] = span.end;
-      if (is_gradient(part.kind)) end_b_[s_.cell(part.stage, part.microbatch)] = span.end;
-      if (is_of_head(part.kind)) {
-        double& end = (part.kind == ActionKind::head_forward ? end_s_ : end_t_)[part.microbatch];
-        end = std::max(end, span.end);
-      }
-    });
+    for_each_part(action, [&](const Action& part) { ended(rank, part, span); });
+  }
+
+  void communicate(int rank, const Action& action, double free, Span& span) {
+    if (action.kind == ActionKind::recv_f) posted_f_[s_.cell(action.stage, action.microbatch)] = free;
+    if (action.kind == ActionKind::recv_b) posted_b_[s_.cell(action.stage, action.microbatch)] = free;
+    if (exchange_ && action.kind == ActionKind::unshard) span = exchange_->unshard(rank, action.stage, free);
+    if (exchange_ && action.kind == ActionKind::reduce_grad)
+      span = exchange_->reduce(rank, action.stage, free);
+  }
+
+  void ended(int rank, const Action& part, const Span& span) {
+    idle_[rank].see(part, span);
+    if (part.kind == ActionKind::forward) end_f_[s_.cell(part.stage, part.microbatch)] = span.end;
+    if (is_gradient(part.kind)) end_b_[s_.cell(part.stage, part.microbatch)] = span.end;
+    if (is_of_head(part.kind)) {
+      double& end = (part.kind == ActionKind::head_forward ? end_s_ : end_t_)[part.microbatch];
+      end = std::max(end, span.end);
+    }
   }
 
   void split_idle(int rank) {

@@ -405,7 +405,7 @@ class Annealer {
   }
 
   bool add_change(int rank) {
-    if (!in_.mend(rank, letters_, first_, last_)) return false;
+    if (!in_.repair(rank, letters_, first_, last_)) return false;
     if (used_ == changes_.size()) changes_.emplace_back();
     Walk::Change& change = changes_[used_++];
     change.rank = rank;

@@ -16,9 +16,9 @@ constexpr int most_chunks = 32;
 constexpr int most_microbatches = 1 << 15;
 
 // What a rank has done, and what it can do next.
-class Doing {
+class Progress {
  public:
-  Doing(const Instance& instance, int rank) : in_(instance), rank_(rank) {}
+  Progress(const Instance& instance, int rank) : in_(instance), rank_(rank) {}
 
   bool has_input(Letter letter) const {
     const auto& [forward, input, weight] = done_[in_.chunk_of(letter)];
@@ -175,25 +175,25 @@ void Instance::add_loads(const SearchProblem& problem) {
 }
 
 bool Instance::sound(int rank, const Letters& letters) const {
-  Doing doing(*this, rank);
+  Progress progress(*this, rank);
   for (const Letter letter : letters) {
-    if (!doing.can(letter)) return false;
-    doing.run(letter);
+    if (!progress.can(letter)) return false;
+    progress.run(letter);
   }
-  return doing.complete();
+  return progress.complete();
 }
 
-bool Instance::mend(int rank, Letters& letters, size_t first, size_t& last) const {
-  Doing doing(*this, rank);
-  for (size_t i = 0; i < first; ++i) doing.run(letters[i]);
+bool Instance::repair(int rank, Letters& letters, size_t first, size_t& last) const {
+  Progress progress(*this, rank);
+  for (size_t i = 0; i < first; ++i) progress.run(letters[i]);
   for (size_t i = first; i <= last;) {
-    if (doing.can(letters[i])) {
-      doing.run(letters[i++]);
+    if (progress.can(letters[i])) {
+      progress.run(letters[i++]);
       continue;
     }
     const auto at = letters.begin() + static_cast<std::ptrdiff_t>(i);
     const auto help =
-        std::find_if(at + 1, letters.end(), [&](Letter other) { return doing.helps(*at, other); });
+        std::find_if(at + 1, letters.end(), [&](Letter other) { return progress.helps(*at, other); });
     if (help == letters.end()) return false;
     std::rotate(at, help, help + 1);
     last = std::max(last, static_cast<size_t>(help - letters.begin()));

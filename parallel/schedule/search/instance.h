@@ -50,10 +50,10 @@ struct Instance {
   // Moves ahead of each pass what must be done before it, and W's if it has no room; says whether the list is
   // sound then. It was before [first, last] changed, or all from `first` on; `last` becomes the last place
   // that differs.
-  bool mend(int rank, Letters& letters, size_t first, size_t& last) const;
-  bool mend(int rank, Letters& letters) const {
+  bool repair(int rank, Letters& letters, size_t first, size_t& last) const;
+  bool repair(int rank, Letters& letters) const {
     size_t last = letters.size() - 1;
-    return mend(rank, letters, 0, last);
+    return repair(rank, letters, 0, last);
   }
 
   // Nothing if the schedule's lists are not in the room or have no microbatch.

@@ -132,7 +132,7 @@ class Search {
       if (over.empty()) return;
       for (int rank = 0; rank < instance.ranks; ++rank) {
         instance.room[rank] -= over[rank];
-        if (over[rank] > 0 && !instance.mend(rank, lists[rank])) return;
+        if (over[rank] > 0 && !instance.repair(rank, lists[rank])) return;
       }
     }
   }

@@ -222,10 +222,10 @@ TEST_CASE("logits from the cache are those of whole sequences", "[generator]") {
   const std::string arch = GENERATE("llama", "qwen3", "mixtral");
   const models::ModelConfig model = small_model(arch, false);
   const auto attention = std::make_shared<attention::CachedAttention>(attention::make_local_attention());
-  models::Seams seams;
-  seams.attention = attention;
+  models::StageParallelism parallelism;
+  parallelism.attention = attention;
   const auto stages_in = [&](at::ScalarType dtype) {
-    return build_stages(model, {model.layers}, dtype, 7, models::Recompute::none, seams);
+    return build_stages(model, {model.layers}, dtype, 7, models::Recompute::none, parallelism);
   };
   const Stages stages = stages_in(type);
   models::TransformerStage& stage = *stages.front();

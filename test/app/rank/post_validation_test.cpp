@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "parallel/checkpoint/checkpoint.h"
-#include "test/app/near_jobs.h"
+#include "test/app/close_runs.h"
 #include "test/app/small_job.h"
 #include "test/support/catch.h"
 #include "test/support/covering.h"

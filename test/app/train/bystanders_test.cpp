@@ -76,9 +76,9 @@ double evaluate(const std::filesystem::path& run_dir, const Overrides& overrides
   const app::Plan plan = test::small_plan(silent_job(), run_dir, overrides);
   double loss = 0;
   app::run_ranks(plan, [&](app::RunContext& context) {
-    const auto patient = checkpoint::patient(context.mesh.world());
+    const auto disk = checkpoint::disk_communicator(context.mesh.world());
     const app::TokenFiles files =
-        app::make_token_files(context, *patient, app::Wanted::validation, [] { return false; });
+        app::make_token_files(context, *disk, app::Wanted::validation, [] { return false; });
     const auto sources = app::open_data(context.job, context.model.vocab, files, app::Wanted::validation);
     app::RankModel model(context, app::Purpose::evaluate);
     app::load_weights(context, model, "");

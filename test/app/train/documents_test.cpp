@@ -8,7 +8,7 @@
 #include "app/forecast/prediction.h"
 #include "app/forecast/stage_choices.h"
 #include "core/base/error.h"
-#include "test/app/near_jobs.h"
+#include "test/app/close_runs.h"
 #include "test/app/small_job.h"
 #include "test/support/bounds.h"
 #include "test/support/catch.h"

@@ -4,7 +4,7 @@
 #include "app/plan/run_files.h"
 #include "core/base/error.h"
 #include "parallel/schedule/generators/generators.h"
-#include "test/app/near_jobs.h"
+#include "test/app/close_runs.h"
 #include "test/app/small_job.h"
 #include "test/support/bounds.h"
 #include "test/support/catch.h"

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "test/app/near_jobs.h"
+#include "test/app/close_runs.h"
 #include "test/app/small_job.h"
 #include "test/support/catch.h"
 

@@ -10,7 +10,7 @@
 #include "core/io/files.h"
 #include "parallel/schedule/generators/generators.h"
 #include "test/app/checkpoint_elements.h"
-#include "test/app/near_jobs.h"
+#include "test/app/close_runs.h"
 #include "test/support/catch.h"
 
 using namespace pptrain::test;

@@ -98,7 +98,7 @@ TEST_CASE("every field of the job has an option") {
   const size_t padding = 7 + 7 + 7 + 6 + 6 + 6 + 7 + 7 + 5 + 7 + 7 + 7 + 6 + 6;
   // Only a source in [[data.sources]] has them, not [data].
   const size_t of_sources = sizeof(DataSource::name) + sizeof(DataSource::weight);
-  INFO("A field has no option in options.cpp; or a new bool has changed the padding counted here.");
+  INFO("A field has no option in options/; or a new bool has changed the padding counted here.");
   CHECK(bytes + padding + of_sources == sizeof(JobConfig));
 }
 

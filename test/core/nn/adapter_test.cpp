@@ -128,7 +128,7 @@ TEST_CASE("adapters start at zero output, A as normal as a uniform by fan-in", "
 
 TEST_CASE("column and row layers take adapters' gradients at once and later with equal bits", "[nn]") {
   const auto type = GENERATE(at::kFloat, at::kBFloat16);
-  const auto alone = std::make_shared<const nn::Region>();
+  const auto alone = std::make_shared<const nn::TensorGroup>();
   std::vector<Tensor> gradients;
   for (const Mode mode : {Mode::immediate, Mode::deferred}) {
     Adapted adapted(adapters_of({"a.weight", "b.weight", "o.weight"}));
@@ -158,7 +158,7 @@ TEST_CASE("column and row layers take adapters' gradients at once and later with
 TEST_CASE("a frozen layer has the input gradients of one that learns, and queues nothing", "[nn]") {
   const auto type = GENERATE(at::kFloat, at::kBFloat16);
   const auto kind = GENERATE(nn::NormKind::rms, nn::NormKind::rms_plus_one, nn::NormKind::layer);
-  const auto alone = std::make_shared<const nn::Region>();
+  const auto alone = std::make_shared<const nn::TensorGroup>();
   std::vector<Tensor> results;
   for (const bool frozen : {false, true}) {
     Adapted adapted({.freezes = [frozen](const nn::ParameterSpec&) { return frozen; }});

@@ -180,20 +180,20 @@ void measure_stage(Bench& bench, Json& row, TransformerStage& stage, const Place
   if (waits) row["host_syncs"] = *waits;
 }
 
-// How attention is computed, as train.deterministic says, with the seams that its stages get. I and W apart
-// are measured in one of them.
+// How attention is computed, as train.deterministic says, with the parallelism that its stages get. I and W
+// apart are measured in one of them.
 struct AttentionMode {
   const char* name;
-  models::Seams seams;
+  models::StageParallelism parallelism;
   bool split;
 };
 
 std::vector<AttentionMode> attention_modes() {
-  models::Seams deterministic, fastest;
+  models::StageParallelism deterministic, fastest;
   deterministic.attention = attention::make_local_attention(/*deterministic=*/true);
   fastest.attention = attention::make_local_attention(/*deterministic=*/false);
-  return {{.name = "deterministic", .seams = deterministic, .split = true},
-          {.name = "fastest", .seams = fastest, .split = false}};
+  return {{.name = "deterministic", .parallelism = deterministic, .split = true},
+          {.name = "fastest", .parallelism = fastest, .split = false}};
 }
 
 void measure_place(Bench& bench, Rows& rows, const Place& place, Recompute recompute,
@@ -201,8 +201,8 @@ void measure_place(Bench& bench, Rows& rows, const Place& place, Recompute recom
   bench.reset_memory();
   std::unique_ptr<TransformerStage> stage;
   const auto make = [&] {
-    auto made =
-        std::make_unique<TransformerStage>(bench.sizes().model(kLayers), place.slice, recompute, mode.seams);
+    auto made = std::make_unique<TransformerStage>(bench.sizes().model(kLayers), place.slice, recompute,
+                                                   mode.parallelism);
     made->materialise(bench.device(), at::kBFloat16);
     made->parameters().initialise(/*seed=*/1);
     return made;

@@ -91,7 +91,7 @@ TEST_CASE("a save in the background is, byte for byte, the save that training wa
   std::atomic<int> late = 0;
   constexpr int rounds = 12;
   comm::run_thread_ranks(2, [&](comm::Communicator& world) {
-    const auto comm = patient(world);
+    const auto comm = disk_communicator(world);
     const int rank = world.rank();
     State state(rank);
     std::mt19937 random(static_cast<unsigned>(rank));
@@ -119,7 +119,7 @@ TEST_CASE("a save in the background is, byte for byte, the save that training wa
 TEST_CASE("one save is under way at most, and the end waits for it") {
   const ScratchFolder folder;
   comm::run_thread_ranks(2, [&](comm::Communicator& world) {
-    const auto comm = patient(world);
+    const auto comm = disk_communicator(world);
     State state(world.rank());
     Saver saver(*comm, options(folder.path(), 3), true);
     for (int64_t step = 1; step <= 20; ++step) {
@@ -145,7 +145,7 @@ TEST_CASE("a save that fails does not end training, unless it is the last") {
     const fs::path root = folder / (background ? "background" : "foreground");
     std::atomic<int> refused = 0;
     const auto messages = messages_of(2, [&](comm::Communicator& world) {
-      const auto comm = patient(world);
+      const auto comm = disk_communicator(world);
       State state(world.rank());
       Saver saver(*comm, options(root), background);
       const auto save = [&](int64_t step) {
@@ -187,7 +187,7 @@ TEST_CASE("another rank's end is no failed save") {
   const ScratchFolder folder;
   const auto run = [&] {
     comm::run_thread_ranks(2, [&](comm::Communicator& world) {
-      const auto comm = patient(world);
+      const auto comm = disk_communicator(world);
       State state(world.rank());
       Saver saver(*comm, options(folder.path()), true);
       if (world.rank() == 1) throw Error("out of order");

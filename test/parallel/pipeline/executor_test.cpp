@@ -426,7 +426,7 @@ TEST_CASE("an executor tells what it is doing, and what it waits for") {
   comm::run_thread_ranks(2, [&](comm::Communicator& world) {
     const c10::InferenceMode inference;
     comm::Activity& mine = activities[static_cast<size_t>(world.rank())];
-    mine.set(comm::Doing::work, "step 17");
+    mine.set(comm::ActivityKind::work, "step 17");
     CountingStage stage(world.rank(), 2);
     pipeline::Executor executor(alone(stage), world, lowered);
     executor.report_to(&mine);
@@ -435,7 +435,7 @@ TEST_CASE("an executor tells what it is doing, and what it waits for") {
       stage.silence = [&] {
         seen.push_back(comm::describe(mine.state()));
         const auto waits = [](const comm::Activity::State& state) {
-          return state.doing == comm::Doing::wait && state.text == "RECV_F stage 1 microbatch 1";
+          return state.doing == comm::ActivityKind::wait && state.text == "RECV_F stage 1 microbatch 1";
         };
         while (!waits(activities[1].state())) std::this_thread::yield();
         seen.push_back(comm::describe(activities[1].state()));

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "core/nn/parameter.h"
-#include "core/nn/region.h"
+#include "core/nn/tensor_group.h"
 #include "parallel/comm/thread/thread_communicator.h"
 #include "test/support/catch.h"
 
@@ -33,7 +33,7 @@ TEST_CASE("both uses of a tied weight end with the same sum, on every layout") {
     std::vector<std::pair<int64_t, int64_t>> parts(static_cast<size_t>(p));
     if (!spread) parts.back() = {0, rows * columns};
     for (int rank = 0; spread && rank < p; ++rank) {
-      const nn::TensorCut part{.rank = rank, .size = p};
+      const nn::TensorShard part{.rank = rank, .size = p};
       parts[static_cast<size_t>(rank)] = {part.begin(rows, rank) * columns, part.count(rows) * columns};
     }
     // The rank's shard of a buffer of these values.

@@ -18,7 +18,7 @@
 #include "core/nn/rope.h"
 #include "core/nn/vocabulary.h"
 #include "parallel/comm/thread/thread_communicator.h"
-#include "parallel/tensor/tensor_region.h"
+#include "parallel/tensor/tensor_group.h"
 #include "test/core/kernels/compare.h"
 #include "test/support/catch.h"
 
@@ -56,15 +56,15 @@ struct Result {
   std::map<std::string, Tensor> grads;
 };
 
-// Runs `body` with a region of `size` ranks; each rank's result holds its parts, which are put together. Rows
+// Runs `body` with a group of `size` ranks; each rank's result holds its parts, which are put together. Rows
 // of y and dx are shares where `shares` says so, columns else.
-using Body = std::function<Result(std::shared_ptr<const nn::Region>)>;
+using Body = std::function<Result(std::shared_ptr<const nn::TensorGroup>)>;
 Result on_ranks(int size, const Body& body, int64_t y_dim, int64_t dx_dim) {
   std::vector<Result> parts(static_cast<size_t>(size));
   comm::run_thread_ranks(size, [&](comm::Communicator& tp) {
     const c10::InferenceMode inference;
     at::set_num_threads(1);
-    parts[static_cast<size_t>(tp.rank())] = body(tensor::make_region(&tp));
+    parts[static_cast<size_t>(tp.rank())] = body(tensor::make_tensor_group(&tp));
   });
   std::vector<Tensor> y, dx;
   Result result;
@@ -91,12 +91,12 @@ void check(const Result& actual, const Result& expected, double limit) {
   }
 }
 
-Tensor own_rows(const Tensor& whole, const nn::TensorCut& cut) {
+Tensor own_rows(const Tensor& whole, const nn::TensorShard& cut) {
   const int64_t rows = whole.size(0);
   return whole.narrow(0, cut.begin(rows, cut.rank), cut.count(rows)).contiguous();
 }
 
-Tensor own_columns(const Tensor& whole, const nn::TensorCut& cut) {
+Tensor own_columns(const Tensor& whole, const nn::TensorShard& cut) {
   const int64_t columns = whole.size(1);
   return whole.narrow(1, cut.begin(columns, cut.rank), cut.count(columns)).contiguous();
 }
@@ -110,26 +110,26 @@ TEST_CASE("ColumnLinear and RowLinear: values and gradients of the whole layer")
   const auto mode = GENERATE(Mode::immediate, Mode::deferred);
   const int size = GENERATE(2, 3, 4);
   const Tensor x = random({kRows, kIn}, type), dy = random({kRows, kOut}, type);
-  const Body column = [&](std::shared_ptr<const nn::Region> region) {
+  const Body column = [&](std::shared_ptr<const nn::TensorGroup> tp) {
     nn::ParameterGroup group;
-    nn::ColumnLinear layer(group, kIn, {{"a", kOut}}, true, 0.3, region);
+    nn::ColumnLinear layer(group, kIn, {{"a", kOut}}, true, 0.3, tp);
     materialise(group, type);
     nn::WeightGradQueue queue(mode);
     Result r;
-    r.y = layer.forward(own_rows(x, region->cut()), kRows)[0];
-    r.dx = layer.backward(own_rows(x, region->cut()), {own_columns(dy, region->cut())}, queue);
+    r.y = layer.forward(own_rows(x, tp->cut()), kRows)[0];
+    r.dx = layer.backward(own_rows(x, tp->cut()), {own_columns(dy, tp->cut())}, queue);
     queue.run();
     collect(group, r.grads);
     return r;
   };
-  const Body row = [&](std::shared_ptr<const nn::Region> region) {
+  const Body row = [&](std::shared_ptr<const nn::TensorGroup> tp) {
     nn::ParameterGroup group;
-    nn::RowLinear layer(group, kIn, {"a", kOut}, true, 0.3, region);
+    nn::RowLinear layer(group, kIn, {"a", kOut}, true, 0.3, tp);
     materialise(group, type);
     nn::WeightGradQueue queue(mode);
     Result r;
-    r.y = layer.forward(own_columns(x, region->cut()));
-    r.dx = layer.backward(own_columns(x, region->cut()), own_rows(dy, region->cut()), queue);
+    r.y = layer.forward(own_columns(x, tp->cut()));
+    r.dx = layer.backward(own_columns(x, tp->cut()), own_rows(dy, tp->cut()), queue);
     queue.run();
     collect(group, r.grads);
     return r;
@@ -160,15 +160,15 @@ TEST_CASE("LatentAttention: values and gradients of the whole layer") {
   const nn::TokenInfo tokens{.positions = at::arange(rows, at::kInt),
                              .segments = tokens::make_segments({0, 30, 42}, at::kCPU),
                              .ropes = {{nn::make_rope_table({.dim = config.rope_dim}, rows, at::kCPU)}}};
-  const Body body = [&](std::shared_ptr<const nn::Region> region) {
+  const Body body = [&](std::shared_ptr<const nn::TensorGroup> tp) {
     nn::ParameterGroup group;
-    nn::LatentAttention layer(group, "a", config, attention::make_local_attention(), region);
+    nn::LatentAttention layer(group, "a", config, attention::make_local_attention(), tp);
     materialise(group, type);
     nn::WeightGradQueue queue(mode);
     nn::LatentAttention::Saved saved;
     Result r;
-    r.y = layer.forward(own_rows(x, region->cut()), tokens, saved);
-    r.dx = layer.backward_input(saved, own_rows(dy, region->cut()), tokens, queue);
+    r.y = layer.forward(own_rows(x, tp->cut()), tokens, saved);
+    r.dx = layer.backward_input(saved, own_rows(dy, tp->cut()), tokens, queue);
     queue.run();
     collect(group, r.grads);
     return r;
@@ -197,16 +197,15 @@ TEST_CASE("Mlp: values and gradients of the whole layer") {
   const auto type = GENERATE(at::kFloat, at::kBFloat16);
   const int size = GENERATE(2, 3);
   const Tensor x = random({kRows, kIn}, type), dy = random({kRows, kIn}, type);
-  const Body body = [&](std::shared_ptr<const nn::Region> region) {
+  const Body body = [&](std::shared_ptr<const nn::TensorGroup> tp) {
     nn::ParameterGroup group;
-    nn::Mlp layer(group, "mlp", kIn, 96, nn::Activation::gelu_tanh, /*gated=*/false, true, 0.05, 0.05,
-                  region);
+    nn::Mlp layer(group, "mlp", kIn, 96, nn::Activation::gelu_tanh, /*gated=*/false, true, 0.05, 0.05, tp);
     materialise(group, type);
     nn::WeightGradQueue queue(Mode::immediate);
-    const auto saved = layer.activate(own_rows(x, region->cut()), some_tokens(8));
+    const auto saved = layer.activate(own_rows(x, tp->cut()), some_tokens(8));
     Result r;
     r.y = layer.project(*saved);
-    r.dx = layer.backward_input(*saved, own_rows(dy, region->cut()), some_tokens(8), queue);
+    r.dx = layer.backward_input(*saved, own_rows(dy, tp->cut()), some_tokens(8), queue);
     collect(group, r.grads);
     return r;
   };
@@ -227,15 +226,15 @@ TEST_CASE("Attention: values and gradients of the whole layer, with norms of hea
                                    .qk_norm_kind = nn::NormKind::rms_plus_one,
                                    .rotary_dim = 8};
   const Tensor x = random({kRows, kIn}, type), dy = random({kRows, kIn}, type);
-  const Body body = [&](std::shared_ptr<const nn::Region> region) {
+  const Body body = [&](std::shared_ptr<const nn::TensorGroup> tp) {
     nn::ParameterGroup group;
-    nn::Attention layer(group, "attn", config, attention::make_local_attention(), region);
+    nn::Attention layer(group, "attn", config, attention::make_local_attention(), tp);
     materialise(group, type);
     nn::WeightGradQueue queue(Mode::immediate);
     nn::Attention::Saved saved;
     Result r;
-    r.y = layer.forward(own_rows(x, region->cut()), some_tokens(8), saved);
-    r.dx = layer.backward_input(saved, own_rows(dy, region->cut()), some_tokens(8), queue);
+    r.y = layer.forward(own_rows(x, tp->cut()), some_tokens(8), saved);
+    r.dx = layer.backward_input(saved, own_rows(dy, tp->cut()), some_tokens(8), queue);
     collect(group, r.grads);
     return r;
   };
@@ -246,8 +245,8 @@ TEST_CASE("a norm over all heads is refused where ranks share them out") {
   nn::ParameterGroup group;
   const nn::AttentionConfig config{
       .hidden = 8, .heads = 4, .kv_heads = 2, .head_dim = 4, .qk_norm = nn::QkNorm::whole};
-  const auto region = std::make_shared<nn::Region>(nn::TensorCut{.rank = 0, .size = 2});
-  CHECK_THROWS_WITH(nn::Attention(group, "attn", config, attention::make_local_attention(), region),
+  const auto tp = std::make_shared<nn::TensorGroup>(nn::TensorShard{.rank = 0, .size = 2});
+  CHECK_THROWS_WITH(nn::Attention(group, "attn", config, attention::make_local_attention(), tp),
                     contains_text("several tensor-parallel ranks"));
 }
 
@@ -260,14 +259,14 @@ TEST_CASE("Embedding by parts of the vocabulary: the bits of the whole one") {
   const int64_t vocab = 31;
   const Tensor places = at::arange(kRows, at::kInt).flip(0);
   const Tensor tokens = at::randint(0, vocab, {kRows}, at::kLong), dy = random({kRows, kIn}, type);
-  const Body body = [&](std::shared_ptr<const nn::Region> region) {
+  const Body body = [&](std::shared_ptr<const nn::TensorGroup> tp) {
     nn::ParameterGroup group;
     nn::Embedding layer(
         group, "embed",
-        {.vocab = vocab, .dim = kIn, .init_std = 1, .scale = 3, .positions = positions ? kRows : 0}, region);
+        {.vocab = vocab, .dim = kIn, .init_std = 1, .scale = 3, .positions = positions ? kRows : 0}, tp);
     materialise(group, type);
     Result r{.y = layer.forward(tokens, places), .dx = at::zeros({1}), .grads = {}};
-    layer.backward_weight(tokens, places, own_rows(dy, region->cut()));
+    layer.backward_weight(tokens, places, own_rows(dy, tp->cut()));
     collect(group, r.grads);
     return r;
   };
@@ -289,23 +288,22 @@ TEST_CASE("LinearCrossEntropy by parts of the vocabulary: one loss on every rank
   Tensor labels = at::randint(0, vocab, {kRows}, at::kLong);
   labels.narrow(0, 20, 9).fill_(-100);
   const auto body = [&](int64_t chunk_bytes) -> Body {
-    return [&, chunk_bytes](std::shared_ptr<const nn::Region> region) {
+    return [&, chunk_bytes](std::shared_ptr<const nn::TensorGroup> tp) {
       nn::ParameterGroup group;
-      nn::Weight& weight = group.add({region->cut().cut(
+      nn::Weight& weight = group.add({tp->cut().cut(
           {.name = "head.weight", .shape = {vocab, kIn}, .role = nn::Role::head, .init_std = 0.5}, 0)});
       materialise(group, type);
-      nn::LinearCrossEntropy head(weight, vocab, region);
+      nn::LinearCrossEntropy head(weight, vocab, tp);
       head.scale_logits(0.5, cap);
       head.set_chunk_bytes(chunk_bytes);
       head.smooth_labels(smoothing);
-      const Tensor own = own_rows(h, region->cut());
+      const Tensor own = own_rows(h, tp->cut());
       Result r{.y = {}, .dx = at::empty_like(own), .grads = {}};
       const Tensor alone = head.losses(own, labels).sum(at::kDouble);
       r.y = head.forward_backward(own, labels, r.dx).unsqueeze(0);
       if (same_bits(r.y[0], alone) != (smoothing == 0)) throw Error("the loss depends on the gradient");
       const Tensor logits = head.logits(h);
-      r.grads["logits"] =
-          region->cut().rank == 0 ? logits.to(at::kFloat) : at::zeros_like(logits, at::kFloat);
+      r.grads["logits"] = tp->cut().rank == 0 ? logits.to(at::kFloat) : at::zeros_like(logits, at::kFloat);
       collect(group, r.grads);
       return r;
     };

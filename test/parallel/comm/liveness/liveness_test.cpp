@@ -61,7 +61,7 @@ void run_with_dead_rank(int size, int dead, Outcome& outcome, Die&& die) {
   run_thread_ranks(size, [&](Communicator& world) {
     const int r = world.rank();
     LiveRank rank;
-    rank.activity.set(Doing::work, "F stage " + std::to_string(r) + " microbatch 9");
+    rank.activity.set(ActivityKind::work, "F stage " + std::to_string(r) + " microbatch 9");
     if (r == dead) {
       Ring ring = make_ring(world, 5s);
       if (!agree(world, ring.fault, [](const std::string&) {})) throw Error(ring.fault);
@@ -194,7 +194,8 @@ TEST_CASE("a roll call tells what every rank does", "[clock]") {
   std::mutex mutex;
   run_thread_ranks(5, [&](Communicator& world) {
     Activity activity;
-    activity.set(world.rank() == 3 ? Doing::work : Doing::wait, "thing " + std::to_string(world.rank()));
+    activity.set(world.rank() == 3 ? ActivityKind::work : ActivityKind::wait,
+                 "thing " + std::to_string(world.rank()));
     const auto heartbeat = Heartbeat::start(world, activity, {}, [](const std::string&) {});
     world.barrier();
     const std::vector<RankState> states = heartbeat->roll_call();
@@ -204,7 +205,7 @@ TEST_CASE("a roll call tells what every rank does", "[clock]") {
     for (int r = 0; r < 5; ++r) {
       CHECK(states[r].rank == r);
       CHECK(states[r].state.text == "thing " + std::to_string(r));
-      CHECK(states[r].state.doing == (r == 3 ? Doing::work : Doing::wait));
+      CHECK(states[r].state.doing == (r == 3 ? ActivityKind::work : ActivityKind::wait));
     }
     const std::string text = describe_others(states, 0, 2);
     CHECK_THAT(text, contains_text("is in thing 3 for") && contains_text("waits for thing 1 for") &&
@@ -238,7 +239,8 @@ TEST_CASE("a summons comes to every rank once, however many ranks send one, and 
 TEST_CASE("heartbeats that nobody can read are no frames") {
   const Verdict verdict{.rank = 3, .code = 2, .said = true, .text = "boom"};
   std::string stream;
-  const std::string bytes = encode(verdict) + encode_beat({Doing::wait, "RECV_F stage 1 microbatch 2", 0.5});
+  const std::string bytes =
+      encode(verdict) + encode_beat({ActivityKind::wait, "RECV_F stage 1 microbatch 2", 0.5});
   std::vector<Frame> frames;
   for (const char byte : bytes) {
     stream += byte;
@@ -261,7 +263,7 @@ TEST_CASE("heartbeats that nobody can read are no frames") {
   CHECK_FALSE(decode_verdict(frames[0].body + "x"));
   std::string nonsense = "GET / HTTP/1.1\r\n";
   CHECK_THROWS_AS(take_frame(nonsense), Error);
-  CHECK(encode_beat({Doing::work, std::string(100'000, 'x'), 0}).size() < 5000);
+  CHECK(encode_beat({ActivityKind::work, std::string(100'000, 'x'), 0}).size() < 5000);
 }
 
 TEST_CASE("a rank on another machine is reached at the one address that it names") {
@@ -356,7 +358,7 @@ TEST_CASE("an activity tells how far the device is behind the host") {
   Activity activity;
   int done = 0;
   const auto enqueue = [&](int number, const std::string& text) {
-    activity.set(Doing::work, text);
+    activity.set(ActivityKind::work, text);
     activity.enqueued(text, [&done, number] { return done > number; });
   };
   CHECK(activity.look_at_device().empty());
@@ -366,7 +368,7 @@ TEST_CASE("an activity tells how far the device is behind the host") {
   CHECK(activity.look_at_device() == "F stage 5 microbatch 0");
   CHECK(activity.state().text == "F stage 5 microbatch 1 (its GPU: F stage 5 microbatch 0)");
   {
-    const ActivityScope waiting(&activity, Doing::wait, "RECV_F stage 5 microbatch 2");
+    const ActivityScope waiting(&activity, ActivityKind::wait, "RECV_F stage 5 microbatch 2");
     CHECK_THAT(describe(activity.state()),
                contains_text("waits for RECV_F stage 5 microbatch 2 (its GPU: F stage 5 microbatch 0) for"));
   }

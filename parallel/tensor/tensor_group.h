@@ -4,15 +4,15 @@
 #include <cstdint>
 #include <memory>
 
-#include "core/nn/region.h"
+#include "core/nn/tensor_group.h"
 #include "parallel/comm/communicator.h"
 
 namespace pptrain::tensor {
 
-// The region of a group; of a rank alone if the group is null or has one rank. Gathers and sums are the
-// communicator's, so that sums are taken in rank order and have the same bits on every transport. `tp` must
-// outlive the region.
-std::shared_ptr<const nn::Region> make_region(comm::Communicator* tp);
+// The tensor-parallel group of a communicator; of a rank alone if the group is null or has one rank. Gathers
+// and sums are the communicator's, so that sums are taken in rank order and have the same bits on every
+// transport. `tp` must outlive it.
+std::shared_ptr<const nn::TensorGroup> make_tensor_group(comm::Communicator* tp);
 
 // The ranks of `tp` that hold copies of the same key-value heads (nn::Copies::kv), in rank order: neighbours
 // if tp is a multiple of kv_heads and larger; else each rank alone. Collective over `tp`, which must outlive

@@ -7,7 +7,7 @@
 #include "core/attention/attention.h"
 #include "core/config/word.h"
 #include "core/nn/experts.h"
-#include "core/nn/region.h"
+#include "core/nn/tensor_group.h"
 #include "core/tokens/context_split.h"
 #include "parallel/comm/communicator.h"
 
@@ -32,17 +32,17 @@ struct StageGroups {
 };
 
 // By default a rank computes alone, with all of its tokens.
-struct Seams {
+struct StageParallelism {
   // The tensor-parallel ranks: rows are sharded over them, and the inside of attention, dense MLP, embedding
   // and head.
-  std::shared_ptr<const nn::Region> region = std::make_shared<nn::Region>();
+  std::shared_ptr<const nn::TensorGroup> tp = std::make_shared<nn::TensorGroup>();
   std::shared_ptr<attention::CoreAttention> attention = attention::make_local_attention();
   std::shared_ptr<const nn::ExpertExchange> experts = std::make_shared<nn::ExpertExchange>();
   bool sequence_slices = false;  // layers keep keys of a list's slices, around `attention`
   bool deterministic = true;     // for the attention of slices
 };
 
-// Throws Error for a group that has no seam.
-Seams make_seams(const StageGroups& groups);
+// Throws Error for a group that no layer knows.
+StageParallelism make_stage_parallelism(const StageGroups& groups);
 
 }  // namespace pptrain::models

@@ -1,4 +1,4 @@
-#include "parallel/tensor/tensor_region.h"
+#include "parallel/tensor/tensor_group.h"
 
 #include <spdlog/fmt/fmt.h>
 
@@ -15,7 +15,7 @@
 namespace pptrain::tensor {
 namespace {
 
-nn::Region::Wait wait_of(std::unique_ptr<comm::Work> work) {
+nn::TensorGroup::Wait wait_of(std::unique_ptr<comm::Work> work) {
   return [work = std::shared_ptr(std::move(work))] {
     comm::wait_in_pass(*work, [] { return "an exchange of tensor-parallel ranks"; });
   };
@@ -29,10 +29,10 @@ std::vector<int64_t> elements(const at::Tensor& whole, std::span<const int64_t> 
   return counts;
 }
 
-class TensorRegion final : public nn::Region {
+class TensorRegion final : public nn::TensorGroup {
  public:
   explicit TensorRegion(comm::Communicator& tp)
-      : nn::Region({.rank = tp.rank(), .size = tp.size()}), tp_(tp) {}
+      : nn::TensorGroup({.rank = tp.rank(), .size = tp.size()}), tp_(tp) {}
 
   Wait gather(at::Tensor all, const at::Tensor& own, std::span<const int64_t> rows) const override {
     const std::vector<int64_t> counts = elements(all, rows);
@@ -49,8 +49,8 @@ class TensorRegion final : public nn::Region {
 
 }  // namespace
 
-std::shared_ptr<const nn::Region> make_region(comm::Communicator* tp) {
-  if (tp == nullptr || tp->size() == 1) return std::make_shared<nn::Region>();
+std::shared_ptr<const nn::TensorGroup> make_tensor_group(comm::Communicator* tp) {
+  if (tp == nullptr || tp->size() == 1) return std::make_shared<nn::TensorGroup>();
   return std::make_shared<TensorRegion>(*tp);
 }
 

@@ -1,4 +1,4 @@
-#include "parallel/tensor/tensor_region.h"
+#include "parallel/tensor/tensor_group.h"
 
 #include <ATen/Functions.h>
 #include <ATen/core/IListRef.h>
@@ -27,7 +27,7 @@ TEST_CASE("chunks of rows: each row of each rank's share once, as many from ever
         INFO(size << " ranks, " << rows << " rows, step " << step);
         std::multiset<int64_t> seen;
         for (int rank = 0; rank < size; ++rank) {
-          const nn::TensorCut cut{.rank = rank, .size = size};
+          const nn::TensorShard cut{.rank = rank, .size = size};
           const nn::RowChunks chunks(cut, rows, step);
           int64_t own = 0;
           for (int64_t c = 0; c < chunks.count(); ++c) {
@@ -60,12 +60,12 @@ TEST_CASE("entering gathers the shares, leaving sums in rank order and scatters"
   for (int r = 0; r < size; ++r) partials.push_back(at::randn({rows, 3}));
   comm::run_thread_ranks(size, [&](comm::Communicator& tp) {
     const c10::InferenceMode inference;
-    const auto region = tensor::make_region(&tp);
+    const auto group = tensor::make_tensor_group(&tp);
     const auto r = static_cast<size_t>(tp.rank());
-    const nn::TensorCut& cut = region->cut();
+    const nn::TensorShard& cut = group->cut();
     entered[r] =
-        region->enter(whole.narrow(0, cut.begin(rows, cut.rank), cut.count(rows)).clone(), rows).clone();
-    left[r] = region->leave(partials[r]).clone();
+        group->enter(whole.narrow(0, cut.begin(rows, cut.rank), cut.count(rows)).clone(), rows).clone();
+    left[r] = group->leave(partials[r]).clone();
   });
   Tensor sum = partials[0];
   for (int r = 1; r < size; ++r) sum = sum + partials[static_cast<size_t>(r)];
@@ -98,15 +98,15 @@ TEST_CASE("ranks with copies of a key-value head are neighbours") {
   });
 }
 
-TEST_CASE("a dry region records what a rank would send") {
+TEST_CASE("a dry group records what a rank would send") {
   const c10::InferenceMode inference;
   const auto tp = comm::make_dry(kernels::Wire::tp, 1, 4);
-  const auto region = tensor::make_region(tp.get());
+  const auto group = tensor::make_tensor_group(tp.get());
   const Tensor share = at::empty({3, 8}, at::TensorOptions().device(at::kMeta).dtype(at::kFloat));
   kernels::DryRun run;
-  const Tensor all = region->enter(share, 12);
+  const Tensor all = group->enter(share, 12);
   CHECK(all.sizes() == at::IntArrayRef({12, 8}));
   CHECK(run.cost().on(kernels::Wire::tp).bytes == 3 * 3 * 8 * 4);
-  CHECK(region->leave(all).sizes() == at::IntArrayRef({3, 8}));
+  CHECK(group->leave(all).sizes() == at::IntArrayRef({3, 8}));
   CHECK(run.cost().on(kernels::Wire::tp).bytes == 2 * 3 * 3 * 8 * 4);
 }

@@ -1,4 +1,4 @@
-#include "core/nn/region.h"
+#include "core/nn/tensor_group.h"
 
 #include <ATen/ops/empty.h>
 
@@ -7,14 +7,14 @@
 
 namespace pptrain::nn {
 
-ParameterSpec TensorCut::cut(ParameterSpec spec, int dim) const {
+ParameterSpec TensorShard::cut(ParameterSpec spec, int dim) const {
   if (alone()) return spec;
   const int64_t total = spec.shape.at(static_cast<size_t>(dim));
   spec.cut = Cut{.dim = dim, .begin = begin(total, rank), .size = count(total)};
   return spec;
 }
 
-ParameterSpec TensorCut::copied(ParameterSpec spec) const {
+ParameterSpec TensorShard::copied(ParameterSpec spec) const {
   if (alone()) return spec;
   spec.copies = Copies::tp;
   spec.counted = rank == 0;
@@ -23,7 +23,7 @@ ParameterSpec TensorCut::copied(ParameterSpec spec) const {
 
 namespace {
 
-std::vector<int64_t> shares(const TensorCut& cut, int64_t rows) {
+std::vector<int64_t> shares(const TensorShard& cut, int64_t rows) {
   std::vector<int64_t> result;
   for (int rank = 0; rank < cut.size; ++rank) result.push_back(cut.count(rows, rank));
   return result;
@@ -36,7 +36,7 @@ at::Tensor empty_rows(const at::Tensor& like, int64_t rows) {
   return at::empty(shape, like.options());
 }
 
-Region::Arriving arriving(at::Tensor tensor, Region::Wait wait) {
+TensorGroup::Arriving arriving(at::Tensor tensor, TensorGroup::Wait wait) {
   return [tensor = std::move(tensor), wait = std::move(wait)]() mutable {
     if (wait) wait();
     return std::move(tensor);
@@ -45,24 +45,26 @@ Region::Arriving arriving(at::Tensor tensor, Region::Wait wait) {
 
 }  // namespace
 
-Region::Wait Region::gather(at::Tensor all, const at::Tensor& own, std::span<const int64_t> /*rows*/) const {
+TensorGroup::Wait TensorGroup::gather(at::Tensor all, const at::Tensor& own,
+                                      std::span<const int64_t> /*rows*/) const {
   all.copy_(own);
   return [] {};
 }
 
-Region::Wait Region::sum(at::Tensor own, const at::Tensor& partial, std::span<const int64_t> /*rows*/) const {
+TensorGroup::Wait TensorGroup::sum(at::Tensor own, const at::Tensor& partial,
+                                   std::span<const int64_t> /*rows*/) const {
   own.copy_(partial);
   return [] {};
 }
 
-Region::Arriving Region::begin_enter(const at::Tensor& own, int64_t rows) const {
+TensorGroup::Arriving TensorGroup::begin_enter(const at::Tensor& own, int64_t rows) const {
   if (alone()) return arriving(own, {});
   at::Tensor all = empty_rows(own, rows);
   Wait wait = gather(all, own, shares(cut_, rows));
   return arriving(std::move(all), std::move(wait));
 }
 
-Region::Arriving Region::begin_leave(const at::Tensor& partial) const {
+TensorGroup::Arriving TensorGroup::begin_leave(const at::Tensor& partial) const {
   if (alone()) return arriving(partial, {});
   at::Tensor own = empty_rows(partial, cut_.count(partial.size(0)));
   Wait wait = sum(own, partial, shares(cut_, partial.size(0)));
@@ -70,7 +72,7 @@ Region::Arriving Region::begin_leave(const at::Tensor& partial) const {
 }
 
 // The largest share decides how many chunks there are.
-RowChunks::RowChunks(const TensorCut& cut, int64_t rows, int64_t step)
+RowChunks::RowChunks(const TensorShard& cut, int64_t rows, int64_t step)
     : cut_(cut), rows_(rows), step_(std::max<int64_t>(step, 1)) {
   const int64_t largest = (rows + cut.size - 1) / cut.size;
   count_ = std::max<int64_t>(1, (largest + step_ - 1) / step_);
@@ -113,41 +115,41 @@ std::vector<ElementRun> RowChunks::pieces(int64_t chunk) const {
   return result;
 }
 
-ChunkGather::ChunkGather(const Region& region, const RowChunks& chunks, const at::Tensor& own)
-    : region_(region), chunks_(chunks), own_(own) {
+ChunkGather::ChunkGather(const TensorGroup& tp, const RowChunks& chunks, const at::Tensor& own)
+    : tp_(tp), chunks_(chunks), own_(own) {
   begin(0);
 }
 
 void ChunkGather::begin(int64_t chunk) {
   const at::Tensor own = own_.narrow(0, chunks_.own_first(chunk), chunks_.own_rows(chunk));
-  if (region_.alone()) {
+  if (tp_.alone()) {
     arriving_ = arriving(own, {});
     return;
   }
   at::Tensor all = empty_rows(own_, chunks_.total(chunk));
-  Region::Wait wait = region_.gather(all, own, chunks_.rows(chunk));
+  TensorGroup::Wait wait = tp_.gather(all, own, chunks_.rows(chunk));
   arriving_ = arriving(std::move(all), std::move(wait));
 }
 
 at::Tensor ChunkGather::next() {
-  Region::Arriving current = std::move(arriving_);
+  TensorGroup::Arriving current = std::move(arriving_);
   if (++next_ < chunks_.count()) begin(next_);
   return current();
 }
 
-ChunkSum::ChunkSum(const Region& region, const RowChunks& chunks, at::Tensor own)
-    : region_(region), chunks_(chunks), own_(std::move(own)) {}
+ChunkSum::ChunkSum(const TensorGroup& tp, const RowChunks& chunks, at::Tensor own)
+    : tp_(tp), chunks_(chunks), own_(std::move(own)) {}
 
 void ChunkSum::add(const at::Tensor& partial) {
-  Region::Wait& wait = waits_[next_ % 2];
+  TensorGroup::Wait& wait = waits_[next_ % 2];
   if (wait) wait();
   const int64_t chunk = next_++;
-  wait = region_.sum(own_.narrow(0, chunks_.own_first(chunk), chunks_.own_rows(chunk)), partial,
-                     chunks_.rows(chunk));
+  wait = tp_.sum(own_.narrow(0, chunks_.own_first(chunk), chunks_.own_rows(chunk)), partial,
+                 chunks_.rows(chunk));
 }
 
 void ChunkSum::wait() {
-  for (Region::Wait& wait : waits_) {
+  for (TensorGroup::Wait& wait : waits_) {
     if (wait) wait();
     wait = {};
   }

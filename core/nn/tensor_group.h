@@ -15,7 +15,7 @@ namespace pptrain::nn {
 // --- How tensor-parallel ranks shard parameters and rows.
 
 // Rank `rank` of `size` ranks that shard what a single rank would hold whole.
-struct TensorCut {
+struct TensorShard {
   int rank = 0;
   int size = 1;
 
@@ -31,26 +31,26 @@ struct TensorCut {
   // The parameter that every rank holds whole, each with a part of its gradient; rank 0 counts it.
   ParameterSpec copied(ParameterSpec spec) const;
 
-  friend bool operator==(const TensorCut&, const TensorCut&) = default;
+  friend bool operator==(const TensorShard&, const TensorShard&) = default;
 };
 
-// The tensor-parallel group of a stage, as its layers see it. Outside of the region a rank holds its share of
-// a microbatch's rows (TensorCut). Inside it holds all rows and its share of the heads, of the inner width or
-// of the vocabulary. Entering gathers rows, leaving sums over ranks and scatters rows (sequence parallelism:
-// Korthikanti et al., arXiv 2205.05198). The base class is the region of a single rank, which has all rows
-// and heads.
+// The tensor-parallel group of a stage, as its layers see it. Between layers a rank holds its shard of
+// a microbatch's rows (TensorShard). Inside it holds all rows and its share of the heads, of the inner width
+// or of the vocabulary. Entering gathers rows, leaving sums over ranks and scatters rows (sequence
+// parallelism: Korthikanti et al., arXiv 2205.05198). The base class is the group of a single rank, which has
+// all rows and heads.
 //
-// The exchanges go on while the rank computes. All ranks of a region begin the same ones in the same order.
-class Region {
+// The exchanges go on while the rank computes. All ranks of a group begin the same ones in the same order.
+class TensorGroup {
  public:
   // Waits for the end of an exchange.
   using Wait = std::function<void()>;
 
-  Region() = default;
-  explicit Region(const TensorCut& cut) : cut_(cut) {}
-  virtual ~Region() = default;
+  TensorGroup() = default;
+  explicit TensorGroup(const TensorShard& cut) : cut_(cut) {}
+  virtual ~TensorGroup() = default;
 
-  const TensorCut& cut() const { return cut_; }
+  const TensorShard& cut() const { return cut_; }
   bool alone() const { return cut_.alone(); }
 
   // Begins: all = the rows of every rank, by rank. own: [rows[this rank], ...]; all: [sum of rows, ...], both
@@ -71,7 +71,7 @@ class Region {
   at::Tensor leave(const at::Tensor& partial) const { return begin_leave(partial)(); }
 
  private:
-  TensorCut cut_;
+  TensorShard cut_;
 };
 
 // A list of rows that ranks shard, in chunks: chunk c has the c-th piece of every rank's share, by rank, so
@@ -79,7 +79,7 @@ class Region {
 class RowChunks {
  public:
   // At most `step` rows of each rank in a chunk.
-  RowChunks(const TensorCut& cut, int64_t rows, int64_t step);
+  RowChunks(const TensorShard& cut, int64_t rows, int64_t step);
 
   int64_t count() const { return count_; }
   std::vector<int64_t> rows(int64_t chunk) const;  // of each rank
@@ -95,7 +95,7 @@ class RowChunks {
  private:
   int64_t of_rank(int64_t chunk, int rank) const;
 
-  TensorCut cut_;
+  TensorShard cut_;
   int64_t rows_, step_, count_;
 };
 
@@ -103,35 +103,35 @@ class RowChunks {
 class ChunkGather {
  public:
   // own: [share, ...], contiguous.
-  ChunkGather(const Region& region, const RowChunks& chunks, const at::Tensor& own);
+  ChunkGather(const TensorGroup& tp, const RowChunks& chunks, const at::Tensor& own);
   // The next chunk's rows, [total(chunk), ...]; on a single rank a view of `own`.
   at::Tensor next();
 
  private:
   void begin(int64_t chunk);
 
-  const Region& region_;
+  const TensorGroup& tp_;
   const RowChunks& chunks_;
   at::Tensor own_;
   int64_t next_ = 0;
-  Region::Arriving arriving_;
+  TensorGroup::Arriving arriving_;
 };
 
 // Sums chunks and scatters this rank's rows of each; up to two chunks overlap with the computation of others.
 class ChunkSum {
  public:
   // own: [share, ...], contiguous; what is summed goes there.
-  ChunkSum(const Region& region, const RowChunks& chunks, at::Tensor own);
+  ChunkSum(const TensorGroup& tp, const RowChunks& chunks, at::Tensor own);
   // Chunks in turn; partial: [total(chunk), ...].
   void add(const at::Tensor& partial);
   void wait();  // until all are there
 
  private:
-  const Region& region_;
+  const TensorGroup& tp_;
   const RowChunks& chunks_;
   at::Tensor own_;
   int64_t next_ = 0;
-  Region::Wait waits_[2];
+  TensorGroup::Wait waits_[2];
 };
 
 }  // namespace pptrain::nn

@@ -1,0 +1,30 @@
+// The options of [metrics].
+#include <vector>
+
+#include "core/config/options/sections.h"
+
+namespace pptrain::config {
+
+void add_metrics(std::vector<Option>& options) {
+  SectionFields<MetricsSection> metrics(
+      options, "metrics", [](JobConfig& j) -> MetricsSection& { return j.metrics; }, Effect::none);
+  metrics("log_interval", &MetricsSection::log_interval, "Steps between lines of the log.")
+      .between(1, max_steps);
+  metrics("peak_tflops", &MetricsSection::peak_tflops,
+          "Peak TFLOP/s of one rank's device, for mfu. 0: the data sheet's dense bf16 rate of a known GPU, "
+          "or the rate of a CPU's fastest GEMM, timed at the start in at most 0.3 s. A step faster than "
+          "this peak raises the peak, so mfu never exceeds 100 %.")
+      .between(0.0, 1e6);
+  metrics(
+      "microbatch_losses", &MetricsSection::microbatch_losses,
+      "Also writes the loss of each microbatch of a step, over all data-parallel ranks, to metrics.jsonl.");
+  metrics("tensorboard", &MetricsSection::tensorboard,
+          "Also writes the metrics of each step and evaluation to run.dir/tensorboard, as TensorBoard's "
+          "event files.");
+  metrics("prometheus", &MetricsSection::prometheus,
+          "Address at which rank 0 serves the latest metrics to Prometheus (GET /metrics): \"HOST:PORT\", "
+          "the host a numeric address, or \"PORT\" for programs of the same machine; port 0 is any free one, "
+          "which the log names. Anybody who reaches it can read it. Empty: off.");
+}
+
+}  // namespace pptrain::config

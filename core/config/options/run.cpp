@@ -1,0 +1,35 @@
+// The options of [run].
+#include <vector>
+
+#include "core/config/data_sources.h"
+#include "core/config/options/sections.h"
+
+namespace pptrain::config {
+
+void add_run(std::vector<Option>& options) {
+  SectionFields<RunSection> run(options, "run", [](JobConfig& j) -> RunSection& { return j.run; });
+  run("dir", &RunSection::dir,
+      "Folder of the run's output: metrics.jsonl, job.toml and checkpoints/. One run at a time. Relative to "
+      "the current directory, as data.cache is; paths of what a job reads are relative to the job's file.")
+      .path(Names::written)
+      .decides(Effect::none);
+  run("seed", &RunSection::seed, "Seed of the initial weights and of the order of the data.")
+      .at_least(0)
+      .only_if(
+          "model.init = random, data.shuffle = true or data.format = random",
+          {"model.init", "data.shuffle", "data.format"},
+          [](const JobConfig& j) { return j.model.init == Init::random || j.data.shuffle || any_random(j); })
+      .decides(Effect::data);
+  run("device", &RunSection::device, "Where the ranks compute.").decides(Effect::layout);
+  run("threads", &RunSection::threads,
+      "CPU threads of each rank. Results are equal to the bit only between runs with the same number.")
+      .between(1, 4096)
+      .decides(Effect::layout);
+  run("force_memory", &RunSection::force_memory,
+      "false: a job whose predicted memory exceeds what its hosts have available, or its GPUs have, ends "
+      "before it "
+      "starts. true: it starts, and may fail or be killed.")
+      .decides(Effect::none);
+}
+
+}  // namespace pptrain::config

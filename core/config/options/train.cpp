@@ -1,0 +1,94 @@
+// The options of [train].
+#include <vector>
+
+#include "core/config/options/sections.h"
+
+namespace pptrain::config {
+namespace {
+
+void add_divergence(const SectionFields<TrainSection>& train) {
+  const auto watch = train.only_if("train.divergence_steps > 0", {"train.divergence_steps"},
+                                   [](const JobConfig& j) { return j.train.divergence_steps > 0; });
+  train("divergence_steps", &TrainSection::divergence_steps,
+        "Steps in a row with a loss above its band after which the run ends with a report (exit code 1). "
+        "Their state is saved as checkpoints/diverged_step_N, from which no start resumes by itself; until "
+        "then no checkpoint is deleted. 0: off.")
+      .between(0, max_steps);
+  watch("divergence_window", &TrainSection::divergence_window,
+        "Number of losses that the band is computed from: the latest that did not lie above it. Until there "
+        "are so many, no loss is above the band.")
+      .between(8, 1024);
+  watch("divergence_band", &TrainSection::divergence_band,
+        "Height of the band above the losses' median, in deviations. A deviation is 1.4826 times their "
+        "median absolute deviation (for normal noise the standard deviation), 0.1 % of the median at least.")
+      .above_up_to(0, 1e6);
+}
+
+}  // namespace
+
+void add_train(std::vector<Option>& options) {
+  SectionFields<TrainSection> train(options, "train", [](JobConfig& j) -> TrainSection& { return j.train; });
+  train("steps", &TrainSection::steps, "Optimizer steps of the whole run, including those before a resume.")
+      .between(1, max_steps);
+  train("seq_len", &TrainSection::seq_len, "Tokens of a sample.")
+      .between(1, max_size)
+      .required()
+      .decides(Effect::data);
+  train("micro_batch_size", &TrainSection::micro_batch_size, "Samples of a microbatch.")
+      .between(1, max_size)
+      .decides(Effect::layout);
+  train("grad_accum_steps", &TrainSection::grad_accum_steps,
+        "Microbatches of a step, taken by each data rank: a step sees dp_replicate * dp_shard * "
+        "grad_accum_steps * micro_batch_size samples.")
+      .between(1, max_size)
+      .decides(Effect::layout);
+  train("dtype", &TrainSection::dtype,
+        "Type of weights and activations in the passes; master weights, gradients and optimizer state are "
+        "fp32.")
+      .refuse("fp16", "fp16 is refused: use bf16")
+      .refuse("float16", "fp16 is refused: use bf16")
+      .refuse("half", "fp16 is refused: use bf16");
+  train(
+      "recompute", &TrainSection::recompute,
+      "Activations that are not saved but recomputed in the backward pass, with the same bits. none: "
+      "everything is saved. cheap: the norms' outputs and the MLP's product of gate and up, which need no "
+      "GEMM. selective: the norms' outputs and the MLP's inner activations. full: all but each block's "
+      "input. auto: cheap on GPUs, none on CPUs; with pp_schedule = \"auto\" or \"search\", more on stages "
+      "that do not fit, and less under a searched order that has room. Of stages that recompute more, "
+      "microbatches that have room recompute less; where data.lengths is exact or padded, each step chooses "
+      "them. A list has a word for each stage, first to last. \"full:3/cheap:2\": full for three "
+      "microbatches (or sequence slices), cheap for two, and so on in turns.")
+      .one_of({"auto", "none", "cheap", "selective", "full"})
+      .or_runs()
+      .alone_in_list("auto")
+      .decides(Effect::layout);
+  train("overlap_weight_gradients", &TrainSection::overlap_weight_gradients,
+        "Computes a backward's weight gradients on a second GPU stream, so that they overlap with norms, "
+        "SwiGLU and rotary passes of the next layer. Changes no bit. Both operands of each weight of a block "
+        "are held until the next block is done. Has no effect on the CPU, nor with tp > 1.")
+      .decides(Effect::layout);
+  train("grad_clip", &TrainSection::grad_clip,
+        "Scales gradients down to this global norm over all stages and ranks. 0: off.")
+      .at_least(0);
+  train("label_smoothing", &TrainSection::label_smoothing,
+        "Fraction of each target that is spread evenly over the vocabulary in the training loss, as "
+        "PyTorch's cross_entropy(label_smoothing) does. The validation loss stays without it.")
+      .from_up_to(0, 1);
+  train("max_skipped_steps", &TrainSection::max_skipped_steps,
+        "Skipped steps in a row, with a non-finite loss or norm, after which one more ends the run. 0: the "
+        "first ends it.")
+      .between(0, max_steps);
+  add_divergence(train);
+  train(
+      "check_weights", &TrainSection::check_weights,
+      "Checks that nothing changes master weights and optimizer state between optimizer steps: checksums are "
+      "taken after each step and compared before the next one and before a checkpoint. A flipped bit ends "
+      "the run with its parameter's name; nothing is saved. Costs two readings of these bytes a step.");
+  train("deterministic", &TrainSection::deterministic,
+        "true: on GPUs the same job gives the same bits again, also on other pipeline layouts. Attention's "
+        "backward adds in a fixed order, and LibTorch operators that cannot are refused. false: the fastest "
+        "attention; losses differ in their last digits from run to run. CPUs always give the same bits.")
+      .only_with("run.device", {"cuda"});
+}
+
+}  // namespace pptrain::config
