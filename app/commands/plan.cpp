@@ -62,6 +62,7 @@ namespace {
 struct PlanArguments : JobArguments {
   config::Word<PlanFormat> format = PlanFormat::text;
   bool actions = false;  // json: every action with its times too
+  std::string after;     // the name of a pass of lowering
   std::string output;    // file; empty: standard output
   // "measured", "modelled", a device's name or a trace, instead of distributed.pp_costs; empty: measured on a
   // CPU
@@ -344,6 +345,13 @@ CLI::App* declare_plan(CLI::App& cli, PlanArguments& arguments) {
   add_option(*plan, "--watts W", arguments.rates.watts,
              "Watts of one rank, with its part of the host: says what energy the job takes")
       ->check(CLI::PositiveNumber);
+  add_option(
+      *plan, "--after PASS", arguments.after,
+      "Print the ranks' actions (CSV) as they are after this pass, from what the schedule lists to what "
+      "ranks run")
+      ->check(CLI::IsMember(schedule::pass_names()))
+      ->excludes(search)
+      ->excludes(format);
   add_option(*plan, "--compare FILE", arguments.compare,
              "Put the prediction beside the trace.json of a run, or beside that of another job (.toml)")
       ->excludes(search)
@@ -361,9 +369,11 @@ int plan(const PlanArguments& arguments) {
     text = search_plan(arguments, base, cost_source(arguments, base));
   } else {
     const Plan plan = load_plan(arguments.config, arguments.set, options);
-    if (arguments.format == PlanFormat::csv) {  // costs nothing
-      text = schedule::write_stepped_csv(
-          plan.keeps_schedule() ? plan.compute : schedule::compute_only(given_schedule(plan.job)));
+    const auto given = [&] { return plan.keeps_schedule() ? plan.compute : given_schedule(plan.job); };
+    if (!arguments.after.empty()) {  // costs nothing, nor does the next
+      text = schedule::write_csv(schedule::lower(given(), lower_options(plan), arguments.after));
+    } else if (arguments.format == PlanFormat::csv) {
+      text = schedule::write_stepped_csv(schedule::compute_only(given()));
     } else {
       text = arguments.compare.empty() ? render(arguments, plan, cost_source(arguments, plan), program)
                                        : compare(arguments, plan);

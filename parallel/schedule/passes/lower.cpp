@@ -1,7 +1,10 @@
 #include <algorithm>
+#include <array>
 #include <future>
 #include <iterator>
 #include <memory>
+#include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -63,18 +66,60 @@ Schedule without(const Schedule& schedule, ActionKind a, ActionKind b) {
   return filtered(schedule, [&](ActionKind kind) { return kind != a && kind != b; });
 }
 
-Schedule with_weights_gathered(const Schedule& schedule, Gather gather) {
-  if (!has(schedule, ActionKind::unshard) && !has(schedule, ActionKind::reshard))
-    return add_unshard(schedule, gather);
-  return add_unshard(without(schedule, ActionKind::unshard, ActionKind::reshard), gather);
+Schedule reduce_anew(const Schedule& schedule, const ShardOptions& shard) {
+  if (!has(schedule, ActionKind::reduce_grad)) return add_reduce_grad(schedule, shard.reduce);
+  return add_reduce_grad(without(schedule, ActionKind::reduce_grad, ActionKind::reduce_grad), shard.reduce);
 }
 
-Schedule with_gradients_reduced(const Schedule& schedule, Reduce reduce) {
-  if (!has(schedule, ActionKind::reduce_grad)) return add_reduce_grad(schedule, reduce);
-  return add_reduce_grad(without(schedule, ActionKind::reduce_grad, ActionKind::reduce_grad), reduce);
+Schedule gather_anew(const Schedule& schedule, const ShardOptions& shard) {
+  if (!has(schedule, ActionKind::unshard) && !has(schedule, ActionKind::reshard))
+    return add_unshard(schedule, shard.gather);
+  return add_unshard(without(schedule, ActionKind::unshard, ActionKind::reshard), shard.gather);
 }
+
+// One step of lowering.
+struct Pass {
+  std::string_view name;
+  bool (*applies)(const Schedule& given, const ShardOptions&);  // to the list that was given to lower()
+  Schedule (*run)(const Schedule&, const ShardOptions&);
+  ReceiveModel proven = ReceiveModel::at_consumer;  // of what comes out
+};
+
+constexpr std::array passes = std::to_array<Pass>({
+    {.name = "split_pairs",
+     .applies = [](const Schedule& given,
+                   const ShardOptions&) { return has(given, ActionKind::overlapped_pair); },
+     .run = [](const Schedule& s, const ShardOptions& shard) { return split_pairs(s, shard.keep_pairs); }},
+    {.name = "add_communication",
+     .applies = [](const Schedule& given, const ShardOptions&) { return !given.has_communication(); },
+     .run = [](const Schedule& s, const ShardOptions&) { return add_communication(s); },
+     .proven = ReceiveModel::in_place},
+    {.name = "hoist_receives",
+     .applies = [](const Schedule& given, const ShardOptions&) { return !given.has_communication(); },
+     .run = [](const Schedule& s, const ShardOptions&) { return hoist_receives(s); }},
+    {.name = "add_reduce_grad",
+     .applies =
+         [](const Schedule& given, const ShardOptions& shard) {
+           const int number = shard.reduce == Reduce::step ? 1 : given.microbatches;
+           return shard.reduce != Reduce::none && !given.forward_only &&
+                  !every_stage_has(given, ActionKind::reduce_grad, number);
+         },
+     .run = reduce_anew},
+    {.name = "add_unshard",
+     .applies =
+         [](const Schedule& given, const ShardOptions& shard) {
+           return shard.gather != Gather::never && !every_stage_has(given, ActionKind::unshard, any_number);
+         },
+     .run = gather_anew},
+});
 
 }  // namespace
+
+std::vector<std::string> pass_names() {
+  std::vector<std::string> names;
+  for (const Pass& pass : passes) names.emplace_back(pass.name);
+  return names;
+}
 
 Schedule whole_head(const Schedule& schedule) {
   Schedule result = without(schedule, ActionKind::head_forward, ActionKind::head_backward);
@@ -86,25 +131,18 @@ Schedule compute_only(const Schedule& schedule) {
   return filtered(schedule, is_compute);
 }
 
-Schedule lower(Schedule given, const ShardOptions& shard) {
+Schedule lower(Schedule given, const ShardOptions& shard, std::string_view last) {
   validate(given);
   Proofs proofs;
   auto schedule = std::make_shared<Schedule>(std::move(given));
-  const auto pass = [&](Schedule result, ReceiveModel model = ReceiveModel::at_consumer) {
-    schedule = std::make_shared<Schedule>(std::move(result));
-    proofs.begin(schedule, model);
-  };
-  if (has(*schedule, ActionKind::overlapped_pair)) pass(split_pairs(*schedule, shard.keep_pairs));
-  if (!schedule->has_communication()) {
-    pass(add_communication(*schedule), ReceiveModel::in_place);
-    pass(hoist_receives(*schedule));
+  const std::shared_ptr<const Schedule> first = schedule;
+  for (const Pass& pass : passes) {
+    if (pass.applies(*first, shard)) {
+      schedule = std::make_shared<Schedule>(pass.run(*schedule, shard));
+      proofs.begin(schedule, pass.proven);
+    }
+    if (pass.name == last) break;
   }
-  const int reductions = shard.reduce == Reduce::step ? 1 : schedule->microbatches;
-  if (shard.reduce != Reduce::none && !schedule->forward_only &&
-      !every_stage_has(*schedule, ActionKind::reduce_grad, reductions))
-    pass(with_gradients_reduced(*schedule, shard.reduce));
-  if (shard.gather != Gather::never && !every_stage_has(*schedule, ActionKind::unshard, any_number))
-    pass(with_weights_gathered(*schedule, shard.gather));
   proofs.end();
   return std::move(*schedule);
 }

@@ -4,6 +4,9 @@
 
 #include <compare>
 #include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include "parallel/schedule/cost/simulate.h"
 #include "parallel/schedule/schedule.h"
@@ -99,7 +102,11 @@ struct ShardOptions {
 // All passes in turn, with a validation before the first and after each. A schedule that brings its own
 // communication (a file) keeps it in its place. Its UNSHARD and RESHARD it keeps if it unshards every stage,
 // its REDUCE_GRAD if each stage has as many as `reduce` wants; otherwise they are dropped and placed anew.
-// What nothing asks for (UNSHARD of weights that are not sharded) stays and costs nothing.
-Schedule lower(Schedule schedule, const ShardOptions& shard = {});
+// What nothing asks for (UNSHARD of weights that are not sharded) stays and costs nothing. `last`: the name
+// of the pass to end with; all if empty.
+Schedule lower(Schedule schedule, const ShardOptions& shard = {}, std::string_view last = {});
+
+// The passes of lower() by name, in their order.
+std::vector<std::string> pass_names();
 
 }  // namespace pptrain::schedule

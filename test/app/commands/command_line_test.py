@@ -203,6 +203,10 @@ class CommandLine(Case):
         self.pptrain("plan", "--config", self.job, "--actions", code=2)
         steps = self.pptrain("plan", "--config", self.job, "--format", "csv").stdout
         self.assertEqual(len(steps.strip().splitlines()), 2)
+        lists = [self.pptrain("plan", "--config", self.job, "--after", name).stdout for name in ("add_communication", "add_unshard")]
+        self.assertTrue(all("RECV_F" in text for text in lists), lists)
+        self.assertEqual(["REDUCE_GRAD" in text for text in lists], [False, True])
+        self.assertIn("hoist_receives", self.pptrain("plan", "--config", self.job, "--after", "none", code=2).stderr)
         svg = self.plan("--format", "svg").stdout
         self.assertEqual(xml.dom.minidom.parseString(svg).documentElement.tagName, "svg")
         trace = json.loads(self.plan("--format", "trace").stdout)

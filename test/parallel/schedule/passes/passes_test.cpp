@@ -161,3 +161,21 @@ TEST_CASE("lowering proves each pass and leaves a schedule that brings communica
   broken.actions[2].pop_back();
   CHECK_THROWS_AS(lower(broken), Error);
 }
+
+TEST_CASE("lowering ends with the pass that is named, with the list that this pass makes") {
+  const Schedule given = make_schedule({.name = "dualpipe_v", .ranks = 2, .microbatches = 4});
+  const ShardOptions shard{.gather = Gather::kept, .reduce = Reduce::step};
+  Schedule expected = split_pairs(given);
+  CHECK(lower(given, shard, "split_pairs").actions == expected.actions);
+  expected = add_communication(expected);
+  CHECK(lower(given, shard, "add_communication").actions == expected.actions);
+  expected = hoist_receives(expected);
+  CHECK(lower(given, shard, "hoist_receives").actions == expected.actions);
+  expected = add_reduce_grad(expected);
+  CHECK(lower(given, shard, "add_reduce_grad").actions == expected.actions);
+  expected = add_unshard(expected, Gather::kept);
+  CHECK(lower(given, shard, "add_unshard").actions == expected.actions);
+  CHECK(lower(given, shard).actions == expected.actions);
+  CHECK(pass_names().front() == "split_pairs");
+  CHECK(pass_names().back() == "add_unshard");
+}
