@@ -63,6 +63,7 @@ struct HfRope {
 struct Architecture {
   std::string_view name;                // model.arch, and config.json's model_type
   std::string_view hf_class;            // its `architectures`: the class in transformers
+  std::string_view other_names = {};    // of models of the family, in lower case, with blanks between
   std::span<const WeightName> weights;  // in addition to decoder_weights, or instead
   Decoder decoder = {};
 
@@ -81,6 +82,8 @@ struct Architecture {
   // Keys of config.json in addition to the common ones (hf_config.cpp), or instead if they hold the same
   // field.
   std::span<const HfKey> hf_keys = {};
+  // Keys of [model] that read_hf reads, if other families do not take them; with blanks between.
+  std::string_view read_keys = {};
   // transformers' defaults for what config.json leaves out.
   int64_t hf_kv_heads = 0;  // 0: as many as heads
   int64_t hf_head_dim = 0;  // 0: hidden_size / num_attention_heads

@@ -1,3 +1,4 @@
+#include "core/config/families.h"
 #include "core/config/nearest.h"
 
 #include <algorithm>
@@ -149,25 +150,6 @@ constexpr Alias values[] = {
     {"data.dtype=uint32", "u32"},
     {"distributed.cp_kind=ring", "p2p"},
     {"distributed.cp_kind=ulysses", "a2a alltoall"},
-    {"model.arch=llama", "llamaforcausallm llama2 llama3 smollm2"},
-    {"model.arch=qwen3", "qwen3forcausallm"},
-    {"model.arch=qwen3_moe", "qwen3moeforcausallm"},
-    {"model.arch=mixtral", "mixtralforcausallm"},
-    {"model.arch=qwen2", "qwen2forcausallm qwen2.5"},
-    {"model.arch=mistral", "mistralforcausallm"},
-    {"model.arch=gemma2", "gemma2forcausallm"},
-    {"model.arch=gemma3_text", "gemma3 gemma3forcausallm"},
-    {"model.arch=olmo2", "olmo2forcausallm"},
-    {"model.arch=phi3", "phi3forcausallm phi4"},
-    {"model.arch=smollm3", "smollm3forcausallm"},
-    {"model.arch=granite", "graniteforcausallm"},
-    {"model.arch=gpt2", "gpt2lmheadmodel"},
-    {"model.arch=gpt_neox", "gptneoxforcausallm pythia"},
-    {"model.arch=qwen2_moe", "qwen2moeforcausallm"},
-    {"model.arch=gpt_oss", "gptossforcausallm"},
-    {"model.arch=deepseek_v2", "deepseekv2forcausallm"},
-    {"model.arch=deepseek_v3", "deepseekv3forcausallm"},
-    {"model.arch=starcoder2", "starcoder2forcausallm"},
     {"model.init=hf", "pretrained huggingface"},
 };
 
@@ -200,7 +182,11 @@ std::string alias_of_section(std::string_view name) {
 }
 
 std::string alias_of_value(std::string_view option, std::string_view value) {
-  return find(values, normal(value), std::string(option) + "=");
+  const std::string word = normal(value);
+  if (option != "model.arch") return find(values, word, std::string(option) + "=");
+  const auto family =
+      std::ranges::find_if(families(), [&](const Family& f) { return has_word(f.other_names, word); });
+  return family == families().end() ? "" : std::string(family->name);
 }
 
 }  // namespace pptrain::config

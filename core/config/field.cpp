@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "core/config/families.h"
 #include "core/config/nearest.h"
 #include "core/config/options.h"
 
@@ -90,6 +91,10 @@ Option& Option::only_with(std::string other, std::vector<std::string> values) {
                                [&](const std::string& v) { return value == v || value == toml_string(v); });
   };
   return only_if(std::move(words), {std::move(other)}, holds);
+}
+
+Option& Option::of_families() {
+  return only_with("model.arch", families_with(key));
 }
 
 Option& Option::unless_given_as(std::string value) {

@@ -118,6 +118,7 @@ struct Option {
   bool is_path(const std::string& value) const;
   // While the option called `other` has one of these values.
   Option& only_with(std::string other, std::vector<std::string> values);
+  Option& of_families();  // that take this key (families.h)
   Option& only_if(std::string words, std::vector<std::string> keys,
                   std::function<bool(const JobConfig&)> test) {
     return set(&Option::acts_when, Condition{std::move(words), std::move(keys), std::move(test)});

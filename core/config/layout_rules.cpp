@@ -1,3 +1,4 @@
+#include "core/config/families.h"
 #include "core/config/validate.h"
 
 #include <spdlog/fmt/fmt.h>
@@ -40,9 +41,11 @@ void check_tensor_parallel(const JobConfig& job, const ReportConflict& report_co
   if (model.vocab_size > 0 && model.vocab_size < tp) {
     report("model.vocab_size", fmt::format("is more than vocab_size = {}", model.vocab_size));
   }
-  if (model.arch == "olmo2") {
-    report("model.arch",
-           "cannot share out olmo2's norms, each of which takes all heads of q or of k: use other axes");
+  if (const Family* family = find_family(model.arch); family != nullptr && family->whole_qk_norm) {
+    report(
+        "model.arch",
+        fmt::format("cannot share out {}'s norms, each of which takes all heads of q or of k: use other axes",
+                    family->name));
   }
   const int64_t tokens =
       job.train.micro_batch_size * job.train.seq_len / std::max<int64_t>(1, job.distributed.cp);
@@ -124,10 +127,8 @@ void check_layout(const JobConfig& job, const ReportConflict& report) {
 }
 
 bool has_dense_layers(const ModelSection& model) {
-  if (model.arch == "mixtral" || model.arch == "gpt_oss") return false;
-  const bool sparse = model.arch == "qwen3_moe" || model.arch == "qwen2_moe" || model.arch == "deepseek_v2" ||
-                      model.arch == "deepseek_v3";
-  return !sparse || model.decoder_sparse_step > 1 || !model.mlp_only_layers.empty();
+  if (has_experts_of_mlp_width(model)) return false;
+  return !takes(model, "num_experts") || model.decoder_sparse_step > 1 || !model.mlp_only_layers.empty();
 }
 
 }  // namespace pptrain::config

@@ -1,3 +1,4 @@
+#include "core/config/families.h"
 #include "core/config/validate.h"
 
 #include <spdlog/fmt/fmt.h>
@@ -109,7 +110,8 @@ int64_t expert_width(const ModelSection& model) {
 }
 
 int64_t learned_positions(const ModelSection& model) {
-  return model.arch == "gpt2" ? model.max_position_embeddings : 0;
+  return find_family(model.arch) != nullptr && !takes(model, "rope_theta") ? model.max_position_embeddings
+                                                                           : 0;
 }
 
 // At least the model's parameters: every layer counts as if it had an MLP and experts.

@@ -44,6 +44,7 @@ void write_gpt_neox(const M& /*model*/, nlohmann::ordered_json& json) {
 constinit const Architecture gpt_neox = {
     .name = "gpt_neox",
     .hf_class = "GPTNeoXForCausalLM",
+    .other_names = "pythia",
     .weights = gpt_neox_weights,
     .decoder = {.norm = nn::NormKind::layer,
                 .activation = nn::Activation::gelu,

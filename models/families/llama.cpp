@@ -6,6 +6,7 @@ namespace pptrain::models {
 
 constinit const Architecture llama = {.name = "llama",
                                       .hf_class = "LlamaForCausalLM",
+                                      .other_names = "llama2 llama3 smollm2",
                                       .weights = decoder_weights,
                                       .has_mlp_bias = true,
                                       .hf_max_positions = 2048};

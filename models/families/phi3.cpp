@@ -37,6 +37,7 @@ void write_phi3(const M& model, nlohmann::ordered_json& json) {
 
 constinit const Architecture phi3 = {.name = "phi3",
                                      .hf_class = "Phi3ForCausalLM",
+                                     .other_names = "phi4",
                                      .weights = phi3_weights,
                                      .has_attention_bias = false,
                                      .has_window = true,

@@ -35,10 +35,12 @@ void write_qwen2(const config::ModelSection& model, nlohmann::ordered_json& json
 
 constinit const Architecture qwen2 = {.name = "qwen2",
                                       .hf_class = "Qwen2ForCausalLM",
+                                      .other_names = "qwen2.5",
                                       .weights = decoder_weights,
                                       .decoder = {.qkv_bias = true},
                                       .has_attention_bias = false,
                                       .has_window = true,
+                                      .read_keys = "layer_types",
                                       .hf_kv_heads = 32,
                                       .hf_max_positions = 32768,
                                       .read_hf = read_qwen2,

@@ -3,25 +3,19 @@
 #include <string>
 #include <vector>
 
+#include "core/config/families.h"
 #include "core/config/options/sections.h"
 #include "core/config/validate.h"
 
 namespace pptrain::config {
 namespace {
 
-// Architectures with latent attention.
-const std::vector<std::string>& deepseek() {
-  static const std::vector<std::string> names = {"deepseek_v2", "deepseek_v3"};
-  return names;
-}
-
 bool has_plain_attention(const JobConfig& job) {
-  return std::ranges::find(deepseek(), job.model.arch) == deepseek().end();
+  return !takes(job.model, "kv_lora_rank");
 }
 
-// intermediate_size is the width of mixtral's and gpt_oss's experts too.
 bool has_intermediate_size(const JobConfig& job) {
-  return job.model.arch == "mixtral" || job.model.arch == "gpt_oss" || has_dense_layers(job.model);
+  return has_experts_of_mlp_width(job.model) || has_dense_layers(job.model);
 }
 
 void add_model_sizes(const SectionFields<ModelSection>& model) {
@@ -52,162 +46,166 @@ void add_model_sizes(const SectionFields<ModelSection>& model) {
 
 // Names are those of Hugging Face's Qwen3-MoE, if it has them.
 void add_experts(const SectionFields<ModelSection>& model) {
-  const std::string arch = "model.arch";
-  const auto sparse =
-      model.only_with(arch, {"qwen3_moe", "mixtral", "qwen2_moe", "gpt_oss", "deepseek_v2", "deepseek_v3"});
-  const auto softmax = model.only_with(arch, {"qwen3_moe", "mixtral", "qwen2_moe", "gpt_oss", "deepseek_v2"});
-  const auto grouped = model.only_with(arch, deepseek());
-  const auto own_width = model.only_with(arch, {"qwen3_moe", "qwen2_moe", "deepseek_v2", "deepseek_v3"});
-  sparse("num_experts", &ModelSection::num_experts, "Experts of each sparse layer. 0: from hf_dir.")
-      .between(0, 4096);
-  sparse("num_experts_per_tok", &ModelSection::num_experts_per_tok, "Experts of each token. 0: from hf_dir.")
-      .between(0, 4096);
-  own_width("moe_intermediate_size", &ModelSection::moe_intermediate_size,
-            "Inner width of each expert. 0: from hf_dir.")
-      .between(0, max_size);
+  model("num_experts", &ModelSection::num_experts, "Experts of each sparse layer. 0: from hf_dir.")
+      .between(0, 4096)
+      .of_families();
+  model("num_experts_per_tok", &ModelSection::num_experts_per_tok, "Experts of each token. 0: from hf_dir.")
+      .between(0, 4096)
+      .of_families();
+  model("moe_intermediate_size", &ModelSection::moe_intermediate_size,
+        "Inner width of each expert. 0: from hf_dir.")
+      .between(0, max_size)
+      .of_families();
   model(
       "shared_expert_intermediate_size", &ModelSection::shared_expert_intermediate_size,
       "Inner width of the MLP that every token of a sparse layer passes beside its experts. 0: from hf_dir.")
       .between(0, max_size)
-      .only_with(arch, {"qwen2_moe", "deepseek_v2", "deepseek_v3"});
+      .of_families();
   model("swiglu_limit", &ModelSection::swiglu_limit,
         "Bound of the inner values of each expert: of gate from above, of up on both sides.")
       .above(0)
-      .only_with(arch, {"gpt_oss"});
+      .of_families();
   model("norm_topk_prob", &ModelSection::norm_topk_prob,
         "The probabilities of a token's experts are divided by their sum; those of mixtral and gpt_oss "
         "always are.")
-      .only_with(arch, {"qwen3_moe", "qwen2_moe", "deepseek_v3"});
-  grouped("n_group", &ModelSection::n_group,
-          "Experts lie in this many groups of equal size, of which a token uses topk_group.")
-      .between(1, 4096);
-  grouped("topk_group", &ModelSection::topk_group, "Groups of experts that a token chooses among.")
-      .between(1, 4096);
-  grouped("routed_scaling_factor", &ModelSection::routed_scaling_factor,
-          "Multiplies the weights of a token's experts.")
-      .above(0);
+      .of_families();
+  model("n_group", &ModelSection::n_group,
+        "Experts lie in this many groups of equal size, of which a token uses topk_group.")
+      .between(1, 4096)
+      .of_families();
+  model("topk_group", &ModelSection::topk_group, "Groups of experts that a token chooses among.")
+      .between(1, 4096)
+      .of_families();
+  model("routed_scaling_factor", &ModelSection::routed_scaling_factor,
+        "Multiplies the weights of a token's experts.")
+      .above(0)
+      .of_families();
   model("decoder_sparse_step", &ModelSection::decoder_sparse_step,
         "Layer i, counted from 1, has experts if this number divides i; the other layers have an MLP.")
       .between(1, 1 << 16)
-      .only_with(arch, {"qwen3_moe", "qwen2_moe"});
-  own_width(
-      "mlp_only_layers", &ModelSection::mlp_only_layers,
-      "Layers, counted from 0, that have an MLP and no experts; of deepseek_v2 and deepseek_v3 the first "
-      "ones.")
+      .of_families();
+  model("mlp_only_layers", &ModelSection::mlp_only_layers,
+        "Layers, counted from 0, that have an MLP and no experts; of deepseek_v2 and deepseek_v3 the first "
+        "ones.")
       .between(0, 1 << 16)
-      .or_empty();
-  softmax(
-      "router_aux_loss_coef", &ModelSection::router_aux_loss_coef,
-      "Coefficient of the loss that balances the experts of each sparse layer: num_experts * sum over "
-      "experts of (choices / tokens) * (mean probability), over the microbatches of all data-parallel "
-      "ranks together, without padding, summed over the sparse layers. transformers averages over the "
-      "layers instead: its router_aux_loss_coef divided by the number of sparse layers has about the same "
-      "effect. It changes gradients, not the reported loss. Never taken from hf_dir.")
+      .or_empty()
+      .of_families();
+  model("router_aux_loss_coef", &ModelSection::router_aux_loss_coef,
+        "Coefficient of the loss that balances the experts of each sparse layer: num_experts * sum over "
+        "experts of (choices / tokens) * (mean probability), over the microbatches of all data-parallel "
+        "ranks together, without padding, summed over the sparse layers. transformers averages over the "
+        "layers instead: its router_aux_loss_coef divided by the number of sparse layers has about the same "
+        "effect. It changes gradients, not the reported loss. Never taken from hf_dir.")
       .between(0, 1000)
+      .of_families()
       .decides(Effect::course);
-  softmax("router_z_loss_coef", &ModelSection::router_z_loss_coef,
-          "Coefficient of the mean squared logsumexp of each router's logits, which keeps them small. It "
-          "changes gradients, not the reported loss.")
+  model("router_z_loss_coef", &ModelSection::router_z_loss_coef,
+        "Coefficient of the mean squared logsumexp of each router's logits, which keeps them small. It "
+        "changes gradients, not the reported loss.")
       .between(0, 1000)
+      .of_families()
       .decides(Effect::course);
-  sparse(
-      "router_bias_update_rate", &ModelSection::router_bias_update_rate,
-      "Balances experts without a loss: in each step, a bias on an expert's probability falls by this much "
-      "if its load is above the mean, and rises if it is below. The bias decides only which experts are "
-      "chosen, and does not follow [lr_schedule]. 0: no bias.")
+  model("router_bias_update_rate", &ModelSection::router_bias_update_rate,
+        "Balances experts without a loss: in each step, a bias on an expert's probability falls by this much "
+        "if its load is above the mean, and rises if it is below. The bias decides only which experts are "
+        "chosen, and does not follow [lr_schedule]. 0: no bias.")
       .between(0, 1)
+      .of_families()
       .decides(Effect::course);
 }
 
 bool has_rotary_embeddings(const JobConfig& job) {
-  return job.model.arch != "gpt2";
+  return find_family(job.model.arch) == nullptr || takes(job.model, "rope_theta");
 }
 
 // Which tokens attention sees, and what rotates queries and keys. Names are those of Hugging Face's
 // config.json.
 void add_windows(const SectionFields<ModelSection>& model) {
-  const std::string arch = "model.arch";
   model("sliding_window", &ModelSection::sliding_window,
         "Keys that a token sees in layers with a sliding window, its own among them. 0: from hf_dir, else no "
         "window.")
       .between(0, max_size)
-      .only_with(arch, {"qwen2", "mistral", "gemma2", "gemma3_text", "phi3", "gpt_oss", "starcoder2"});
+      .of_families();
   model("layer_types", &ModelSection::layer_types,
         "sliding_attention or full_attention for each layer. Empty: every second layer of gemma2 and gpt_oss "
         "and every sixth of gemma3_text is full, none of qwen2.")
       .one_of({"sliding_attention", "full_attention"})
       .or_empty()
-      .only_if("sliding_window > 0 and an arch whose layers may differ",
-               {"model.sliding_window", "model.arch"}, [](const JobConfig& j) {
-                 const std::string& name = j.model.arch;
-                 return j.model.sliding_window > 0 &&
-                        (name == "qwen2" || name == "gemma2" || name == "gemma3_text" || name == "gpt_oss");
-               });
+      .only_if(
+          "sliding_window > 0 and an arch whose layers may differ", {"model.sliding_window", "model.arch"},
+          [](const JobConfig& j) { return j.model.sliding_window > 0 && takes(j.model, "layer_types"); });
   model("rope_local_base_freq", &ModelSection::rope_local_base_freq,
         "Base of the rotary frequencies in layers with a sliding window; rope_theta is that of the others.")
       .above(0)
-      .only_with(arch, {"gemma3_text"});
+      .of_families();
   model("partial_rotary_factor", &ModelSection::partial_rotary_factor,
         "How much of each head rotary embeddings turn: the first head_dim * partial_rotary_factor dims.")
       .above_up_to(0, 1)
-      .only_with(arch, {"phi3", "gpt_neox"});
+      .of_families();
   model("no_rope_layers", &ModelSection::no_rope_layers,
         "For each layer 1 with rotary embeddings, 0 without. Empty: every fourth layer has none.")
       .between(0, 1)
       .or_empty()
-      .only_with(arch, {"smollm3"});
+      .of_families();
 }
 
 // Factors and bounds of what layers compute. Names are those of Hugging Face's config.json.
 void add_scales(const SectionFields<ModelSection>& model) {
-  const std::string arch = "model.arch";
-  const auto granite = model.only_with(arch, {"granite"});
   model("attn_logit_softcapping", &ModelSection::attn_logit_softcapping,
         "Bounds attention's scores s to c * tanh(s / c). 0: not.")
       .between(0, 1e6)
-      .only_with(arch, {"gemma2"});
+      .of_families();
   model("final_logit_softcapping", &ModelSection::final_logit_softcapping,
         "Bounds the logits in the same way. 0: not.")
       .between(0, 1e6)
-      .only_with(arch, {"gemma2", "gemma3_text"});
+      .of_families();
   model("query_pre_attn_scalar", &ModelSection::query_pre_attn_scalar,
         "Attention's scores are divided by the root of this number. 0: from hf_dir, else head_dim.")
       .between(0, max_size)
-      .only_with(arch, {"gemma2", "gemma3_text"});
-  granite("attention_multiplier", &ModelSection::attention_multiplier,
-          "Attention's scores are multiplied by this number. 0: from hf_dir, else 1 / sqrt(head_dim).")
-      .between(0, 1e6);
-  granite("embedding_multiplier", &ModelSection::embedding_multiplier,
-          "Embeddings are multiplied by this number.")
-      .above(0);
-  granite("residual_multiplier", &ModelSection::residual_multiplier,
-          "Attention's and the MLP's results are multiplied by this number before they are added.")
-      .above(0);
-  granite("logits_scaling", &ModelSection::logits_scaling, "Logits are divided by this number.").above(0);
+      .of_families();
+  model("attention_multiplier", &ModelSection::attention_multiplier,
+        "Attention's scores are multiplied by this number. 0: from hf_dir, else 1 / sqrt(head_dim).")
+      .between(0, 1e6)
+      .of_families();
+  model("embedding_multiplier", &ModelSection::embedding_multiplier,
+        "Embeddings are multiplied by this number.")
+      .above(0)
+      .of_families();
+  model("residual_multiplier", &ModelSection::residual_multiplier,
+        "Attention's and the MLP's results are multiplied by this number before they are added.")
+      .above(0)
+      .of_families();
+  model("logits_scaling", &ModelSection::logits_scaling, "Logits are divided by this number.")
+      .above(0)
+      .of_families();
   model("use_parallel_residual", &ModelSection::use_parallel_residual,
         "Attention and MLP take the same residual stream, and both results are added to it. false: the MLP "
         "takes the sum with attention's.")
-      .only_with(arch, {"gpt_neox"});
+      .of_families();
 }
 
 // Latent attention. Names are those of Hugging Face's config.json.
 void add_latent(const SectionFields<ModelSection>& model) {
-  const auto latent = model.only_with("model.arch", deepseek());
-  latent("q_lora_rank", &ModelSection::q_lora_rank,
-         "Width of the row that a token's queries come from. 0: from hf_dir, else from the residual stream.")
-      .between(0, max_size);
-  latent("kv_lora_rank", &ModelSection::kv_lora_rank,
-         "Width of the row that keys and values of all heads come from. 0: from hf_dir.")
-      .between(0, max_size);
-  latent("qk_nope_head_dim", &ModelSection::qk_nope_head_dim,
-         "Dims of each head's query and key that are not rotated. 0: from hf_dir.")
-      .between(0, 1 << 16);
-  latent("qk_rope_head_dim", &ModelSection::qk_rope_head_dim,
-         "Dims of each head's query and key that are rotated; even. 0: from hf_dir.")
-      .between(0, 1 << 16);
-  latent("v_head_dim", &ModelSection::v_head_dim,
-         "Width of each head's value; at most qk_nope_head_dim + qk_rope_head_dim. 0: from hf_dir.")
-      .between(0, 1 << 16);
+  model("q_lora_rank", &ModelSection::q_lora_rank,
+        "Width of the row that a token's queries come from. 0: from hf_dir, else from the residual stream.")
+      .between(0, max_size)
+      .of_families();
+  model("kv_lora_rank", &ModelSection::kv_lora_rank,
+        "Width of the row that keys and values of all heads come from. 0: from hf_dir.")
+      .between(0, max_size)
+      .of_families();
+  model("qk_nope_head_dim", &ModelSection::qk_nope_head_dim,
+        "Dims of each head's query and key that are not rotated. 0: from hf_dir.")
+      .between(0, 1 << 16)
+      .of_families();
+  model("qk_rope_head_dim", &ModelSection::qk_rope_head_dim,
+        "Dims of each head's query and key that are rotated; even. 0: from hf_dir.")
+      .between(0, 1 << 16)
+      .of_families();
+  model("v_head_dim", &ModelSection::v_head_dim,
+        "Width of each head's value; at most qk_nope_head_dim + qk_rope_head_dim. 0: from hf_dir.")
+      .between(0, 1 << 16)
+      .of_families();
 }
 
 void add_yarn(const SectionFields<RopeScaling>& yarn) {
@@ -232,9 +230,7 @@ void add_model(std::vector<Option>& options) {
   model("arch", &ModelSection::arch,
         "Architecture, by its name in transformers. SmolLM2 and models built like Llama are llama; "
         "Phi-4-mini is phi3, Pythia gpt_neox. With hf_dir, config.json says it.")
-      .one_of({"llama", "qwen3", "qwen3_moe", "mixtral", "qwen2", "mistral", "gemma2", "gemma3_text", "olmo2",
-               "phi3", "smollm3", "granite", "gpt2", "gpt_neox", "qwen2_moe", "gpt_oss", "deepseek_v2",
-               "deepseek_v3", "starcoder2"});
+      .one_of(family_names());
   model("hf_dir", &ModelSection::hf_dir,
         "Hugging Face directory whose config.json describes the model. Keys of this section that fix the "
         "shape of the weights may then be left out, and must agree where they are given; other keys override "
