@@ -68,7 +68,8 @@ bool ends_in_full() {
 int main(int argc, char** argv) {
   prctl(PR_SET_NAME, "pptrain");  // in top and ps; the file is pptrain_whole
   // A kernel that is loaded at its first run waits for the whole GPU, and for ever if a receive waits there.
-  // Set before CUDA starts; the user's setting is kept.
+  // With this, CUDA loads the programs' kernels at its start; cuBLAS still loads some at their first use, so
+  // that ranks warm up too (app/rank/warm_up.h). The user's setting is kept.
   setenv("CUDA_MODULE_LOADING", "EAGER", /*overwrite=*/0);
   // Streams that share a hardware queue wait for each other, even for a waiting receive. 32 queues are the
   // most, 8 the default, and each of NCCL's links has a stream.

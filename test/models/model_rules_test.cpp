@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/config/options.h"
@@ -38,6 +39,21 @@ TEST_CASE("what 0 stands for is filled in") {
   CHECK(model.num_key_value_heads == 4);
   CHECK(model.head_dim == 16);
   CHECK(model.max_position_embeddings == 16);
+}
+
+TEST_CASE("the scale of attention's scores is filled in for families that have one, and stays where it is given") {
+  const Folder folder;
+  const auto scale = [&](std::vector<std::string> changes) {
+    std::vector<std::string> overrides = essentials(folder);
+    overrides.insert(overrides.end(), changes.begin(), changes.end());
+    const config::ModelSection model = parse("", overrides).model;
+    return std::pair(model.query_pre_attn_scalar, model.attention_multiplier);
+  };
+  CHECK(scale({"model.arch=gemma2"}) == std::pair(int64_t{16}, 0.0));
+  CHECK(scale({"model.arch=gemma2", "model.query_pre_attn_scalar=9"}) == std::pair(int64_t{9}, 0.0));
+  CHECK(scale({"model.arch=granite"}) == std::pair(int64_t{0}, 0.25));
+  CHECK(scale({"model.arch=granite", "model.attention_multiplier=3"}) == std::pair(int64_t{0}, 3.0));
+  CHECK(scale({"model.arch=llama"}) == std::pair(int64_t{0}, 0.0));
 }
 
 TEST_CASE("layers of a family follow its pattern, unless a list says otherwise") {
