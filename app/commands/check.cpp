@@ -155,7 +155,7 @@ bool say_run(const config::JobConfig& job) {
 
 CLI::App* declare_check(CLI::App& cli, CheckArguments& arguments) {
   CLI::App* check = cli.add_subcommand(
-      "check", "Validate a job, and say whether it would start here: 0 yes, 4 no, 2 the job is wrong");
+      "check", "Validates a job; exit code 0: it would start here, 4: it would not, 2: the job is wrong");
   add_job_options(*check, arguments);
   check->add_flag("--resolved", arguments.resolved,
                   "Also print the resolved job, and the bytes of each stage");

@@ -125,7 +125,7 @@ CommandLine::CommandLine(const std::string& commit)
   cli_.formatter(std::make_shared<HelpWithDefaults>());  // which subcommands inherit
   cli_.set_version_flag(
       "-V,--version", [commit] { return version_text(commit); },
-      "What the program is made of, and what this machine offers it");
+      "Shows what the program is built with and what this machine offers");
   cli_.require_subcommand(0, 1);
   // Every subcommand, as --help lists them.
   for (const auto add : {add_check, add_doctor, add_plan, add_resume, add_eval, add_generate, add_status,

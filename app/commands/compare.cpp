@@ -215,8 +215,8 @@ CLI::App* declare_diff(CLI::App& cli, DiffArguments& arguments) {
   const char* what = "A checkpoint of any layout, or a run's folder: its newest one";
   add_option(*diff, "A DIR", arguments.a, what)->required();
   add_option(*diff, "B DIR", arguments.b, what)->required();
-  diff->add_flag("--state", arguments.state, "The optimizer's state too");
-  diff->add_flag("--json", arguments.json, "One object of JSON, with the equal tensors too");
+  diff->add_flag("--state", arguments.state, "Also compares optimizer state");
+  diff->add_flag("--json", arguments.json, "Prints one JSON object, including equal tensors");
   return diff;
 }
 
@@ -226,11 +226,12 @@ int diff(const DiffArguments& arguments) {
 }
 
 CLI::App* declare_bisect(CLI::App& cli, BisectArguments& arguments) {
-  CLI::App* app =
-      cli.add_subcommand("bisect", "The first step and tensor in which two runs differ that should be equal");
+  CLI::App* app = cli.add_subcommand("bisect",
+                                     "Finds the first step and tensor that differ between two runs that "
+                                     "should be equal");
   for (const auto& [name, run] : {std::pair("A", &arguments.a), std::pair("B", &arguments.b)})
     app->add_option(name, *run, "A run's folder")->required()->option_text("RUN");
-  app->add_flag("--json", arguments.json, "One object of JSON, with all tensors that differ");
+  app->add_flag("--json", arguments.json, "Prints one JSON object with all tensors that differ");
   return app;
 }
 

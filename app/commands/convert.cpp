@@ -21,27 +21,28 @@ const std::map<std::string, at::ScalarType> stored_types = {
 
 CLI::App* declare_convert(CLI::App& cli, ConvertArguments& arguments) {
   CLI::App* app = cli.add_subcommand(
-      "convert", "A checkpoint becomes a Hugging Face directory, a Hugging Face directory a checkpoint");
+      "convert", "Converts a checkpoint to a Hugging Face directory, or the other way round");
   add_option(*app, "--from DIR", arguments.from,
              "A checkpoint of any layout, a folder of them, a run's folder, or a Hugging Face directory")
       ->required();
-  add_option(*app, "--to DIR", arguments.to, "The folder that is written: it appears whole, or not at all")
+  add_option(*app, "--to DIR", arguments.to, "The folder to write; it appears complete or not at all")
       ->required();
   app->add_option_function<std::string>(
          "--dtype", [&arguments](const std::string& word) { arguments.dtype = stored_types.at(word); },
-         "Of the Hugging Face weights: fp32 (as checkpoints hold them), bf16 or fp16; default: as in the "
-         "directory that the checkpoint was made of, else fp32")
+         "Type of the Hugging Face weights: fp32 (as in checkpoints), bf16 or fp16; default: as in the "
+         "directory that the checkpoint was made from, else fp32")
       ->check(CLI::IsMember({"fp32", "bf16", "fp16"}))
       ->option_text("TYPE");
   add_option(*app, "--max-shard-gb GB", arguments.max_shard_gb,
-             "GB (1e9 bytes) that a file of Hugging Face weights may have; default: 50")
+             "Largest size of a Hugging Face weight file, in GB (1e9 bytes); default: 50")
       ->check(CLI::PositiveNumber);
   add_option(*app, "--tokenizer DIR", arguments.tokenizer,
-             "Whose files go along: tokenizer.json, or the folder that it is in; default: the job's");
+             "Tokenizer whose files are copied too: tokenizer.json or its folder; default: the job's");
   app->add_flag("--merge", arguments.merge,
-                "Of a checkpoint with adapters (lora.rank): write the whole model with the adapters added to "
-                "its weights; default: the adapters alone, as peft loads them");
-  app->add_flag("--overwrite", arguments.overwrite, "Replace what an earlier conversion has written there");
+                "For a checkpoint with adapters (lora.rank): writes the whole model with the adapters added "
+                "to its weights; default: only the adapters, as peft loads them");
+  app->add_flag("--overwrite", arguments.overwrite,
+                "Replaces files that an earlier conversion has written there");
   return app;
 }
 

@@ -182,7 +182,8 @@ void Examination::links() {
 CLI::App* declare_doctor(CLI::App& cli, JobArguments& arguments) {
   CLI::App* doctor = cli.add_subcommand(
       "doctor",
-      "Memory, cores, disk, clocks and links of this launch against a job; 1 where something is wrong");
+      "Checks this launch's memory, cores, disk, clocks and links for a job; exit code 1: something is "
+      "wrong");
   add_job_options(*doctor, arguments);
   return doctor;
 }

@@ -199,25 +199,26 @@ int eval_rank(RunContext& context, const EvalArguments& arguments) {
 }
 
 CLI::App* declare_eval(CLI::App& cli, EvalArguments& arguments) {
-  CLI::App* eval = cli.add_subcommand("eval", "Loss of a model on the job's validation data, forward only");
+  CLI::App* eval =
+      cli.add_subcommand("eval", "Computes a model's loss on the job's validation data, forward only");
   add_run_options(*eval, arguments);
   add_checkpoint(*eval, arguments.checkpoint);
   add_option(*eval, "--batches N", arguments.batches,
-             "Batches, each of as many samples as a training step, over eval.batches; 0: all, as --documents "
-             "does without it")
+             "Validation batches, each of as many samples as a training step; 0: all; default: eval.batches, "
+             "or all with --documents")
       ->check(CLI::NonNegativeNumber);
   CLI::Option* const documents =
       add_option(*eval, "--documents FILE", arguments.documents,
-                 "Also writes a line of JSON for each document to this file: source, number from 0, loss per "
-                 "target, and how many targets; of those that have one");
+                 "Also writes a line of JSON to this file for each document with a target: source, number "
+                 "from 0, loss per target, number of targets");
   CLI::Option* const ids =
-      add_option(*eval, "--ids IDS", arguments.ids, "Token ids of --logits: 1,2,3, or a file with them");
+      add_option(*eval, "--ids IDS", arguments.ids, "Token ids for --logits: 1,2,3, or a file with them");
   ids->needs(add_option(*eval, "--logits FILE", arguments.logits,
                         "Writes the logits of --ids to this file instead, float32 [tokens, vocab_size] in "
                         "NumPy's format; reads no data")
                  ->needs(ids)
                  ->excludes(documents));
-  eval->add_flag("--json", arguments.json, "One object of JSON");
+  eval->add_flag("--json", arguments.json, "Prints one JSON object");
   return eval;
 }
 

@@ -432,14 +432,16 @@ int generate_rank(RunContext& context, const GenerateArguments& arguments, Gener
 
 void add_sampling(CLI::App& app, GenerateArguments& a) {
   add_option(app, "--max-tokens N", a.max_tokens,
-             "Tokens to generate for each prompt; default: 128, or fewer where the model's positions end")
+             "Tokens to generate for each prompt; default: 128, or fewer if the model's positions end "
+             "earlier")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 30));
   app.add_flag("--greedy", a.greedy, "Always the most probable token; as --temperature 0");
   add_option(app, "--temperature X", a.temperature, "Divides the logits; 0: greedy")->capture_default_str();
   add_option(app, "--top-k K", a.top_k, "Only the k most probable tokens; 0: all")->capture_default_str();
   add_option(app, "--top-p P", a.top_p, "Only the most probable tokens that together have this probability")
       ->capture_default_str();
-  add_option(app, "--min-p P", a.min_p, "Only tokens of at least this fraction of the best one's probability")
+  add_option(app, "--min-p P", a.min_p,
+             "Only tokens with at least this fraction of the best token's probability")
       ->capture_default_str();
   add_option(app, "--repetition-penalty X", a.repetition_penalty,
              "Above 1: makes tokens that are already in the sequence less probable")
@@ -450,41 +452,41 @@ void add_sampling(CLI::App& app, GenerateArguments& a) {
 }
 
 CLI::App* declare_generate(CLI::App& cli, GenerateArguments& a) {
-  CLI::App* app = cli.add_subcommand("generate", "Text that goes on from prompts, through the pipeline");
+  CLI::App* app = cli.add_subcommand("generate", "Generates text from prompts, through the pipeline");
   add_run_options(*app, a);
   add_checkpoint(*app, a.checkpoint);
   CLI::Option* const prompt =
-      repeatable(add_option(*app, "--prompt TEXT", a.prompts, "A text to go on from (repeatable)"));
+      repeatable(add_option(*app, "--prompt TEXT", a.prompts, "A text to continue (repeatable)"));
   CLI::Option* const prompts = add_option(
       *app, "--prompts FILE", a.prompts_file,
-      "A file of prompts, one a line; -: standard input, which is also read where no prompt is given");
+      "A file of prompts, one per line; -: standard input, which is also read if no prompt is given");
   CLI::Option* const prompt_ids = repeatable(
       add_option(*app, "--prompt-ids IDS", a.prompt_ids, "A prompt as token ids: 1,2,3 (repeatable)"));
   CLI::Option* const chat =
       app->add_flag(
              "--chat", a.chat,
-             "Each prompt is a user's message, which the job's chat template ([data.chat], or else the "
-             "model's own) writes as a conversation that the assistant answers")
+             "Makes each prompt a user's message in a conversation that the assistant answers, by the job's "
+             "chat template ([data.chat], or else the model's own)")
           ->excludes(prompt_ids);
   add_option(*app, "--system TEXT", a.system, "With --chat: a system message before each prompt")
       ->needs(chat);
   add_sampling(*app, a);
   repeatable(add_option(*app, "--stop TEXT", a.stop,
-                        "A text that ends the output, and is no part of it (repeatable)"));
+                        "A text that ends the output and is not part of it (repeatable)"));
   repeatable(add_option(*app, "--stop-id ID", a.stop_ids,
-                        "A token that ends the output (repeatable), beside data.document_end"));
+                        "A token that also ends the output, like data.document_end (repeatable)"));
   add_option(*app, "--in-flight N", a.in_flight, "Prompts at a time; more go in waves. Bounds memory")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
   add_option(*app, "--score FILE", a.score,
-             "Generates nothing: for each line of this file (-: standard input), {\"prompt\": TEXT, "
-             "\"completion\": TEXT}, prints the completion's log-probability, how many tokens it has, and "
+             "Generates nothing. Reads lines {\"prompt\": TEXT, \"completion\": TEXT} from this file (-: "
+             "standard input). For each, prints the completion's log-probability, its number of tokens, and "
              "whether greedy generation would give it. prompt_ids and completion_ids take ids")
       ->excludes(prompt)
       ->excludes(prompts)
       ->excludes(prompt_ids)
       ->excludes(chat);
-  app->add_flag("--json", a.json, "An object of JSON a prompt, when all are done");
+  app->add_flag("--json", a.json, "Prints one JSON object per prompt, when all are done");
   return app;
 }
 

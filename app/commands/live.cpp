@@ -38,7 +38,7 @@ struct LiveArguments {
 
 void add_run(CLI::App& command, LiveArguments& arguments) {
   command.add_option("RUN", arguments.run, "The run's folder: run.dir of its job")->required();
-  command.add_flag("--json", arguments.json, "One object of JSON");
+  command.add_flag("--json", arguments.json, "One JSON object per run");
 }
 
 CLI::App* add_request(CLI::App& cli, const char* name, const char* what, LiveArguments& arguments) {
@@ -87,7 +87,7 @@ int request(RequestKind kind, const LiveArguments& arguments) {
 }
 
 CLI::App* declare_status(CLI::App& cli, LiveArguments& arguments) {
-  CLI::App* status = cli.add_subcommand("status", "How a run stands, or all runs of a folder");
+  CLI::App* status = cli.add_subcommand("status", "State of a run, or of all runs in a folder");
   add_run(*status, arguments);
   status->add_flag("--watch", arguments.watch, "Look again every two seconds, until the run ends");
   return status;

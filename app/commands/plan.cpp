@@ -299,13 +299,13 @@ void add_costs(CLI::App* plan, PlanArguments& arguments) {
       add_option(*plan, "--profile TRACE", arguments.costs, "Costs measured by a run: its trace.json")
           ->excludes(device);
   add_option(*plan, "--costs WHICH", arguments.costs,
-             "measured: a second or two of passes on this machine, the default for a job on CPUs; modelled: "
-             "of the job's device, without running anything here; or as --device or --profile")
+             "measured: runs passes on this machine for one or two seconds (default for a job on CPUs); "
+             "modelled: models the job's device, runs nothing here; or as --device or --profile")
       ->check(such_as(sources))
       ->excludes(device)
       ->excludes(profile);
   add_option(*plan, "--cores N", arguments.cores,
-             "Cores of each host of CPU ranks, which share them; default: those that this process may use")
+             "Cores of each host, which its CPU ranks share; default: the cores that this process may use")
       ->check(CLI::PositiveNumber);
 }
 
@@ -321,12 +321,14 @@ CLI::App* declare_plan(CLI::App& cli, PlanArguments& arguments) {
   add_option(*plan, "-o,--output FILE", arguments.output, "Write to FILE instead of standard output");
   add_costs(plan, arguments);
   CLI::Option* search = plan->add_flag("--search", arguments.search,
-                                       "Rank schedules x stages per rank x microbatches x splits of the job; "
-                                       "with --world N whole meshes of N ranks");
+                                       "Ranks combinations of schedule, stages per rank, microbatches and "
+                                       "split; with --world N, whole meshes of N ranks");
   plan->add_flag("--all", arguments.all,
-                 "With --search: every row, not only the first ten; otherwise every rank of a large job");
+                 "With --search: shows every row, not only the first ten; otherwise every rank of a large "
+                 "job");
   add_option(*plan, "--memory-gb GB", arguments.memory_gb,
-             "GB (1e9 bytes) that a rank may take, over distributed.pp_memory_gb and the GPU's memory")
+             "Memory limit of a rank in GB (1e9 bytes); replaces distributed.pp_memory_gb and the GPU's "
+             "memory")
       ->check(CLI::PositiveNumber);
   add_option(*plan, "--margin PERCENT", arguments.margin,
              "With --search: % of a rank's memory that stays free; predictions are a few % off")
@@ -334,26 +336,27 @@ CLI::App* declare_plan(CLI::App& cli, PlanArguments& arguments) {
       ->capture_default_str();
   CLI::Option* write =
       add_option(*plan, "--write FILE", arguments.write,
-                 "With --search: write the job of the best row to FILE, which includes the job and changes "
-                 "some of its keys; with --world of what was refined, if anything");
+                 "With --search: writes the best row's job to FILE, which includes the job and changes some "
+                 "of its keys; with --world, the refined layout's job, if there is one");
   add_option(*plan, "--pick N", arguments.pick, "With --write: the job of row N, from 1")
       ->check(CLI::PositiveNumber)
       ->needs(write);
   add_option(*plan, "--price X", arguments.rates.price,
-             "Price of one rank for an hour: says what the job costs")
+             "Price of one rank per hour: prints what the job costs")
       ->check(CLI::PositiveNumber);
   add_option(*plan, "--watts W", arguments.rates.watts,
-             "Watts of one rank, with its part of the host: says what energy the job takes")
+             "Watts of one rank, including its fraction of the host: prints the job's energy")
       ->check(CLI::PositiveNumber);
   add_option(
       *plan, "--after PASS", arguments.after,
-      "Print the ranks' actions (CSV) as they are after this pass, from what the schedule lists to what "
-      "ranks run")
+      "Prints the ranks' actions (CSV) after this pass; the passes turn the schedule's list into what ranks "
+      "run")
       ->check(CLI::IsMember(schedule::pass_names()))
       ->excludes(search)
       ->excludes(format);
   add_option(*plan, "--compare FILE", arguments.compare,
-             "Put the prediction beside the trace.json of a run, or beside that of another job (.toml)")
+             "Compares the prediction with a run's trace.json, or with the prediction for another job "
+             "(.toml)")
       ->excludes(search)
       ->excludes(format);
   return plan;

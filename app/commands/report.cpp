@@ -27,12 +27,12 @@ struct ReportArguments {
 };
 
 CLI::App* declare_report(CLI::App& cli, ReportArguments& arguments) {
-  CLI::App* app = cli.add_subcommand("report", "Runs as one page of HTML: curves, schedule, what differs");
+  CLI::App* app = cli.add_subcommand("report", "Shows runs as one HTML page: curves, schedule, differences");
   app->add_option("RUN", arguments.runs,
                   "A run's folder, a folder of runs, or a file like metrics.jsonl; several are compared")
       ->required();
   add_option(*app, "-o,--output FILE", arguments.output,
-             "The page; default: report.html in the run's folder, of several runs in this one");
+             "Page to write; default: report.html in the run's folder, or in this folder for several runs");
   return app;
 }
 

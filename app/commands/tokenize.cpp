@@ -192,21 +192,21 @@ void print_result(const TokenizeArguments& arguments, const Tokenizer& tokenizer
 
 CLI::App* declare_tokenize(CLI::App& cli, TokenizeArguments& arguments) {
   CLI::App* app =
-      cli.add_subcommand("tokenize", "Make token files of texts, with a tokenizer.json of Hugging Face");
+      cli.add_subcommand("tokenize", "Makes token files from texts with a Hugging Face tokenizer.json");
   add_option(*app, "--tokenizer FILE", arguments.tokenizer, "tokenizer.json, or the folder that it is in")
       ->required();
   add_option(*app, "--out PREFIX", arguments.out, "Writes PREFIX.bin and PREFIX.idx (Megatron-LM's format)")
       ->required();
-  CLI::Option* key = add_option(
-      *app, "--key NAME", arguments.key,
-      "The files are JSONL (.gz and .zst too), or Parquet: each document's text is under this key");
+  CLI::Option* key =
+      add_option(*app, "--key NAME", arguments.key,
+                 "Key of each document's text; the files are JSONL (also .gz and .zst) or Parquet");
   CLI::Option* prompt =
       add_option(*app, "--prompt-key NAME", arguments.prompt_key,
                  "In place of --key: the key of a prompt, whose tokens training does not predict")
           ->excludes(key);
-  CLI::Option* completion = add_option(*app, "--completion-key NAME", arguments.completion_key,
-                                       "The key of what follows the prompt")
-                                ->needs(prompt);
+  CLI::Option* completion =
+      add_option(*app, "--completion-key NAME", arguments.completion_key, "Key of the text after the prompt")
+          ->needs(prompt);
   prompt->needs(completion);
   CLI::Option* messages = add_option(*app, "--messages-key NAME", arguments.messages_key,
                                      "In place of --key: the key of a conversation, a list of {role, "
@@ -219,7 +219,7 @@ CLI::App* declare_tokenize(CLI::App& cli, TokenizeArguments& arguments) {
           ->needs(messages);
   messages->needs(chat);
   add_option(*app, "--max-document-tokens N", arguments.max_document_tokens,
-             "Truncates documents to so many tokens; 0: none")
+             "Truncates documents to this many tokens; 0: no limit")
       ->check(CLI::NonNegativeNumber);
   add_option(*app, "--document-separator TEXT", arguments.separator,
              "Text between the documents of a file (\\n and \\t as in C); without it a file is one document")
@@ -227,22 +227,21 @@ CLI::App* declare_tokenize(CLI::App& cli, TokenizeArguments& arguments) {
       ->excludes(prompt)
       ->excludes(messages);
   add_option(*app, "--eos TOKEN", arguments.eos,
-             "Id of the token behind each document, or the token itself, or none; default: eos_token of the "
-             "tokenizer_config.json beside, if there is one")
+             "Token after each document, or its id, or none; default: eos_token of tokenizer_config.json in "
+             "the tokenizer's folder, if there is one")
       ->excludes(messages);
-  add_option(
-      *app, "--bad-lines WORD", arguments.bad_lines.text,
-      "Lines of JSONL that hold no document: refuse, or skip, which says how many and where the first is")
+  add_option(*app, "--bad-lines WORD", arguments.bad_lines.text,
+             "JSONL lines without a document: refuse, or skip, which says how many and where the first is")
       ->check(CLI::IsMember({"refuse", "skip"}))
       ->capture_default_str();
   app->add_flag("--no-special", arguments.no_special,
-                "Without the tokens that tokenizer.json puts around a text (its post_processor)");
-  add_option(*app, "--threads N", arguments.threads, "Default: one for each core")
+                "Omits the tokens that tokenizer.json puts around a text (its post_processor)");
+  add_option(*app, "--threads N", arguments.threads, "Threads; default: one per core")
       ->check(CLI::Range(int64_t{1}, int64_t{1024}));
   app->add_flag("--overwrite", arguments.overwrite, "Replace files that are there already");
   app->add_option("FILE", arguments.files,
-                  "Texts; each is a document, unless --key or --document-separator say otherwise. A folder "
-                  "stands for its *.txt, *.jsonl or *.parquet, \"*.jsonl\" for all of that name")
+                  "Text files. Each is a document, unless --key or --document-separator is given. A folder "
+                  "stands for its *.txt, *.jsonl or *.parquet files, \"*.jsonl\" for all files that match")
       ->required();
   return app;
 }

@@ -70,7 +70,7 @@ void add_color(CLI::App& app, TrainArguments& arguments) {
 void add_logs(CLI::App& command, TrainArguments& arguments) {
   CLI::Option* log =
       repeatable(add_option(command, "--log [SUBSYSTEM=]LEVEL", arguments.log,
-                            "Lines for debugging of every rank, on standard error: comm=debug, or debug for "
+                            "Prints debug lines of every rank on standard error: comm=debug, or debug for "
                             "all. Subsystems: schedule, comm, data, checkpoint, memory; levels: trace, "
                             "debug, info, warning, error, critical, off (repeatable)"));
   add_option(command, "--log-dir DIR", arguments.log_dir,
@@ -86,8 +86,9 @@ CLI::App* declare_train(CLI::App& cli, TrainArguments& arguments) {
 }
 
 CLI::App* declare_resume(CLI::App& cli, TrainArguments& arguments) {
-  CLI::App* resume =
-      cli.add_subcommand("resume", "Train on from a run's newest checkpoint, by the job in its folder");
+  CLI::App* resume = cli.add_subcommand("resume",
+                                        "Continues a run from its newest checkpoint, with the job in its "
+                                        "folder");
   add_run_options(*resume, arguments);
   add_color(*resume, arguments);
   add_logs(*resume, arguments);

@@ -20,27 +20,27 @@ void add_checkpoint(std::vector<Option>& options) {
       "Steps between checkpoints. 0: only by checkpoint.minutes, at the end, and when stopped by a signal.")
       .between(0, max_steps);
   checkpoint("minutes", &CheckpointSection::minutes,
-             "Minutes since the last checkpoint after which one more is saved. 0: none by time.")
+             "Minutes from the last checkpoint to the next one. 0: none by time.")
       .between(0, 1e6);
   checkpoint("async", &CheckpointSection::async,
-             "true: checkpoints are written while training goes on. Tensors that are not yet written when "
-             "the next step changes them are copied first, so a rank may need its fp32 weights and optimizer "
-             "state once more in host memory. false: training waits.");
+             "true: training goes on while checkpoints are written. Tensors not yet written are copied "
+             "before the next step changes them, so a rank may need host memory for its fp32 weights and "
+             "optimizer state again. false: training waits.");
   checkpoint("keep_last_n", &CheckpointSection::keep_last_n,
              "Newest checkpoints kept; older ones are deleted. 0: all.")
       .between(0, max_steps);
   checkpoint("keep_best_n", &CheckpointSection::keep_best_n,
-             "Checkpoints with the lowest validation losses that are kept besides the newest ones. An "
-             "evaluation that is among the best saves a checkpoint of its step. The file checkpoints/best "
-             "has the best one's name. 0: none.")
+             "Number of checkpoints with the lowest validation losses that are kept in addition to the "
+             "newest ones. An evaluation among the best saves a checkpoint of its step. The file "
+             "checkpoints/best has the best one's name. 0: none.")
       .between(0, max_steps)
       .only_if("eval.interval > 0", {"eval.interval"}, validates);
   checkpoint("resume", &CheckpointSection::resume,
              "What the first start in run.dir begins with. none or auto: a new model. A path: a checkpoint, "
-             "or a folder of checkpoints. Later starts resume from run.dir's own newest sound checkpoint, "
-             "whatever this says, so that the same command always resumes. restart: moves the contents of "
-             "run.dir aside, deletes nothing and starts over; but an unfinished run of this same job (its "
-             "layout may differ) that began with restart is resumed.")
+             "or a folder of checkpoints. Later starts ignore these values and resume from the newest sound "
+             "checkpoint of run.dir, so the same command always resumes. restart: moves the contents of "
+             "run.dir aside, deletes nothing and starts over. Exception: an unfinished run of this same job "
+             "(its layout may differ) that began with restart is resumed.")
       .path()
       .such_as({"auto", "none", "restart"});
   checkpoint("data", &CheckpointSection::data,

@@ -20,19 +20,20 @@ void add_axes(const SectionFields<DistributedSection>& distributed) {
       .between(1, max_ranks);
   distributed(
       "dp_shard", &DistributedSection::dp_shard,
-      "Data-parallel ranks that share one copy of the model (FSDP): each holds a shard of the weights, "
-      "gradients and optimizer states, and takes its own grad_accum_steps microbatches. The results equal "
-      "those of as many dp_replicate ranks, to the bit. -1: all ranks that the other axes leave.")
+      "Data-parallel ranks that share one copy of the model (FSDP). Each holds a shard of the weights, "
+      "gradients and optimizer states, and takes its own grad_accum_steps microbatches. Results equal, to "
+      "the bit, the results of as many dp_replicate ranks. -1: all ranks that the other axes leave.")
       .between(-1, max_ranks);
-  distributed("cp", &DistributedSection::cp, "Context-parallel ranks, which share each sequence.")
+  distributed("cp", &DistributedSection::cp, "Context-parallel ranks, which divide each sequence.")
       .between(1, max_ranks);
   distributed("cp_kind", &DistributedSection::cp_kind,
               "How context-parallel ranks divide attention. \"ring\": keys and values travel from rank to "
-              "rank; train.seq_len must be divisible by 2 * cp. \"ulysses\": ranks exchange tokens for "
-              "heads; train.seq_len and the heads of a tensor-parallel rank must be divisible by cp.")
+              "rank; train.seq_len must be divisible by 2 * cp. \"ulysses\": an all-to-all turns token "
+              "shards into head shards; train.seq_len and each tensor-parallel rank's heads must be "
+              "divisible by cp.")
       .only_if("distributed.cp > 1", {"distributed.cp"},
                [](const JobConfig& j) { return j.distributed.cp > 1; });
-  distributed("tp", &DistributedSection::tp, "Tensor-parallel ranks, which share each layer.")
+  distributed("tp", &DistributedSection::tp, "Tensor-parallel ranks, which divide each layer.")
       .between(1, max_ranks);
   distributed("ep", &DistributedSection::ep, "Expert-parallel ranks; divides dp_shard * cp * tp.")
       .between(1, max_ranks);
@@ -58,9 +59,9 @@ bool sums_gradients(const JobConfig& job) {
 void add_sharding(const SectionFields<DistributedSection>& distributed) {
   distributed(
       "reshard_after_forward", &DistributedSection::reshard_after_forward,
-      "true: a block's gathered weights are freed after each forward and gathered again for the backward, so "
-      "that two or three blocks are whole at a time. false: a stage's weights are gathered once a step and "
-      "kept. Not set: false if pp is above 1, since many microbatches use them, else true.")
+      "true: a block's gathered weights are freed after each forward pass and gathered again for the "
+      "backward pass; two or three blocks are whole at a time. false: a stage's weights are gathered once a "
+      "step and kept. Not set: false if pp > 1, since many microbatches use the weights, else true.")
       .only_if(
           "ranks that share weights: dp_shard or cp > 1, or with experts tp > ep",
           {"distributed.dp_shard", "distributed.dp", "distributed.cp", "distributed.tp", "distributed.ep"},
@@ -68,8 +69,8 @@ void add_sharding(const SectionFields<DistributedSection>& distributed) {
       .unless_given_as("false");
   distributed("reduce_gradients", &DistributedSection::reduce_gradients,
               "When gradients are reduced over the ranks of a stage. step: once, after all microbatches; "
-              "until then each rank holds whole gradients of its stages. microbatch: after each one; a rank "
-              "holds its shard, and whole gradients only of the blocks that it is computing.")
+              "until then each rank holds whole gradients of its stages. microbatch: after each microbatch; "
+              "a rank holds its shard, and whole gradients only of the blocks that it is computing.")
       .only_if("several ranks to a stage: dp_replicate, dp_shard, cp or tp > 1",
                {"distributed.dp_replicate", "distributed.dp_shard", "distributed.dp", "distributed.cp",
                 "distributed.tp"},
@@ -108,11 +109,11 @@ void add_distributed(std::vector<Option>& options) {
   add_sharding(distributed);
   distributed("pp_schedule", &DistributedSection::pp_schedule,
               "Order of the passes on each rank: gpipe, 1f1b, interleaved_1f1b, looped_bfs, zb_h1, zb_h2, "
-              "interleaved_zb, zbv, v_half, v_min or dualpipe_v (in any case, or PyTorch's class name); a "
-              ".csv file with a schedule in PyTorch's text form; auto, the fastest that fits, by the costs "
-              "of distributed.pp_costs, or an order found in seconds where that is at least 1 % faster; or "
-              "search, an order found for these costs and this memory, which takes up to a minute at the "
-              "start. Orders found are kept as schedule.csv beside the run.")
+              "interleaved_zb, zbv, v_half, v_min or dualpipe_v (upper or lower case, or PyTorch's class "
+              "name). A .csv file: a schedule in PyTorch's text form. auto: the fastest schedule that fits, "
+              "by distributed.pp_costs, or an order found in seconds if it is at least 1 % faster. search: "
+              "an order found for these costs and this memory, in up to a minute at the start. Orders found "
+              "are kept as schedule.csv in run.dir.")
       .path(Names::read, ".csv")
       .such_as({"gpipe", "1f1b", "interleaved_1f1b", "looped_bfs", "zb_h1", "zb_h2", "interleaved_zb", "zbv",
                 "v_half", "v_min", "dualpipe_v", "auto", "search"});
@@ -123,27 +124,27 @@ void add_distributed(std::vector<Option>& options) {
   distributed(
       "pp_split", &DistributedSection::pp_split,
       "Transformer blocks of each stage, first to last. \"even\": as equal as possible, more on the earlier "
-      "stages. \"cost\": the predicted step is shortest, embedding and head included. Or a list, or a "
-      "layout: stages separated by |, each a number, or * for an even share of the rest, such as "
-      "\"1|*|*|1\", or Megatron's letters, such as \"Ett|ttt|ttL\" or \"Et|(tt|)*6tL\".")
+      "stages. \"cost\": the shortest predicted step, including embedding and head. A list: a number for "
+      "each stage. A layout: stages separated by |, each a number or * (the rest, divided evenly), such as "
+      "\"1|*|*|1\"; or Megatron's letters, such as \"Ett|ttt|ttL\" or \"Et|(tt|)*6tL\".")
       .between(1, 1 << 16)
       .such_as({"even", "cost"});
   distributed(
       "pp_head", &DistributedSection::pp_head,
-      "Where the head is computed. last: on the last stage. spread: each pipeline rank has an equal part of "
-      "its vocabulary and computes it between its blocks, so that no rank computes more than others; a rank "
-      "then holds up to two microbatches more, and losses round like those of tp ranks. The ranks also share "
-      "out the embedding's float32 weights and optimizer state, but not with tied or frozen weights, "
-      "dp_shard, cp, optimizer.post_validation or gradients reduced by microbatch. auto: spread where the "
-      "predicted step is 1 % shorter, or where the job fits with it alone.")
+      "Where the head is computed. last: on the last stage. spread: each pipeline rank holds an equal shard "
+      "of its vocabulary and computes it between its blocks, so that all ranks compute equally much. A rank "
+      "then holds up to two microbatches more, and losses round as with tp ranks. The ranks also divide the "
+      "embedding's float32 weights and optimizer state, except with tied or frozen weights, dp_shard, cp, "
+      "optimizer.post_validation or gradients reduced by microbatch. auto: spread if the predicted step is 1 "
+      "% shorter, or if the job fits only with spread.")
       .only_if("distributed.pp > 1", {"distributed.pp"},
                [](const JobConfig& j) { return j.distributed.pp > 1; });
   distributed("pp_sequence_slices", &DistributedSection::pp_sequence_slices,
-              "Sequence slices of a microbatch, of equal cost, which go through the pipeline as microbatches "
-              "do: forward first to last, backward last to first. Keys and values of a sequence stay until "
-              "its backward passes end. For long sequences of which a step has few: it shortens the bubble, "
-              "and activations take less memory; losses round as those of cp ranks. 0: chosen with the "
-              "schedule by pp_schedule = \"auto\" or \"search\".")
+              "Sequence slices of a microbatch, of equal cost. Slices go through the pipeline like "
+              "microbatches: forward first to last, backward last to first. Keys and values of a sequence "
+              "stay until its backward passes end. For steps of few, long sequences: the bubble is shorter "
+              "and activations take less memory. Losses round as with cp ranks. 0: chosen with the schedule "
+              "by pp_schedule = \"auto\" or \"search\".")
       .between(0, 256);
   even_split("pp_embedding_weight", &DistributedSection::pp_embedding_weight,
              "The embedding counts as this many blocks in an even split.")
@@ -152,15 +153,15 @@ void add_distributed(std::vector<Option>& options) {
              "The final norm and head count as this many blocks in an even split.")
       .between(0, 1 << 16);
   distributed("pp_costs", &DistributedSection::pp_costs,
-              "Source of the times by which pp_schedule, pp_split, pp_head, data.balance and pptrain plan "
-              "choose: a trace.json that an earlier run of this model wrote (profile.trace), or a "
-              "modelled device: cpu, a100, h100, h200 or b200. Empty: the device of run.device, h100 for "
-              "cuda; pptrain plan measures the CPU that it runs on.")
+              "Source of the pass times that pp_schedule, pp_split, pp_head, data.balance and pptrain plan "
+              "use. Either a trace.json from an earlier run of this model (profile.trace), or a modelled "
+              "device: cpu, a100, h100, h200 or b200. Empty: the device of run.device, h100 for cuda; "
+              "pptrain plan measures the CPU that it runs on.")
       .path(Names::read, ".json")
       .such_as({"cpu", "a100", "h100", "h200", "b200"});
   distributed("pp_memory_gb", &DistributedSection::pp_memory_gb,
-              "GB (1e9 bytes) that pp_schedule = \"auto\" or \"search\" may give each rank; pptrain plan "
-              "--search has --memory-gb. 0: the memory of a known GPU, no bound on a CPU.")
+              "Memory limit of each rank for pp_schedule = \"auto\" or \"search\", in GB (1e9 bytes); "
+              "pptrain plan --search has --memory-gb. 0: the memory of a known GPU, no limit on a CPU.")
       .between(0, 1e6)
       .only_if("distributed.pp_schedule = auto or search", {"distributed.pp_schedule"},
                [](const JobConfig& j) {
@@ -169,21 +170,22 @@ void add_distributed(std::vector<Option>& options) {
                });
   distributed(
       "ranks_per_host", &DistributedSection::ranks_per_host,
-      "For predictions: consecutive ranks that share a host. 0: 8 on GPUs, all on CPUs. On CPUs pairs of "
-      "dualpipe_v hide exchanges of tp, cp and ep where this says that a stage is on several hosts.")
+      "Number of consecutive ranks on one host, for predictions. 0: 8 on GPUs, all on CPUs. On CPUs, pairs "
+      "of dualpipe_v overlap communication of tp, cp and ep only if this number puts a stage on several "
+      "hosts.")
       .between(0, max_ranks);
   hosts("host_link_gbps", &DistributedSection::host_link_gbps,
-        "For predictions: Gb/s at which a rank sends to other hosts. 0: 90 % of InfiniBand of the "
-        "GPU's generation, or of 10 Gb/s Ethernet on CPUs. pptrain doctor measures it.")
+        "Gb/s from a rank to other hosts, for predictions. 0: 90 % of InfiniBand of the GPU's generation, on "
+        "CPUs 90 % of 10 Gb/s Ethernet. pptrain doctor measures it.")
       .between(0, 1e6);
   hosts("host_latency_us", &DistributedSection::host_latency_us,
-        "For predictions: microseconds that a short message takes to another host. 0: 20 on GPUs, 60 "
-        "on CPUs. pptrain doctor measures it.")
+        "Microseconds of a short message to another host, for predictions. 0: 20 on GPUs, 60 on CPUs. "
+        "pptrain doctor measures it.")
       .between(0, 1e9);
   distributed("timeout_s", &DistributedSection::timeout_s,
-              "Seconds that a rank waits for another one; then the run ends with a report. It limits slow "
-              "work: dead ranks are found by heartbeat_s. On GPUs the time runs from when the GPU begins an "
-              "operation, and also limits the set-up of each NCCL group.")
+              "Seconds that a rank waits for another rank before the run ends with a report. It limits slow "
+              "work; heartbeat_s finds dead ranks. On GPUs the time starts when the GPU begins an operation, "
+              "and also limits the set-up of each NCCL group.")
       .above_up_to(0, 1e9)
       .decides(Effect::none);
   distributed("heartbeat_s", &DistributedSection::heartbeat_s,
@@ -193,8 +195,8 @@ void add_distributed(std::vector<Option>& options) {
       .between(0, 1e6)
       .decides(Effect::none);
   distributed("start_timeout_s", &DistributedSection::start_timeout_s,
-              "Seconds that the start waits for all processes of the launch; over TCP the error names those "
-              "that are missing.")
+              "Seconds that the start waits for all processes of the launch. Over TCP, the error names the "
+              "missing processes.")
       .above_up_to(0, 1e6)
       .decides(Effect::none);
 }

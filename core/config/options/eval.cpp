@@ -17,8 +17,8 @@ void add_eval(std::vector<Option>& options) {
   SectionFields<EvalSection> eval(
       options, "eval", [](JobConfig& j) -> EvalSection& { return j.eval; }, Effect::none);
   eval("interval", &EvalSection::interval,
-       "Steps between validations; one more follows the last step. 0: only that one. Jobs without validation "
-       "data (data.val_fraction, data.val_path) have none.")
+       "Steps between validations; the last step is followed by another one. 0: only that one. Jobs without "
+       "validation data (data.val_fraction, data.val_path) have none.")
       .between(0, max_steps);
   eval("batches", &EvalSection::batches,
        "Validation batches, each of as many samples as a training step. 0: all of the validation data.")

@@ -11,12 +11,11 @@ void add_lr_schedule(std::vector<Option>& options) {
                                             [](JobConfig& j) -> LrScheduleSection& { return j.lr_schedule; });
   const std::string name = "lr_schedule.name";
   schedule("name", &LrScheduleSection::name,
-           "Course of the learning rate after the warm-up. wsd: constant, then a fall over the last part of "
-           "the run.")
+           "Learning rate after the warm-up. wsd: constant, then falling over the last part of the run.")
       .one_of({"cosine", "linear", "wsd", "constant"});
   schedule("warmup_steps", &LrScheduleSection::warmup_steps,
-           "Steps of the linear rise to optimizer.lr. auto: a twentieth of train.steps, 2000 at most. A run "
-           "with fewer steps never reaches it, and warns.")
+           "Steps of the linear rise to optimizer.lr. auto: a twentieth of train.steps, at most 2000. A run "
+           "with fewer steps never reaches optimizer.lr, and warns.")
       .between(0, max_steps)
       .unset_as("auto");
   schedule("min_lr_ratio", &LrScheduleSection::min_lr_ratio,

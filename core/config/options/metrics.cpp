@@ -22,9 +22,9 @@ void add_metrics(std::vector<Option>& options) {
           "Also writes the metrics of each step and evaluation to run.dir/tensorboard, as TensorBoard's "
           "event files.");
   metrics("prometheus", &MetricsSection::prometheus,
-          "Address at which rank 0 serves the latest metrics to Prometheus (GET /metrics): \"HOST:PORT\", "
-          "the host a numeric address, or \"PORT\" for programs of the same machine; port 0 is any free one, "
-          "which the log names. Anybody who reaches it can read it. Empty: off.");
+          "Address at which rank 0 serves the latest metrics to Prometheus (GET /metrics). \"HOST:PORT\": "
+          "HOST is a numeric address. \"PORT\": for programs on the same machine. Port 0: any free port, "
+          "which the log names. Anybody who reaches the address can read the metrics. Empty: off.");
 }
 
 }  // namespace pptrain::config

@@ -11,35 +11,35 @@ void add_optimizer(std::vector<Option>& options) {
   const auto muon = optimizer.only_with("optimizer.name", {"muon"});
   optimizer(
       "name", &OptimizerSection::name,
-      "adamw; muon: Muon for the blocks' matrices, AdamW for embedding, head, norms, biases and routers; "
-      "lion: use an lr 3 to 10 times below AdamW's, a weight_decay as much above, and betas [0.9, 0.99].")
+      "adamw. muon: Muon for the blocks' matrices, AdamW for embedding, head, norms, biases and routers. "
+      "lion: use lr 3 to 10 times below AdamW's, weight_decay as many times above, and betas [0.9, 0.99].")
       .one_of({"adamw", "muon", "lion"})
       .decides(Effect::model);
   optimizer("lr", &OptimizerSection::lr, "Highest learning rate.").at_least(0);
   optimizer("betas", &OptimizerSection::betas,
-            "Decay of the first and second moments; with lion, of its direction and its moment.")
+            "Decay of the first and second moments; in lion, of its update direction and its moment.")
       .of_length(2)
       .from_up_to(0, 1);
   optimizer("eps", &OptimizerSection::eps, "Added to the root of the second moment.")
       .above(0)
       .only_with("optimizer.name", {"adamw", "muon"});
   optimizer("weight_decay", &OptimizerSection::weight_decay,
-            "Decoupled decay, times the learning rate; none on norms and biases.")
+            "Decoupled decay, multiplied by the learning rate; none on norms and biases.")
       .at_least(0);
   muon("muon_momentum", &OptimizerSection::muon_momentum, "Decay of Muon's momentum (Nesterov's).")
       .from_up_to(0, 1);
   muon("muon_lr_scale", &OptimizerSection::muon_lr_scale,
-       "Learning rate of Muon's matrices divided by lr. Their steps are scaled by 0.2 sqrt(max(rows, "
-       "columns)) to the usual size of AdamW's, so that 1 works.")
+       "Learning rate of Muon's matrices divided by lr. Muon's steps are scaled by 0.2 sqrt(max(rows, "
+       "columns)) to AdamW's usual size, so 1 works.")
       .above(0);
   muon("muon_weight_decay", &OptimizerSection::muon_weight_decay,
        "Replaces weight_decay for Muon's matrices.")
       .at_least(0);
   optimizer("post_validation", &OptimizerSection::post_validation,
-            "Ranks step without waiting for the global norm and begin the next step; a step that had to be "
-            "clipped or skipped is rolled back and redone, with the same bits (zero bubble's "
-            "post-validation). Removes the rest of the bubble of zb_h2 and zbv if clipping is rare. Costs a "
-            "second copy of master weights and optimizer state (12 bytes per parameter with adamw).")
+            "Ranks update weights without waiting for the global norm and begin the next step (zero bubble's "
+            "post-validation). A step that needed clipping or skipping is rolled back and redone, with the "
+            "same bits. Removes the rest of the bubble of zb_h2 and zbv if clipping is rare. Costs a second "
+            "copy of master weights and optimizer state (12 bytes per parameter with adamw).")
       .decides(Effect::layout);
 }
 
@@ -53,15 +53,16 @@ TableList optimizer_groups() {
   SectionFields<OptimizerGroup> group(
       list.fields, list.section, [groups](JobConfig& j) -> OptimizerGroup& { return groups(j).front(); });
   group("match", &OptimizerGroup::match,
-        "Pattern for names of parameters, such as \"*.norm*\" or \"layers.0.*\", with * for any characters; "
+        "Pattern for names of parameters, such as \"*.norm*\" or \"layers.0.*\" (* matches any characters), "
         "or a role: matrix, embedding, head, norm, bias or router. A tied head is in the embedding's group.")
       .required();
   group("lr_scale", &OptimizerGroup::lr_scale, "Factor on the learning rate.").at_least(0);
   group("weight_decay", &OptimizerGroup::weight_decay, "Replaces weight_decay, also for norms and biases.")
       .at_least(0);
   group("frozen", &OptimizerGroup::frozen,
-        "These do not learn. They have neither gradients nor optimizer state, are held in train.dtype alone, "
-        "and checkpoints name where they come from (model.hf_dir or run.seed) in place of their values.");
+        "The group's parameters do not learn. They have no gradients and no optimizer state, and are held "
+        "only in train.dtype. Checkpoints name their source (model.hf_dir or run.seed) instead of their "
+        "values.");
   return list;
 }
 

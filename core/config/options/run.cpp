@@ -9,8 +9,9 @@ namespace pptrain::config {
 void add_run(std::vector<Option>& options) {
   SectionFields<RunSection> run(options, "run", [](JobConfig& j) -> RunSection& { return j.run; });
   run("dir", &RunSection::dir,
-      "Folder of the run's output: metrics.jsonl, job.toml and checkpoints/. One run at a time. Relative to "
-      "the current directory, as data.cache is; paths of what a job reads are relative to the job's file.")
+      "Folder of the run's output: metrics.jsonl, job.toml and checkpoints/. One run at a time may use it. "
+      "Like data.cache, it is relative to the current directory; paths that a job reads are relative to the "
+      "job's file.")
       .path(Names::written)
       .decides(Effect::none);
   run("seed", &RunSection::seed, "Seed of the initial weights and of the order of the data.")
@@ -26,9 +27,8 @@ void add_run(std::vector<Option>& options) {
       .between(1, 4096)
       .decides(Effect::layout);
   run("force_memory", &RunSection::force_memory,
-      "false: a job whose predicted memory exceeds what its hosts have available, or its GPUs have, ends "
-      "before it "
-      "starts. true: it starts, and may fail or be killed.")
+      "false: a job ends before it starts if its predicted memory exceeds its hosts' available memory or its "
+      "GPUs' memory. true: the job starts, and may fail or be killed.")
       .decides(Effect::none);
 }
 

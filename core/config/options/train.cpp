@@ -10,17 +10,18 @@ void add_divergence(const SectionFields<TrainSection>& train) {
   const auto watch = train.only_if("train.divergence_steps > 0", {"train.divergence_steps"},
                                    [](const JobConfig& j) { return j.train.divergence_steps > 0; });
   train("divergence_steps", &TrainSection::divergence_steps,
-        "Steps in a row with a loss above its band after which the run ends with a report (exit code 1). "
-        "Their state is saved as checkpoints/diverged_step_N, from which no start resumes by itself; until "
-        "then no checkpoint is deleted. 0: off.")
+        "Ends the run with a report (exit code 1) after this many steps in a row with a loss above its band. "
+        "The state is saved as checkpoints/diverged_step_N; no start resumes from it by itself. During such "
+        "steps no checkpoint is deleted. 0: off.")
       .between(0, max_steps);
   watch("divergence_window", &TrainSection::divergence_window,
-        "Number of losses that the band is computed from: the latest that did not lie above it. Until there "
-        "are so many, no loss is above the band.")
+        "Number of losses from which the band is computed: the latest losses that were not above it. Until "
+        "there are so many losses, none is above the band.")
       .between(8, 1024);
   watch("divergence_band", &TrainSection::divergence_band,
-        "Height of the band above the losses' median, in deviations. A deviation is 1.4826 times their "
-        "median absolute deviation (for normal noise the standard deviation), 0.1 % of the median at least.")
+        "Height of the band above the losses' median, in deviations. A deviation is 1.4826 times the losses' "
+        "median absolute deviation (the standard deviation for normal noise), and at least 0.1 % of the "
+        "median.")
       .above_up_to(0, 1e6);
 }
 
@@ -38,8 +39,8 @@ void add_train(std::vector<Option>& options) {
       .between(1, max_size)
       .decides(Effect::layout);
   train("grad_accum_steps", &TrainSection::grad_accum_steps,
-        "Microbatches of a step, taken by each data rank: a step sees dp_replicate * dp_shard * "
-        "grad_accum_steps * micro_batch_size samples.")
+        "Microbatches per step on each data rank. A step has dp_replicate * dp_shard * grad_accum_steps * "
+        "micro_batch_size samples.")
       .between(1, max_size)
       .decides(Effect::layout);
   train("dtype", &TrainSection::dtype,
@@ -48,46 +49,45 @@ void add_train(std::vector<Option>& options) {
       .refuse("fp16", "fp16 is refused: use bf16")
       .refuse("float16", "fp16 is refused: use bf16")
       .refuse("half", "fp16 is refused: use bf16");
-  train(
-      "recompute", &TrainSection::recompute,
-      "Activations that are not saved but recomputed in the backward pass, with the same bits. none: "
-      "everything is saved. cheap: the norms' outputs and the MLP's product of gate and up, which need no "
-      "GEMM. selective: the norms' outputs and the MLP's inner activations. full: all but each block's "
-      "input. auto: cheap on GPUs, none on CPUs; with pp_schedule = \"auto\" or \"search\", more on stages "
-      "that do not fit, and less under a searched order that has room. Of stages that recompute more, "
-      "microbatches that have room recompute less; where data.lengths is exact or padded, each step chooses "
-      "them. A list has a word for each stage, first to last. \"full:3/cheap:2\": full for three "
-      "microbatches (or sequence slices), cheap for two, and so on in turns.")
+  train("recompute", &TrainSection::recompute,
+        "Activations that are recomputed in the backward pass instead of saved; the bits are the same. none: "
+        "all are saved. cheap: the norms' outputs and the MLP's product of gate and up, which need no GEMM. "
+        "selective: the norms' outputs and the MLP's inner activations. full: all but each block's input. "
+        "auto: cheap on GPUs, none on CPUs. With pp_schedule = \"auto\" or \"search\", auto recomputes more "
+        "on stages that do not fit, and less if a searched order has memory left. On stages that recompute "
+        "more, microbatches with memory left recompute less; each step chooses them if data.lengths is exact "
+        "or padded. A list has a word for each stage, first to last. \"full:3/cheap:2\" repeats: full for "
+        "three microbatches (or sequence slices), then cheap for two.")
       .one_of({"auto", "none", "cheap", "selective", "full"})
       .or_runs()
       .alone_in_list("auto")
       .decides(Effect::layout);
   train("overlap_weight_gradients", &TrainSection::overlap_weight_gradients,
-        "Computes a backward's weight gradients on a second GPU stream, so that they overlap with norms, "
-        "SwiGLU and rotary passes of the next layer. Changes no bit. Both operands of each weight of a block "
-        "are held until the next block is done. Has no effect on the CPU, nor with tp > 1.")
+        "Computes weight gradients on a second GPU stream, so that they overlap with norms, SwiGLU and "
+        "rotary passes of the next layer's backward pass. The bits are the same. Both operands of each "
+        "weight gradient of a block are held until the next block is done. No effect on CPUs or with tp > 1.")
       .decides(Effect::layout);
   train("grad_clip", &TrainSection::grad_clip,
         "Scales gradients down to this global norm over all stages and ranks. 0: off.")
       .at_least(0);
   train("label_smoothing", &TrainSection::label_smoothing,
-        "Fraction of each target that is spread evenly over the vocabulary in the training loss, as "
-        "PyTorch's cross_entropy(label_smoothing) does. The validation loss stays without it.")
+        "Fraction of each target that is spread evenly over the vocabulary in the training loss, as in "
+        "PyTorch's cross_entropy(label_smoothing). The validation loss does not use it.")
       .from_up_to(0, 1);
   train("max_skipped_steps", &TrainSection::max_skipped_steps,
-        "Skipped steps in a row, with a non-finite loss or norm, after which one more ends the run. 0: the "
+        "Steps in a row that may be skipped for a non-finite loss or norm; one more ends the run. 0: the "
         "first ends it.")
       .between(0, max_steps);
   add_divergence(train);
-  train(
-      "check_weights", &TrainSection::check_weights,
-      "Checks that nothing changes master weights and optimizer state between optimizer steps: checksums are "
-      "taken after each step and compared before the next one and before a checkpoint. A flipped bit ends "
-      "the run with its parameter's name; nothing is saved. Costs two readings of these bytes a step.");
+  train("check_weights", &TrainSection::check_weights,
+        "Checks that master weights and optimizer state do not change between optimizer steps. Checksums are "
+        "taken after each step and compared before the next step and before a checkpoint. A flipped bit ends "
+        "the run with its parameter's name; nothing is saved. Costs two reads of these bytes per step.");
   train("deterministic", &TrainSection::deterministic,
-        "true: on GPUs the same job gives the same bits again, also on other pipeline layouts. Attention's "
-        "backward adds in a fixed order, and LibTorch operators that cannot are refused. false: the fastest "
-        "attention; losses differ in their last digits from run to run. CPUs always give the same bits.")
+        "true: on GPUs, the same job gives the same bits in each run, also on other pipeline layouts. "
+        "Attention's backward pass adds in a fixed order, and LibTorch operators without a fixed order are "
+        "refused. false: the fastest attention; losses differ in their last digits between runs. CPUs always "
+        "give the same bits.")
       .only_with("run.device", {"cuda"});
 }
 
