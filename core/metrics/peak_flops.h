@@ -14,7 +14,7 @@ double known_peak_flops(std::string_view device_name);
 // FLOP/s of one rank's device. Of a known GPU it is the published dense bf16 rate (for float32 jobs too); 0
 // for a GPU that is not in the table. On a CPU it is the rate of the fastest GEMM that the layers can call,
 // timed now with this thread's number of threads: forward, input gradient and weight gradient, in float32 and
-// for bf16 jobs in bf16 too. That takes at most 0.3 s, however slow one of the types is here. Each rate is
+// for bf16 jobs in bf16 too. That takes about 0.2 s, however slow one of the types is here. Each rate is
 // the best of several short calls, of one thread by its processor time, so that other work on the same cores
 // hardly lowers it.
 double peak_flops(c10::Device device, bool bf16);

@@ -108,7 +108,7 @@ struct EvalRecord {
   std::chrono::system_clock::time_point time{};        // when it was done; 1970: unknown
 };
 
-// --- Records as lines of metrics.jsonl: what each key means is in README.md.
+// --- Records as lines of metrics.jsonl: docs/metrics.md says what each key means.
 
 // One JSON object on one line; floats with all their digits, null if not finite.
 std::string to_json(const RunHeader& header);

@@ -12,7 +12,7 @@ void add_metrics(std::vector<Option>& options) {
       .between(1, max_steps);
   metrics("peak_tflops", &MetricsSection::peak_tflops,
           "Peak TFLOP/s of one rank's device, for mfu. 0: the data sheet's dense bf16 rate of a known GPU, "
-          "or the rate of a CPU's fastest GEMM, timed at the start in at most 0.3 s. A step faster than "
+          "or the rate of a CPU's fastest GEMM, timed twice at the start, for 0.2 s. A step faster than "
           "this peak raises the peak, so mfu never exceeds 100 %.")
       .between(0.0, 1e6);
   metrics(
