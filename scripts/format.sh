@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Formats every C++ and CUDA file of the project in place; with --check only names those that would change, and fails.
+# Formats every C++ and CUDA file of the project in place. --check only names the files that would change, and then fails.
 #   scripts/format.sh [--check]
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
@@ -29,7 +29,7 @@ if ! $check; then
   "$format" -i "${files[@]}"
   exit
 fi
-# One process for many files: to start it takes longer than to look at one.
+# One process for many files: starting it takes longer than checking one file.
 if ! said=$(printf '%s\0' "${files[@]}" | xargs -0 -n 64 -P "$(nproc)" "$format" --dry-run --Werror 2>&1); then
   mapfile -t unformatted < <(sed -n 's/^\(.*\):[0-9]*:[0-9]*: error: code should be clang-formatted .*/\1/p' <<<"$said" | sort -u)
   ((${#unformatted[@]})) || die "clang-format failed: $said"

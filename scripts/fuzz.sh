@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Fuzzes what reads files and bytes from outside, with libFuzzer, AddressSanitizer and UndefinedBehaviorSanitizer, after
-# all the set-up that is missing (clang among it).
+# Fuzzes the readers of files and bytes from outside, with libFuzzer, AddressSanitizer and UndefinedBehaviorSanitizer,
+# after all the set-up that is missing (also clang).
 #   scripts/fuzz.sh [TARGET] [SECONDS]
-# Each target (or TARGET alone: a folder of test/fuzz/corpus) runs for 60 s (or SECONDS) and prints one line. Exits with
-# 1 if one crashed, hung or leaked: the input then lies in build-fuzz/found, and
+# Each target (or only TARGET, a folder of test/fuzz/corpus) runs for 60 s (or SECONDS) and prints one line. Exits with
+# 1 if one crashed, hung or leaked: the input is then in build-fuzz/found, and
 #   build-fuzz/fuzz_TARGET INPUT
-# shows what happens. What the search finds worth keeping stays in build-fuzz/corpus, where the next one goes on.
+# shows what happens. Useful inputs that the search finds stay in build-fuzz/corpus; the next search goes on from them.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
@@ -23,7 +23,7 @@ while (($#)); do
   shift
 done
 
-# Does clang have the fuzzer's and the sanitizers' libraries?
+# True if clang has the fuzzer's and the sanitizers' libraries.
 can_fuzz() {
   has_command clang++ && clang++ -x c++ -fsanitize=fuzzer,address,undefined -o /dev/null - 2>/dev/null <<<'
     extern "C" int LLVMFuzzerTestOneInput(const unsigned char*, unsigned long) { return 0; }'

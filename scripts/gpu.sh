@@ -1,21 +1,21 @@
 #!/usr/bin/env bash
 # One command for a machine with a GPU, CUDA 13, Python with torch 2.11, and nothing else: no packages, no network.
-#   scripts/gpu.sh pack [--headers]       here: builds what such a machine lacks, without MPI: build-gpu/pack.tar.gz;
-#                                         --headers adds what a build there needs, pack/offline.tar.gz
+#   scripts/gpu.sh pack [--headers]       here: builds the programs for such a machine, without MPI: build-gpu/pack.tar.gz;
+#                                         --headers adds the files for a build there, pack/offline.tar.gz
 #   scripts/gpu.sh run [correct|bench]... [--out DIR] [--only STEP]... [--limit SECONDS] [--device cuda|cpu] [--quick]
-#                                         there: runs it, both in 9.5 minutes without a name; leaves report.md, report.json and
-#                                         steps.log in DIR (build-gpu/report)
+#                                         there: runs it, without a name both in 9.5 minutes; writes report.md, report.json and
+#                                         steps.log to DIR (build-gpu/report)
 #   PPTRAIN_OFFLINE=1 scripts/gpu.sh build [PROGRAM]...
-#                                         there, with a compiler, from a checkout with its pack: builds anew what was packed
-# Exit codes of run: 0 all passed that can run here, 1 a step failed, 2 bad arguments, 3 no step failed, but the time was over
+#                                         there, with a compiler, from a checkout with its pack: builds the packed programs anew
+# Exit codes of run: 0 all steps that can run here passed, 1 a step failed, 2 bad arguments, 3 no step failed, but time ran out
 # before all had run, or none could run, 4 nothing can run here (no GPU, no torch, no pack, or its programs do not start).
-# run unpacks the archive, which is whole: unpacked elsewhere it runs as pack/scripts/gpu.sh run correct.
+# run unpacks the archive. The archive is complete: unpacked elsewhere it runs as pack/scripts/gpu.sh run correct.
 # PPTRAIN_PYTHON: the Python that has torch. CUDAARCHS: GPU architectures to compile for, as in CUDAARCHS=90 (default 80;90).
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 python=${PPTRAIN_PYTHON:-python3}
 
-# Leaves in `built` what is packed: the program, its benchmark, and every test for GPUs that the build has; or those named.
+# Sets `built` to the programs to pack: the program, its benchmark, and every test for GPUs of the build; or the named ones.
 build_programs() {  # build_programs [PROGRAM]...
   built=("${@:-pptrain}")
   build gpu "${built[@]}"
@@ -26,7 +26,7 @@ build_programs() {  # build_programs [PROGRAM]...
 
 make_pack() {
   source "$here/lib.sh"
-  export CUDAARCHS=${CUDAARCHS:-"80;90"}  # for whichever machine it is carried to
+  export CUDAARCHS=${CUDAARCHS:-"80;90"}  # for any machine that gets the pack
   local -a headers=()
   [[ ${1:-} != --headers ]] || { headers=(--headers) && shift; }
   (($# == 0)) || exit_code=2 die "pack: unknown argument $1; see scripts/gpu.sh --help"
@@ -38,7 +38,7 @@ make_pack() {
   python3 -B "$here/gpu/pack.py" --root "$root" --build "$(build_dir gpu)" --torch "$(torch_dir)" "${headers[@]}" "${built[@]}"
 }
 
-# Where an archive is newer than what was unpacked.
+# Unpacks the archive if it is newer than the unpacked files.
 unpack() {
   local build=$here/../build-gpu
   [[ ! $build/pack.tar.gz -nt $build/pack/pack.json ]] || tar -xzmf "$build/pack.tar.gz" --no-same-owner -C "$build"
@@ -55,9 +55,9 @@ build_offline() {
     exit_code=4 die "no headers, $pack/offline.tar.gz: make the pack with scripts/gpu.sh pack --headers, and carry it here"
   rm -rf "${usr%/usr}" && mkdir -p "${usr%/usr}"
   tar -xzf "$pack/offline.tar.gz" --no-same-owner -C "${usr%/usr}"
-  # Before the compiler's own folders, and before torch's, which hold another fmt.
+  # Before the compiler's own folders, and before torch's, which have another fmt.
   export CPATH=$usr/include${CPATH:+:$CPATH} CMAKE_PREFIX_PATH=$usr
-  # The CMake of this Python first: that of the system may be too old.
+  # This Python's CMake first: the system's may be too old.
   PATH=$(dirname "$(command -v "$python")"):$PATH:/usr/local/cuda/bin
   [[ -n ${PPTRAIN_TORCH_DIR:-} ]] || PPTRAIN_TORCH_DIR=$("$python" -B "$here/gpu/machine.py") || exit 4
   export PPTRAIN_TORCH_DIR

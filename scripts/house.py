@@ -1,6 +1,6 @@
-"""Counts how large and how tangled the source is; no gate.
+"""Counts the size and the dependencies of the source; it is no gate.
 
-Usage: house.py [--commit COMMIT]      the working tree, or a commit beside it
+Usage: house.py [--commit COMMIT]      the working tree, or also a commit
        house.py --sentences | --complex
 
 Complexity is counted by PyPI's lizard, if it is installed (-1 otherwise).
@@ -18,25 +18,25 @@ FLOORS = ("app", "core", "models", "parallel")
 SOURCES = (".h", ".cpp", ".cu", ".cuh", ".inc")
 INCLUDE = re.compile(r'^#include "((?:' + "|".join(FLOORS) + r')/[^"]+)"', re.MULTILINE)
 TYPE = re.compile(r"^\s*(?:template <[^>]*>\s*)?(?:struct|class|enum class|enum|union)\s+(?:alignas\([^)]*\)\s*)?\w+[^;(){}=]*\{", re.MULTILINE)
-# How a job lies on its ranks: the structs that the review of e4d8a66 counted. Matched as whole names, but not in rooms that know no ranks.
+# Structs that describe a job on its ranks, as counted in the review of e4d8a66. Whole names match, except in rooms that know no ranks.
 LAYOUTS = ("DistributedSection", "MeshShape", "ScheduleSpec", "ShardOptions", "LowerOptions", "ShardPolicy", "StageRanks", "Divisions",
            "Sharding", "ParallelShape", "BatchShape", "Workload", "PlanBase", "Choice", "Plan", "Layout", "Estimate", "MeshCandidate",
            "Candidate", "ShapeKey", "TracedRun", "LoaderOptions")
 WITHOUT_RANKS = ("core/kernels/", "core/nn/", "core/tokenizer/")
-# Options with words as values; a comparison of one with a literal.
+# A comparison of a name with a word in quotes, and the options that have words as values.
 WORD = re.compile(r'(?:\b(?:[a-z_]+[.]|[a-z_]+->)+[a-z_]+(?:\(\))?|\b[a-z_]+)\s*[!=]=\s*"[a-z0-9_]+"')
 OPTIONS = re.compile(r"\b(?:dtype|device|recompute|init|arch|name|cp_kind|reduce_grads|pp_schedule|pp_split|format|packing|lengths|resume|"
                      r"optimizer|schedule|on_divergence|rope_type|bad_lines|packed|target_modules)\b")
 
 
-# One of these in its code, and a file knows the fact.
+# A file knows a fact if its code has one of these.
 FACTS = {"cp": r"\bcp\b", "sequence slices": r"sequence_slices", "recompute": r"[Rr]ecompute", "reshard": r"reshard",
          "a spread head": r"spread_head|head_parts|shares_out_embedding|pp_head\b|HeadPlace"}
-# Quoted in code: "qwen3", "qwen3_moe"; of a tokenizer or a chat's template too.
+# Quoted in code: "qwen3", "qwen3_moe"; also names of tokenizers and chat templates.
 FAMILY = re.compile(r'"[^"\n]*\b(?:llama|qwen\d|qwen\d?_moe|qwen\d_moe|mixtral|mistral|gemma\d?|phi3|olmo2?|smollm3|granite|gpt2|gpt_neox|gpt_oss|deepseek_v\d|starcoder2|glm4)\b[^"\n]*"')
 LONG_SENTENCE = 40  # words
-COMPLEX = 15        # cyclomatic complexity, as lizard counts it
-# Strings are kept, also where they hold what looks like a comment.
+COMPLEX = 15        # cyclomatic complexity, by lizard
+# Strings are kept, even if they contain text like a comment.
 COMMENT_OR_STRING = re.compile(r'//[^\n]*|/\*.*?\*/|R"(\w*)\(.*?\)\1"|"(?:\\.|[^"\\\n])*"', re.DOTALL)
 
 
@@ -49,7 +49,7 @@ def without_comments(text):
 
 
 def comment_lines(text):
-    """What its comments say, line by line; an empty line where a comment ends."""
+    """The lines of the text's comments, with an empty line after each comment."""
     lines, end = [], 0
     for match in COMMENT_OR_STRING.finditer(text):
         if not is_comment(match[0]):
@@ -62,14 +62,14 @@ def comment_lines(text):
 
 
 def long_sentences(text):
-    """Of its comments."""
+    """The long sentences of the text's comments."""
     blocks = "\n".join(comment_lines(text)).split("\n\n")
     sentences = [sentence for block in blocks for sentence in re.split(r"(?<=[.!?:])\s+(?=[A-Z`\"(\[])", block.replace("\n", " "))]
     return [sentence for sentence in sentences if len(sentence.split()) > LONG_SENTENCE]
 
 
 def complex_functions(root, files):
-    """[(complexity, place)]; None where lizard is not installed."""
+    """[(complexity, place)]; None if lizard is not installed."""
     try:
         import lizard
     except ImportError:

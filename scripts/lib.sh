@@ -1,5 +1,5 @@
-# Set-up shared by the scripts of this folder; sourced, never run. Each function first looks whether its work is done,
-# by probes that cost milliseconds, and says what it installs.
+# Set-up shared by the scripts of this folder; sourced, never run. Each function first checks in milliseconds whether its
+# work is done, and prints what it installs.
 # shellcheck shell=bash
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -13,8 +13,8 @@ die() {
   exit "${exit_code:-1}"
 }
 
-# One set-up at a time in a checkout: a second script waits for the first. The lock goes with descriptor 9, so callers
-# close it (unlock_checkout) before they start something long.
+# One set-up at a time in a checkout: a second script waits for the first. Descriptor 9 holds the lock, so callers close
+# it (unlock_checkout) before they start something long.
 lock_checkout() {
   exec 9<"$root"
   command -v flock >/dev/null || return 0
@@ -22,14 +22,14 @@ lock_checkout() {
 }
 unlock_checkout() { exec 9<&-; }
 
-# Open MPI refuses root by default; in a container there is often nobody else.
+# Open MPI refuses root by default; a container often has no other user.
 allow_mpirun_as_root() {
   [[ $EUID -ne 0 ]] || export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 }
 
 # --- Debian and Ubuntu packages -----------------------------------------------------------------------------------
 
-has_header() {  # has_header NAME...: is one of these found where the compiler looks?
+has_header() {  # has_header NAME...: true if the compiler finds one of these
   local name dir
   local -a dirs=(/usr/include /usr/local/include)
   IFS=: read -ra extra <<<"${CPATH:-}:${CPLUS_INCLUDE_PATH:-}"
@@ -44,7 +44,7 @@ has_header() {  # has_header NAME...: is one of these found where the compiler l
 }
 has_command() { command -v "$1" >/dev/null 2>&1; }
 
-# Prints the packages that the build still needs, by what they provide and not by their names in a package database, so
+# Prints the packages that the build still needs. It checks what they provide, not their names in a package database, so
 # that another MPI, compiler or hand-installed header counts too.
 missing_packages() {
   has_command "${CXX:-g++}" || echo g++
@@ -74,7 +74,7 @@ ensure_packages() {
   ((${#missing[@]} == 0)) || install_packages "${missing[@]}"
 }
 
-refuse_offline() {  # refuse_offline WHAT: ends the script where nothing may be downloaded
+refuse_offline() {  # refuse_offline WHAT: ends the script if downloads are not allowed
   [[ -z ${PPTRAIN_OFFLINE:-} ]] || die "PPTRAIN_OFFLINE is set, so nothing is downloaded; missing: $1"
 }
 
@@ -121,15 +121,15 @@ find_python() {  # prints the first Python >= 3.10 that can make a virtual envir
   done
 }
 
-# While something is being installed .venv holds the file `installing`; what an interruption leaves is built anew, and
-# so is an environment that was moved (its programs name their place) or whose Python is gone.
+# During an installation .venv holds the file `installing`. The environment is built anew after an interruption, after a
+# move (its programs name their place), or if its Python is gone.
 venv_is_whole() {
   [[ -x $venv/bin/python && -e $venv/pyvenv.cfg && ! -e $venv/installing ]] || return 1
   [[ ! -e $venv/installed/place || $(<"$venv/installed/place") == "$venv" ]]
 }
 
-# ensure_requirements SET [pip option]...: installs scripts/SET.txt into .venv unless exactly that is there already (the
-# copy kept in .venv/installed is the stamp).
+# ensure_requirements SET [pip option]...: installs scripts/SET.txt into .venv unless exactly that is installed (the copy
+# in .venv/installed is the stamp).
 ensure_requirements() {
   local set=$1 && shift
   local stamp=$venv/installed/$set.txt
@@ -137,7 +137,7 @@ ensure_requirements() {
   refuse_offline ".venv with scripts/$set.txt (or set PPTRAIN_TORCH_DIR)"
   if ! venv_is_whole; then
     [[ ! -d $venv ]] || say ".venv is incomplete, was moved, or has lost its Python: building it anew"
-    rm -f "$venv/pyvenv.cfg" && rm -rf "$venv"  # in this order, so that a half-removed one is never taken for whole
+    rm -f "$venv/pyvenv.cfg" && rm -rf "$venv"  # in this order, so that a half-removed environment is never taken for a whole one
     local python
     python=$(find_python)
     [[ -n $python ]] || die "no Python >= 3.10 with venv and pip was found; on Debian and Ubuntu install python3-venv, or set PPTRAIN_PYTHON"
@@ -157,8 +157,8 @@ ensure_requirements() {
   rm "$venv/installing"
 }
 
-# A LibTorch, CMake and Ninja from elsewhere can be used instead: set PPTRAIN_TORCH_DIR (a folder with include/ and
-# lib/) and have the tools on PATH.
+# To use another LibTorch, CMake and Ninja, set PPTRAIN_TORCH_DIR (a folder with include/ and lib/) and put the tools on
+# PATH.
 ensure_toolchain() {
   [[ -n ${PPTRAIN_TORCH_DIR:-} ]] && return 0
   if has_command nvcc; then
@@ -192,14 +192,14 @@ build_dir() {  # build_dir PRESET
   [[ $1 == release ]] && echo "$root/build" || echo "$root/build-$1"
 }
 
-available_mib() {  # of memory: what the host has left, or a container's limit where that is less
+available_mib() {  # MiB of free memory on the host, or a container's limit if that is less
   local left limit
   left=$(awk '/^MemAvailable/ { print int($2 / 1024) }' /proc/meminfo)
   limit=$(cat /sys/fs/cgroup/memory.max 2>/dev/null || true)
   [[ ! $limit =~ ^[0-9]+$ ]] || ((left = left < limit / 1048576 ? left : limit / 1048576))
   echo "$left"
 }
-jobs() {  # compilers at once: as many as there are cores, with 1.8 GiB for each; the largest unit takes 1.7 GB
+jobs() {  # compilers at once: one per core, with 1.8 GiB for each; the largest unit needs 1.7 GB
   local cores fit
   cores=$(nproc)
   fit=$(($(available_mib) / 1843))
@@ -212,7 +212,7 @@ test_slots() {
   echo $((slots < 4 ? 4 : slots > 24 ? 24 : slots))
 }
 
-# build PRESET TARGET... : configures where something that CMake cannot notice by itself has changed, and builds.
+# build PRESET TARGET... : builds; configures first if something has changed that CMake cannot notice by itself.
 build() {
   local preset=$1 && shift
   local dir options stamp
@@ -222,7 +222,7 @@ build() {
   [[ -z ${PPTRAIN_TEST_PATIENCE:-} ]] || arguments+=("-DPPTRAIN_TEST_PATIENCE=$PPTRAIN_TEST_PATIENCE")
   if has_command ccache; then
     export CCACHE_BASEDIR=$root CCACHE_NOHASHDIR=1  # another checkout of the same sources finds the same objects
-    export CCACHE_SLOPPINESS=pch_defines,time_macros  # without it nothing that uses precompiled headers is kept
+    export CCACHE_SLOPPINESS=pch_defines,time_macros  # without it ccache keeps nothing that uses precompiled headers
     arguments+=(-DCMAKE_CXX_COMPILER_LAUNCHER=ccache -DCMAKE_CUDA_COMPILER_LAUNCHER=ccache)
   fi
   options="source=$root ${arguments[*]} CXX=${CXX:-} CUDAARCHS=${CUDAARCHS:-} nvcc=$(command -v nvcc || true) mpicc=$(readlink -f "$(command -v mpicc)" || true)"
@@ -247,7 +247,7 @@ build_tests() {
   ensure_packages
   ensure_toolchain
   [[ -n ${PPTRAIN_TORCH_DIR:-} ]] || ensure_requirements requirements-test
-  set_up=$SECONDS  # for who says how long it took
+  set_up=$SECONDS  # for callers that print how long it took
   build "$1" "${2:-all}"
   unlock_checkout
 }
@@ -256,8 +256,8 @@ build_tests() {
 
 project_version() { sed -n 's/^project(pptrain VERSION \([0-9.]*\).*/\1/p' "$root/CMakeLists.txt"; }
 
-# begin_package [--out DIR]: reads the arguments of the script that calls it, and builds the preset `package`. Sets `out`,
-# and `stage`, an empty folder that goes when the script ends.
+# begin_package [--out DIR]: reads the arguments of the calling script, and builds the preset `package`. Sets `out`, and
+# `stage`, an empty folder that is removed when the script ends.
 begin_package() {
   out=$root/dist
   while (($#)); do

@@ -1,14 +1,14 @@
-"""Mutants of C++ text: small changes, each of which a test should notice. Used by mutate.py.
+"""Mutants of C++ text: small changes; a test should notice each of them. Used by mutate.py.
 
 It reads tokens, not a syntax tree, and relies on clang-format: an operator with two operands has a space on both sides, `<` of a
-template has none. What it takes wrongly does not compile, and is left out by mutate.py.
+template has none. A wrongly read mutant does not compile, and mutate.py leaves it out.
 
 All mutants of a file are compiled at once. A mutant changes a region: the largest piece of an expression between two of
 `( ) [ ] { } , ; ? : = return`. The region becomes
 
     (pptrain_mutant(7) ? (changed) : (original))
 
-and the environment variable PPTRAIN_MUTANT says which one acts.
+and the environment variable PPTRAIN_MUTANT chooses the mutant that acts.
 """
 
 import re
@@ -28,10 +28,10 @@ BINARY = {"<": ["<=", ">"], "<=": ["<", ">"], ">": [">=", "<"], ">=": [">", "<"]
           "+": ["-"], "-": ["+"], "*": ["/"], "/": ["*"], "&&": ["||"], "||": ["&&"], "+=": ["-="], "-=": ["+="],
           "*=": ["/="], "/=": ["*="]}
 WORDS = {"true": "false", "false": "true", "min": "max", "max": "min"}
-SYMMETRIC = ("min", "max", "swap", "gcd", "lcm", "hypot")  # of two arguments, whose order says nothing
+SYMMETRIC = ("min", "max", "swap", "gcd", "lcm", "hypot")  # the order of their two arguments does not matter
 OPEN, CLOSE = {"(": ")", "[": "]", "{": "}"}, {")", "]", "}"}
 ENDS = {",", ";", "?", ":", "="}
-# No mutant of a statement or declaration in which one of these occurs: texts for people, and what is settled at compile time.
+# No mutant of a statement or declaration with one of these: texts for people, and values known at compile time.
 LEFT_OUT = {"throw", "static_assert", "assert", "constexpr", "consteval", "template", "using", "case", "enum", "spdlog", "fmt",
             "TORCH_CHECK", "operator", "default", "delete", "goto", "noexcept", "sizeof", "requires", "concept"}
 LONGEST_REGION = 400
@@ -55,7 +55,7 @@ class Mutant:
     start: int  # the region
     end: int
     changed: str  # the region's text
-    form: str  # "value", "condition" (of if or while), "call" (a statement that is left out)
+    form: str  # "value", "condition" (of if or while), "call" (a removed statement)
 
 
 def tokens_of(text):
@@ -140,12 +140,12 @@ class Source:
         return any(token.text in LEFT_OUT for token in self.tokens[first:last + 1])
 
     def is_condition(self, first, last):
-        """The whole of what an if or while asks."""
+        """The whole condition of an if or while."""
         return (self._is(first - 1, "(") and self._is(last + 1, ")") and self.partner.get(first - 1) == last + 1 and
                 self._is(first - 2, "if", "while"))
 
     def is_function_body(self, i):
-        """Is token i within some function? Expressions elsewhere (default arguments, members) are left alone."""
+        """True if token i is inside a function. Expressions elsewhere (default arguments, members) are not mutated."""
         depth = 0
         for j in range(i, -1, -1):
             if self._is(j, "}") and j != i:
@@ -165,7 +165,7 @@ class Source:
         region = self.text[start:end]
         if len(region) > LONGEST_REGION or "{" in region or "//" in region or not all(first <= a and b <= last for a, b in replacements):
             return None
-        # `Type name` before an initialiser in brackets, a cast, a parameter: two words beside each other are a declaration.
+        # `Type name` before an initialiser in brackets, a cast, a parameter: two adjacent words are a declaration.
         for a, b in zip(self.tokens[first:last], self.tokens[first + 1:last + 1]):
             if a.kind == b.kind == "word" and a.text not in ("new", "not"):
                 return None
@@ -241,7 +241,7 @@ def find_mutants(text):
 
 
 def deleted_call(source, i):
-    """A call at token i that is a whole statement, left out."""
+    """Removes a call at token i that is a whole statement."""
     first, last = source.statement(i)
     end = source.partner[i]
     if not source._is(end + 1, ";") or not source._is(first - 1, ";", "{", "}"):
@@ -258,7 +258,7 @@ def deleted_call(source, i):
 
 
 def schema(text, mutants):
-    """`text` with all `mutants` ({number: Mutant}) in it; those that overlap others are left out. Returns (text, numbers)."""
+    """Puts all `mutants` ({number: Mutant}) into `text`, except those that overlap others. Returns (text, numbers)."""
     regions = {}
     for number, mutant in mutants.items():
         regions.setdefault((mutant.start, mutant.end, mutant.form), []).append(number)

@@ -1,8 +1,8 @@
-"""Runs the tests that cover a file on mutants of it (mutants.py); of mutate.sh.
+"""Runs the tests that cover a file on mutants of it (mutants.py); used by mutate.sh.
 
-A built tree is taken as it is: only the mutated files are compiled, all mutants of a file at once, and the test programs are
-linked anew with these objects before the libraries, so that nothing in the build changes. Each mutant then costs the tests alone, the
-cheapest first, up to the first that fails.
+The built tree is not changed: only the mutated files are compiled, all mutants of a file at once, and the test programs are
+linked anew with these objects before the libraries. Each mutant then costs only the tests, the cheapest first, up to the first
+that fails.
 """
 
 import argparse
@@ -54,7 +54,7 @@ def git(*arguments):
 
 
 def changed_lines(base, paths):
-    """{file: lines}, of the working tree against `base`."""
+    """{file: changed lines} of the working tree against `base`."""
     result, file = collections.defaultdict(set), None
     for line in git("diff", "-U0", "--no-color", base, "--", *paths).splitlines():
         if line.startswith("+++ "):
@@ -79,7 +79,7 @@ def choose(paths, lines, count, seed, units):
 
 
 class Build:
-    """A tree that ninja built, and what is compiled and linked beside it."""
+    """A tree that ninja built, and the files that are compiled and linked for it elsewhere."""
 
     def __init__(self, folder, to):
         self.folder, self.to = folder.resolve(), to
@@ -102,7 +102,7 @@ class Build:
                     self.units[str(file.relative_to(source))] = (entry, [str(f.relative_to(source)) for f in files])
 
     def compile_unit(self, entry, files, texts):
-        """`texts`: {file: text} of those that change. Returns (object, errors)."""
+        """`texts`: {file: text} of the changed files. Returns (object, errors)."""
         name = os.path.relpath(entry["output"], self.folder).replace("/", "_")
         unit = self.to / f"{name}.cpp"
         parts = []
@@ -126,7 +126,7 @@ class Build:
         return target, done.stderr if done.returncode else ""
 
     def program(self, name, objects):
-        """Links the build's program `name` with those of `objects` whose library it has, before its libraries."""
+        """Links the build's program `name` with the `objects` of its libraries, before these libraries."""
         command = subprocess.run(["ninja", "-C", self.folder, "-t", "commands", name], capture_output=True, text=True,
                                  check=True).stdout.splitlines()[-1]
         command = command.removeprefix(": && ").removesuffix(" && :").split(" && ")[0]
@@ -152,7 +152,7 @@ class Build:
 
 
 def compile_mutants(build, chosen):
-    """Compiles the units with all that compiles. Returns ([(object, its library)], numbers of the mutants in them)."""
+    """Compiles the units with all mutants that compile. Returns ([(object, its library)], numbers of the mutants in them)."""
     by_unit = collections.defaultdict(dict)
     for number, (file, mutant) in chosen.items():
         entry, files = build.units[file]
@@ -168,7 +168,7 @@ def compile_mutants(build, chosen):
             target, errors = build.compile_unit(entry, files, texts)
             if not errors:
                 return target, [number for _, numbers in schemas.values() for number in numbers]
-            # A schema keeps the lines of its file, so that an error's line says which mutants are meant.
+            # A schema keeps the lines of its file, so that an error's line identifies its mutants.
             bad = {(file, int(line)) for file in wanted
                    for line in re.findall(re.escape(str(build.to / "source" / file)) + r":(\d+)", errors)}
             text_of = {file: (ROOT / file).read_text() for file in wanted}
@@ -207,7 +207,7 @@ class Tests:
     def passes(self, name, number, limit):
         command, environment = self.commands[name]
         try:
-            # All of COVER are Catch2's. The first failed assertion is enough.
+            # All tests of COVER use Catch2. The first failed assertion is enough.
             done = subprocess.run([*command, "--abort"], env=os.environ | environment | {"PPTRAIN_MUTANT": str(number)},
                                   stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=limit)
         except subprocess.TimeoutExpired:
@@ -215,7 +215,7 @@ class Tests:
         return done.returncode == 0
 
     def measure(self, name):
-        """Whether it passes without a mutant; how long that takes is its measure with one."""
+        """Whether the test passes without a mutant. Its time sets the limit for runs with one."""
         begin = time.monotonic()
         passed = self.passes(name, 0, 900)
         self.seconds[name] = time.monotonic() - begin

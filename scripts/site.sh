@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes the documentation as a site: build/site/html/index.html, which a browser opens from the folder or a server serves.
+# Makes the documentation as a site: build/site/html/index.html, for a browser to open from the folder or a server to serve.
 #   scripts/site.sh
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"

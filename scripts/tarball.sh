@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes a tarball that runs wherever it is unpacked, with LibTorch in it.
+# Makes a tarball with LibTorch that runs in any folder after unpacking.
 #   scripts/tarball.sh [--out DIR]         DIR is dist unless given; prints the tarball's path
 # Built without MPI: ranks of a launcher meet over TCP (mpirun needs -x MASTER_ADDR=HOST -x MASTER_PORT=PORT).
 # It needs the glibc and libstdc++ of this system or newer.

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # Builds and runs the tests, after all the set-up that is missing. The last line is "N passed, N failed".
 #   scripts/test.sh [--full | --all | --gpu] [--preset release|debug|asan|tsan] [ctest option]...
-# Without a word the quick tier: every part of the program, without what takes long. --full: every test. --all: also all
-# combinations of options (PPTRAIN_TESTS_ALL=1), where otherwise every two options meet once. --gpu: the tests that need a
-# GPU, and only those. Further arguments go to ctest, for example -R schedule (names that match) or -V (all output). A test
-# that depends on a clock (ctest's label `clock`) may starve on a busy machine: where it failed it runs once more, with the
-# same seed and nothing beside it, and is counted apart. No other test runs again, and none does under a sanitizer.
+# Without an option the quick tier: every part of the program, without long tests. --full: every test. --all: also all
+# combinations of options (PPTRAIN_TESTS_ALL=1); otherwise every two options meet once. --gpu: only the tests that need a
+# GPU. Further arguments go to ctest, for example -R schedule (names that match) or -V (all output). A test that depends
+# on a clock (ctest's label `clock`) may starve on a busy machine: if it fails, it runs once more, with the same seed and
+# no other test, and is counted apart. No other test runs again, and none does under a sanitizer.
 # PPTRAIN_TEST_PATIENCE=3 multiplies all time limits.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
@@ -33,10 +33,10 @@ esac
 build_tests "$preset" "$target"
 built=$SECONDS
 allow_mpirun_as_root
-# More ranks than cores are what a test wants, and no rank is tied to a core that another one uses.
+# A test may have more ranks than cores, and no rank is bound to a core that another one uses.
 export OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_MCA_hwloc_base_binding_policy=none
 export PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe PRTE_MCA_hwloc_default_binding_policy=none
-# Seeded by chance, but a second run is to meet the same.
+# A random seed, but a second run uses the same one.
 export PPTRAIN_LIVENESS_SEED=${PPTRAIN_LIVENESS_SEED:-$RANDOM}
 
 dir=$(build_dir "$preset")
@@ -59,7 +59,7 @@ tests() {  # tests REPORT [ctest option]...
 tests "$report" -j "$(test_slots)" "${options[@]}" || status=$?
 reports=("$report")
 if ((status == 8)) && [[ $preset == release ]]; then  # 8: ctest's code for tests that failed
-  # --rerun-failed would take no heed of labels.
+  # --rerun-failed would ignore labels.
   mapfile -t clock < <(names -L '^clock$')
   again=$(python3 "$scripts/test_summary.py" --again "$report" "${clock[@]}")
   if [[ -n $again ]]; then
@@ -67,7 +67,7 @@ if ((status == 8)) && [[ $preset == release ]]; then  # 8: ctest's code for test
     tests "$report_again" -j 1 -R "$again" || true
     reports+=("$report_again")
   fi
-  status=0  # the summary knows what failed
+  status=0  # the summary reports failures
 fi
 left_out=()
 [[ $tier != quick ]] || mapfile -t left_out < <(names -L '^full$' "${options[@]}")

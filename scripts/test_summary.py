@@ -1,16 +1,16 @@
-"""Prints "N passed, N failed" for a JUnit report of ctest, the names of what failed, and what did not run.
+"""Prints "N passed, N failed" for a JUnit report of ctest, the names of failed tests, and the tests that did not run.
 
 Usage: test_summary.py REPORT [REPORT_AGAIN] [--left-out [NAME...]]
        test_summary.py --again REPORT NAME...
 
-REPORT_AGAIN is of tests that depend on a clock, failed in REPORT and ran once more. What passed only then is named and
-counted apart: neither as passed nor as failed. --left-out: the NAMEs of tests that the quick tier leaves out. --again
-prints those of the NAMEs that failed in REPORT, as a regular expression for ctest -R; nothing where none did.
+REPORT_AGAIN is of tests that depend on a clock, failed in REPORT and ran once more. Tests that passed only then are named
+and counted apart: neither as passed nor as failed. --left-out: the NAMEs of tests that the quick tier leaves out. --again
+prints the NAMEs that failed in REPORT, as a regular expression for ctest -R; nothing if none failed.
 
-A test executable counts with as many tests as Catch2 says that it ran, a Python test with as many as unittest says,
-anything else (a script, a crash) as one. A case that could not run here counts as neither passed nor failed: those that
-ctest left out, those that unittest skipped, and those of a test executable that printed "not run: CASE: reason"
-(test/support/not_run.h). Exits with 1 if something failed or the report holds no test.
+A test executable counts as the number of tests that Catch2 reports, a Python test as the number that unittest reports,
+anything else (a script, a crash) as one. A case that could not run here counts as neither passed nor failed: ctest left
+it out, unittest skipped it, or a test executable printed "not run: CASE: reason" (test/support/not_run.h). Exits with 1
+if something failed or the report holds no test.
 """
 
 import re
@@ -35,7 +35,7 @@ class Counts:
 
 
 def count(text: str, succeeded: bool) -> Counts:
-    """Of one executable, from what it printed and whether ctest took it as passed."""
+    """The counts of one executable, from its output and ctest's verdict."""
     not_run = sorted(set(NOT_RUN.findall(text)))
     if found := UNITTEST.findall(text):
         ran, details = int(found[-1][0]), found[-1][1]
@@ -44,7 +44,7 @@ def count(text: str, succeeded: bool) -> Counts:
         skipped = numbers.get("skipped", 0)
         named = [f"{name}: {reason}" for name, reason in UNITTEST_SKIPPED.findall(text)]
         not_run += named + [f"a test of {ran}"] * (skipped - len(named))
-        passed = max(ran - bad - skipped, 0)  # errors of subtests can be more than the tests
+        passed = max(ran - bad - skipped, 0)  # subtests can have more errors than there are tests
     else:
         passed = bad = 0
         if found := ALL_PASSED.findall(text):
@@ -53,7 +53,7 @@ def count(text: str, succeeded: bool) -> Counts:
             numbers = {word: int(number) for number, word in re.findall(r"(\d+) (passed|failed)", found[-1])}
             passed, bad = numbers.get("passed", 0), numbers.get("failed", 0)
         passed = max(passed - len(not_run), 0)
-    if not succeeded or (found and not passed and not not_run):  # one that counts and ran nothing, has a wrong filter
+    if not succeeded or (found and not passed and not not_run):  # an executable that ran no case has a wrong filter
         return Counts(passed, max(bad, 1), not_run)
     return Counts(passed if passed or not_run else 1, 0, not_run)
 
@@ -69,7 +69,7 @@ def failed_of(path: str, names: list[str]) -> str:
 
 
 def was_skipped(case: ET.Element) -> bool:
-    """By its own word. ctest says "notrun" of a program that it cannot find, too."""
+    """Whether the program itself says so. ctest also reports "notrun" for a program that it cannot find."""
     skipped = case.find("skipped")
     return case.get("status") == "notrun" and skipped is not None and (skipped.get("message") or "").startswith("SKIP_")
 

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # From a text to a model that transformers loads, in minutes on two cores: tokens, training, evaluation, generated text, export.
 #   scripts/text_to_text.sh [--out DIR] [--prompt TEXT] [--set section.key=value]... [FILE]...
-# FILE is configs/data/tinyshakespeare.txt unless given; what is made goes to DIR, runs/text_to_text. The job is configs/text_to_text.toml,
-# the tokenizer configs/data/tokenizer. Run again, it goes on with a training that was interrupted. With PPTRAIN=PROGRAM it takes
-# that one, and neither sets up nor builds anything.
+# FILE is configs/data/tinyshakespeare.txt unless given; outputs go to DIR, runs/text_to_text by default. The job is
+# configs/text_to_text.toml, the tokenizer configs/data/tokenizer. Run again, it resumes an interrupted training. With
+# PPTRAIN=PROGRAM it uses that program, and neither sets up nor builds anything.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 

@@ -1,11 +1,11 @@
-"""Runs the tests that compare with a tolerance, on every instruction set and with other seeds; of tolerances.sh.
+"""Runs the tests that compare with a tolerance, on every instruction set and with other seeds; used by tolerances.sh.
 
-A program of tests appends a line for each place that compares to the file that PPTRAIN_MARGINS names, when it ends:
+When a test program ends, it appends a line for each place of a comparison to the file that PPTRAIN_MARGINS names:
 
     place<TAB>largest difference<TAB>its bound<TAB>number of comparisons
 
-of the comparison with the least margin, which is bound / difference (test/support/bounds.h and bounds.py). Other
-inputs come from PPTRAIN_TEST_SEED (test/support/seed.h).
+The line is of the comparison with the least margin, which is bound / difference (test/support/bounds.h and bounds.py).
+Other inputs come from PPTRAIN_TEST_SEED (test/support/seed.h).
 """
 
 import argparse
@@ -25,10 +25,10 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "scripts/bench"))
 from contest import ISAS  # noqa: E402
 
-NOT_RUN = 77  # exit code of a program of tests that has nothing to run
-# Libraries keep to the instruction set too, where they can: MKL does not on processors of AMD.
+NOT_RUN = 77  # exit code of a test program that has nothing to run
+# Libraries use the same instruction set if they can: MKL does not on AMD's processors.
 LIMITS = {**ISAS, "baseline": {"ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41", "MKL_ENABLE_INSTRUCTIONS": "SSE4_2"}}
-# Kernels of MKL that give the same bits on every processor, and others than the processor's own.
+# MKL's kernels that give the same bits on every processor; they differ from the processor's own.
 COMPATIBLE = {"MKL_CBWR": "COMPATIBLE", "ONEDNN_MAX_CPU_ISA": "AVX2"}
 QUIET = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OMPI_MCA_rmaps_base_oversubscribe": "1", "OMPI_MCA_hwloc_base_binding_policy": "none"}
 
@@ -66,36 +66,36 @@ def settings(build):
     if not found:
         sys.exit(f"{build / 'pptrain'} does not say which instruction sets the processor has: {wrong.stderr}")
     best, *others = found[1].split(", ")
-    # core_kernels leaves where it is told to use the best one.
+    # core_kernels ends at once if it is told to use the best one.
     return {best: {}, **{isa: {"PPTRAIN_ISA": isa, **LIMITS[isa]} for isa in others}, "compatible": COMPATIBLE}
 
 
 def labelled(build, patterns):
-    """The tests with the label, the longest first, so that none is left alone at the end."""
+    """The tests with the label, the longest first, so that no long test runs alone at the end."""
     command = ["ctest", "--test-dir", build, "-L", "^tolerance$", "--show-only=json-v1"]
     path = f"{ROOT / '.venv/bin'}:{os.environ['PATH']}"
     listed = json.loads(subprocess.run(command, env={**os.environ, "PATH": path}, capture_output=True, text=True, check=True).stdout)
     tests = {}
     for test in listed["tests"]:
         properties = {property["name"]: property["value"] for property in test["properties"]}
-        # ctest knows no command of a program that is not built.
+        # ctest has no command for a program that is not built.
         if "command" in test and not properties.get("DISABLED") and (not patterns or any(re.search(p, test["name"]) for p in patterns)):
             tests[test["name"]] = (test["command"], properties)
     return dict(sorted(tests.items(), key=lambda item: -item[1][1].get("COST", 0)))
 
 
 def read_margins(text, test, setting, seed):
-    """The least margin of each place, of a program's lines; several programs of one test may have written."""
+    """The least margin of each place, from the lines of a test's programs; there may be several."""
     margins = {}
     for line in text.splitlines():
         place, difference, bound, count = line.split("\t")
-        place = place.removeprefix(f"{ROOT}/").removeprefix("../")  # as the compiler was told from the build's folder
+        place = place.removeprefix(f"{ROOT}/").removeprefix("../")  # the compiler gets paths relative to the build's folder
         keep(margins, place, Margin(float(difference), float(bound), int(count), test, setting, seed))
     return margins
 
 
 def keep(margins, place, new):
-    """The one with less margin, and the number of comparisons of both."""
+    """The line with less margin, and the number of comparisons of both."""
     old = margins.get(place)
     count = new.count + (old.count if old else 0)
     worst = new if old is None or new.margin < old.margin else old
@@ -115,7 +115,7 @@ def run_test(name, test, setting, limits, seed):
 
 
 def recorded(file):
-    """The lines of earlier runs: those of read_margins() with test, setting and seed."""
+    """The lines of earlier runs: as from read_margins(), with test, setting and seed."""
     margins = {}
     for line in file.read_text().splitlines() if file.exists() else []:
         place, difference, bound, count, test, setting, seed = line.split("\t")

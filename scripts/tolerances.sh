@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # How much room do the tests' bounds leave? Runs all tests that compare with a tolerance (ctest's label `tolerance`) on every
-# instruction set that the processor has, with ten seeds each, and prints for each bound the least margin, after all the set-up
-# that is missing. Exits with 1 if a test fails or a bound is exceeded.
+# instruction set of the processor, with ten seeds each, after all the set-up that is missing. Prints the least margin of each
+# bound. Exits with 1 if a test fails or a bound is exceeded.
 #   scripts/tolerances.sh [--isa NAME...] [--seeds N] [--first-seed N] [--jobs N] [--record FILE] [--under MARGIN] [NAME]...
 # NAME: a regular expression of ctest's names, as core_ or app_mesh_grid (the longest: minutes for each seed and instruction set).
-# --isa: all (the default), or some of what `scripts/tolerances.sh --help` lists. --record appends what was measured to FILE and prints the
-# table of all that FILE holds, so that a long run may be taken in parts. --under prints only bounds with less margin.
+# --isa: all (the default), or some names from `scripts/tolerances.sh --help`. --record appends the margins to FILE and prints the table of
+# all margins in FILE, so that a long run can be divided into parts. --under prints only bounds with less margin.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes a Python wheel that puts pptrain on PATH; LibTorch is the one of the wheel torch, on which it depends.
+# Makes a Python wheel that puts pptrain on PATH. It depends on the wheel torch and uses its LibTorch.
 #   scripts/wheel.sh [--out DIR]           DIR is dist unless given; prints the wheel's path
 # Built without MPI: ranks of a launcher meet over TCP (mpirun needs -x MASTER_ADDR=HOST -x MASTER_PORT=PORT).
 # With nvcc on PATH it has CUDA.

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Prints what a build took: task-seconds by folder, of tests and program apart, and its longest units, from Ninja's log.
+"""Prints the times of a build from Ninja's log: task-seconds by folder, for tests and program apart, and its longest units.
 
     scripts/bench/build_times.py [BUILD_FOLDER] [--longest N]
 
@@ -40,7 +40,7 @@ def folder_of(output):
 
 
 def inputs(build, target):
-    """All that the target is made from, by Ninja's word, and itself."""
+    """The target and everything that Ninja makes it from."""
     ninja = shutil.which("ninja") or ROOT / ".venv/bin/ninja"
     return {target, *subprocess.run([ninja, "-C", build, "-t", "inputs", target], capture_output=True, text=True, check=True).stdout.split("\n")}
 
@@ -51,7 +51,7 @@ def main():
     parser.add_argument("--longest", type=int, default=12)
     arguments = parser.parse_args()
     build = arguments.build
-    program, everything = inputs(build, "pptrain"), inputs(build, "all")  # the log also has what no longer exists
+    program, everything = inputs(build, "pptrain"), inputs(build, "all")  # the log also has outputs that no longer exist
     times = [(seconds, output) for seconds, output in tasks(build) if output in everything]
     folders = collections.defaultdict(lambda: [0.0, 0])
     for seconds, output in times:

@@ -1,14 +1,14 @@
-"""What other busy processes take from a two-rank job: pptrain's ranks as threads, under mpirun and over TCP, beside torch with Gloo.
+"""How much other busy processes slow a two-rank job: pptrain's ranks as threads, under mpirun and over TCP, against torch with Gloo.
 
     .venv/bin/python scripts/bench/busy_host.py [--busy 6] [--rounds 3] [--steps 5] [--only threads,mpi,tcp,torch] [--markdown]
 
-Each round times every contender on the quiet host and beside --busy processes that do nothing but compute; the job is that of
-llama_bench.toml in fp32 under 1F1B. Prints the median step of both, their ratio, and that ratio as a multiple of torch's. With
-c cores a job of two ranks that always compute would take max(1, (busy + 2) / c) times its quiet step: its fair share.
+Each round times every contender on the quiet host and beside --busy processes that only compute; the job is llama_bench.toml
+in fp32 under 1F1B. Prints the median step of both, their ratio, and that ratio as a multiple of torch's. With c cores a job of
+two ranks that always compute would take max(1, (busy + 2) / c) times its quiet step: its fair share.
 
-Linux shares the processor among sessions first, where /proc/sys/kernel/sched_autogroup_enabled is 1: six busy processes of one
-session then take half of it from a job in another, not three quarters. So everything here, ranks and busy processes, runs in
-the session of this script, without torchrun, which gives each rank a session of its own. The groups found are checked.
+If /proc/sys/kernel/sched_autogroup_enabled is 1, Linux divides the processor among sessions first: six busy processes of one
+session then take half of it from a job in another, not three quarters. So all ranks and busy processes run in this script's
+session, without torchrun, since torchrun gives each rank its own session. The script checks the groups that it finds.
 """
 
 import argparse
@@ -50,7 +50,7 @@ def autogroup(pid: int) -> str:
     try:
         return Path(f"/proc/{pid}/autogroup").read_text().split()[0]
     except (OSError, IndexError):
-        return ""  # a kernel without them, or a process that has just ended
+        return ""  # a kernel without autogroups, or a process that has just ended
 
 
 def descendants(pid: int) -> list[int]:

@@ -1,15 +1,15 @@
-"""pptrain beside torch.distributed.pipelining, schedule by schedule: the same job, machine and sitting, in turns.
+"""pptrain against torch.distributed.pipelining, schedule by schedule: the same job, machine and sitting, in turns.
 
     .venv/bin/python scripts/bench/compare.py [--schedules all] [--dtype bf16 fp32] [--isa all] [--size wide]
         [--rounds 3] [--compile] [--threads] [--markdown]
 
-Each round runs every contender once: of each schedule pptrain under mpirun (two processes) and, where it has the schedule,
-torch under torchrun (two processes, Gloo); with --threads also pptrain with its ranks as threads, with --compile also torch
-under torch.compile. All run the same model, shapes and numbers of warm-up and measured steps, one CPU thread a rank. Prints
-one table: the median tokens/s over all measured steps and the peak resident memory of all ranks together. "auto" is the
-schedule and split that pptrain chooses itself. Each instruction set and dtype has rows of its own; below them the fastest of pptrain
-stands beside the fastest of torch, in whichever dtype that is. A contender that fails is shown as failed, with its reason, and left out of
-later rounds; the losses of the others must agree. Exits with 1 unless all is well.
+Each round runs every contender once: for each schedule pptrain under mpirun (two processes) and, if torch has the schedule,
+torch under torchrun (two processes, Gloo). --threads adds pptrain with its ranks as threads, --compile adds torch under
+torch.compile. All run the same model, shapes and numbers of warm-up and measured steps, one CPU thread a rank. Prints one
+table: the median tokens/s over all measured steps and the peak resident memory of all ranks together. "auto" is the schedule
+and split that pptrain chooses itself. Each instruction set and dtype has rows of its own. Below them the table compares the
+fastest pptrain with the fastest torch, each in any dtype. A contender that fails is shown as failed, with its reason, and
+left out of later rounds; the losses of the others must agree. Exits with 1 unless all is well.
 """
 
 import argparse
@@ -38,7 +38,7 @@ from contest import (
     write_tokens,
 )
 
-# pptrain's schedules, with torch's name for the same order of passes.
+# pptrain's schedules, and torch's name for the same order of passes.
 SCHEDULES = {
     "gpipe": "GPipe",
     "1f1b": "1F1B",
@@ -53,10 +53,10 @@ SCHEDULES = {
     "dualpipe_v": "DualPipeV",
     "auto": None,
 }
-COMPILABLE = ("gpipe", "1f1b", "interleaved_1f1b", "looped_bfs")  # torch compiles no stage whose backward is split
+COMPILABLE = ("gpipe", "1f1b", "interleaved_1f1b", "looped_bfs")  # torch compiles no stage with a split backward
 PPTRAIN, THREADS, TORCH, COMPILED = KINDS = ("pptrain", "pptrain, threads", "torch", "torch, compiled")
-# Mean losses of a few thousand random tokens differ by about 0.01 between two draws of tokens and weights. One side draws
-# the same ones for all schedules, which leaves rounding.
+# Mean losses of a few thousand random tokens differ by about 0.01 between two draws of tokens and weights. One side uses
+# one draw for all schedules, so its losses differ only by rounding.
 SAME_DRAW, OTHER_DRAW = 0.003, 0.05
 
 
@@ -68,7 +68,7 @@ class Contender:
     isa: str  # "": the processor's best
     figures: Figures = field(default_factory=Figures)
     loss: float = math.nan
-    chosen: str = ""  # the schedule and split that auto stands for
+    chosen: str = ""  # the schedule and split that auto chose
 
     def name(self) -> str:
         return ", ".join(word for word in (self.schedule, self.kind, self.dtype, self.isa) if word)
@@ -138,20 +138,20 @@ def measure(args, contender: Contender, folder: Path) -> None:
 
 
 def disagreements(entries: list[Contender]) -> list[str]:
-    """The contenders whose last loss is not the one of the first that finished."""
+    """The contenders whose last loss differs from that of the first finished contender."""
     finished = [c for c in entries if not c.figures.failure]
     found = []
     for c in finished:
         first = finished[0]
         same_side = next(other for other in finished if (other.is_torch(), other.dtype) == (c.is_torch(), c.dtype))
         for other, limit in ((first, OTHER_DRAW), (same_side, SAME_DRAW)):
-            if not abs(c.loss - other.loss) <= limit:  # a loss that is not a number agrees with none
+            if not abs(c.loss - other.loss) <= limit:  # NaN agrees with no loss
                 found.append(f"{c.name()}: loss {c.loss:.4f}, but {other.loss:.4f} of {other.name()}")
     return found
 
 
 def cells(of_schedule: dict[str, Contender], kinds: list[str], figure, digits: int) -> list[str]:
-    """One figure of each kind; in brackets after torch's, pptrain's as a multiple of it."""
+    """One figure of each kind. Brackets after torch's figure give pptrain's as a multiple of it."""
     ours = of_schedule.get(PPTRAIN)
     row = []
     for kind in kinds:
@@ -178,7 +178,7 @@ def table(entries: list[Contender]) -> list[list[str]]:
 
 
 def fastest(entries: list[Contender]) -> list[str]:
-    """Of each instruction set and schedule, pptrain's fastest beside the fastest of torch, whose schedule is 1F1B for what only pptrain has."""
+    """pptrain's fastest against torch's fastest by instruction set and schedule; torch's is 1F1B for schedules that only pptrain has."""
     lines = []
     for isa, schedule in dict.fromkeys((c.isa, c.schedule) for c in entries):
         ours = [c for c in entries if (c.isa, c.schedule) == (isa, schedule) and not c.is_torch()]

@@ -1,9 +1,9 @@
-"""pptrain's sharded data and tensor parallelism beside PyTorch's: the same job, machine and sitting, in turns.
+"""pptrain's sharded data and tensor parallelism against PyTorch's: the same job, machine and sitting, in turns.
 
     .venv/bin/python scripts/bench/compare_axes.py [--axes dp_shard tp] [--rounds 3] [--compile] [--threads] [--markdown]
 
 The job is llama_bench.toml without a pipeline, on two ranks of one thread each, the same tokens a step on every layout:
-dp_replicate 2 (pptrain alone), dp_shard 2 (beside FSDP2) and tp 2 (beside torch.distributed.tensor.parallel), both on Gloo.
+dp_replicate 2 (pptrain alone), dp_shard 2 (against FSDP2) and tp 2 (against torch.distributed.tensor.parallel), both on Gloo.
 Settings of dp_shard are the same on both sides: weights kept for the whole step, or freed after each pass; gradients summed
 once a step, or after each microbatch. Before the first round each layout of pptrain takes a few steps from torch's initial
 weights, untimed: losses and gradient norms of both sides must agree. Then each round runs every contender once. Prints one
@@ -38,8 +38,8 @@ from contest import (
 AXES = ("dp_replicate", "dp_shard", "tp")
 PPTRAIN, THREADS, TORCH, COMPILED = ("pptrain", "pptrain, threads", "torch", "torch, compiled")
 SHARDINGS = ((False, "step"), (True, "step"), (True, "microbatch"))  # weights freed after each pass; when gradients are summed
-CHECKED_STEPS = 3  # whose losses and gradient norms are compared
-# From the same weights and tokens: largest difference of a loss, and of a gradient norm relative to it.
+CHECKED_STEPS = 3  # steps with compared losses and gradient norms
+# From the same weights and tokens: largest difference of a loss, and largest relative difference of a gradient norm.
 LOSS_LIMIT = {"bf16": 1e-3, "fp32": 2e-5}
 NORM_LIMIT = {"bf16": 5e-3, "fp32": 1e-4}
 
@@ -54,7 +54,7 @@ class Contender:
     command: list[str] = field(default_factory=list)  # torch's: the baseline and its options
     figures: Figures = field(default_factory=Figures)
     course: list[tuple[float, float]] = field(default_factory=list)  # loss and gradient norm, step by step
-    planned: dict = field(default_factory=dict)  # bytes of a rank by kind, as pptrain plan says
+    planned: dict = field(default_factory=dict)  # a rank's bytes by kind, from pptrain plan
 
     def name(self) -> str:
         return ", ".join(part for part in (f"{self.axis} 2", self.setting, self.program) if part)
@@ -119,7 +119,7 @@ def pptrain_steps(args, contender: Contender, folder: Path, steps: int, keys: di
 
 
 def check_pptrain(args, contender: Contender, folder: Path) -> None:
-    """The contender's course from torch's weights, and the bytes that it plans for a rank."""
+    """The contender's course from torch's weights, and its planned bytes for a rank."""
     start = {"model.init": "hf", "model.hf_dir": folder / "hf"}
     records, _ = pptrain_steps(args, contender, folder, CHECKED_STEPS, start)
     contender.course = [(record["loss"], record["grad_norm"]) for record in records]
@@ -158,18 +158,18 @@ def measure(args, contender: Contender, folder: Path) -> None:
 
 
 def difference(a: Contender, b: Contender) -> tuple[float, float]:
-    """Over the checked steps: the largest difference of losses, and of gradient norms relative to them."""
+    """Over the checked steps: the largest difference of losses, and the largest relative difference of gradient norms."""
     pairs = list(zip(a.course[:CHECKED_STEPS], b.course[:CHECKED_STEPS], strict=True))
     return max(abs(x[0] - y[0]) for x, y in pairs), max(abs(x[1] - y[1]) / y[1] for x, y in pairs)
 
 
 def disagreements(args, finished: list[Contender]) -> list[str]:
-    """Contenders whose course is not that of the last one, torch's where it takes part; and, of pptrain's data-parallel
-    layouts that sum alike, those whose courses differ in a bit."""
+    """Contenders whose course differs from the last one's (torch's if it takes part); also pptrain's data-parallel layouts
+    that sum alike but differ in a bit."""
     found = []
     for c in finished:
         loss, norm = difference(c, finished[-1])
-        if not (loss <= LOSS_LIMIT[args.dtype] and norm <= NORM_LIMIT[args.dtype]):  # what is not a number agrees with none
+        if not (loss <= LOSS_LIMIT[args.dtype] and norm <= NORM_LIMIT[args.dtype]):  # NaN agrees with nothing
             found.append(f"{c.name()} does not train as {finished[-1].name()}: losses differ by {loss:.1e}, norms by {norm:.1e}")
     ours = [c for c in finished if c.reduce and not c.is_torch()]
     for c in ours:
@@ -205,7 +205,7 @@ def beside_torch(axis: str, finished: list[Contender]) -> str | None:
 
 
 def beside_replicas(finished: list[Contender]) -> list[str]:
-    """Each dp_shard of pptrain against the dp_replicate of the same program."""
+    """Each of pptrain's dp_shard layouts against dp_replicate in the same program."""
     lines = []
     for c in finished:
         whole = next((w for w in finished if w.axis == "dp_replicate" and w.program == c.program), None)

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Tokens a second of pptrain generate with pp = 2 beside transformers' generate, with as many threads in total.
+"""Tokens a second of pptrain generate with pp = 2 against transformers' generate with the same total of threads.
 
     .venv/bin/python scripts/bench/compare_generate.py [--pptrain build/pptrain] [--rounds 3] [--mpirun] [SIZE...]
 
 The model is a Llama with random weights; prompts have equal lengths, so that transformers takes them as one batch
-without padding. The two take turns. A time is that of generation alone, without loading; the best of the rounds counts.
+without padding. The two take turns. A time is of generation alone, without loading; the best of the rounds counts.
 """
 
 import argparse

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Time of a step by data.lengths and data.balance, on documents whose lengths have a long tail, beside what plan says.
+"""Time of a step by data.lengths and data.balance, on documents with long-tailed lengths, and the predictions of plan.
 
     .venv/bin/python scripts/bench/compare_lengths.py [--pptrain build/pptrain] [--rounds 3] [--packing none|sequential|best_fit]
         [--schedule 1f1b]
 
 Documents of random tokens have log-normal lengths (median 150 tokens, a twentieth beyond 800), cut at the job's 1,024. Each run
-takes as many steps of the same documents on two pipeline ranks; the kinds of lengths take turns. Printed are tokens computed for
-each token that counts (metrics.jsonl's computed_tokens / tokens), tokens that count by the second (median of a run's steps after
-the first three, then the best run), and what `pptrain plan` says of the first eight steps with exact lengths, by data.balance, on
-these ranks and on pp 4 x dp 2.
+takes the same number of steps of the same documents on two pipeline ranks; the kinds of lengths take turns. Prints computed
+tokens per valid token (metrics.jsonl's computed_tokens / tokens) and valid tokens per second (median of a run's steps after the
+first three, then the best run). Then prints the predictions of `pptrain plan` for the first eight steps with exact lengths, by
+data.balance, on these ranks and on pp 4 x dp 2.
 """
 
 import argparse
@@ -59,7 +59,7 @@ def write_documents(prefix, count):
         index.write(lengths.tobytes() + starts.astype(numpy.int64).tobytes() + numpy.arange(count + 1, dtype=numpy.int64).tobytes())
 
 
-KINDS = {  # of lengths
+KINDS = {  # kinds of lengths
     "exact": {"data.lengths": "exact"},
     "balanced": {"data.lengths": "exact", "data.balance": "schedule"},
     "padded": {"data.lengths": "padded"},
@@ -81,7 +81,7 @@ def run(program, folder, name, settings):
 
 
 def plan(program, folder, settings):
-    """Seconds of a step: divided so that microbatches cost alike, and by the schedule."""
+    """Seconds of a step with microbatches of equal cost, and with balance by the schedule."""
     text = subprocess.run([program, "plan", "--config", "job.toml", "--format", "json", "--device", "modelled", *options(settings)],
                           cwd=folder, check=True, capture_output=True, text=True).stdout
     lengths = json.loads(text)["predicted_lengths"]

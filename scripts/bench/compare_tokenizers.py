@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Characters a second of pptrain's tokenizer on one core beside the Python package `tokenizers`, same ids checked.
+"""Characters a second of pptrain's tokenizer on one core against the Python package `tokenizers`; checks for equal ids.
 
     .venv/bin/python scripts/bench/compare_tokenizers.py [--pptrain build/pptrain] [--rounds 3] [--megabytes 100] [DEFINITION...]
 
-The text is the shipped Shakespeare and the sources and notes of the Python packages in .venv, each file a document, until there
-are so many megabytes; DEFINITION is a folder of test/core/tokenizer/definitions, or a tokenizer.json. The two take
-turns. A time of pptrain's is of the whole program, with start and writing; one of the package's of `encode_batch_fast`
-alone. The best of the rounds counts.
+The text is the shipped Shakespeare and the sources and notes of the Python packages in .venv, each file a document, up to
+--megabytes; DEFINITION is a folder of test/core/tokenizer/definitions, or a tokenizer.json. The two take turns. pptrain's
+time is of the whole program, with start and writing; the package's time is of `encode_batch_fast` alone. The best of the
+rounds counts.
 """
 
 import argparse
@@ -24,8 +24,8 @@ from tokenizers import Tokenizer
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 DEFINITIONS = ROOT / "test/core/tokenizer/definitions"
-SEPARATOR = "\x1e"  # between documents of the one file; the texts are without it
-BATCH = 256  # documents that the package is given at a time
+SEPARATOR = "\x1e"  # between documents in the single file; the texts do not contain it
+BATCH = 256  # documents per call of the package
 
 
 def documents(size):
@@ -58,7 +58,7 @@ def by_pptrain(program, definition, text, prefix):
 
 
 def ids_agree(tokenizer, texts, prefix):
-    """Of all documents, in order."""
+    """The ids of all documents, in order."""
     vocabulary = tokenizer.get_vocab_size(with_added_tokens=True)
     ids = numpy.fromfile(f"{prefix}.bin", dtype=numpy.uint16 if vocabulary <= 65536 else numpy.int32)
     at = 0

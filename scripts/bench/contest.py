@@ -1,4 +1,4 @@
-"""What compare.py and compare_axes.py share: running a contender, reading what it measured, and tables."""
+"""Shared by compare.py and compare_axes.py: running a contender, reading its figures, and tables."""
 
 import argparse
 import array
@@ -46,7 +46,7 @@ class Size:
 
 
 SIZES = {"small": Size(8, 512, 1408, 8, 32000), "wide": Size(4, 1024, 2816, 16, 16000)}  # small: as in llama_bench.toml
-# pptrain's instruction sets, and what makes the libraries under torch use no more than that. MKL heeds it on Intel's processors alone.
+# pptrain's instruction sets, and the variables that limit the libraries under torch to them. MKL obeys only on Intel's processors.
 ISAS = {
     "avx2": {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"},
     "avx512": {"ATEN_CPU_CAPABILITY": "avx512", "ONEDNN_MAX_CPU_ISA": "AVX512_CORE", "MKL_ENABLE_INSTRUCTIONS": "AVX512"},
@@ -62,17 +62,17 @@ class RunFailed(Exception):
 
 @dataclass
 class Figures:
-    """What the runs of one contender measured."""
+    """The figures of one contender's runs."""
 
-    tokens_per_s: list[float] = field(default_factory=list)  # of each measured step
-    peak_bytes: list[list[int]] = field(default_factory=list)  # of each run: one number per process
+    tokens_per_s: list[float] = field(default_factory=list)  # per measured step
+    peak_bytes: list[list[int]] = field(default_factory=list)  # per run: one number per process
     failure: str = ""
 
     def speed(self) -> float:
         return statistics.median(self.tokens_per_s)
 
     def peak(self) -> int:
-        """Of all processes together."""
+        """The sum over all processes."""
         return max(sum(run) for run in self.peak_bytes)
 
 
@@ -117,7 +117,7 @@ def parse_arguments(parser: argparse.ArgumentParser) -> argparse.Namespace:
 
 
 def environment(isa: str = "") -> dict[str, str]:
-    """isa: instructions that pptrain and torch keep to; "": the processor's best."""
+    """isa: the instruction set for pptrain and torch; "": the processor's best."""
     env = dict(os.environ, OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
     if isa:
         env |= ISAS[isa] | {"PPTRAIN_ISA": isa}
@@ -128,7 +128,7 @@ def environment(isa: str = "") -> dict[str, str]:
 
 
 def reason(errors: str) -> str:
-    """The line of a failed command's errors that says most: the first exception, or the first line."""
+    """The most useful line of a failed command's errors: the first exception, or the first line."""
     lines = [line.strip() for line in errors.splitlines() if line.strip()]
     exceptions = (line for line in lines if re.search(r"\b\w*(Error|Exception): \S", line))
     return next(exceptions, lines[0] if lines else "no message")
@@ -163,7 +163,7 @@ def set_options(settings: dict) -> list[str]:
 
 
 def run_pptrain(args, settings: dict, folder: Path, steps: int, processes: int, isa: str = "") -> tuple[list[dict], list[int]]:
-    """settings: with train.dtype. The records of the run's steps, and each process's peak memory in bytes. Its output stays in folder / "run"."""
+    """Returns the records of the run's steps, and each process's peak memory in bytes. settings: with train.dtype. Output: folder / "run"."""
     run_dir, peaks = folder / "run", folder / "peaks"
     shutil.rmtree(run_dir, ignore_errors=True)
     peaks.unlink(missing_ok=True)
@@ -185,14 +185,14 @@ def run_pptrain(args, settings: dict, folder: Path, steps: int, processes: int, 
 
 
 def run_torch(args, script: str, options: list[str], isa: str = "") -> dict:
-    """options: with --dtype. What the baseline reports."""
+    """Returns the baseline's report. options: with --dtype."""
     command = ["torchrun", "--standalone", "--nproc-per-node", "2", str(HERE / script)]
     command += ["--warmup", str(args.warmup), "--steps", str(args.steps), *options]
     return json.loads(execute(command, isa).splitlines()[-1])
 
 
 def run_round(args, entries: list, run, label: str) -> None:
-    """run(contender) for each that has not failed. A contender has a name() and figures."""
+    """Calls run(contender) for each that has not failed. A contender has a name() and figures."""
     for contender in entries:
         if contender.figures.failure:
             continue
@@ -214,7 +214,7 @@ def machine() -> str:
 
 
 def formatted(rows: list[list[str]], markdown: bool, names: int = 1) -> str:
-    """A table whose first columns, as many as names says, are words; the others are figures."""
+    """A table. Its first `names` columns are words, the others are figures."""
     if markdown:
         lines = [f"| {' | '.join(row)} |" for row in rows]
         return "\n".join([lines[0], "|---" * names + "|---:" * (len(rows[0]) - names) + "|", *lines[1:]])

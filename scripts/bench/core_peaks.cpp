@@ -1,5 +1,5 @@
-// The roofline of one core: what it multiplies at most in float32, and what it moves at most to and from memory. Compiled and run
-// by where_a_step_goes.py: c++ -O3 -march=native. Prints one JSON object.
+// The roofline of one core: its peak rates of float32 operations, and of bytes to and from memory.
+// where_a_step_goes.py compiles and runs it: c++ -O3 -march=native. Prints one JSON object.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -17,7 +17,7 @@ constexpr int lanes = 4, sums = 12;
 #endif
 typedef float Vec __attribute__((vector_size(lanes * 4)));
 
-// What the compiler must take as read.
+// The compiler must assume that the value is read.
 void keep(const void* data) {
   asm volatile("" : : "r"(data) : "memory");
 }
@@ -33,18 +33,18 @@ double best_seconds(int times, const Work& work) {
   return best;
 }
 
-// As many independent sums as hide the latency of a fused multiply-add, and stay in registers.
+// Enough independent sums to hide the latency of a fused multiply-add, few enough for the registers.
 double multiply_adds() {
   constexpr long rounds = 4'000'000;
   std::vector<Vec> results(sums);
   const double seconds = best_seconds(10, [&] {
-    keep(results.data());  // else all sums are found to be one
+    keep(results.data());  // otherwise the compiler sees that all sums are equal
     Vec sum[sums];
     std::copy_n(results.data(), sums, sum);
     const Vec factor = Vec{} + 0.999f, term = Vec{} + 0.001f;
     for (long i = 0; i < rounds; ++i) {
 #pragma GCC unroll 24
-      for (int k = 0; k < sums; ++k) sum[k] = sum[k] * factor + term;  // contracted
+      for (int k = 0; k < sums; ++k) sum[k] = sum[k] * factor + term;  // becomes one FMA
     }
     std::copy_n(sum, sums, results.data());
   });

@@ -1,4 +1,4 @@
-"""Writes the baselines' initial weights as a Hugging Face directory, from which pptrain starts: model.init = "hf".
+"""Writes the baselines' initial weights as a Hugging Face directory; pptrain starts from it with model.init = "hf".
 
     python scripts/bench/export_model.py DIR
 """

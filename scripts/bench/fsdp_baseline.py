@@ -2,9 +2,9 @@
 
     torchrun --nproc-per-node 2 scripts/bench/fsdp_baseline.py --tokens TOKENS.bin [--reshard] [--reduce microbatch]
 
-Embedding, each block, and norm with head are groups of their own. Masters, gradients and AdamW's moments are fp32 and cut over
-the ranks; the passes take gathered bf16 copies, gradients are summed in fp32. Rank 0 prints one JSON object: tokens/s of the
-measured steps, loss and gradient norm of every step, and the peak resident memory of each rank.
+Embedding, each block, and norm with head are groups of their own. Masters, gradients and AdamW's moments are fp32 and sharded
+over the ranks; the passes use gathered bf16 copies, gradients are summed in fp32. Rank 0 prints one JSON object: tokens/s of
+the measured steps, loss and gradient norm of every step, and the peak resident memory of each rank.
 """
 
 import argparse
@@ -54,7 +54,7 @@ def main() -> None:
     loss_function = torch.compile(cross_entropy) if args.compile else cross_entropy
 
     def samples(step: int) -> list:
-        """This rank's microbatches: each is this rank's rows of the next world * micro_batch samples."""
+        """This rank's microbatches: each has this rank's rows of the next world * micro_batch samples."""
         first, size = step * args.microbatches * world, args.micro_batch
         of = [(first + j * world + rank) * size for j in range(args.microbatches)]
         return [read_samples(args.tokens, sample, size, args.seq) for sample in of]

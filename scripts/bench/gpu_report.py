@@ -1,8 +1,8 @@
-"""Merges what gpu_bench, gpu_torch_stage.py and gpu_whole.py measured into one JSON file and one page of tables.
+"""Merges the figures of gpu_bench, gpu_torch_stage.py and gpu_whole.py into one JSON file and one page of tables.
 
     python3 scripts/bench/gpu_report.py --bench bench.json --torch torch.json --whole whole.json --json all.json --markdown all.md
 
-Parts that are missing are named as such. Goals stand beside the figures that they are for. Needs Python alone.
+Names the parts that are missing. Figures that have goals are shown with them. Needs only Python.
 """
 
 import argparse
@@ -12,8 +12,8 @@ from pathlib import Path
 
 from contest import formatted
 
-MFU_GOALS = {4096: 0.65, 8192: 0.60}  # of a stage, by the tokens of its sequences
-COPY_SHARE_GOAL = 0.85  # of a memory-bound kernel
+MFU_GOALS = {4096: 0.65, 8192: 0.60}  # for a stage, by the tokens of its sequences
+COPY_SHARE_GOAL = 0.85  # for a memory-bound kernel
 MODES = ("deterministic", "fastest")  # train.deterministic true and false
 ADVICE = {
     "MFU": "the stage's row: host ms near device ms asks for CUDA graphs; syncs above 0 are waits of the host; else compare "
@@ -116,7 +116,7 @@ def kernel_table(parts: dict, reached: list[dict]) -> list[str]:
 
 
 def best_of_torch(parts: dict) -> dict:
-    """The fastest row of PyTorch's for each stage and sequence."""
+    """PyTorch's fastest row for each stage and sequence."""
     best = {}
     for row in parts.get("torch", {}).get("rows", []):
         place = row["name"], row["sequence"]
@@ -159,7 +159,7 @@ def whole_table(parts: dict) -> list[str]:
 
 
 def failures(parts: dict) -> list[str]:
-    """What is missing or failed, in words."""
+    """The missing or failed parts, in words."""
     words = [f"{part}: not measured" for part in PARTS if part not in parts]
     for name, section in parts.get("bench", {}).get("sections", {}).items():
         if section["state"] != "done":

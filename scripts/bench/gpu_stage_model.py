@@ -1,5 +1,5 @@
-"""A stage of Llama 3 in PyTorch as a good user would have it on one GPU: bf16 weights, grouped-query attention by PyTorch's
-scaled_dot_product_attention, each block and the head with its loss compiled by themselves. It shares what it can with llama_model.py.
+"""A stage of Llama 3 in PyTorch as a good user would write it for one GPU: bf16 weights, grouped-query attention by PyTorch's
+scaled_dot_product_attention; each block, and the head with its loss, is compiled separately. It shares code with llama_model.py.
 """
 
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ SMALL = Sizes(128, 320, 4, 2, 32, 512, (64, 128))
 
 @dataclass
 class Place:
-    """A stage of eight, as gpu_bench has them (test/gpu/bench/stages.cpp)."""
+    """One of eight stages, as in gpu_bench (test/gpu/bench/stages.cpp)."""
 
     name: str
     blocks: int
@@ -44,7 +44,7 @@ PLACES = (Place("first", 4, 8), Place("middle", 4, 4), Place("last", 2, 1))
 
 
 def takes_groups(sizes: Sizes, back_end: SDPBackend, device: str) -> bool:
-    """Whether the back end takes fewer key-value heads than heads."""
+    """Whether the back end accepts fewer key-value heads than heads."""
     q, k = (torch.randn(1, heads, 64, sizes.head_dim, device=device, dtype=torch.bfloat16) for heads in (sizes.heads, sizes.kv_heads))
     try:
         with sdpa_kernel(back_end):
@@ -123,7 +123,7 @@ class Stage(nn.Module):
 
 
 def build_stage(sizes: Sizes, place: Place, back_end: str, compiled: bool, device: str) -> Stage:
-    """With random weights made on the device; those of matrices in bfloat16, as are their gradients."""
+    """The stage with random weights made on the device. Matrices and their gradients are in bfloat16."""
     groups = takes_groups(sizes, BACK_ENDS[back_end], device)
     with torch.device(device):
         stage = Stage(sizes, place, back_end, groups, compiled).to(torch.bfloat16)

@@ -1,11 +1,11 @@
-"""Stages of Llama 3 8B in PyTorch, compiled: what gpu_bench's section `stages` is held against.
+"""Stages of Llama 3 8B in PyTorch, compiled: gpu_bench's section `stages` is compared with them.
 
     python3 scripts/bench/gpu_torch_stage.py --out torch.json
     python3 scripts/bench/gpu_torch_stage.py --device cpu --small --eager --out torch.json
 
-Forward and backward passes of random microbatches in the order of a 1F1B rank, timed with CUDA's events (a CPU's with its
-clock), as gpu_bench does. Gradients accumulate in bf16, which is less work than pptrain's float32. The first back end of
-attention is measured on every stage, further ones on the middle stage. Needs torch alone.
+Forward and backward passes of random microbatches in the order of a 1F1B rank, timed with CUDA's events (on a CPU with its
+clock), as in gpu_bench. Gradients accumulate in bf16, which is less work than pptrain's float32. The first back end of
+attention is measured on every stage, further ones on the middle stage. Needs only torch.
 """
 
 import argparse
@@ -22,7 +22,7 @@ TURNS = 3  # different inputs
 
 
 class Marks:
-    """Moments on the device's clock."""
+    """Time marks on the device's clock."""
 
     def __init__(self, device: str):
         self.events = []
@@ -36,7 +36,7 @@ class Marks:
             self.events.append(time.perf_counter())
 
     def seconds(self) -> list[float]:
-        """Between a mark and the next one."""
+        """Seconds between each mark and the next one."""
         pairs = list(zip(self.events, self.events[1:]))
         if not self.gpu:
             return [end - begin for begin, end in pairs]
@@ -84,7 +84,7 @@ class Microbatches:
 
 
 def host_seconds(work: Microbatches, device: str) -> float:
-    """In which one microbatch's passes are queued, with an idle device."""
+    """Host seconds to queue one microbatch's passes on an idle device."""
     seconds = []
     for i in range(5):
         if device == "cuda":
@@ -97,7 +97,7 @@ def host_seconds(work: Microbatches, device: str) -> float:
 
 
 def attention_kernels(work: Microbatches, device: str) -> list[str]:
-    """Names of what computed attention, so that the row shows which back end it was."""
+    """Names of the kernels that computed attention, so that the row shows the back end."""
     activity = torch.profiler.ProfilerActivity
     try:
         with torch.profiler.profile(activities=[activity.CUDA if device == "cuda" else activity.CPU]) as profile:
@@ -116,7 +116,7 @@ def measure(args, sizes, place, stage, sequence: int) -> dict:
     work.run(2, 1, Marks(args.device))  # compiles
     compile_s = time.perf_counter() - begin
     estimate = sum(map(sum, work.run(2, 1, Marks(args.device)))) / 2
-    work.run(place.in_flight, place.in_flight, Marks(args.device))  # memory for all that is in flight
+    work.run(place.in_flight, place.in_flight, Marks(args.device))  # allocates memory for everything in flight
     count = place.in_flight + max(2, min(400, int(args.seconds / estimate)))
     if args.device == "cuda":
         torch.cuda.reset_peak_memory_stats()
@@ -132,7 +132,7 @@ def measure(args, sizes, place, stage, sequence: int) -> dict:
 
 
 def rows_of(args, sizes, place, back_end: str):
-    """A row for each sequence; what fails has its error."""
+    """A row for each sequence; a failed one has its error."""
     stage = None
     for sequence in args.sequences or sizes.sequences:
         row = {"name": place.name, "blocks": place.blocks, "sequence": sequence, "attention": back_end}
@@ -141,7 +141,7 @@ def rows_of(args, sizes, place, back_end: str):
             if stage is None:
                 stage = build_stage(sizes, place, back_end, not args.eager, args.device)
             row |= measure(args, sizes, place, stage, sequence)
-        except Exception as error:  # of any kind: the others must be measured
+        except Exception as error:  # any error: the other rows must still be measured
             row["error"] = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
         yield row
         if stage is not None:
@@ -168,7 +168,7 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> int:
     args = parse_arguments()
     torch.manual_seed(1)
-    torch.compiler.config.force_disable_caches = True  # a cached graph may be another back end's
+    torch.compiler.config.force_disable_caches = True  # a cached graph may use another back end
     torch._dynamo.config.recompile_limit = 32
     sizes = SMALL if args.small else LLAMA_8B
     name = torch.cuda.get_device_name() if args.device == "cuda" else "cpu"

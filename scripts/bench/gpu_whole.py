@@ -1,11 +1,11 @@
-"""A model of 1B parameters trained whole by pptrain on one GPU: tokens/s and MFU as its own metrics have them.
+"""A model of 1B parameters trained whole by pptrain on one GPU: tokens/s and MFU from its own metrics.
 
     python3 scripts/bench/gpu_whole.py --pptrain build/pptrain --out whole.json
     python3 scripts/bench/gpu_whole.py --pptrain build/pptrain --device cpu --small --out whole.json
 
 Writes random tokens and a job (Llama 3.2 1B's sizes, sequences of 4,096) into a temporary folder, starts the program, and ends
-it once enough steps are in metrics.jsonl: a run that ends by itself saves a checkpoint, which is no part of the speed. Where the
-program has the key train.deterministic, both its values are measured. Needs Python alone.
+it when enough steps are in metrics.jsonl. (A run that ends by itself saves a checkpoint, which is no part of the speed.) If
+the program has the key train.deterministic, the script measures both values. Needs only Python.
 """
 
 import argparse
@@ -34,7 +34,7 @@ class Sizes:
     microbatches: int
 
     def tokens(self) -> int:
-        """Of a step."""
+        """The tokens of a step."""
         return self.seq * self.micro_batch * self.microbatches
 
     def flops_per_token(self) -> float:
@@ -97,14 +97,14 @@ def write_tokens(path: Path, sizes: Sizes, steps: int) -> None:
 
 
 def records(folder: Path) -> list[dict]:
-    """Of the steps so far; the last line may be half written."""
+    """The records of the steps so far; the last line may be incomplete."""
     path = folder / "run" / "metrics.jsonl"
     lines = path.read_text().split("\n")[:-1] if path.exists() else []
     return [record for record in map(json.loads, lines) if "tokens_per_s" in record]
 
 
 def train(args, folder: Path, steps: int) -> list[dict]:
-    """Records of so many steps. The program's output goes to folder / "log"."""
+    """Records of this number of steps. The program's output goes to folder / "log"."""
     with open(folder / "log", "wb") as log:
         process = subprocess.Popen([args.pptrain, "--config", folder / "job.toml"], stdout=log, stderr=log)
         try:
@@ -123,7 +123,7 @@ def train(args, folder: Path, steps: int) -> list[dict]:
 
 
 def figures(sizes: Sizes, steps: list[dict], warmup: int) -> dict:
-    """Medians over the steps after the first ones, whose memory is still being found."""
+    """Medians without the first steps, since these still allocate memory."""
     measured = steps[warmup:]
 
     def middle(key: str) -> float | None:
@@ -139,7 +139,7 @@ def figures(sizes: Sizes, steps: list[dict], warmup: int) -> dict:
 
 
 def modes(args) -> dict[str, str]:
-    """Name of each mode that is measured, and its line in [train]."""
+    """The name of each measured mode, and its line in [train]."""
     schema = subprocess.run([args.pptrain, "config", "--schema"], capture_output=True, text=True, check=True).stdout
     known = json.loads(schema)["properties"]["train"]["properties"]
     if args.device == "cpu" or "deterministic" not in known:

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-# RMSNorm of bf16 activations with fp32 weights: casting the weight first was measured to be no faster on the CPU.
+# RMSNorm of bf16 activations with fp32 weights. Casting the weight first was not faster on the CPU in a measurement.
 warnings.filterwarnings("ignore", message="Mismatch dtype between input and weight")
 
 
@@ -33,7 +33,7 @@ class Attention(nn.Module):
         self.o = nn.Linear(hidden, hidden, bias=False)
 
     def forward(self, x, cos, sin):
-        # Under tensor parallelism these are the heads of this rank, and seq is longer than x's share of it.
+        # Under tensor parallelism these are this rank's heads, and seq is longer than x's slice of the sequence.
         q, k, v = (p(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for p in (self.q, self.k, self.v))
         out = F.scaled_dot_product_attention(rotate(q, cos, sin), rotate(k, cos, sin), v, is_causal=True)
         return self.o(out.transpose(1, 2).flatten(2))
@@ -105,7 +105,7 @@ class Stage(nn.Module):
 
 
 def initialize(module: nn.Module | None, seed: int) -> None:
-    """Random matrices and norms of 1, from a seed that belongs to the module; a rank keeps its share of each."""
+    """Random matrices and norms of 1, from the module's own seed; a rank keeps its slice of each."""
     generator = torch.Generator().manual_seed(seed)
     for parameter in module.parameters() if module else ():
         values = torch.ones(parameter.shape)
@@ -119,7 +119,7 @@ def initialize(module: nn.Module | None, seed: int) -> None:
 
 
 def build_stage(args, first: int, last: int, distribute=lambda stage: None) -> Stage:
-    """A stage with its weights. distribute(stage) may cut its parameters before any of them takes memory."""
+    """A stage with its weights. distribute(stage) may shard its parameters before they are allocated."""
     with torch.device("meta"):
         stage = Stage(args, first, last)
     distribute(stage)

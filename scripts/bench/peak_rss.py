@@ -1,4 +1,4 @@
-"""Runs a command and appends its peak resident memory in bytes, as the kernel accounts it, as one line to a file.
+"""Runs a command and appends its peak resident memory in bytes, by the kernel's account, as one line to a file.
 
     peak_rss.py FILE COMMAND...
 

@@ -16,7 +16,7 @@ from torch.distributed.pipelining import PipelineStage, schedules
 from torch.distributed.pipelining._utils import generate_rank_to_stage_mapping
 from torch_steps import add_step_arguments, adamw, cross_entropy, report, start, timed_steps
 
-# Schedules with two stages a rank: the second stages lie in the order of the ranks (loop), or back from the last one (v).
+# Schedules with two stages a rank: the second stages follow the order of the ranks (loop), or the reverse order (v).
 PLACEMENT = {
     "LoopedBFS": "loop",
     "Interleaved1F1B": "loop",
@@ -49,9 +49,9 @@ def stage_bounds(args, stages: int) -> list[int]:
 
 
 class LocalTurnStage(PipelineStage):
-    """A stage that greets no neighbour on its own rank: Gloo connects no rank to itself, and a V has its turn on one rank.
+    """A stage that greets no neighbour on its own rank: Gloo cannot connect a rank to itself, and a V turns on one rank.
 
-    The schedules themselves pass on what stays on a rank without a message; only the greeting at the start does not.
+    The schedules themselves send no message within a rank; only the greeting at the start does.
     """
 
     def _get_init_p2p_neighbors_ops(self):

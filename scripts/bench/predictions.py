@@ -1,11 +1,11 @@
-"""What `pptrain plan` says of a step beside what the step took, on every parallel axis.
+"""The predictions of `pptrain plan` for a step against measured steps, on every parallel axis.
 
     .venv/bin/python scripts/bench/predictions.py [--rounds 3] [--layouts tp ring] [--set lora.rank=16] [--markdown]
 
-The job is llama_bench.toml on two ranks of one thread each, as threads and under mpirun. Each run traces five steps; then plan predicts
-a step from the costs in this trace and is compared with the steps that were traced. So passes are measured, and what is foretold is how
-they, the exchanges, the norm and the optimizer make up a step. Steps that were slowed down by something else count for the measured side alone:
-the spread of a run's steps says how quiet the machine was.
+The job is llama_bench.toml on two ranks of one thread each, as threads and under mpirun. Each run traces five steps. Then plan predicts
+a step from the costs in this trace, and the prediction is compared with the traced steps. So the passes are measured; plan predicts how
+they, the exchanges, the norm and the optimizer add up to a step. If something else slows steps down, only the measured side changes: the
+spread of a run's steps shows how quiet the machine was.
 """
 
 import argparse
@@ -36,9 +36,9 @@ LAUNCHERS = {"threads": [], "mpirun": ["mpirun", "-np", "2", "--bind-to", "none"
 
 @dataclass
 class Figures:
-    predicted: list[float] = field(default_factory=list)  # s, one of each run
+    predicted: list[float] = field(default_factory=list)  # s, one per run
     measured: list[float] = field(default_factory=list)
-    spread: list[float] = field(default_factory=list)  # longest step of a run over its shortest
+    spread: list[float] = field(default_factory=list)  # a run's longest step / its shortest
 
     def ratio(self) -> float:
         return statistics.median(p / m for p, m in zip(self.predicted, self.measured))

@@ -1,13 +1,13 @@
-"""Steps over slow links, beside what `pptrain plan` says of them: this host imitates one for each rank.
+"""Steps over slow links against the predictions of `pptrain plan`: this host imitates a host for each rank.
 
     sudo python3 scripts/bench/slow_links.py [--jobs default bench] [--layouts pp tp ep] [--gbps 10 1 0.1] [--rounds 3]
         [--pptrain BUILD OTHER_BUILD] [--set train.dtype=fp32] [--markdown]
 
-Each host is a network namespace with a name and a core of its own, on a bridge. `tc` limits what it sends and receives; Open MPI
-moves the ranks' bytes by TCP alone. `pptrain doctor` first measures the link. Then every layout runs over the unlimited link, with a
-trace, and over each slow one; plan predicts these steps from this trace and from the link that doctor found. Medians of all rounds.
-The links have the latency of the machine's own (some 10 us): --latency-us adds to it where the kernel has netem. Needs root and
-iproute2, else the script ends with status 2.
+Each host is a network namespace with its own name and core, on a bridge. `tc` limits its traffic in both directions; Open MPI
+uses only TCP between the ranks. `pptrain doctor` first measures the link. Then every layout runs over the unlimited link, with a
+trace, and over each slow one; plan predicts these steps from this trace and from doctor's link. Figures are medians of all rounds.
+The links have the machine's own latency (some 10 us); --latency-us adds to it if the kernel has netem. Needs root and iproute2;
+otherwise the script ends with status 2.
 """
 
 import argparse
@@ -27,8 +27,8 @@ from contest import JOB, ROOT, RunFailed, execute, formatted, machine, set_optio
 from predictions import LAYOUTS as EVEN_LAYOUTS
 from predictions import SHARDED
 
-FIRST = 2  # step that is measured
-LONGEST_S = 30  # of a run's measured steps, where two of them take less
+FIRST = 2  # first measured step
+LONGEST_S = 30  # limit for a run's measured steps, if two of them take less
 UNLIMITED = 0.0  # Gb/s
 NETWORK = "10.77.0"
 EXPERTS = {"model.arch": "qwen3_moe", "model.num_experts": 8, "model.num_experts_per_tok": 2, "model.moe_intermediate_size": 512}
@@ -42,11 +42,11 @@ LAYOUTS["ep_pairs"] = LAYOUTS["ep"] | {"distributed.pp_schedule": "dualpipe_v"}
 @dataclass(frozen=True)
 class Job:
     path: Path
-    steps: int  # measured ones, at most
+    steps: int  # measured steps, at most
     settings: dict
 
 
-FOUR_HEADS = {"model.num_attention_heads": 4, "model.num_key_value_heads": 4}  # which two ranks of tp halve
+FOUR_HEADS = {"model.num_attention_heads": 4, "model.num_key_value_heads": 4}  # two tp ranks halve them
 JOBS = {
     "default": Job(ROOT / "configs/shakespeare.toml", 20, FOUR_HEADS | {"eval.interval": 0}),
     "bench": Job(JOB, 4, {}),
@@ -54,7 +54,7 @@ JOBS = {
 
 
 class Hosts:
-    """Namespaces pptrain1, pptrain2, ... as long as the context lasts. A rank each."""
+    """Namespaces pptrain1, pptrain2, ... while the context lasts, one for each rank."""
 
     def __init__(self, count: int, latency_us: float, folder: Path):
         self.numbers = range(1, count + 1)
@@ -62,7 +62,7 @@ class Hosts:
         self.agent = folder / "agent"
         cores = sorted(os.sched_getaffinity(0))
         pick = " ".join(str(cores[i % len(cores)]) for i in range(count))
-        # Starts what mpirun has to start on a host, whose address ends in its number.
+        # Starts mpirun's command on a host; the host's address ends in its number.
         self.agent.write_text(
             f'#!/bin/sh\nnumber=${{1##*.}}\nshift\nset -- "$*" {pick}\ncommand=$1\nshift $number\n'
             'exec ip netns exec pptrain$number unshare --uts taskset -c $1 sh -c "hostname host$number; $command"\n'
@@ -71,7 +71,7 @@ class Hosts:
 
     def __enter__(self):
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-        self.__exit__()  # what a killed script left behind
+        self.__exit__()  # removes the leftovers of a killed script
         return self
 
     def start(self) -> None:
@@ -113,14 +113,14 @@ class Hosts:
 
 @dataclass
 class Figures:
-    measured: list[float] = field(default_factory=list)  # s, one of each round
+    measured: list[float] = field(default_factory=list)  # s, one per round
     predicted: list[float] = field(default_factory=list)
-    speed: list[float] = field(default_factory=list)  # of the unlimited link's
+    speed: list[float] = field(default_factory=list)  # relative to the unlimited link
 
 
 @dataclass(frozen=True)
 class Link:
-    gbps: float  # as MPI moves an activation
+    gbps: float  # rate at which MPI moves an activation
     latency_us: float
 
     def settings(self) -> dict:
@@ -136,7 +136,7 @@ def sh(command: str) -> None:
 class Bench:
     def __init__(self, args, folder: Path, hosts: Hosts):
         self.args, self.folder, self.hosts = args, folder, hosts
-        self.links = {}  # [job, gbps]: list of what doctor found
+        self.links = {}  # [job, gbps]: list of doctor's results
         self.table = {}  # [program, job, layout, gbps]: Figures
 
     def options(self, job: str, settings: dict) -> list[str]:
@@ -169,7 +169,7 @@ class Bench:
         return json.loads(execute(words))["step_time"]
 
     def measure(self, program: Path, job: str, layout: str) -> None:
-        """The unlimited link, and then each of the others."""
+        """The unlimited link, then each slow one."""
         trace = self.folder / "trace.json"
         for gbps in (UNLIMITED, *self.args.gbps):
             self.hosts.limit(gbps)
@@ -180,7 +180,7 @@ class Bench:
             if gbps != UNLIMITED:
                 predicted = self.plan(program, job, settings, trace)
                 steps = max(2, min(steps, int(LONGEST_S / predicted)))
-            if gbps == UNLIMITED and layout == "pp_auto":  # which schedule is the best follows from a trace of another
+            if gbps == UNLIMITED and layout == "pp_auto":  # the best schedule follows from a trace of another schedule
                 self.run(program, job, settings | {"distributed.pp_schedule": "1f1b", "distributed.pp_costs": ""}, steps)
                 shutil.copy(self.folder / "run/trace.json", trace)
             measured = self.run(program, job, settings, steps)

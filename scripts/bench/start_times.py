@@ -1,9 +1,9 @@
-"""What it costs to start many ranks on this host: seconds until the first step is done, from the last step to the end, peak memory.
+"""The cost of starting many ranks on this host: seconds until the first step is done, from the last step to the end, peak memory.
 
     .venv/bin/python scripts/bench/start_times.py threads:128 threads:512 threads:1024 mpi:64 [--markdown]
 
 Each argument is a launcher (threads, mpi or tcp) and a number of ranks. The model is tiny, 4 stages of one layer, and the other
-ranks are data-parallel (dp_shard), so what is measured is starting, not training: two steps of bytes of this repository's text.
+ranks are data-parallel (dp_shard), so the script measures the start, not training: two steps on bytes of this repository's text.
 """
 
 import argparse
@@ -78,7 +78,7 @@ def measure(pptrain: Path, launcher: str, ranks: int, folder: Path) -> list[str]
         sys.exit(f"{launcher}: threads, mpi or tcp")
     with open(folder / "output", "w+") as output:
         begin = time.monotonic()
-        seen = {}  # steps: when they were first seen
+        seen = {}  # step: the time when it was first seen
         processes = [subprocess.Popen(command, env=env, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT)
                      for env in environments]
         while any(process.poll() is None for process in processes):

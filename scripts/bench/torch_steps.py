@@ -1,7 +1,7 @@
-"""What the baselines on PyTorch share: the optimizer, the clock around a step and the report that compare*.py read.
+"""Shared by the PyTorch baselines: the optimizer, the clock around a step and the report that compare*.py read.
 
-A step is what pptrain's step is: forward and backward passes over all microbatches with a mean cross entropy, one global
-gradient norm, clipping, a fused AdamW with fp32 weights and moments. One CPU thread a rank, Gloo.
+A step equals pptrain's: forward and backward passes over all microbatches with a mean cross entropy, one global gradient
+norm, clipping, a fused AdamW with fp32 weights and moments. One CPU thread a rank, Gloo.
 """
 
 import json
@@ -40,13 +40,13 @@ def cross_entropy(logits, targets):
 
 
 def read_samples(path: Path, first: int, count: int, seq: int):
-    """Samples [first, first + count) of a file of uint16 tokens, as pptrain cuts them: [count, seq + 1]."""
+    """Samples [first, first + count) of a file of uint16 tokens, with pptrain's bounds: [count, seq + 1]."""
     data = torch.from_file(str(path), size=path.stat().st_size // 2, dtype=torch.uint16)
     return torch.stack([data[i * seq : i * seq + seq + 1] for i in range(first, first + count)]).long()
 
 
 def timed_steps(args, tokens_per_step: int, prepare, run) -> tuple[dict, list]:
-    """Times run(prepare(step)) of every step. Returns the speeds of the measured steps, and what run returned for each step."""
+    """Times run(prepare(step)) for every step. Returns the speeds of the measured steps, and run's result for each step."""
     tokens_per_s, outcomes = [], []
     for step in range(args.warmup + args.steps):
         data = prepare(step)
@@ -65,7 +65,7 @@ def peak_bytes() -> int:
 
 
 def report(figures: dict, loss: float | None) -> None:
-    """Rank 0 prints the figures as one line of JSON, with every rank's peak memory and the loss of a rank that has one."""
+    """Rank 0 prints the figures as one line of JSON, with every rank's peak memory, and the loss of any rank that has it."""
     reports = [None] * dist.get_world_size()
     dist.all_gather_object(reports, {"peak_bytes": peak_bytes(), "loss": loss})
     figures["peak_bytes"] = [entry["peak_bytes"] for entry in reports]

@@ -2,10 +2,10 @@
 
     torchrun --nproc-per-node 2 scripts/bench/tp_baseline.py --tokens TOKENS.bin [--style sequence | all-reduce]
 
-Heads, the MLP's inner dimension and the vocabulary are cut over the ranks; no rank has full logits (loss_parallel). Style
-sequence keeps norms and the residual stream on each rank's share of the tokens (all-gather and reduce-scatter around attention
-and MLP); all-reduce keeps them whole on every rank. --casts says who makes bf16 weights of the fp32 masters: autocast, at each
-use, or FSDP2 over one rank, once a step. Rank 0 prints what fsdp_baseline.py prints.
+Heads, the MLP's inner dimension and the vocabulary are sharded over the ranks; no rank has full logits (loss_parallel). Style
+sequence keeps norms and the residual stream on each rank's slice of the tokens (all-gather and reduce-scatter around attention
+and MLP); all-reduce keeps them whole on every rank. --casts chooses how bf16 weights are made of the fp32 masters: by autocast,
+at each use, or by FSDP2 over one rank, once a step. Rank 0 prints the same as fsdp_baseline.py.
 """
 
 import argparse
@@ -41,7 +41,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def sequence_plans() -> tuple[dict, dict]:
-    """How the model and a block are cut, with the tokens cut over the ranks between the products."""
+    """How the model and a block are sharded, with the tokens sharded over the ranks between the GEMMs."""
     share, every = Shard(1), Replicate()
     model = {
         "embedding": RowwiseParallel(input_layouts=every, output_layouts=share),
@@ -60,13 +60,13 @@ def sequence_plans() -> tuple[dict, dict]:
 
 
 def all_reduce_plans() -> tuple[dict, dict]:
-    """How the model and a block are cut, with all tokens on every rank between the products."""
+    """How the model and a block are sharded, with all tokens on every rank between the GEMMs."""
     model = {
         "embedding": RowwiseParallel(input_layouts=Replicate()),
         "head": ColwiseParallel(output_layouts=Shard(-1), use_local_output=False),
     }
     every = Replicate()
-    block = {  # one distributed input for several products: its gradient is summed over the ranks once
+    block = {  # one distributed input for several GEMMs: its gradient is summed over the ranks once
         "attention": PrepareModuleInput(input_layouts=(every, None, None), desired_input_layouts=(every, None, None)),
         "attention.o": RowwiseParallel(),
         "mlp": PrepareModuleInput(input_layouts=(every,), desired_input_layouts=(every,)),
@@ -97,7 +97,7 @@ def whole(value: torch.Tensor) -> torch.Tensor:
 
 
 def clip_global_norm(parameters, limit: float) -> torch.Tensor:
-    """The norm over all gradients. PyTorch's functions take tensors of one mesh at a time: those that are cut, then the others."""
+    """The norm over all gradients. PyTorch's functions take tensors of one mesh at a time: sharded ones, then the others."""
     of_mesh = {}
     for parameter in parameters:
         of_mesh.setdefault(getattr(parameter, "device_mesh", None), []).append(parameter)

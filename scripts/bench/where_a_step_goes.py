@@ -1,11 +1,11 @@
-"""Where the time of a step goes on each rank, part by part, beside what a core can do.
+"""Where the time of a step goes on each rank, part by part, compared with the peaks of a core.
 
     .venv/bin/python scripts/bench/where_a_step_goes.py [--dtype fp32] [--threads] [--kernels] [--size wide] [--set KEY=VALUE]
 
-Runs the benchmark job with a trace of a few steps (profile.trace) and prints, for each rank: seconds and share of the step of each
-part, and the GFLOP/s or GB/s that its kernels reach; --kernels adds a line for each kernel and shape of product. "between kernels"
-is what passes and phases took beside their kernels: allocation, copies, the executor, the exchanges of small values. "waiting" is
-the bubble: for inputs, and for the others at the step's end. Above the tables: the peaks of one core of this machine, measured by core_peaks.cpp.
+Runs the benchmark job with a trace of a few steps (profile.trace). Prints, for each rank and part of the step: seconds, percent of the
+step, and the GFLOP/s or GB/s of its kernels; --kernels adds a line for each kernel and GEMM shape. "between kernels" is the time of
+passes and phases outside kernels: allocation, copies, the executor, the exchanges of small values. "waiting" is the bubble: for inputs,
+and for the other ranks at the step's end. Above the tables: the peaks of one core of this machine, measured by core_peaks.cpp.
 """
 
 import argparse
@@ -90,7 +90,7 @@ def part_of(kernel: dict, vocab: int) -> str:
 
 
 def busy_seconds(trace: dict, rank: int) -> float:
-    """Of a step: what the rank spent in passes and phases of its own."""
+    """The rank's seconds in its own passes and phases, per step."""
     own = 0.0
     steps = {step["step"] for step in trace["otherData"]["steps"]}
     for event in trace["traceEvents"]:

@@ -1,4 +1,4 @@
-"""The suite `bench`: how fast the device computes. Figures go into files beside the report, tables and goals into it."""
+"""The suite `bench`: how fast the device computes. Figures go into files next to the report, tables and goals into it."""
 
 import json
 import os
@@ -8,11 +8,11 @@ import sys
 import machine
 from step import Failed, NotRun, Step, Suite
 
-FILES = ("bench", "torch", "whole")  # what gpu_report.py merges
+FILES = ("bench", "torch", "whole")  # gpu_report.py merges these
 
 
 def options(context):
-    """Sizes: a CPU, or a quick run, takes small ones, whose figures say nothing."""
+    """Sizes: a CPU or a quick run takes small ones; their figures have no meaning."""
     small = ["--small"] if context.quick or context.device == "cpu" else []
     return ["--device", context.device, *small]
 
@@ -29,7 +29,7 @@ def figures(context, name):
 
 
 def begin(context):
-    """Figures of an earlier run are never reported."""
+    """Removes the figures of an earlier run, so that they are never reported."""
     if "begun" not in context.figures:
         for name in (*FILES, "bench_all"):
             figures(context, name).unlink(missing_ok=True)
@@ -37,7 +37,7 @@ def begin(context):
 
 
 def measure(context, name, command, more=None, into=None):
-    """Runs a command that leaves its figures in a file, as it has them, so that one that fails or is stopped leaves some."""
+    """Runs a command that writes figures to a file as they come, so that a failed or stopped command leaves some."""
     try:
         context.run(([*command, *options(context), "--out", into or figures(context, name)], more or {}), name=name)
     finally:
@@ -48,7 +48,7 @@ def measure(context, name, command, more=None, into=None):
 
 
 def merge(context, path):
-    """Sections of a file of gpu_bench into those that are there."""
+    """Merges the sections of a gpu_bench file into the present ones."""
     whole, part = figures(context, "bench"), json.loads(path.read_text())
     if whole.exists():
         part["sections"] = json.loads(whole.read_text())["sections"] | part["sections"]
@@ -87,7 +87,7 @@ def torch(context):
     eager = ["--eager"] if context.device == "cpu" else []
     if not eager and not any(map(shutil.which, filter(None, (os.environ.get("CC"), "gcc", "cc")))):
         raise NotRun("torch.compile needs a C compiler, and there is none")
-    # The pack's libraries are none of Python's business, the driver's are.
+    # Python needs the driver's libraries, but not the pack's.
     folders = [*filter(os.path.isdir, machine.DRIVER_FOLDERS), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
     plain = {"LD_LIBRARY_PATH": ":".join(folders)}
     return measure(context, "torch", [*script(context, "gpu_torch_stage.py"), *eager], plain)
@@ -95,7 +95,7 @@ def torch(context):
 
 def whole(context):
     begin(context)
-    # Both modes of train.deterministic: one that hangs leaves the other its time.
+    # Both modes of train.deterministic: if one hangs, the other still has its time.
     command = [*script(context, "gpu_whole.py"), "--pptrain", context.program("pptrain"), "--timeout", f"{0.47 * context.left():.0f}"]
     return measure(context, "whole", [*command, "--steps", "10", "--warmup", "3"])
 

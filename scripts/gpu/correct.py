@@ -9,10 +9,10 @@ from jobs import check_all, check_equal, torchrun_environments, train, train_all
 from step import Failed, NotRun, Parts, Step, Suite
 
 NO_DEVICE = "skipped: no CUDA device"
-# What CUDA says once a kernel has gone wrong, to all that follows in the process.
+# CUDA's message to every later call in a process in which a kernel has failed.
 DEVICE_LOST = re.compile(r"CUDA error|CUDA_ERROR|cudaError|illegal memory access|misaligned address|unspecified launch failure")
 ALL_PASSED = re.compile(r"All tests passed \((\d+) assertions? in (\d+) test cases?\)")
-# Two stages on each rank in the last two: four stages for four layers.
+# zbv and interleaved_1f1b have two stages on each rank: four stages for four layers.
 LAYOUTS = {
     "pp2_1f1b": {"distributed__pp": 2},
     "pp4_1f1b": {"distributed__pp": 4},
@@ -46,15 +46,15 @@ FEATURES = {
 
 
 def beside(context):
-    """Jobs at a time: contexts of several processes share a GPU, and start while others run."""
+    """The number of jobs at a time: several processes share a GPU, and some start while others run."""
     return max(1, min(3, (os.cpu_count() or 1) // 4)) if context.device == "cuda" else 1
 
 
 def catch2(context, name, **environment):
-    """All cases of a program of tests. Where one of them may have spoilt the others, each by itself after that."""
+    """Runs all cases of a test program. If one of them may have spoilt the others, then runs each case by itself."""
     program = context.program(name)
     try:
-        # With the time of each case, so that the log shows how far a program came that was stopped.
+        # Prints the time of each case, so that the log shows how far a stopped program came.
         [text] = context.run(([program, "--durations", "yes"], environment), name=name)
     except Failed as failure:
         words = failed_cases(failure.output)
@@ -67,7 +67,7 @@ def catch2(context, name, **environment):
 
 
 def alone(context, program, environment):
-    """After an error that leaves the device unusable for the rest of a process: which cases fail in one of their own."""
+    """After an error that makes the device unusable for the rest of a process: the cases that fail in their own process."""
     try:
         [names] = context.run(([program, "--list-test-names-only"], environment), name="list of cases")
     except Failed as listed:  # Catch2 2 ends with the number of cases
@@ -88,7 +88,7 @@ def alone(context, program, environment):
 
 
 def failed_cases(text):
-    """Names of the cases that failed, and the first failure; "" where Catch2 says nothing of that."""
+    """Names of the failed cases, and the first failure; "" if Catch2 reports none."""
     parts = re.split(r"^-{70,}\n(.*)\n(?:.*\n)*?-{70,}$", text, flags=re.M)
     failures = {name: part for name, part in zip(parts[1::2], parts[2::2]) if "FAILED:" in part}
     if not failures:
@@ -104,7 +104,7 @@ def kernels(context):
 
 
 def others(context):
-    """All tests for GPUs but those of kernels and of models, which have steps of their own."""
+    """All tests for GPUs except kernels and models, which have their own steps."""
     context.need_gpu()
     parts, words = Parts(), []
     names = sorted(path.name for path in (context.pack / "bin").glob("test_gpu_*"))
@@ -122,7 +122,7 @@ def model(context):
 
 
 def agreeing(context, jobs):
-    """All of these jobs, equal to the first of them that ended well."""
+    """Runs all of these jobs; each must equal the first one that ended well."""
     parts = Parts()
     results = train_all(context, parts, jobs, beside(context))
     check_all(parts, results[0] if results else None, results[1:])
@@ -134,7 +134,7 @@ def layouts(context):
 
 
 def features(context):
-    """Models and layouts that few jobs have, each group by itself."""
+    """Rare models and layouts, each group by itself."""
     parts, words = Parts(), []
     for name, jobs in FEATURES.items():
         with parts.part(name):
@@ -144,7 +144,7 @@ def features(context):
 
 
 def resume(context):
-    """A run that goes on from the middle checkpoint of another, on its layout and on others, ends as it."""
+    """A run resumed from another run's middle checkpoint, on its layout and on others, ends with the same numbers."""
     middle = 3 if context.quick else 10
     whole = train(context, "whole", distributed__pp=2, checkpoint__interval=middle, checkpoint__keep_last_n=0)
     begun = {"checkpoint__resume": whole.folder / f"checkpoints/step_{middle}"}
@@ -161,7 +161,7 @@ def repeat(context):
 
 
 def processes(context):
-    """Processes on one GPU: NCCL takes them only where they say that they are on different hosts."""
+    """Processes on one GPU: NCCL accepts them only if they claim to be on different hosts."""
     nccl = {}
     if context.device == "cuda":
         nccl = {"CUDA_VISIBLE_DEVICES": lambda rank: 0, "PPTRAIN_NCCL_SHARED_GPU": lambda rank: 1,
@@ -172,7 +172,7 @@ def processes(context):
             "pp2_ep2": (4, FEATURES["experts in pairs of passes"]["experts_dualpipe_v"])}
     for name, (ranks, layout) in jobs.items():
         with parts.part(name):
-            layout = layout if ranks == 2 else layout | {"train__steps": 6}  # of half a second each
+            layout = layout if ranks == 2 else layout | {"train__steps": 6}  # half a second each
             threads = train(context, name + "_threads", **layout)
             results.append(train_processes(context, name + "_processes", torchrun_environments(ranks, **nccl), **layout))
             check_equal(threads, results[-1])
@@ -187,10 +187,10 @@ def sanitizer(context):
         raise NotRun("compute-sanitizer is not on this machine (CUDA's toolkit has it, and the PyPI package nvidia-cuda-sanitizer-api)")
     # Each tensor gets memory of its own, so that an access beyond it is seen.
     environment = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
-    # Libraries' kernels are not ours to judge, and calls by which LibTorch finds out what a driver can do may fail.
+    # The check skips libraries' kernels. Calls with which LibTorch probes the driver may fail.
     ours = ["--kernel-name", "kns=pptrain"]
     small = [context.program("test_gpu_model"), "[small]"]
-    # racecheck fails in itself where cuBLAS runs on Hopper, even outside of its filter (compute-sanitizer 2025.3).
+    # racecheck itself fails if cuBLAS runs on Hopper, even outside its filter (compute-sanitizer 2025.3).
     checks = {"memcheck": ([], small), "synccheck": (ours, small), "racecheck": (ours, [context.program("test_gpu_kernels"), "~[gemm]"])}
     parts = Parts()
     for left, (check, (which, program)) in zip((3, 2, 1), checks.items()):
@@ -208,7 +208,7 @@ def equal_bits(results):
             "losses, grad norms and checkpoints equal to the bit")
 
 
-# Limits: the seconds that each has for certain. What a step leaves over goes to those after it.
+# Limits: the seconds that each step is sure to have. Later steps get the seconds that a step does not use.
 SUITE = Suite("correct", [
     Step("kernels", "every kernel against the CPU", 15, kernels,
          "The case's name says the kernel: core/kernels/cuda. Repair it first: all other steps use it."),

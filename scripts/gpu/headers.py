@@ -1,5 +1,5 @@
-"""Gathers what the build takes from Debian's development packages, headers, CMake files and libraries to link, and cuDNN's
-frontend from PyPI, in one archive, so that a machine without these packages and without a network can build.
+"""Gathers the build's files from Debian's development packages (headers, CMake files, libraries to link) and cuDNN's frontend
+from PyPI in one archive, so that a machine without these packages and without a network can build.
 
 Usage: headers.py TORCH ARCHIVE.tar.gz; the archive holds usr/, laid out as Debian's /usr.
 """
@@ -27,7 +27,7 @@ def files_of(package):
 
 
 def place(path, folder):
-    """Headers of one architecture go to the others: only a compiler's own /usr has a folder for them."""
+    """Architecture headers go to the common folder: only a compiler's own /usr has a separate folder for them."""
     return folder / re.sub(r"^/usr/include/\w+-linux-gnu/", "/usr/include/", str(path)).lstrip("/")
 
 
@@ -39,14 +39,14 @@ def add_package(package, folder):
         if TAKEN.match(str(path)):
             shutil.copyfile(path, target)
         elif LIBRARY.match(str(path)):
-            # The file itself, under the name by which CMake files know it, and the link that -lNAME looks for.
+            # The file itself, under its name in CMake files, and the link for -lNAME.
             file = path.resolve()
             subprocess.run(["strip", "--strip-unneeded", "-o", target.parent / file.name, file], check=True)
             target.symlink_to(file.name)
 
 
 def add_cudnn_frontend(torch, folder):
-    """Headers alone. The package lies beside torch; cuDNN itself comes with torch, there too."""
+    """Only headers. The package is next to torch; so is cuDNN itself, which comes with torch."""
     headers = sorted((torch.parent / "include").glob("cudnn_*"))
     if not any(path.name == "cudnn_frontend.h" for path in headers):
         sys.exit(f"headers.py: error: no cudnn_frontend.h in {torch.parent / 'include'}: scripts/requirements-cudnn.txt is not installed")

@@ -1,4 +1,4 @@
-"""Small training jobs by the packed pptrain, and whether two of them did the same to the bit."""
+"""Small training jobs by the packed pptrain, and whether two of them are equal to the bit."""
 
 import json
 import shutil
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from step import Failed
 
-# Of metrics.jsonl: what may not depend on layout, schedule, launcher or chance.
+# Values of metrics.jsonl that must not depend on layout, schedule, launcher or chance.
 KEPT = ("step", "loss", "grad_norm", "lr", "tokens", "skipped")
 
 
@@ -16,7 +16,7 @@ KEPT = ("step", "loss", "grad_norm", "lr", "tokens", "skipped")
 class Result:
     folder: object
     metrics: dict  # step -> the kept values as text, with all digits
-    checksums: dict  # "model/layers.0.attn.q.weight" -> of its bytes in the newest checkpoint
+    checksums: dict  # "model/layers.0.attn.q.weight" -> checksum of its bytes in the newest checkpoint
 
 
 def settings(context, **more):
@@ -37,7 +37,7 @@ def read_result(folder):
             metrics[record["step"]] = json.dumps({key: record[key] for key in KEPT if key in record})
     latest = (folder / "checkpoints/latest").read_text().splitlines()[0]
     manifest = json.loads((folder / "checkpoints" / latest / "manifest.json").read_text())
-    # Which stage holds a tensor depends on the layout; what it is called and holds must not.
+    # The stage of a tensor depends on the layout; its name and contents must not.
     checksums = {f"{stored['file']}/{name}": tensor["xxh3_128"]
                  for stored in manifest["files"] for name, tensor in stored["tensors"].items()}
     if not metrics or len(checksums) < 30:
@@ -47,12 +47,12 @@ def read_result(folder):
 
 def train(context, name, **more):
     """Trains on thread ranks; every byte of the checkpoint is checked afterwards."""
-    # Threads copy among themselves, so that nothing is lost by loading kernels when they are used, and a start is short.
+    # Thread ranks copy among themselves, so loading kernels at their first use loses nothing and makes the start short.
     return train_processes(context, name, [{"CUDA_MODULE_LOADING": "LAZY"}], **more)
 
 
 def train_processes(context, name, environments, **more):
-    """The same by one process for each of `environments`, what its environment has more."""
+    """The same with one process for each of `environments`, its additional variables."""
     folder = context.work / name
     shutil.rmtree(folder, ignore_errors=True)
     command = [context.program("pptrain"), "--config", "configs/shakespeare.toml", "--color", "never",
@@ -63,7 +63,7 @@ def train_processes(context, name, environments, **more):
 
 
 def torchrun_environments(ranks, **by_rank):
-    """Of processes that meet over TCP on this host, as torchrun would start them; by_rank: functions of the rank."""
+    """Environments of processes that meet over TCP on this host, as torchrun sets them; by_rank: functions of the rank."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -72,7 +72,7 @@ def torchrun_environments(ranks, **by_rank):
 
 
 def train_all(context, parts, jobs, beside=1):
-    """jobs: name -> settings. The results of those that ended well, by name; `beside` jobs at a time."""
+    """Runs jobs (name -> settings), `beside` at a time; returns the results of those that ended well, in order."""
     results = {}
 
     def one(name):
@@ -85,7 +85,7 @@ def train_all(context, parts, jobs, beside=1):
 
 
 def check_all(parts, expected, others, first_step=1):
-    """Each of `others` beside `expected`; which differ is a failure of theirs."""
+    """Compares each of `others` with `expected`; a difference is a failure of that one."""
     for other in others:
         name = other.folder.name
         if name in parts.passed:

@@ -1,6 +1,6 @@
-"""What a machine has that the pack needs: torch with its libraries, a GPU, CUDA's tools.
+"""Finds what the pack needs on a machine: torch with its libraries, a GPU, CUDA's tools.
 
-Usage: machine.py prints the folder of this Python's torch; exit code 4 where it is not the one that the pack needs.
+Usage: machine.py prints the folder of this Python's torch; exit code 4 if the pack needs another torch.
 """
 
 import ctypes
@@ -16,7 +16,7 @@ import sys
 from dataclasses import dataclass
 
 TORCH_VERSION = "2.11"
-# Of a launcher: a program that is started here must not take itself for one of its ranks.
+# Variables of a launcher, removed so that a program started here does not take itself for one of its ranks.
 LAUNCHERS = ("OMPI_", "PMI_", "PMIX_", "SLURM_", "TORCHELASTIC_")
 TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 DRIVER_FOLDERS = ["/usr/local/nvidia/lib64", "/usr/local/nvidia/lib"]
@@ -27,7 +27,7 @@ class Unsuitable(Exception):
 
 
 def torch_library_folders(torch):
-    """Where the shared libraries of the package in folder `torch` and of NVIDIA's packages beside it lie."""
+    """The folders of shared libraries of the package in folder `torch` and of NVIDIA's packages next to it."""
     site = pathlib.Path(torch).parent
     folders = [pathlib.Path(torch) / "lib", *sorted(site.glob("nvidia/*/lib")), site / "cusparselt/lib", site / "nvshmem/lib"]
     return [folder for folder in folders if folder.is_dir()]
@@ -40,7 +40,7 @@ class Torch:
 
 
 def find_torch(with_cuda):
-    """The torch of this Python, without importing it, which takes seconds. Raises Unsuitable."""
+    """The torch of this Python, found without an import, since that takes seconds. Raises Unsuitable."""
     spec = importlib.util.find_spec("torch")
     if spec is None or not spec.submodule_search_locations:
         raise Unsuitable("this Python has no torch: set PPTRAIN_PYTHON to one that has torch " + TORCH_VERSION)
@@ -56,7 +56,7 @@ def find_torch(with_cuda):
 
 
 def environment(pack, torch):
-    """This process's, for programs of the pack."""
+    """This process's environment, for programs of the pack."""
     env = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS) and name not in TORCHRUN}
     folders = [pack / "lib", *torch_library_folders(torch.folder), *filter(os.path.isdir, DRIVER_FOLDERS)]
     if env.get("LD_LIBRARY_PATH"):
@@ -66,7 +66,7 @@ def environment(pack, torch):
 
 
 def check_start(program, env):
-    """Raises Unsuitable where a program of the pack does not even start, as with an older C library."""
+    """Raises Unsuitable if a program of the pack does not even start, as with an older C library."""
     if not program.exists():
         return
     try:
@@ -89,7 +89,7 @@ def load_driver():
 
 
 def find_gpu():
-    """What the driver says of GPU 0. Raises Unsuitable where there is none."""
+    """The driver's description of GPU 0. Raises Unsuitable if there is none."""
     driver = load_driver()
     code = driver.cuInit(0)
     if code != 0:
@@ -113,7 +113,7 @@ def find_gpu():
 
 
 def first_line(*command):
-    """What a tool prints, or "" where it is missing or fails."""
+    """A tool's output, or "" if it is missing or fails."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=15)
     except (OSError, subprocess.TimeoutExpired):
@@ -122,7 +122,7 @@ def first_line(*command):
 
 
 def find_tool(name):
-    """A program of the CUDA toolkit: on PATH, in the toolkit, or in NVIDIA's packages beside torch; None where there is none."""
+    """A program of the CUDA toolkit: on PATH, in the toolkit, or in NVIDIA's packages next to torch; None if there is none."""
     spec = importlib.util.find_spec("torch")
     folders = [f"/usr/local/cuda*/{folder}" for folder in ("bin", name)] + [f"/opt/cuda/{folder}" for folder in ("bin", f"extras/{name}")]
     if spec is not None and spec.origin:

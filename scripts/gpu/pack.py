@@ -1,9 +1,9 @@
-"""Gathers programs, the libraries that a bare machine lacks, and what the steps read, in one folder that can be carried.
+"""Gathers programs, the libraries that a bare machine lacks, and the steps' input files in one portable folder.
 
-Usage: pack.py --root CHECKOUT --build BUILD --torch FOLDER [--headers|--replace] PROGRAM...; leaves BUILD/pack and, to carry, BUILD/pack.tar.gz.
+Usage: pack.py --root CHECKOUT --build BUILD --torch FOLDER [--headers|--replace] PROGRAM...; makes BUILD/pack and the archive BUILD/pack.tar.gz.
 
-Packed are all shared libraries that the programs load, however indirectly, but those that any Linux has (glibc, libstdc++)
-and those that torch brings there: its own and NVIDIA's. All is stripped.
+Packs all shared libraries that the programs load, even indirectly, except those of any Linux (glibc, libstdc++) and those
+that come with torch: its own and NVIDIA's. All files are stripped.
 """
 
 import argparse
@@ -17,8 +17,8 @@ import sys
 
 from machine import torch_library_folders
 
-LARGEST = 50_000_000  # bytes of the archive
-# Of the system, or of the GPU's driver.
+LARGEST = 50_000_000  # limit of the archive in bytes
+# Libraries of the system or of the GPU's driver.
 NOT_PACKED = re.compile(r"^(linux-vdso|ld-linux|lib(c|m|dl|rt|pthread|resolv|util|nsl|stdc\+\+|gcc_s|cuda|nvidia-ml)\.so)")
 FILES = ["configs/shakespeare.toml", "configs/data/tinyshakespeare.txt", "scripts/gpu.sh"]
 NEEDED = re.compile(r"^\s*(\S+) => (not found|\S+)", re.M)
@@ -48,7 +48,7 @@ def add_stripped(source, target):
 
 
 def output(*command, **options):
-    """What the command prints; "" where it fails or is missing."""
+    """The command's output; "" if it fails or is missing."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, **options)
     except OSError:
@@ -78,7 +78,7 @@ def read_arguments():
 
 
 def fill(pack, arguments):
-    """All but the programs. Returns the names of the libraries."""
+    """Packs everything except the programs. Returns the names of the libraries."""
     root = arguments.root
     shutil.rmtree(pack, ignore_errors=True)
     for folder in ("bin", "lib"):
@@ -99,7 +99,7 @@ def fill(pack, arguments):
 def main():
     arguments = read_arguments()
     if "pptrain" in arguments.programs:
-        arguments.programs.append("pptrain_whole")  # which pptrain becomes
+        arguments.programs.append("pptrain_whole")  # pptrain executes it
     pack = arguments.build / "pack"
     names = [] if arguments.replace else fill(pack, arguments)
     for program in arguments.programs:

@@ -1,10 +1,10 @@
-"""What the steps found, as report.json for programs and report.md for people."""
+"""The results of the steps: report.json for programs and report.md for people."""
 
 import json
 from dataclasses import asdict, dataclass, field
 
 PASSED, FAILED, NOT_RUN = "passed", "failed", "not run"
-NO_TIME = "time: "  # how the text of what did not run for want of time begins
+NO_TIME = "time: "  # start of the text of a step that had no time to run
 
 
 @dataclass
@@ -14,8 +14,8 @@ class Outcome:
     about: str
     outcome: str
     seconds: float
-    text: str = ""  # what was compared; or why it failed or did not run
-    advice: str = ""  # what to do, where it failed
+    text: str = ""  # what was compared, or why the step failed or did not run
+    advice: str = ""  # what to do if it failed
 
     @property
     def no_time(self):
@@ -34,21 +34,21 @@ class Report:
     pack: dict
     device: str
     started: str  # UTC
-    again: str = ""  # the command that runs steps again, without their names
+    again: str = ""  # the command to run steps again, without their names
     outcomes: list[Outcome] = field(default_factory=list)
-    figures: dict = field(default_factory=dict)  # of the benchmark: "goals" and "text", a page of tables
+    figures: dict = field(default_factory=dict)  # the benchmark's "goals", and "text", a page of tables
 
     def of(self, kind):
         return [outcome for outcome in self.outcomes if outcome.outcome == kind]
 
     @property
     def no_time(self):
-        """Names of the steps that did not run for want of time."""
+        """Names of the steps that had no time to run."""
         return [outcome.step for outcome in self.outcomes if outcome.no_time]
 
     @property
     def exit_code(self):
-        """0: all passed that can run here; 1: one failed; 3: none failed, but time was short, or nothing could run."""
+        """0: all that can run here passed; 1: one failed; 3: none failed, but time was short, or nothing could run."""
         if self.of(FAILED):
             return 1
         return 3 if self.no_time or not self.of(PASSED) else 0
@@ -61,7 +61,7 @@ class Report:
         return words + (f"; {sum(goal['met'] for goal in goals)} of {len(goals)} goals met" if goals else "")
 
     def write(self, folder):
-        """After every step, so that a run that is killed leaves what it has found."""
+        """Written after every step, so that a killed run leaves its results."""
         values = asdict(self) | {"summary": self.summary, "passed": self.exit_code == 0, "exit_code": self.exit_code,
                                  "not_run_for_time": self.no_time}
         values["figures"] = {"goals": self.figures.get("goals", [])}  # all others are in files of their own
@@ -88,7 +88,7 @@ class Report:
 
 
 def goal_lines(goals):
-    """Goals that were missed come first, each with what to look at."""
+    """Missed goals come first, each with a hint where to look."""
     if not goals:
         return []
     lines = ["", "## Goals", "", "| figure | measured | goal | met | what to do |", "|---|---:|---:|---|---|"]

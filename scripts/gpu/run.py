@@ -20,13 +20,13 @@ from step import Context, Failed, NotRun
 UNSUITABLE = 4
 HERE = pathlib.Path(__file__).resolve().parents[2]  # a checkout, or a pack
 SUITES = {"correct": correct.SUITE, "bench": bench.SUITE}
-EVERYTHING = 570  # seconds of a run that names no suite: what lends machines by the minute often ends commands after ten
+EVERYTHING = 570  # seconds of a run that names no suite: machines lent by the minute often end commands after ten minutes
 
 
 def read_arguments():
     inside = (HERE / "pack.json").exists()
     parser = argparse.ArgumentParser(prog="gpu.sh run")
-    # Checked below: argparse takes no empty list for one of `choices`.
+    # Checked below, since argparse refuses an empty list for `choices`.
     parser.add_argument("suites", nargs="*", metavar="correct|bench", help=f"without one: both, in {EVERYTHING} s")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda",
                         help="cpu: the same steps without a GPU, where they can; tests the steps themselves")
@@ -48,18 +48,18 @@ def read_arguments():
 
 
 def plan(suites, only):
-    """Pairs of suite and step, in the order in which they run."""
+    """Pairs of suite and step, in the order of running."""
     steps = [(name, step) for name, suite in SUITES.items() for step in suite.steps if not suites or name in suites]
     return sorted((pair for pair in steps if not only or pair[1].name in only), key=lambda pair: pair[1].last)
 
 
 def again(arguments):
-    """The command that runs steps of this kind again."""
+    """The command to run steps of this kind again."""
     return " ".join(["scripts/gpu.sh run", *arguments.suites, *(["--device cpu"] if arguments.device == "cpu" else [])])
 
 
 def look_around(arguments):
-    """What this machine is, what the pack is, and the environment of its programs. Raises Unsuitable."""
+    """Descriptions of this machine and of the pack, and the environment of its programs. Raises Unsuitable."""
     if not (arguments.pack / "pack.json").exists():
         raise machine.Unsuitable(f"no pack in {arguments.pack}: scripts/gpu.sh pack makes one where the compilers are")
     pack = json.loads((arguments.pack / "pack.json").read_text())
@@ -71,7 +71,7 @@ def look_around(arguments):
 
 
 def refuse(arguments, started, reason):
-    """A report where nothing could run, so that whoever gets files back alone sees why."""
+    """Writes a report if nothing could run, so that the reason is in the files that come back."""
     values = {"refused": reason, "passed": False, "exit_code": UNSUITABLE, "device": arguments.device, "started": started}
     (arguments.out / "report.json").write_text(json.dumps(values, indent=2) + "\n")
     about = f"- device of the steps: {arguments.device}\n- started: {started} UTC\n"
@@ -79,9 +79,9 @@ def refuse(arguments, started, reason):
 
 
 def deadline_of(steps, patience, end):
-    """Until when the first of `steps` may run, or None where it would have less than half of its limit until `end`.
+    """The deadline of the first of `steps`, or None if it would have less than half of its limit until `end`.
 
-    It has its limit, and what the steps before it have left over, but never the time of those after it.
+    It has its limit and the seconds that the steps before it did not use, but never the time of later steps.
     """
     limit, now = steps[0][1].limit * patience, time.monotonic()
     saved = end - now - sum(step.limit for _, step in steps) * patience
@@ -89,7 +89,7 @@ def deadline_of(steps, patience, end):
 
 
 def run_step(suite, step, context, patience, deadline, end):
-    """The outcome, whatever the step does."""
+    """Returns an outcome whatever the step does."""
     started = time.monotonic()
     limit = step.limit * patience
     if deadline is None:

@@ -1,4 +1,4 @@
-"""A step of a suite, and what it may use: programs of the pack under a time limit, their output in one log."""
+"""A step of a suite, and its tools: programs of the pack under a time limit, with their output in one log."""
 
 import contextlib
 import os
@@ -10,11 +10,11 @@ import time
 from dataclasses import dataclass, field
 from typing import BinaryIO, Callable
 
-DYING = 10  # seconds that a killed process gets to be gone
+DYING = 10  # seconds for a killed process to end
 
 
 class Failed(Exception):
-    """The step found something wrong; the message says what. `output`: of the programs that failed, all of it."""
+    """The step found an error; the message names it. `output`: the complete output of the failed programs."""
 
     def __init__(self, message, output=""):
         super().__init__(message)
@@ -27,7 +27,7 @@ class NotRun(Exception):
 
 @dataclass
 class Parts:
-    """Parts of a step, of which each shows what it has to show whatever becomes of the others."""
+    """Parts of a step. Each part runs and reports even if others fail."""
 
     failures: dict = field(default_factory=dict)  # name -> message
     passed: list = field(default_factory=list)  # names
@@ -43,7 +43,7 @@ class Parts:
             self.failures[name] = f"{type(error).__name__}: {error}"
 
     def check(self):
-        """Raises Failed where a part has failed."""
+        """Raises Failed if a part has failed."""
         if self.failures:
             names = f"failed: {', '.join(self.failures)}; passed: {', '.join(self.passed) or 'none'}"
             raise Failed("\n".join([names, *(f"{name}: {text}" for name, text in self.failures.items())]))
@@ -54,19 +54,19 @@ class Step:
     name: str
     about: str
     limit: int  # seconds
-    run: Callable  # of a Context; returns what was compared, in words
+    run: Callable  # takes a Context; returns what was compared, in words
     advice: str  # what to do when it fails
-    last: bool = False  # where several suites run, after all of them
+    last: bool = False  # if several suites run: after all of them
 
 
 @dataclass
 class Suite:
     name: str
-    steps: list[Step]  # by their value, the highest first
+    steps: list[Step]  # the most valuable first
 
     @property
     def limit(self):
-        """Seconds of all steps together: each has its own for certain, whatever the others do."""
+        """Seconds of all steps together: each step is sure to have its own, whatever the others do."""
         return sum(step.limit for step in self.steps)
 
 
@@ -74,13 +74,13 @@ class Suite:
 class Context:
     pack: pathlib.Path
     out: pathlib.Path
-    work: pathlib.Path  # for runs of the steps; goes afterwards
+    work: pathlib.Path  # for runs of the steps; removed afterwards
     log: BinaryIO
     device: str  # cuda or cpu
     quick: bool
     environment: dict
-    deadline: float = 0  # of the step that runs
-    figures: dict = field(default_factory=dict)  # of the benchmark, for the report
+    deadline: float = 0  # of the running step
+    figures: dict = field(default_factory=dict)  # the benchmark's, for the report
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def begin(self, name, deadline):
@@ -101,10 +101,10 @@ class Context:
             raise NotRun("needs a GPU")
 
     def run(self, *commands, name="", timeout=None, spare=False):
-        """Runs programs beside one another, each an (arguments, more environment) pair, and returns their outputs.
+        """Runs programs at the same time, each an (arguments, additional environment) pair, and returns their outputs.
 
         Raises Failed unless all end with 0 before the step's time, or `timeout` seconds, are over; the first that fails
-        ends the others. `spare`: for a second's work after the time is over, such as writing down what was measured.
+        ends the others. `spare`: allows a second's work after the time is over, such as writing the figures.
         """
         deadline = self.deadline if timeout is None else min(self.deadline, time.monotonic() + timeout)
         deadline = max(deadline, time.monotonic() + DYING) if spare else deadline
@@ -137,13 +137,13 @@ class Context:
         return texts
 
     def start(self, arguments, more):
-        # A session of its own, so that what the program starts ends with it.
+        # A session of its own, so that the program's children end with it.
         return subprocess.Popen(list(map(str, arguments)), cwd=self.pack, env=self.environment | more, stdin=subprocess.DEVNULL,
                                 stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
 
     @staticmethod
     def wait(processes, deadline):
-        """False if the time was over first. Comes back early when one has failed: its peers get 15 s to find that."""
+        """False if the time was over first. Returns early if one has failed: its peers get 15 s to notice."""
         failed_at = None
         while None in [process.poll() for process in processes]:  # a list: each is asked
             now = time.monotonic()
@@ -158,14 +158,14 @@ class Context:
 
 
 def read(pipe, output):
-    """All of it, piece by piece, so that what came is there even if its end never comes."""
+    """Reads the pipe piece by piece, so that the output so far is kept even if its end never comes."""
     while piece := pipe.read1():
         output += piece
 
 
 def end(process):
-    """Ends it with its children, which may hold its output open after it. False where it does not end, as a process
-    that waits in a driver may not: then it is left behind."""
+    """Ends the process with its children, which may hold its output open. False if it does not end, as when it waits in
+    a driver: then it is left behind."""
     try:
         os.killpg(process.pid, signal.SIGKILL)
     except ProcessLookupError:

@@ -2,10 +2,10 @@
 
 Usage: wheel.py PREFIX VERSION TORCH OUT
 
-PREFIX holds what `cmake --install` put there (components pptrain and libraries). The wheel puts bin/ and lib/ into the
-package `pptrain`, beside the package `torch`, whose libraries the program takes; share/ goes to where the environment has
-its own; the command `pptrain` becomes the program. TORCH is the version of the wheel `torch` that it was built with.
-The wheel's tag names the oldest glibc that has every symbol which the binaries ask for.
+PREFIX holds the files of `cmake --install` (components pptrain and libraries). The wheel puts bin/ and lib/ into the package
+`pptrain`, next to the package `torch`, whose libraries the program loads; share/ goes to the environment's share/. The
+command `pptrain` starts the program. TORCH is the version of the wheel `torch` that it was built with.
+The wheel's tag names the oldest glibc that has every symbol of the binaries.
 """
 
 import base64
@@ -74,7 +74,7 @@ def platform_tag(binaries):
 
 def entries(prefix, name):
     """Path in the wheel -> file of the prefix."""
-    # A wheel has no links. Programs ask for libx.so.1; libx.so.1.2.3, to which it leads, would be a copy.
+    # A wheel has no links. Programs load libx.so.1; libx.so.1.2.3, its target, would be a copy.
     copies = {file.resolve() for file in prefix.rglob("*") if file.is_symlink()}
     for file in sorted(prefix.rglob("*")):
         path = file.relative_to(prefix)
@@ -84,7 +84,7 @@ def entries(prefix, name):
 
 
 def write_entry(wheel, path, content, executable):
-    info = zipfile.ZipInfo(path)  # of 1980: the same files make the same wheel
+    info = zipfile.ZipInfo(path)  # dated 1980, so that the same files make the same wheel
     info.external_attr = (0o100755 if executable else 0o100644) << 16
     info.compress_type = zipfile.ZIP_DEFLATED
     wheel.writestr(info, content)

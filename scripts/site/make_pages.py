@@ -1,10 +1,10 @@
-"""Writes the site's pages as Markdown, with mkdocs.yml beside them.
+"""Writes the site's pages as Markdown, and mkdocs.yml.
 
 Usage: make_pages.py PPTRAIN OUT
 
-The tree's own *.md keep their places, with every file that they link to. The program fills the others: a page a command
-with its help and what an example of it printed, a page a schedule with its picture, every key of a job, the manual page.
-Each command that a page shows ran here, in the order of COMMANDS, in one folder with a copy of configs/.
+The tree's own *.md keep their places, with every file that they link to. The program fills the other pages: one for each
+command with its help and an example's output, one for each schedule with its picture, every key of a job, the manual page.
+The script runs each command that a page shows, in the order of COMMANDS, in one folder with a copy of configs/.
 """
 
 import json
@@ -20,11 +20,11 @@ from concurrent.futures import ThreadPoolExecutor
 SOURCE = pathlib.Path(__file__).resolve().parents[2]
 JOB = "--config configs/shakespeare.toml"
 SMALL = "--set train.steps=20 --set train.grad_accum_steps=2 --set checkpoint.interval=10 --set eval.interval=10 --set eval.batches=2"
-# A command of the site: examples as they are shown, each with the exit code that it has.
+# A command of the site: its examples as shown, each with its exit code.
 COMMANDS = {
     "train": [(f"pptrain {JOB} {SMALL}", 0)],
     "check": [(f"pptrain check {JOB}", 0)],
-    "doctor": [(f"pptrain doctor {JOB}", None)],  # as the machine is
+    "doctor": [(f"pptrain doctor {JOB}", None)],  # depends on the machine
     "plan": [(f"pptrain plan {JOB} --costs modelled --set train.grad_accum_steps=4", 0),
              ("pptrain plan --config configs/llama3_8b_8gpu.toml --device h100 --search", 0)],
     "eval": [("pptrain eval runs/shakespeare --batches 2", 0)],
@@ -40,7 +40,7 @@ COMMANDS = {
     "tokenize": [("pptrain tokenize --tokenizer configs/data/tokenizer --out tokens configs/data/tinyshakespeare.txt", 0)],
     "config": [("pptrain config --reference", 0)],
     "completion": [("pptrain completion bash", 0)],
-    "save": [("pptrain save runs/live", 0)],  # the last two: of a run that is under way
+    "save": [("pptrain save runs/live", 0)],  # the last two act on a running job
     "stop": [("pptrain stop runs/live", 0)],
 }
 LIVE = f"pptrain {JOB} --set run.dir=runs/live --set train.steps=100000 --set eval.interval=0 --set train.seq_len=32"
@@ -50,7 +50,7 @@ LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)\s]*)?\)")
 
 
 class Shell:
-    """Runs commands as a reader would, in a folder of its own, with `pptrain` on PATH."""
+    """Runs commands as a reader would, in its own folder, with `pptrain` on PATH."""
 
     def __init__(self, pptrain):
         self.folder = pathlib.Path(tempfile.mkdtemp(prefix="pptrain_site_"))
@@ -69,7 +69,7 @@ class Shell:
         return done.stdout
 
     def start(self, command):
-        """Returns when the run has taken a step."""
+        """Returns when the run has finished a step."""
         process = subprocess.Popen(["bash", "-c", "exec " + command], cwd=self.folder, env=self.env, stdout=subprocess.PIPE,
                                    stderr=subprocess.STDOUT, text=True)
         for line in process.stdout:
@@ -86,7 +86,7 @@ def block(text):
 
 
 def shown(command):
-    """A long command as several lines, which a shell reads as one."""
+    """A long command in several lines that a shell reads as one."""
     text, length = "", 0
     for word in re.split(r" (?=--|-o )", command):
         if text and length + len(word) > 90:
@@ -96,7 +96,7 @@ def shown(command):
 
 
 def arguments(help_text):
-    """The lists of --help as tables, which wrap where the page is narrow."""
+    """The lists of --help as tables, which wrap if the page is narrow."""
     out, section = "", ""
     for line in re.sub(r"\n {10,}", "  ", help_text).splitlines():
         entry = re.match(r"  (\S.*?)(?: {2,}(.*))?$", line)
@@ -193,7 +193,7 @@ def plain(roff):
 
 
 def manual_as_markdown(roff):
-    """Of the few macros that app/completion/man_page.cpp writes."""
+    """Reads the few macros that app/completion/man_page.cpp writes."""
     out, is_term = "", False
     for line in roff.splitlines()[1:]:
         macro, _, rest = line.partition(" ") if line.startswith(".") else ("", "", line)

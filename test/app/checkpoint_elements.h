@@ -1,4 +1,4 @@
-// What a checkpoint holds, whatever the layout that wrote it.
+// The contents of a checkpoint, independent of the layout that wrote it.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -15,7 +15,7 @@
 
 namespace pptrain::test {
 
-// "file/tensor" -> checksum of the whole tensor's elements, of the newest checkpoint of the run.
+// "file/tensor" -> checksum of the whole tensor's elements in the run's newest checkpoint.
 inline std::map<std::string, std::string> checkpoint_elements(const std::filesystem::path& run_dir) {
   std::string latest;
   std::getline(std::ifstream(run_dir / "checkpoints" / "latest"), latest);

@@ -1,4 +1,4 @@
-// Runs that agree to the bit, or but for rounding.
+// Runs that agree to the bit, or up to rounding.
 #pragma once
 
 #include <string_view>
@@ -10,7 +10,7 @@
 
 namespace pptrain::test {
 
-// The small job with these options, in a folder of its own: three steps and an evaluation at least.
+// Runs the small job with these options in its own folder: at least three steps and an evaluation.
 inline JobResult run(const Overrides& overrides) {
   const TemporaryFolder folder;
   JobResult result = run_small_job(small_job_text(), folder.path() / "run", overrides);
@@ -19,7 +19,7 @@ inline JobResult run(const Overrides& overrides) {
   return result;
 }
 
-// Metrics and checkpoints have equal bits, and there are some.
+// Checks that metrics and checkpoints exist and have equal bits.
 inline void check_equal(const JobResult& reference, const JobResult& other) {
   REQUIRE(other.exit_code == 0);
   REQUIRE(reference.metrics.size() >= 2);
@@ -28,20 +28,21 @@ inline void check_equal(const JobResult& reference, const JobResult& other) {
   CHECK(other.checksums == reference.checksums);
 }
 
-// AdamW with this eps follows gradients that are small beside it. With the usual one its first steps are as
-// long for a weight whose gradient is next to nothing as for any other, and rounding decides their direction.
+// With this eps AdamW's step is proportional to gradients that are small compared with it. With the usual eps
+// its first steps have one length for every weight, and rounding decides the direction of near-zero
+// gradients.
 inline const Overrides smooth_steps = {"optimizer.eps=0.01"};
 
-// How far runs with smooth steps may be apart: parts of their losses and of their gradient norms. Sums in
-// float32 differ by units of 2^-24, which depth and steps multiply by ten or so. In bfloat16 every activation
-// is rounded, by half of 2^-8, which most tokens of a loss cancel.
+// Relative bounds on the losses and gradient norms of two runs with smooth steps. Sums in float32 differ by
+// units of 2^-24; depth and steps multiply that by about ten. In bfloat16 every activation is rounded by half
+// of 2^-8; over the tokens of a loss most of that cancels.
 struct Apart {
   double losses, norms;
 };
 inline constexpr Apart apart_fp32 = {.losses = 2e-6, .norms = 5e-6},
                        apart_bf16 = {.losses = 5e-3, .norms = 3e-2};
 
-// Losses and gradient norms differ by these parts of themselves at most, tokens not at all.
+// Checks that losses and gradient norms are within these relative bounds, and token counts are equal.
 inline void check_near(const JobResult& a, const JobResult& b, const Apart& apart,
                        CallSite place = CallSite::current()) {
   REQUIRE(a.metrics.size() == b.metrics.size());

@@ -20,7 +20,7 @@ inline const Overrides tiny = {"model.hidden_size=16",
                                "eval.interval=0",
                                "optimizer.eps=1e-3"};
 
-// All that an architecture may have, none of it at its default.
+// Every optional part of an architecture, none at its default.
 inline Overrides family_settings(const models::Architecture& family) {
   Overrides result = with(tiny, {fmt::format("model.arch={}", family.name)});
   const bool latent = family.decoder.latent_attention;
@@ -48,7 +48,7 @@ inline Overrides family_settings(const models::Architecture& family) {
   return result;
 }
 
-// Every head has keys, for families that say nothing else.
+// Every head has its own keys unless the family says otherwise.
 inline std::string family_job_text() {
   std::string text = small_job_text();
   const std::string heads = "num_key_value_heads = 2\nhead_dim = 8\n";

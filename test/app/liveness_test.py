@@ -26,7 +26,7 @@ MPIEXEC = sys.argv.pop(1)
 TRIALS = int(os.environ.get("PPTRAIN_LIVENESS_TRIALS", "1"))
 SEED = int(os.environ.get("PPTRAIN_LIVENESS_SEED", random.randrange(10**6)))
 RANKS = 3
-LIMIT = 10  # seconds in which all other ranks are to be gone
+LIMIT = 10  # seconds until all other ranks must have ended
 
 JOB = job(model={"num_hidden_layers": 6, "num_key_value_heads": 2}, distributed={"pp": RANKS},
           train={"steps": 1000000, "seq_len": 64}, data={"val_fraction": 0.2}, eval={"interval": 10, "batches": 2},
@@ -37,7 +37,7 @@ as_root = unittest.skipUnless(os.geteuid() == 0 and shutil.which("ip"), "network
 
 
 def state(pid):
-    """R, S, T (stopped), Z ... as in proc(5); "" where there is no such process."""
+    """R, S, T (stopped), Z ... as in proc(5); "" if there is no such process."""
     try:
         return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
@@ -88,7 +88,7 @@ class Job:
         return "\n".join(f"--- {pathlib.Path(o.name).name}\n{pathlib.Path(o.name).read_text()}" for o in self.outputs)
 
     def messages(self):
-        """What pptrain says about ranks, in all outputs."""
+        """The messages of pptrain about ranks, in all outputs."""
         return re.findall(r"pptrain: (?:rank \d+|stopped).*", self.output())
 
     def close(self):
@@ -122,13 +122,13 @@ class MpiJob(Job):
         return self
 
     def pids(self):
-        """Of the processes that run pptrain with this run's folder, as first seen in full."""
+        """The ids of the pptrain processes with this run's folder, kept once all were seen."""
         if self.known and len(self.known) == RANKS:
             return self.known
         found = {}
         for folder in pathlib.Path("/proc").glob("[0-9]*"):
             try:
-                # pptrain becomes pptrain_whole for all that needs LibTorch.
+                # pptrain executes pptrain_whole if a command needs LibTorch.
                 if os.readlink(folder / "exe") != f"{PPTRAIN}_whole" or str(self.folder).encode() not in (folder / "cmdline").read_bytes():
                     continue
                 env = (folder / "environ").read_bytes()
@@ -162,7 +162,7 @@ class Liveness(Case):
         return job
 
     def hit(self, job, victim, sign, name, limit=LIMIT):
-        """Sends the signal; the others have to be gone in time."""
+        """Sends the signal; the other ranks must end in time."""
         os.kill(job.pids()[victim], sign)
         start = time.monotonic()
         wait_for(lambda: job.others_gone(victim), limit,
@@ -179,7 +179,7 @@ class Liveness(Case):
         said = job.messages()
         cause = "is gone" if sign == signal.SIGKILL else "no sign of life for"
         if kind is MpiJob and sign == signal.SIGKILL and not said:
-            # mpirun was quicker, and ends the others with words of its own.
+            # mpirun was quicker: it ended the others with its own message.
             job.close()
             return
         self.assertEqual(len(said), 1, f"seed {SEED}, victim {victim}: {said}\n{job.output()}")
@@ -217,14 +217,14 @@ class Kills(Liveness):
 
 class Starts(Liveness):
     def start_up_trial(self, kind, sign, name, *settings):
-        """The signal comes at any time from the first breath on."""
+        """The signal comes at any time after the process has started."""
         job = self.job(kind, *settings).start()
         wait_for(lambda: len(job.pids()) == RANKS, 60, "all ranks")
         time.sleep(self.random.uniform(0, 1.0))
         victim = self.random.randrange(RANKS)
         self.hit(job, victim, sign, name)
         if sign == signal.SIGSTOP:
-            # Before there are heartbeats, a rank may also see that the one which said it has ended.
+            # Before heartbeats run, a rank may also report that the rank with the first message has ended.
             said = job.messages()
             self.assertIn(len(said), (1, 2), job.output())
             self.assertTrue(any(f"rank {victim} " in line for line in said), job.output())
@@ -242,7 +242,7 @@ class Starts(Liveness):
                 self.start_up_trial(TcpJob, signal.SIGSTOP, "TCP, SIGSTOP at start-up")
 
     def test_tcp_killed_at_start_up(self):
-        """A rank that dies before anybody has seen it has not come."""
+        """If a rank dies before any other has seen it, the others report that it has not come."""
         for trial in range(TRIALS):
             with self.subTest(trial=trial, seed=SEED):
                 self.start_up_trial(TcpJob, signal.SIGKILL, "TCP, SIGKILL at start-up", "distributed.start_timeout_s=6")
@@ -261,7 +261,7 @@ class Starts(Liveness):
 
 
 class Outages(Liveness):
-    # --- what must not end a run -------------------------------------------------------------------------------------
+    # --- events that must not end a run ------------------------------------------------------------------------------
 
     def test_a_suspended_run_goes_on(self):
         job = self.job(TcpJob, "distributed.heartbeat_s=2", "distributed.timeout_s=3").start()
@@ -290,7 +290,7 @@ class Outages(Liveness):
 
     @as_root
     def test_an_unreachable_host(self):
-        """One network namespace a rank, joined by a bridge in another one; one cable drops everything."""
+        """One network namespace for each rank, joined by a bridge in another namespace; one cable drops everything."""
         tag = f"pl{os.getpid() % 10000}"
         spaces = [f"{tag}n{i}" for i in range(RANKS + 1)]
         switch = spaces[-1]
@@ -326,7 +326,7 @@ class Outages(Liveness):
                 self.times.setdefault("TCP, unreachable host", []).append(time.monotonic() - start)
                 text = "\n".join(job.messages())
                 self.assertRegex(text, rf"rank {victim} \(host .*10\.77\.0\.{victim + 1}\) has been unreachable", job.output())
-                # The rank that is cut off cannot know better than to accuse the others; it ends too.
+                # The disconnected rank can only report that the others are unreachable; it ends too.
                 job.processes[victim].wait(LIMIT)
                 inside(switch, "link", "set", f"port{victim}", "master", "bridge0")
                 job.close()

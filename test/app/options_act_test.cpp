@@ -1,4 +1,5 @@
-// Every key of the reference acts: changed once, a job gives another result, or is refused as the key says.
+// Every key of the reference acts: with a changed key a job gives another result, or is refused as the key
+// says.
 #include <algorithm>
 #include <exception>
 #include <set>
@@ -19,26 +20,26 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// In which result of a job a change is seen.
+// The result of a job in which a change shows.
 enum class In {
-  numbers,  // what metrics.jsonl says of each step: losses, norms, rates, tokens
+  numbers,  // each step in metrics.jsonl: losses, norms, rates, tokens
   weights,  // the last checkpoint: weights and the optimizer's state
-  files,    // what lies in the run's folder, and which steps a trace is of
-  log,      // the log, but for its numbers
+  files,    // the contents of the run's folder, and the steps of a trace
+  log,      // the log without its numbers
   end,      // whether the run fails, and its exit code
-  plan,     // predicted times and bytes: of what changes no number, or acts on a GPU alone
+  plan,     // predicted times and bytes: for keys that change no number or act only on a GPU
   refusal,  // the job is refused
-  other     // another test sees it, since it takes processes or damage
+  other     // another test checks it, since it needs processes or damage
 };
 
 struct Row {
   std::string key;
   In seen;
-  Overrides before, after;  // of the key changed, and what it acts with
-  std::string text = {};    // of the refusal or failure; of other: the test's file
+  Overrides before, after;  // the settings that the key acts with; after also changes the key
+  std::string text = {};    // of the refusal or failure; for other: the test's file
 };
 
-// `change` beside what the key acts with.
+// Adds `change` to the settings that the key acts with.
 Row changed(const std::string& key, In seen, const Overrides& setup, const Overrides& change,
             const std::string& text = {}) {
   return {key, seen, setup, with(setup, change), text};
@@ -148,7 +149,7 @@ std::vector<Row> model_rows() {
   };
 }
 
-// Of some families alone.
+// Keys of some families alone.
 std::vector<Row> family_rows() {
   using enum In;
   const auto of = [](const std::string& key, const std::string& value, const Overrides& setup) {
@@ -438,7 +439,7 @@ std::string replaced(std::string text, const std::string& from, const std::strin
   return text;
 }
 
-// Each number in its place as #: times and rates differ from run to run.
+// Replaces each number by #, since times and rates differ from run to run.
 std::string without_numbers(const std::string& text) {
   std::string out;
   for (const char c : text) {
@@ -452,7 +453,7 @@ std::string without_numbers(const std::string& text) {
 
 using Seen = std::map<In, std::string>;
 
-// Runs jobs beside the files that they read.
+// Runs jobs in a folder with the files that they read.
 class Bench {
  public:
   Bench() {
@@ -477,7 +478,7 @@ class Bench {
     return "";
   }
 
-  // What is predicted of the job.
+  // The prediction of the job.
   std::string predicted(const Overrides& overrides) {
     const app::Plan plan = plan_of(overrides);
     const app::CostSource source = app::make_cost_source(plan, plan.job.distributed.pp_costs);
@@ -491,7 +492,7 @@ class Bench {
     return text;
   }
 
-  // What a run leaves. Known jobs are not run again.
+  // The results of a run. Known jobs are not run again.
   const Seen& result(const Overrides& overrides) {
     const auto [known, first] = known_.try_emplace(overrides);
     if (first) known->second = run(overrides);
@@ -583,7 +584,7 @@ class Bench {
     odd << "{\"text\": \n";
   }
 
-  // The same tokens, and one before each text.
+  // Copies the tokenizer, and makes one with the same tokens that adds one before each text.
   void write_tokenizer() const {
     for (const char* name : {"tokenizer.json", "tokenizer_config.json"})
       fs::copy_file(tokenizer / name, files_ / "template" / name);
@@ -616,7 +617,7 @@ void check_run(Bench& bench, const Row& row, Repeated& repeated) {
     const bool differ = before.at(row.seen) != after.at(row.seen);
     CHECK(differ);  // the texts themselves are long
   }
-  // What differs is not what differs from run to run.
+  // The difference is not a random one: a second run of the same job gives the same result.
   if (!repeated.emplace(row.seen, row.before).second) return;
   const bool same = bench.run(row.before).at(row.seen) == before.at(row.seen);
   CHECK(same);

@@ -1,4 +1,4 @@
-// Small jobs run in this process, with what they leave behind read back.
+// Small jobs that run in this process; their results are read back.
 #pragma once
 
 #include <spdlog/fmt/fmt.h>
@@ -28,7 +28,7 @@ namespace pptrain::test {
 
 namespace fs = std::filesystem;
 
-// A folder that goes with the test.
+// A folder that is removed with the test.
 class TemporaryFolder {
  public:
   TemporaryFolder() {
@@ -61,7 +61,7 @@ inline std::set<std::string> names_in(const fs::path& folder) {
   return names;
 }
 
-using Overrides = std::vector<std::string>;  // "section.key=value"; of two for one key the later counts
+using Overrides = std::vector<std::string>;  // "section.key=value"; the last one for a key counts
 
 template <typename... More>
 Overrides with(Overrides list, const More&... more) {
@@ -109,7 +109,8 @@ peak_tflops = 1
                      data.string());
 }
 
-// Of the small job's heads, and all lengths up to four times `length`, from which on frequencies are others.
+// LongRoPE for the small job's heads: frequencies change above `length`; lengths go up to four times
+// `length`.
 inline Overrides longrope_up_to(int64_t length) {
   return {"model.arch=phi3",
           fmt::format("model.max_position_embeddings={}", 4 * length),
@@ -126,8 +127,8 @@ inline Overrides dynamic_rope(int64_t length) {
 
 struct JobResult {
   int exit_code = 0;
-  std::vector<std::string> metrics;  // per line: what must not depend on the layout, floats with all digits
-  // "file/tensor" -> checksums of its slices, one after the other, of the newest checkpoint.
+  std::vector<std::string> metrics;  // per line: values that must not depend on the layout, with all digits
+  // "file/tensor" -> joined checksums of its slices in the newest checkpoint.
   std::map<std::string, std::string> checksums;
 };
 
@@ -136,7 +137,7 @@ inline JobResult read_result(const fs::path& run_dir, int exit_code) {
   std::ifstream lines(run_dir / "metrics.jsonl");
   for (std::string line; std::getline(lines, line);) {
     const auto record = nlohmann::json::parse(line);
-    if (record.contains("start")) continue;  // who wrote the lines that follow, and when
+    if (record.contains("start")) continue;  // the process that wrote the next lines, and the time
     nlohmann::ordered_json kept;
     for (const char* key : {"step", "loss", "grad_norm", "lr", "tokens", "skipped", "eval_loss",
                             "expert_load", "expert_imbalance", "microbatch_losses"}) {
@@ -149,7 +150,7 @@ inline JobResult read_result(const fs::path& run_dir, int exit_code) {
   std::ifstream file(run_dir / "checkpoints" / latest / "manifest.json");
   if (!file) return result;
   const auto manifest = nlohmann::json::parse(file);
-  // Which stage holds a tensor depends on the layout; what it is called and holds must not.
+  // The stage of a tensor depends on the layout; its name and contents must not.
   for (const auto& stored : manifest.at("files")) {
     for (const auto& [name, tensor] : stored.at("tensors").items()) {
       result.checksums[stored.at("file").get<std::string>() + "/" + name] +=
@@ -159,7 +160,7 @@ inline JobResult read_result(const fs::path& run_dir, int exit_code) {
   return result;
 }
 
-// Steps whose grad norm is over `limit`: with that as train.grad_clip, those that were clipped.
+// The number of steps with a grad norm over `limit`. If train.grad_clip was `limit`, these were clipped.
 inline int64_t steps_over(const JobResult& result, double limit) {
   return std::ranges::count_if(result.metrics, [&](const std::string& line) {
     const auto record = nlohmann::json::parse(line);
@@ -183,7 +184,7 @@ inline JobResult start_plan(const app::Plan& plan) {
   return read_result(plan.job.run.dir, code);
 }
 
-// The same as a run of its own: what lies in run.dir goes first, unless the job is to resume (auto).
+// As start_plan, but removes run.dir first unless checkpoint.resume is auto.
 inline JobResult run_plan(const app::Plan& plan) {
   if (plan.job.checkpoint.resume != "auto") fs::remove_all(plan.job.run.dir);
   return start_plan(plan);

@@ -23,20 +23,20 @@ using comm::TcpOperation;
 
 constexpr uint64_t channels = 4;
 
-// A data frame of a stream, as a reader that has it all before it finds it.
+// A data frame of a stream, as a reader of the whole stream finds it.
 struct Message {
   uint64_t size = 0;
   bool whole = false;
   std::string body;
 };
 
-// All that was sent on a link.
+// Everything that was sent on a link.
 struct Stream {
   std::map<uint64_t, std::vector<Message>> messages;  // by channel
-  bool ended = false;                                 // the peer took leave
+  bool ended = false;                                 // the peer said goodbye
 };
 
-// `broken`: the header that came last was refused, and nothing read behind it.
+// `broken`: the last header was refused, and nothing behind it was read.
 Stream read_stream(std::string_view bytes, bool broken) {
   Stream stream;
   FrameHeader header;
@@ -55,8 +55,8 @@ Stream read_stream(std::string_view bytes, bool broken) {
   return stream;
 }
 
-// A link on which an input plays both sides: bytes that come in, and receives
-// that are posted between them.
+// A link on which an input plays both sides: incoming bytes, and receives that
+// are posted between them.
 class Link {
  public:
   Link()
@@ -92,8 +92,8 @@ class Link {
     }
   }
 
-  // Every receive has what a reader of the whole stream finds for it. Returns
-  // whether the peer was heard to the end.
+  // Checks that every receive has the message that a reader of the whole stream
+  // finds for it. Returns whether the peer was read to the end.
   bool check() const {
     const Stream stream = read_stream(fed_, broken_);
     for (const auto& [channel, receives] : receives_) {
@@ -144,8 +144,8 @@ uint8_t take_byte(std::string_view& input) {
 
 }  // namespace
 
-// What the input says: a receive (r, channel, size), a header (h, kind,
-// channel, size), bytes as they are (any other letter, their number, they).
+// The input's commands: a receive (r, channel, size), a header (h, kind,
+// channel, size), raw bytes (any other letter, their number, the bytes).
 bool frames(std::string_view input) {
   Link link;
   while (!input.empty()) {

@@ -18,7 +18,7 @@ using namespace pptrain;
 namespace {
 
 struct Target {
-  const char* name;  // as its corpus folder is called
+  const char* name;  // the name of its corpus folder
   bool (*run)(std::string_view input);
   int mutants;
 };
@@ -49,7 +49,7 @@ std::vector<std::string> corpus_of(const char* name) {
   return inputs;
 }
 
-// Runs one input; what it was, where the target is broken by it.
+// Runs one input; prints it if it breaks the target.
 bool accepts(const Target& target, const std::string& input) {
   try {
     return target.run(input);

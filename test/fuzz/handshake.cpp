@@ -11,8 +11,8 @@
 namespace pptrain::fuzz {
 namespace {
 
-// Sends what the input holds, message by message, to one side. Returns whether
-// that side took its first message.
+// Sends the input to one side, message by message. Returns whether that side
+// accepted its first message.
 bool speak_to(comm::Handshake side, std::string_view input) {
   bool heard = false;
   try {
@@ -23,7 +23,7 @@ bool speak_to(comm::Handshake side, std::string_view input) {
       heard = true;
       input.remove_prefix(message.size());
     }
-  } catch (const Error&) {  // says what the other side is not
+  } catch (const Error&) {  // says why the other side is refused
   }
   return heard;
 }

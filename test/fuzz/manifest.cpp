@@ -19,7 +19,7 @@ namespace {
 
 using nlohmann::json;
 
-constexpr int64_t most_elements = 1 << 20;  // whose slices are looked at one by one
+constexpr int64_t most_elements = 1 << 20;  // limit for checking slices one by one
 
 bool is_small(const checkpoint::FileEntry& file) {
   int64_t elements = 0;
@@ -40,7 +40,7 @@ void look_at(const std::vector<checkpoint::FileEntry>& files) {
       checkpoint::describe(tensor.dtype, tensor.stored_shape());
     }
   }
-  // In the program the files' sizes have proven the slices' before.
+  // In the program the files' sizes have already proven the slices' sizes.
   if (std::ranges::all_of(files, is_small)) checkpoint::coverage_problems(files);
 }
 
@@ -60,7 +60,7 @@ bool read_manifest(const std::string& text) {
   return true;
 }
 
-// Behind the checksum lies all that a person with intent can write.
+// A valid checksum lets the fuzzer reach everything that an attacker can write.
 std::string with_checksum(json document) {
   constexpr const char* own = "manifest_xxh3_128";
   document.erase(own);

@@ -1,4 +1,4 @@
-// A file without a place on disk, for readers that map files.
+// A file that is not on disk, for readers that map files.
 #pragma once
 
 #include <sys/mman.h>

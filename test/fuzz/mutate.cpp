@@ -71,7 +71,7 @@ void Mutator::change(std::string& text) {
   }
 }
 
-// A number written in digits becomes another.
+// Replaces a number in digits by another.
 void Mutator::change_number(std::string& text) {
   const auto begin =
       std::find_if(text.begin() + static_cast<std::ptrdiff_t>(place(text)), text.end(), is_digit);

@@ -1,4 +1,4 @@
-// Damaged inputs, the same on every machine: what a test of seconds can do of a fuzzer's work.
+// Damaged inputs, the same on every machine: the part of a fuzzer's work that fits into a test of seconds.
 #pragma once
 
 #include <cstdint>
@@ -14,8 +14,8 @@ class Mutator {
   // `corpus`: sound inputs, at least one.
   Mutator(std::vector<std::string> corpus, uint64_t seed) : corpus_(std::move(corpus)), random_(seed) {}
 
-  // One of the corpus after one to four changes: bits, integers at the edges of their types (as text and as
-  // bytes), pieces erased, doubled, moved in from another input, the end cut off.
+  // An input of the corpus with one to four changes: bits, integers at the edges of their types (as text and
+  // as bytes), pieces erased, doubled or moved in from another input, the end cut off.
   std::string next();
 
  private:

@@ -46,7 +46,7 @@ bool token_file(std::string_view bytes) {
       accepted |= format == data::Format::llmc || format == data::Format::npy;
     }
   }
-  return accepted;  // in one of the formats that can be refused
+  return accepted;  // by one of the formats that can refuse
 }
 
 }  // namespace pptrain::fuzz

@@ -12,8 +12,7 @@
 namespace pptrain::fuzz {
 namespace {
 
-// Words, blanks, numbers, accents, ligatures, emoji, what is no UTF-8, and what stands in the corpus as
-// tokens.
+// Words, blanks, numbers, accents, ligatures, emoji, bytes that are not UTF-8, and the corpus's tokens.
 constexpr std::string_view sample =
     "The  cat's 1234 \t\n na\xc3\xafve e\xcc\x81 \xef\xac\x81 \xe2\x96\x81x\xe2\x96\x81 <s>hi</s> <|end|> "
     "\xf0\x9f\x98\x80"

@@ -60,7 +60,8 @@ Operands operands(const Shape& s, at::ScalarType type, const Backend& on) {
   return x;
 }
 
-// [length, heads, dim] -> [heads, length, dim], a key-value head for each of its group.
+// [length, heads, dim] -> [heads, length, dim], with a copy of each key-value head for each head of its
+// group.
 Tensor by_head(const Tensor& x, int64_t heads) {
   return x.repeat_interleave(heads / x.size(1), 1).transpose(0, 1);
 }
@@ -129,7 +130,7 @@ void check_same(const Result& a, const Result& b) {
   for (size_t part = 0; part < 4; ++part) CHECK(same_bits(a.all()[part], b.all()[part]));
 }
 
-// On this GPU.
+// The call on this GPU.
 attention::CallShape shape_of(const Shape& s, bool deterministic) {
   const auto segments = tokens::make_segments(s.starts, at::kCPU);
   return {.capability = kernels::compute_capability(subject().device),
@@ -144,7 +145,7 @@ attention::CallShape shape_of(const Shape& s, bool deterministic) {
           .has_cudnn = attention::has_cudnn_attention()};
 }
 
-// Whether this GPU is one that the back end is chosen on.
+// Whether the back end is chosen on this GPU.
 bool serves(BackEnd back_end, const Shape& s, bool deterministic) {
   return back_end != BackEnd::cudnn || attention::choose_on_gpu(shape_of(s, deterministic)) == back_end;
 }
@@ -159,7 +160,7 @@ const std::vector<Shape> shapes{
 
 void check_back_end(BackEnd back_end, at::ScalarType type, double tolerance) {
   const bool deterministic = GENERATE(true, false);
-  // What the flag of an earlier case left would make FlashAttention-2 deterministic in every case.
+  // The flag left by an earlier case would make FlashAttention-2 deterministic in every case.
   at::globalContext().setDeterministicAlgorithms(deterministic, /*warn_only=*/false);
   bool compared = false;
   for (const Shape& s : shapes) {
@@ -257,7 +258,7 @@ TEST_CASE("cuDNN takes q and k that are no views of the fused qkv, as after QK-n
              run(s, at::kBFloat16, BackEnd::cudnn, true));
 }
 
-// Against the heads of each key-value head by themselves.
+// Compares with the heads of each key-value head run separately.
 TEST_CASE("cuDNN: heads in parts have the bits of all heads at once") {
   if (!can_run()) return;
   const c10::InferenceMode inference;

@@ -1,6 +1,5 @@
-// What cuDNN itself says of attention on GPUs that are not there: it makes and sizes plans for a device that
-// is only described (its deviceless ahead-of-time compilation), with stand_in/driver.cpp for a driver.
-// Nothing is run.
+// cuDNN's own plans of attention for absent GPUs: it makes and sizes plans for a described device (its
+// deviceless ahead-of-time compilation), with stand_in/driver.cpp as the driver. Nothing is run.
 #include <spdlog/fmt/fmt.h>
 
 #include <string>
@@ -23,7 +22,7 @@ CudnnTarget describe(const Gpu& gpu) {
   return describe_device(described_device(gpu), gpu.capability);
 }
 
-// As cudnn_attention.cpp has them of q, k and v: of one fused tensor, or apart (after QK-norm).
+// The strides of q, k and v in cudnn_attention.cpp: in one fused tensor, or apart (after QK-norm).
 CudnnSizes sizes_of(const CallShape& call, bool fused) {
   const int64_t all = (call.heads + 2 * call.kv_heads) * call.head_dim, dim = call.head_dim;
   const CudnnShape shape = cudnn_shape(call.documents, call.longest, call.tokens, call.equal);
@@ -69,20 +68,20 @@ TEST_CASE("cuDNN has plans where choose_on_gpu takes it, and their memory is wha
   };
   const std::vector<Row> rows{
       {32, 8, 128, 2, 4096, 8192, true, true},    // Llama 3 8B
-      {32, 8, 128, 1, 8192, 8192, true, false},   // in 4 parts where score gradients are written
+      {32, 8, 128, 1, 8192, 8192, true, false},   // in 4 parts if score gradients are written
       {32, 32, 128, 1, 4096, 4096, true, true},   // a key-value head for each head
       {32, 8, 128, 5, 3000, 8192, false, true},   // ragged, in 8 parts
       {28, 4, 128, 3, 1500, 4000, false, false},  // ragged, 7 heads for each key-value head
       {8, 2, 72, 3, 1000, 2500, false, true},     // ragged, no whole tiles of 16
       {16, 16, 64, 4, 1024, 4096, true, true},    // narrow heads
       {12, 12, 64, 1, 700, 700, true, true},      // one document that is no multiple of 64
-      {8, 2, 96, 6, 128, 768, true, true},        // a width that is filled up
+      {8, 2, 96, 6, 128, 768, true, true},        // a padded width
       {6, 1, 80, 2, 192, 384, true, true},        // no whole tiles of 128
   };
   const Gpu& gpu = GENERATE_REF(kH200, kB200);
   const CudnnTarget target = describe(gpu);
   for (const Row& r : rows) {
-    // Blackwell's other way has the same plans and no memory of its own to tell.
+    // Blackwell's other mode has the same plans and reports no memory of its own.
     for (const bool deterministic : {true, false}) {
       if (gpu.capability == kB200.capability && !deterministic) continue;
       INFO(fmt::format("{}: {} heads, {} key-value heads of {}, {} documents, longest {}, deterministic {}",

@@ -1,5 +1,4 @@
-// The kernels of a training step against plain expressions of LibTorch in float64, their gradients by
-// autograd.
+// The kernels of a training step against plain LibTorch expressions in float64, with gradients by autograd.
 #include <ATen/Functions.h>
 #include <ATen/TensorIndexing.h>
 #include <ATen/TensorOperators.h>
@@ -20,8 +19,8 @@ namespace {
 const auto types = {at::kFloat, at::kBFloat16};
 constexpr double eps = 1e-5;
 
-// The subject's result is the float64 one but for a few roundings in its type; in float32 the device's own
-// exp counts among them.
+// Checks that the subject's result equals the float64 one up to a few roundings in its type. In float32 the
+// device's own exp is one of them.
 void check(const char* what, const Tensor& actual, const Tensor& expected) {
   INFO(what);
   const double allowed = actual.scalar_type() == at::kBFloat16 ? tolerance(at::kBFloat16) : 1e-5;

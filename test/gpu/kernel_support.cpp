@@ -48,7 +48,7 @@ bool can_run() {
     return false;
   }
   at::set_num_threads(1);
-  // Memory from at::empty then starts as NaN: reading workspace before writing it shows.
+  // Memory from at::empty then starts as NaN, so reads of unwritten workspace show.
   at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/true);
   at::globalContext().setDeterministicFillUninitializedMemory(true);
   return true;

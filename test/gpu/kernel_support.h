@@ -14,7 +14,7 @@ namespace pptrain::test {
 
 using at::Tensor;
 
-// One back end's kernels, called without the checks of kernels.h, and the device of their tensors.
+// One back end's kernels, called without the checks of kernels.h, and the device of its tensors.
 struct Backend {
   at::Device device;
   kernels::BackEnd back_end;
@@ -25,25 +25,25 @@ struct Backend {
     kernel.implementation(back_end)(args...);
   }
 
-  // Normal values times `scale`, the same for the same seed on every back end.
+  // Normal values times `scale`; one seed gives the same values on every back end.
   Tensor random(at::IntArrayRef shape, at::ScalarType type, uint64_t seed, double scale = 1.0) const;
   // Integers in [0, high), of type int64.
   Tensor random_integers(int64_t high, int64_t count, uint64_t seed) const;
-  // NaN everywhere: what a kernel forgets to write shows.
+  // NaN everywhere, so elements that a kernel forgets to write show.
   Tensor output(at::IntArrayRef shape, at::ScalarType type) const;
 };
 
 const Backend& reference();
 const Backend& subject();
 
-// False, after a warning that ctest takes for a skip, when the kernels under test cannot run here.
+// False if the kernels under test cannot run here, after a warning that ctest reads as a skip.
 bool can_run();
 
 using Work = std::function<std::vector<Tensor>(const Backend&)>;
 
-// The subject's results of `work` are the reference's within the tolerance, relative to the larger of 1 and
-// the value in float32, and within one unit in the last place for bfloat16; and a second run repeats them bit
-// for bit.
+// Checks that the subject's results of `work` equal the reference's within the tolerance: relative to the
+// larger of 1 and the value in float32, one unit in the last place in bfloat16. A second run must repeat them
+// bit for bit.
 void compare(const Work& work, double tolerance = 2e-5);
 
 // The same values at an address that is not a multiple of 16 bytes.

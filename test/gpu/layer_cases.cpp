@@ -1,5 +1,5 @@
-// Layers on the device under test against the CPU in float32 (which test/core/nn compares with autograd in
-// float64).
+// Layers on the device under test against the CPU in float32; test/core/nn compares the CPU with autograd in
+// float64.
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
@@ -27,14 +27,14 @@ using Mode = nn::WeightGradQueue::Mode;
 
 namespace {
 
-// Takes the weights' memory at the place, and fills them.
+// Allocates the weights at the place, and fills them.
 void prepare(nn::ParameterGroup& group, const Place& place) {
   group.materialise(place.device, place.type);
   fill_weights(group);
 }
 
-// The documents begin at `starts`; the second half of the tokens at a position of its own, as those of
-// documents that were cut do.
+// The documents begin at `starts`. The second half of the tokens begins at its own position, as in divided
+// documents.
 nn::TokenInfo token_info(const Place& place, std::vector<int32_t> starts, int64_t head_dim) {
   const int64_t half = starts.back() / 2;
   Tensor positions = at::arange(starts.back(), at::kInt);
@@ -88,7 +88,7 @@ nn::AttentionConfig heads(int64_t heads, int64_t kv_heads, int64_t head_dim, nn:
 
 const std::array attention_configs{heads(4, 4, 32, nn::QkNorm::none), heads(6, 2, 64, nn::QkNorm::head),
                                    heads(8, 1, 128, nn::QkNorm::none), heads(8, 2, 64, nn::QkNorm::whole)};
-// Equal documents, one long one, and unequal ones, of one token too.
+// Equal documents, one long one, and unequal ones; some have one token.
 const std::vector<std::vector<int32_t>> documents{{0, 64, 128}, {0, 300}, {0, 5, 35, 36, 140, 301}};
 
 }  // namespace

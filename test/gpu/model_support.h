@@ -15,41 +15,42 @@ namespace pptrain::test {
 
 using at::Tensor;
 
-// The first GPU; or the CPU where the environment has PPTRAIN_TEST_DEVICE=cpu, which tests the cases.
+// The first GPU; or the CPU if the environment has PPTRAIN_TEST_DEVICE=cpu, to test the cases themselves.
 at::Device device_under_test();
 
-// False, after a warning that ctest takes for a skip, when there is no such device.
+// False if there is no such device, after a warning that ctest reads as a skip.
 bool device_is_there();
 
-// Where a piece of work computes, and in which type.
+// The device and the type of a piece of work.
 struct Place {
   at::Device device;
   at::ScalarType type;
 
-  // Normal values times `scale`, the same for the same seed at every place: rounded to bfloat16 first.
+  // Normal values times `scale`, rounded to bfloat16 first, so that one seed gives the same values at every
+  // place.
   Tensor values(at::IntArrayRef shape, uint64_t seed, double scale = 1.0) const;
 };
 
-// Masters that every place has alike: initial values of a seed, with noise where these are ones or zeros,
-// rounded to bfloat16. `materialise` has been called.
+// Fills masters with the same values at every place: a seed's initial values, with noise if these are ones or
+// zeros, rounded to bfloat16. Call `materialise` first.
 void fill_weights(nn::ParameterGroup& group);
 
 using Results = std::map<std::string, Tensor>;
 using PlacedWork = std::function<Results(const Place&)>;
 
-// Adds every main gradient of the group but that of a bias on keys, which is nothing but rounding: a constant
-// added to all keys changes no softmax.
+// Adds every main gradient of the group except a key bias's. The latter is only rounding, since a constant
+// added to all keys does not change a softmax.
 void add_gradients(Results& results, nn::ParameterGroup& group);
 
-// How far results of chains of products may lie from the CPU's float32, in the norm. In float32 the sums of
-// both differ in their order; products rounded to TF32 would show. bfloat16 rounds after every operation.
+// Bound on the norm of the difference between results of chains of GEMMs and the CPU's float32. In float32
+// the order of sums differs; GEMMs in TF32 would exceed the bound. bfloat16 rounds after every operation.
 double model_tolerance(at::ScalarType type);
 
-// `work` on the device under test, in float32 and in bfloat16, is the CPU's in float32 within `factor` times
-// the tolerance, and a second run repeats it bit for bit.
+// Checks that `work` on the device under test, in float32 and in bfloat16, equals the CPU's in float32 within
+// `factor` times the tolerance, and that a second run repeats it bit for bit.
 void compare_places(const PlacedWork& work, double factor = 1.0);
 
-// One type alone.
+// The same for one type.
 void compare_place(const PlacedWork& work, at::ScalarType type, double tolerance);
 
 }  // namespace pptrain::test

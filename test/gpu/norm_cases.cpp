@@ -279,14 +279,14 @@ struct FusedSize {
     return {both.narrow(1, 0, q_heads), both.narrow(1, q_heads, k_heads)};
   }
 };
-// As Qwen3's, one token, strips that end within a token, one head of each, k before many q, no k at all, odd
-// dims, heads of several packs a lane.
+// As in Qwen3, one token, strips that end within a token, one head of each, k before many q, no k, odd dims,
+// heads of several packs a lane.
 const std::vector<FusedSize> fused_sizes{{70, 16, 8, 128, 0}, {1, 32, 8, 128, 0}, {300, 5, 3, 64, 0},
                                          {33, 1, 1, 64, 0},   {7, 2, 70, 16, 0},  {9, 3, 0, 32, 0},
                                          {6, 3, 2, 6, 1},     {5, 3, 2, 128, 1},  {4, 2, 1, 640, 0},
                                          {3, 1, 2, 1024, 0},  {2100, 2, 1, 8, 0}};
 
-// Outputs of norm_rope and of its gradient, for q and k at once or in a call each.
+// Outputs of norm_rope and of its gradient, for q and k in one call or in two.
 std::vector<Tensor> run_fused(const Backend& b, const FusedSize& s, at::ScalarType type, bool norm,
                               bool at_once) {
   const HeadsSize width = s.width();
@@ -341,7 +341,7 @@ TEST_CASE("norm_rope of q and k at once", "[gpu]") {
   }
 }
 
-// The sums of the weights' gradients are cut at places that depend on all of a call.
+// The division of the weight gradients' sums depends on everything in a call.
 TEST_CASE("norm_rope of q and k at once has the bits of two calls but in sums", "[gpu]") {
   if (!can_run()) {
     return;

@@ -223,7 +223,7 @@ TEST_CASE("adamw and lion step many parts as they step each alone", "[gpu]") {
   if (!can_run()) {
     return;
   }
-  // More parts than one launch takes, of all sizes, some without elements; scalars and buffers differ.
+  // More parts than fit into one launch, of all sizes, some without elements; scalars and buffers differ.
   const auto step = [](const Backend& b, bool together) -> std::vector<Tensor> {
     std::vector<kernels::StepPart> adamw, lion;
     std::vector<Tensor> all;
@@ -286,7 +286,7 @@ TEST_CASE("momentum and descend", "[gpu]") {
           Tensor compute = place(b.random({size}, at::kBFloat16, 5));
           b(kernels::momentum, average, grad, average, /*beta=*/0.95, /*grad_scale=*/0.3);
           b(kernels::momentum, average, grad, next, /*beta=*/0.95, /*grad_scale=*/0.3);
-          // Of values that do not depend on how `next` was rounded.
+          // From values that do not depend on the rounding of `next`.
           b(kernels::descend, weight, place(b.random({size}, type, 6)), compute, /*decay=*/0.9, /*step=*/0.1);
           return {average, next, weight, compute};
         });
@@ -322,7 +322,7 @@ TEST_CASE("adamw and add_squares do not depend on alignment", "[gpu]") {
 
 namespace {
 
-// Of the words on any device.
+// The sum of the words on any device.
 kernels::ExactSum exact_sum(const Tensor& words) {
   const Tensor host = words.cpu();
   return kernels::ExactSum(

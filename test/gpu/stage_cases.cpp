@@ -23,7 +23,7 @@ using namespace pptrain::test;
 
 namespace {
 
-// Whose heads have a width that a GPU's libraries take (attention::why_no_attention).
+// A small model with a head width that a GPU's libraries accept (attention::why_no_attention).
 models::ModelConfig model_for_gpu(const std::string& arch, bool tied, int64_t layers = 4) {
   models::ModelConfig model = small_model(arch, tied, layers);
   if (model.kv_rank == 0) return model;
@@ -60,13 +60,13 @@ Stages stages_at(const Place& place, const models::ModelConfig& model, const std
   return stages;
 }
 
-// A CPU has no streams: work runs where it stands.
+// A CPU has no streams, so work runs at once.
 std::unique_ptr<nn::SideStream> side_stream(at::Device device) {
   if (device.is_cuda()) return nn::make_side_stream(device);
   return std::make_unique<nn::SideStream>();
 }
 
-// One step: the loss, and every gradient that is more than rounding. `side`, where given, takes B's weight
+// One step: the loss, and every gradient that is more than rounding. `side`, if given, runs B's weight
 // gradients.
 Results step(const Place& place, const models::ModelConfig& model, const std::vector<int64_t>& split,
              Backward backward, nn::SideStream* side = nullptr) {
@@ -92,8 +92,8 @@ TEST_CASE("a model's loss and gradients on the device", "[gpu]") {
   for (const std::string& arch : architectures) {
     for (const auto type : {at::kFloat, at::kBFloat16}) {
       const models::ModelConfig model = model_for_gpu(arch, /*tied=*/false);
-      // In bfloat16 a token may go to another expert, and norms of small sums magnify what is rounded:
-      // differences, and no mistakes.
+      // In bfloat16 a token may go to another expert, and norms of small sums magnify rounding: such
+      // differences are no mistakes.
       if ((model.sparse.experts > 0 || arch == "olmo2") && type == at::kBFloat16) continue;
       CAPTURE(arch, type);
       compare_place([&](const Place& place) { return step(place, model, {4}, Backward::at_once); }, type,

@@ -1,6 +1,6 @@
-"""Jobs on a GPU that is not there (stand_in/README.md): what the host asks of it, and the memory that it takes.
+"""Jobs on an absent GPU (stand_in/README.md): the host's calls, and the memory that it needs.
 
-Usage: stand_in_test.py PPTRAIN STAND_IN DRIVER_FOLDER [unittest arguments]. Kernels compute nothing, so losses say nothing.
+Usage: stand_in_test.py PPTRAIN STAND_IN DRIVER_FOLDER [unittest arguments]. Kernels compute nothing, so losses have no meaning.
 """
 
 import json
@@ -52,7 +52,7 @@ lr = 1e-3
 class Result:
     def __init__(self, process, folder):
         self.code, self.output = process.returncode, process.stdout + process.stderr
-        journal = folder / "journal"  # not there where the program never came to the GPU
+        journal = folder / "journal"  # absent if the program never used the GPU
         lines = journal.read_text().splitlines() if journal.exists() else []
         self.journal = [line.split(" ", 2)[1:] for line in lines]
 
@@ -73,7 +73,7 @@ class StandIn(unittest.TestCase):
         self.folder = pathlib.Path(folder.name)
 
     def run_job(self, *settings, **machine):
-        """A short job with `settings` ("section.key=value"), in a folder of its own."""
+        """A short job with `settings` ("section.key=value"), in its own folder."""
         folder = pathlib.Path(tempfile.mkdtemp(dir=self.folder))
         (folder / "job.toml").write_text(JOB)
         command = [PPTRAIN, "--config", "job.toml", *(word for s in settings for word in ("--set", s))]
@@ -85,7 +85,7 @@ class StandIn(unittest.TestCase):
         return result
 
     def assert_no_default_stream(self, result):
-        """Work on the default stream would wait for that of all threads."""
+        """Work on the default stream would wait for the work of all threads."""
         on_default = {line[1] for line in result.journal if line[0] == "work" and line[1].startswith("s0 ")}
         self.assertEqual(on_default, set())
 
@@ -125,7 +125,7 @@ class StandIn(unittest.TestCase):
                 self.assertAlmostEqual(foretold / taken, 1, delta=0.01, msg=f"plan {foretold} GB, taken {taken} GB")
 
     def memory(self, recipe, microbatches):
-        """GB of the fullest of 8 ranks: as `pptrain plan` says, and after two steps as LibTorch's allocator does."""
+        """GB on the fullest of 8 ranks: predicted by `pptrain plan`, and from LibTorch's allocator after two steps."""
         folder = pathlib.Path(tempfile.mkdtemp(dir=self.folder))
         job = ["--config", ROOT / "configs" / f"{recipe}.toml", "--set", f"train.grad_accum_steps={microbatches}",
                "--set", f"data.path={ROOT / 'configs/data/tinyshakespeare.txt'}", "--set", f"run.dir={folder / 'run'}"]

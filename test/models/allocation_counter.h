@@ -14,7 +14,7 @@ namespace pptrain::test {
 class AllocationCounter {
  public:
   int64_t now() const { return reports_->now; }
-  // The most since the last call of restart().
+  // The peak since the last call of restart().
   int64_t peak() const { return reports_->peak; }
   void restart() { reports_->peak = reports_->now; }
 
@@ -32,8 +32,7 @@ class AllocationCounter {
   c10::DebugInfoGuard guard_{c10::DebugInfoKind::PROFILER_STATE, reports_};
 };
 
-// oneDNN packs bfloat16 weights into scratch memory, more or less of it by the CPU's instructions: not
-// counted.
+// oneDNN packs bfloat16 weights into scratch memory of a size that depends on the CPU, so it is not counted.
 class WithoutOneDnn {
  public:
   WithoutOneDnn() { at::globalContext().setUserEnabledMkldnn(false); }

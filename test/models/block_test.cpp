@@ -1,4 +1,4 @@
-// A block, and its parallelism: what other ranks do in attention and feed-forward takes part in both passes.
+// A block and its parallelism: other ranks' attention and feed-forward take part in both passes.
 #include "models/block.h"
 
 #include <ATen/Functions.h>

@@ -1,4 +1,4 @@
-// A stage whose token lists are shared out among ranks, against the same stage on one rank.
+// A stage with token lists divided over ranks, against the same stage on one rank.
 #include <ATen/Parallel.h>
 #include <c10/core/InferenceMode.h>
 
@@ -82,7 +82,7 @@ Result step(models::TransformerStage& stage, const std::vector<data::Microbatch>
   return result;
 }
 
-using Splits = std::vector<tokens::ContextSplit>;  // of each microbatch
+using Splits = std::vector<tokens::ContextSplit>;  // one per microbatch
 
 Result on_ranks(const models::ModelConfig& model, const std::vector<data::Microbatch>& batches,
                 const Splits& splits, const Run& run) {
@@ -135,7 +135,7 @@ TEST_CASE("a stage on context-parallel ranks has the losses and gradients of one
                Run{.kind = ContextKind::ulysses, .recompute = Recompute::full, .split_backward = true});
   INFO("tied " << tied << ", " << ranks << " ranks");
   const auto model = four_heads(tied);
-  // Rows; and documents over several ranks, of one token, shorter than a piece.
+  // Rows; also documents over several ranks, of one token, and shorter than a chunk.
   const std::vector<data::Microbatch> batches = {random_microbatch(model, 2, 16, 1),
                                                  random_documents(model, {3, 1, 22, 6, 16}, 2)};
   const auto order = models::order_of(run.kind);

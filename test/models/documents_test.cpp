@@ -1,5 +1,5 @@
-// Microbatches of packed documents through real stages: the sums of documents run alone, and no more memory
-// than full rows take.
+// Microbatches of packed documents through real stages give the sums of documents run alone, and need no more
+// memory than full rows.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros_like.h>
 #include <c10/core/InferenceMode.h>
@@ -24,7 +24,7 @@ using at::Tensor;
 
 namespace {
 
-// Forward and backward through all stages; the loss.
+// Runs forward and backward through all stages; returns the loss.
 double run(Stages& stages, const data::Microbatch& microbatch) {
   Tensor x;
   for (auto& stage : stages) x = stage->forward(0, microbatch, std::move(x));
@@ -41,7 +41,7 @@ std::vector<Tensor> gradients(Stages& stages) {
   return all;
 }
 
-// One document of a microbatch, as a microbatch of its own, without filling.
+// One document of a microbatch as its own microbatch, without padding.
 data::Microbatch alone(const data::Microbatch& all, int64_t document, int64_t tokens) {
   const int64_t first = all.segments.first(document);
   return {.tokens = all.tokens.narrow(0, first, tokens),
@@ -53,7 +53,7 @@ data::Microbatch alone(const data::Microbatch& all, int64_t document, int64_t to
           .global_targets = all.global_targets};
 }
 
-// Others from 7 tokens on.
+// Frequencies differ from 7 tokens on.
 config::RopeScaling by_length(config::RopeType type) {
   return {.rope_type = type,
           .factor = 3,
@@ -133,10 +133,10 @@ namespace {
 
 struct Bytes {
   int64_t activation = 0, weight_operands = 0, boundary = 0;
-  int64_t forward = 0, backward = 0;  // at the peak of the pass, with what it leaves
+  int64_t forward = 0, backward = 0;  // at the peak of the pass, with its saved activations
 };
 
-// What the passes of one stage hold for a list of documents, on the first of `cp` ranks.
+// The bytes that one stage's passes hold for a list of documents, on the first of `cp` ranks.
 Bytes held(const models::ModelConfig& model, models::Recompute recompute, std::vector<int32_t> starts, int cp,
            models::ContextKind kind) {
   const c10::InferenceMode inference;
@@ -183,7 +183,7 @@ TEST_CASE("no list of documents takes more memory than full rows, for which memo
   const auto recompute = GENERATE(models::Recompute::none, models::Recompute::full);
   models::ModelConfig model = small_model("llama", false);
   model.max_seq = 64;
-  model.heads = 4;  // Ulysses shares them out
+  model.heads = 4;  // Ulysses divides them
   model.kv_heads = 2;
   constexpr int32_t rows = 3, seq = 64;
   const Bytes full = held(model, recompute, {0, seq, 2 * seq, 3 * seq}, cp, kind);
@@ -199,7 +199,7 @@ TEST_CASE("no list of documents takes more memory than full rows, for which memo
     CAPTURE(cp, static_cast<int>(kind), static_cast<int>(recompute), tokens, starts.size());
     CHECK(own.activation <= full.activation);
     CHECK(own.weight_operands <= full.weight_operands);
-    // In the proportion of the tokens, but for a row more or less that a rank has of them.
+    // In proportion to the tokens, up to one row more or less per rank.
     CHECK(own.activation * rows * seq <= full.activation * (tokens + 2 * cp));
     CHECK(own.weight_operands * rows * seq <= full.weight_operands * (tokens + 2 * cp));
     CHECK(own.boundary <= full.boundary);

@@ -1,4 +1,4 @@
-// The model of a Hugging Face directory. The files are as transformers writes them.
+// The model of a Hugging Face directory, with files as transformers writes them.
 #include "models/hf_config.h"
 
 #include <nlohmann/json.hpp>
@@ -115,7 +115,7 @@ TEST_CASE("directories of models with experts, under either name of their number
   CHECK(m.norm_topk_prob);
   CHECK(m.decoder_sparse_step == 2);
   CHECK(m.mlp_only_layers == std::vector<int64_t>{1});
-  CHECK(m.router_aux_loss_coef == 0);  // the job's to choose
+  CHECK(m.router_aux_loss_coef == 0);  // the job chooses it
   config["num_local_experts"] = 8;
   folder.write("hf/config.json", config.dump());
   CHECK(read_hf_config(folder.path("hf")).num_experts == 8);

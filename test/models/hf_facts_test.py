@@ -1,9 +1,9 @@
-"""What a config.json says, and what it leaves out, is what transformers makes of the same file.
+"""pptrain reads a config.json, and the defaults for its missing keys, as transformers does.
 
     hf_facts_test.py MODEL_ORACLE    (the executable of oracle_main.cpp)
 
 Defaults are read from transformers' own classes, so that a change there is seen here. Every key that a class knows is
-in one of the tables below: compared, of no use to a model that trains here, or refused where it is not off.
+in one of the tables below: compared, of no use to a model that trains here, or refused if it is not off.
 """
 
 import json
@@ -30,7 +30,7 @@ CLASSES = {"llama": LlamaConfig, "mixtral": MixtralConfig, "qwen3": Qwen3Config,
            "gpt2": GPT2Config, "gpt_neox": GPTNeoXConfig, "qwen2_moe": Qwen2MoeConfig, "gpt_oss": GptOssConfig,
            "deepseek_v2": DeepseekV2Config, "deepseek_v3": DeepseekV3Config, "starcoder2": Starcoder2Config}
 SPARSE = ("mixtral", "qwen3_moe", "qwen2_moe", "gpt_oss", "deepseek_v2", "deepseek_v3")
-# What a config.json must say itself. No size is any class's default, nor another's here.
+# Keys that a config.json must have. No size is any class's default, nor equal to another size here.
 SIZES = {"hidden_size": 192, "intermediate_size": 416, "num_hidden_layers": 6, "num_attention_heads": 24,
          "vocab_size": 1000}
 GPT2_NAMES = {"hidden_size": "n_embd", "intermediate_size": "n_inner", "num_hidden_layers": "n_layer",
@@ -50,7 +50,7 @@ FACTS = {
     "n_shared_experts": 4,
     "shared_expert_intermediate_size": 77, "swiglu_limit": 5.0, "use_parallel_residual": False, "no_rope_layers": [1, 1, 0, 1, 0, 1], "no_rope_layer_interval": 3,
 }
-# What layers of these families have.
+# The families whose layers have these.
 BIASED = {"llama", "qwen3", "qwen3_moe", "deepseek_v2", "deepseek_v3", "gemma2", "gemma3_text", "olmo2", "smollm3", "granite", "gpt_neox",
           "gpt_oss"}
 MLP_BIASED = {"llama", "smollm3", "granite"}
@@ -74,7 +74,7 @@ WINDOWS = {
     "gemma2": [{"sliding_window": 64}, {"sliding_window": 64, "layer_types": HALVES}],
     "gemma3_text": [{"sliding_window": 64}, {"layer_types": HALVES}, {"sliding_window_pattern": 2}],
 }
-# Keys that change what transformers computes in a way that pptrain has not, with such a value.
+# Keys with a value that makes transformers compute something that pptrain does not have.
 REFUSED = {"hidden_act": "relu", "hidden_activation": "relu", "activation_function": "relu",
            "use_bidirectional_attention": True, "resid_pdrop": 0.1, "embd_pdrop": 0.1, "hidden_dropout": 0.1, "residual_dropout": 0.1, "embedding_dropout": 0.1, "use_bias": False,
            "qkv_bias": False, "rope_interleave": False, "topk_method": "noaux_tc", "attn_logit_softcapping": 3.0, "swiglu_alpha": 1.5, "scale_attn_weights": False, "scale_attn_by_inverse_layer_idx": True, "add_cross_attention": True,
@@ -82,7 +82,7 @@ REFUSED = {"hidden_act": "relu", "hidden_activation": "relu", "activation_functi
            "partial_rotary_factor": 0.5, "quantization_config": {"bits": 4}}
 # Refused by itself in mixtral; in the others it needs use_sliding_window.
 WINDOW = {"sliding_window": 64}
-# Of text, of the library, or of its own losses: what a model computes from tokens is the same.
+# Keys for text, for the library, or for its own losses: the model's computation from tokens stays the same.
 # layer_types only says which layers would have the sliding window.
 IDLE = {
     "transformers_version", "architectures", "output_hidden_states", "return_dict", "dtype", "chunk_size_feed_forward",
@@ -91,9 +91,9 @@ IDLE = {
     "layer_types", "output_router_logits", "router_aux_loss_coef", "_sliding_window_pattern", "is_decoder",
     "classifier_dropout", "reorder_and_upcast_attn", "summary_activation", "summary_first_dropout",
     "summary_proj_to_labels", "summary_type", "summary_use_proj",
-    "attn_pdrop",  # with its like, gpt2's dropout: of transformers' training alone
+    "attn_pdrop",  # with the like, gpt2's dropout: only in transformers' training
     "original_max_position_embeddings",
-    "num_nextn_predict_layers", "num_mtp_layers",  # of layers that a base model has not
+    "num_nextn_predict_layers", "num_mtp_layers",  # layers that a base model does not have
     "qk_head_dim",  # follows from its parts
 }
 LLAMA3 = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.5, "high_freq_factor": 5.0}
@@ -122,7 +122,7 @@ ROPES = [
 
 
 def rope_facts(config, facts):
-    config.standardize_rope_params()  # as a model does with the configuration that it is given
+    config.standardize_rope_params()  # as a model does with its configuration
     rope = config.rope_parameters
     if config.model_type == "gemma3_text":
         facts["rope_local_base_freq"] = rope["sliding_attention"]["rope_theta"]
@@ -150,7 +150,7 @@ def window_facts(config, facts):
 
 
 def theirs(config):
-    """[model] of transformers' configuration, as our keys have it."""
+    """transformers' configuration as [model], with our keys."""
     heads, kind = config.num_attention_heads, config.model_type
     facts = {key: getattr(config, key) for key in ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size",
                                                    "max_position_embeddings", "initializer_range", "tie_word_embeddings")}
@@ -162,10 +162,10 @@ def theirs(config):
     facts["head_dim"] = getattr(config, "head_dim", None) or config.hidden_size // heads
     if kind in ("deepseek_v2", "deepseek_v3"):
         facts["head_dim"] = config.qk_nope_head_dim + config.qk_rope_head_dim
-        facts["num_key_value_heads"] = heads  # whatever is written
+        facts["num_key_value_heads"] = heads  # whatever the file says
         facts["mlp_only_layers"] = list(range(config.first_k_dense_replace))
         facts["shared_expert_intermediate_size"] = config.n_shared_experts * config.moe_intermediate_size
-    # transformers' Mixtral has no biases, and Qwen3's MLPs have none, whatever is written.
+    # transformers' Mixtral has no biases, and Qwen3's MLPs have none, whatever the file says.
     facts["attention_bias"] = kind in BIASED and config.attention_bias
     facts["mlp_bias"] = kind in MLP_BIASED and config.mlp_bias
     if kind in SPARSE:
@@ -193,7 +193,7 @@ class HfFactsTest(unittest.TestCase):
         sizes = {GPT2_NAMES.get(key, key): value for key, value in SIZES.items()} if name == "gpt2" else SIZES
         if name == "gpt_oss":  # its default is a whole YaRN, which is refused
             sizes = {**sizes, "rope_parameters": {"rope_type": "default"}}
-        if name == "deepseek_v2":  # its class says nothing
+        if name == "deepseek_v2":  # its class has no default
             sizes = {**sizes, "num_experts_per_tok": 2}
         config = {"model_type": name, **sizes, **changes}
         folder = os.path.join(self.folder.name, str(len(self.cases)))
@@ -240,10 +240,10 @@ class HfFactsTest(unittest.TestCase):
         for name, kind in CLASSES.items():
             keys = set(kind().to_dict()) | {"head_dim"}
             if name in ("mixtral", "qwen3_moe"):
-                keys |= {"num_experts", "num_local_experts"}  # two names of one
+                keys |= {"num_experts", "num_local_experts"}  # two names of one key
             for key, value in FACTS.items():
                 skipped = {"gpt2": ["head_dim"], "gpt_neox": ["head_dim"], "gpt_oss": ["num_experts"],
-                           "gemma3_text": ["attn_logit_softcapping"],  # refused, as these of deepseek_v2
+                           "gemma3_text": ["attn_logit_softcapping"],  # refused, like deepseek_v2's
                            "deepseek_v2": ["head_dim", "mlp_bias", "norm_topk_prob", "n_group", "topk_group"],
                            "deepseek_v3": ["head_dim"]}
                 if key in keys and key not in skipped.get(name, ()):
@@ -274,7 +274,7 @@ class HfFactsTest(unittest.TestCase):
                     continue
                 try:
                     kind.from_dict({"model_type": name, key: None})
-                except Exception:  # its class refuses it: no file that transformers reads
+                except Exception:  # its class refuses it, so transformers reads no such file
                     continue
                 self.add(name, **{key: None})
         self.assertGreaterEqual(len(self.cases), 8)

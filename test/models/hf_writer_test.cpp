@@ -1,4 +1,4 @@
-// What is written for transformers, read again.
+// Files written for transformers, read again.
 #include "models/hf_directory.h"
 
 #include <ATen/Functions.h>
@@ -46,7 +46,7 @@ void add_own_settings(ModelSection& m) {
   if (arch == "qwen2_moe") m.shared_expert_intermediate_size = 48;
   if (arch == "gpt_oss") m.swiglu_limit = 2;
   if (arch == "gpt_neox") m.use_parallel_residual = false;
-  if (arch == "gpt_neox" || arch == "gpt2") {  // every head has keys, and heads share out the width
+  if (arch == "gpt_neox" || arch == "gpt2") {  // every head has keys, and heads divide the width
     m.hidden_size = 84;
     m.num_key_value_heads = 6;
     m.head_dim = 14;
@@ -119,7 +119,7 @@ void check_scalings(ModelSection model) {
   check({.rope_type = linear, .factor = 2.5});
   check({.rope_type = dynamic, .factor = 2.5});
   check({llama3, 8, 1.25, 4.5, 4096});
-  if (model.arch != "phi3") {  // whose yarn is longrope
+  if (model.arch != "phi3") {  // its yarn is longrope
     check({.rope_type = yarn,
            .factor = 3,
            .original_max_position_embeddings = 99,
@@ -169,7 +169,7 @@ TEST_CASE("config.json names class, type and the ends of a text") {
   CHECK(json["num_local_experts"] == 5);
   CHECK_THROWS_AS(models::hf_config(section_of("llama"), at::kDouble, {}), Error);
   ModelSection sparse = section_of("qwen3_moe");
-  sparse.intermediate_size = 0;  // where no layer has an MLP
+  sparse.intermediate_size = 0;  // no layer has an MLP
   CHECK(models::hf_config(sparse, at::kFloat, {})["intermediate_size"] == 40);
 }
 

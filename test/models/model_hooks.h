@@ -1,4 +1,4 @@
-// Jobs read with what the models know of them.
+// Jobs read with the rules of the models.
 #pragma once
 
 #include <string>

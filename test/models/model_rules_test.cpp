@@ -1,4 +1,4 @@
-// What [model] must fulfil, and what its zeros stand for, as users meet it in a job.
+// The rules of [model], and the meaning of its zeros, as users meet them in a job.
 #include <spdlog/fmt/fmt.h>
 
 #include <algorithm>
@@ -22,7 +22,7 @@ namespace {
 
 struct Case {
   std::string text;
-  std::string start;  // the one line of the message starts so
+  std::string start;  // the start of the message's only line
 };
 
 }  // namespace
@@ -41,7 +41,8 @@ TEST_CASE("what 0 stands for is filled in") {
   CHECK(model.max_position_embeddings == 16);
 }
 
-TEST_CASE("the scale of attention's scores is filled in for families that have one, and stays where it is given") {
+TEST_CASE(
+    "the scale of attention's scores is filled in for families that have one, and stays where it is given") {
   const Folder folder;
   const auto scale = [&](std::vector<std::string> changes) {
     std::vector<std::string> overrides = essentials(folder);

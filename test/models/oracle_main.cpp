@@ -3,7 +3,8 @@
 //   model_oracle INPUT OUTPUT STAGES HF_DIR...
 //   model_oracle facts HF_DIR...
 //
-// facts: writes [model] of each directory's config.json to job.toml in it, or to refused.txt why not.
+// facts: writes [model] of each directory's config.json to job.toml in it, or the reason of a refusal to
+// refused.txt.
 //
 // INPUT (safetensors): `tokens` and `labels`, int64 [steps, microbatches, batch, seq]; `filling`, bool, of
 // that shape: tokens of no document; `lr`, `weight_decay`, float64 [1]; `losses`, float64 [2], the
@@ -107,7 +108,7 @@ class Model {
     return std::sqrt(optim::sum_of_squares(counted).rounded());
   }
 
-  // Throws Error if a tied head's weights are not the embedding's then.
+  // Throws Error if a tied head's weights then differ from the embedding's.
   void step(double lr, double grad_scale) {
     for (auto& optimizer : optimizers_) optimizer->step(lr, grad_scale);
     if (stages_.front()->tied() &&

@@ -22,8 +22,8 @@ using at::Tensor;
 
 namespace {
 
-// A decoder as a textbook writes it, over leaves of float64, or of bfloat16: then norms, softmax and loss are
-// taken in float32, as Hugging Face's models do, and all else rounds to bfloat16.
+// A textbook decoder over leaves of float64 or bfloat16. In bfloat16, norms, softmax and loss are computed in
+// float32, as in Hugging Face's models, and all else rounds to bfloat16.
 class PlainModel {
  public:
   PlainModel(const models::ModelConfig& model, nn::ParameterStore& store, at::ScalarType type)
@@ -78,7 +78,7 @@ class PlainModel {
     return positions.to(at::kDouble).unsqueeze(-1) * at::tensor(frequencies, at::kDouble);
   }
 
-  // Each document by itself.
+  // Each document separately.
   Tensor attention(const Tensor& x, const std::string& name, const data::Microbatch& data) const {
     std::vector<Tensor> out;
     for (int64_t i = 0; i < data.segments.documents(); ++i) {
@@ -117,7 +117,7 @@ class PlainModel {
   std::map<std::string, Tensor> weights_;
 };
 
-// What our model makes of one microbatch.
+// The results of our model for one microbatch.
 struct Ours {
   double loss = 0;
   std::map<std::string, Tensor> gradients;
@@ -167,10 +167,9 @@ TEST_CASE("a model's loss and gradients are autograd's") {
     }
   }
 
-  // bfloat16's own error differs from tensor to tensor, so the plain model in bfloat16 says what is to be
-  // expected of each, and we may not be worse than it by more than chance is: four times, and where the
-  // plain model's few numbers are near by chance, four times what is typical. A softmax does not see what
-  // all keys share, so that k's bias has no gradient but rounding.
+  // bfloat16's error differs between tensors, so the plain model in bfloat16 gives the expected error of
+  // each. Chance allows us four times that, or four times the typical error if the plain model's few numbers
+  // are near by chance. A softmax ignores what all keys share, so the gradient of k's bias is only rounding.
   SECTION("in bfloat16, as near as the plain model in bfloat16") {
     const Ours ours = run_ours(model, data, at::kBFloat16);
     PlainModel rounded(model, whole[0]->parameters(), at::kBFloat16);

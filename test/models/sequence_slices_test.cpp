@@ -28,12 +28,12 @@ models::StageParallelism seams_of(int slices) {
 }
 
 std::vector<data::Microbatch> lists_of(const models::ModelConfig& model) {
-  // Documents that cross slices, of one token, and within a slice.
+  // Documents that cross slices, that have one token, and that are within a slice.
   return {random_documents(model, {16, 16}, 1), random_documents(model, {16}, 2),
           random_documents(model, {3, 1, 12, 6, 15}, 3)};
 }
 
-// All slices of a list forward, then backward from the last one on.
+// Runs all slices of a list forward, then backward from the last one.
 Step run(Stages& stages, const std::vector<data::Microbatch>& lists, int slices, bool split_backward) {
   std::vector<data::Microbatch> all;
   for (size_t list = 0; list < lists.size(); ++list) {

@@ -19,7 +19,7 @@
 
 namespace pptrain::test {
 
-// What it throws says.
+// The message of the exception that it throws.
 inline std::string error_of(const std::function<void()>& f) {
   try {
     f();
@@ -33,7 +33,7 @@ inline const std::vector<std::string> families = {
     "qwen2", "mistral",  "gemma2",    "gemma3_text", "olmo2",       "phi3",        "smollm3",   "granite",
     "gpt2",  "gpt_neox", "qwen2_moe", "gpt_oss",     "deepseek_v2", "deepseek_v3", "starcoder2"};
 
-// What sets the family apart, beside what its architecture says.
+// Sets the family's own settings, in addition to its architecture's.
 inline void set_family(models::ModelConfig& model) {
   const std::string& arch = model.arch;
   if (std::ranges::find(families, arch) == families.end()) return;
@@ -125,8 +125,8 @@ inline models::ModelConfig small_model(const std::string& arch, bool tied, int64
 
 using Stages = std::vector<std::unique_ptr<models::TransformerStage>>;
 
-// One stage per entry of `layers_per_stage`. Norms, biases and what else starts at zero get random values
-// too: ones and zeros hide errors.
+// One stage per entry of `layers_per_stage`. Norms, biases and other weights that start at zero get random
+// values too, since ones and zeros hide errors.
 inline Stages build_stages(const models::ModelConfig& model, const std::vector<int64_t>& layers_per_stage,
                            at::ScalarType dtype, uint64_t seed = 7,
                            models::Recompute recompute = models::Recompute::none,
@@ -155,8 +155,8 @@ inline Stages build_stages(const models::ModelConfig& model, const std::vector<i
   return stages;
 }
 
-// Documents of these lengths in one list. Where `late` is given, the positions of that document end where the
-// rotary tables do, as those of a document that was cut would.
+// Documents of these lengths in one list. If `late` is given, the positions of that document end at the end
+// of the rotary tables, as for a divided document.
 inline data::Microbatch random_documents(const models::ModelConfig& model,
                                          const std::vector<int64_t>& lengths, int seed,
                                          std::optional<size_t> late = std::nullopt) {

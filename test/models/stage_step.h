@@ -1,4 +1,4 @@
-// The passes of one step over stages in one process: what they leave of loss and gradients.
+// Runs the passes of one step over stages in one process, for loss and gradients.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -15,7 +15,7 @@
 
 namespace pptrain::test {
 
-enum class Backward { at_once, beside, split };  // B, its weight gradients late; or every I, then every W
+enum class Backward { at_once, beside, split };  // B; B with late weight gradients; every I, then every W
 
 struct StageStep {
   double loss = 0;

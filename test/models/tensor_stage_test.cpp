@@ -1,4 +1,4 @@
-// Stages of tensor-parallel ranks against the same stages of a rank alone.
+// Stages on tensor-parallel ranks against the same stages on one rank.
 #include <ATen/Functions.h>
 #include <ATen/Parallel.h>
 #include <ATen/core/IListRef.h>
@@ -33,7 +33,7 @@ struct Job {
   bool split_backward = false;  // I, then W
 };
 
-// Heads that 2, 3 and 4 ranks can share out; a vocabulary that none of them divides.
+// 2, 3 and 4 divide the heads; none of them divides the vocabulary.
 models::ModelConfig shared_model(const std::string& arch, bool tied, int64_t kv_heads) {
   models::ModelConfig model = small_model(arch, tied);
   model.heads = 12;
@@ -47,13 +47,13 @@ std::vector<data::Microbatch> microbatches(const models::ModelConfig& model) {
   return {random_documents(model, {5, 1, 8, 3}, 2), random_documents(model, {16, 7}, 3)};
 }
 
-// What one rank has of a step.
+// The results of a step on one rank.
 struct Share {
   // By microbatch and boundary: outputs of all stages but the last, gradients of all inputs but the first.
   std::vector<Tensor> outputs, input_gradients;
   double loss = 0;
   Tensor logits;
-  // By parameter: this rank's gradient in the place of its box, among zeros, and whether the box is counted.
+  // By parameter: this rank's gradient at its box's place among zeros, and whether the box is counted.
   std::map<std::string, Tensor> grads, masters, counted;
 };
 
@@ -139,7 +139,7 @@ std::vector<Share> run_ranks(const Job& job, const std::vector<data::Microbatch>
   return shares;
 }
 
-// The ranks' rows under each other.
+// The ranks' rows, concatenated.
 Tensor rows_of(const std::vector<Share>& shares, std::vector<Tensor> Share::*what, size_t i) {
   std::vector<Tensor> parts;
   for (const Share& share : shares) parts.push_back((share.*what)[i]);
@@ -153,9 +153,9 @@ Tensor sum_of(const std::vector<Share>& shares, std::map<std::string, Tensor> Sh
   return sum;
 }
 
-// In float32 what a rank alone gives, but for rounding. In bfloat16, where ranks round their parts of a sum,
-// which are larger than it, up to twice as far from what float32 gives as a rank alone is, and by chance
-// twice as far again.
+// In float32 the result equals a single rank's up to rounding. In bfloat16 ranks round their parts of a sum,
+// and these are larger than the sum: the distance to the float32 result may be twice a single rank's, and by
+// chance twice that.
 class Near {
  public:
   explicit Near(bool exact) : exact_(exact) {}
@@ -192,7 +192,7 @@ void check(const Job& job, int tp) {
     INFO(name);
     CHECK(same_bits(sum_of(shares, &Share::masters, name), alone.masters.at(name)));
     CHECK(sum_of(shares, &Share::counted, name).eq(1).all().item<bool>());
-    // A softmax does not see what all keys share: k's bias has no gradient but rounding.
+    // A softmax ignores what all keys share: the gradient of k's bias is only rounding.
     if (!name.ends_with(".k.bias"))
       CHECK(near(sum_of(shares, &Share::grads, name), grad, in_float32.grads.at(name)));
   }
@@ -202,7 +202,7 @@ void check(const Job& job, int tp) {
 
 TEST_CASE("stages of tensor-parallel ranks compute what a rank alone does") {
   at::set_num_threads(1);
-  // Key-value heads are shared out, or copied to neighbours.
+  // Key-value heads are divided, or copied to neighbours.
   const auto [tp, kv_heads] = GENERATE(std::pair{2, 4}, std::pair{2, 1}, std::pair{3, 3}, std::pair{3, 1},
                                        std::pair{4, 4}, std::pair{4, 2});
   const auto [arch, tied] = GENERATE(std::pair{"llama", false}, std::pair{"qwen3", true});
@@ -228,7 +228,7 @@ TEST_CASE("adapters of tensor-parallel ranks learn what those of a rank alone do
         tp);
 }
 
-// Experts need the exchange between ranks (test/app/train). olmo2's norms take all heads.
+// Experts need the exchange between ranks (test/app/train). olmo2's norms need all heads.
 TEST_CASE("stages of a family on tensor-parallel ranks compute what a rank alone does") {
   at::set_num_threads(1);
   const std::string arch = GENERATE(from_range(families));
@@ -303,13 +303,13 @@ TEST_CASE("what a rank holds of a stage and of a microbatch is divided by the te
         {.documents = 2, .length = 512, .bfloat16 = false, .recompute = recompute, .mesh = {.tp = tp}});
   };
   const app::StageFootprint alone = footprint(1, true, true), shared = footprint(4, true, true);
-  // All that a record holds is a share. Norms and rounding to whole buffers are all that parameters have
-  // more.
+  // All saved activations are sharded. Parameters have more than a quarter only through norms and rounding of
+  // buffers.
   CHECK(shared.activation * 4 == alone.activation);
   CHECK(shared.weight_operands * 4 == alone.weight_operands);
   CHECK(static_cast<double>(shared.gradient_bytes) < 0.26 * static_cast<double>(alone.gradient_bytes));
   CHECK(footprint(4, false, false).boundary * 4 == footprint(1, false, false).boundary);
-  // A whole vocabulary's logits of one row are 32 KiB, of all rows 32 MiB: chunks of 16 MiB bound both.
+  // A row of the whole vocabulary's logits is 32 KiB, all rows are 32 MiB: chunks of 16 MiB bound both.
   CHECK(shared.forward.workspace < alone.forward.workspace);
 }
 
@@ -321,7 +321,7 @@ TEST_CASE("what tensor-parallel ranks send is four exchanges of a layer forward,
     return app::dry_run(model, {.first_layer = 0, .end_layer = static_cast<int>(layers)},
                         {.length = tokens, .recompute = recompute, .mesh = {.tp = 2}});
   };
-  // A gather and a scatter move the other rank's half of [tokens, hidden] in bfloat16 each.
+  // A gather and a scatter each move the other rank's half of [tokens, hidden] in bfloat16.
   const double exchange = static_cast<double>(tokens / 2 * model.hidden * 2);
   const app::StageFootprint none = footprint(Recompute::none, 1);
   CHECK(sent(none.forward) == 4 * exchange);

@@ -1,4 +1,4 @@
-// A model as one stage and as several must give the same bits, whichever way its backward is split.
+// A model in one stage and in several stages must give the same bits, with any split of its backward.
 #include "models/transformer_stage.h"
 
 #include <ATen/Parallel.h>
@@ -188,7 +188,7 @@ TEST_CASE("weight gradients beside are joined a block late, and not before they 
   const auto model = small_model("qwen3_moe", false);
   const auto batches = stage_microbatches(model);
 
-  // What is told of each group, and how many gradients are on their way then.
+  // Records the uses of each group, and the number of gradients in flight at its release.
   struct Access final : nn::WeightAccess {
     explicit Access(LateSideStream& s) : side(s) {}
     void acquire(size_t group, nn::Use use) override { open.emplace(group, use); }
@@ -210,8 +210,8 @@ TEST_CASE("weight gradients beside are joined a block late, and not before they 
   stages[0]->backward(0, {});
   CHECK(access.wrong == 0);
   CHECK(access.open.empty());
-  // A sparse block (two groups) pushes 5, a dense one 4. Blocks 3 to 1 are released while the next block's
-  // are on their way; then block 0, and the embedding.
+  // A sparse block (two groups) pushes 5 gradients, a dense one 4. Blocks 3 to 1 are released while the next
+  // block's gradients are in flight; then block 0 and the embedding.
   CHECK(access.waiting == std::vector<size_t>{5, 5, 4, 4, 5, 0, 0, 0});
 }
 
@@ -239,7 +239,7 @@ TEST_CASE("packed documents give the sum of what each gives alone") {
   CHECK(relative_error(actual.loss, expected.loss) <= 1e-6);
   for (const auto& [name, grad] : expected.grads) {
     INFO(name);
-    // A softmax does not see what all keys share: k's bias has no gradient but rounding.
+    // A softmax ignores what all keys share: the gradient of k's bias is only rounding.
     if (!name.ends_with(".k.bias")) CHECK(relative_error(actual.grads.at(name), grad) < gradient_tolerance);
   }
 }
@@ -307,7 +307,7 @@ TEST_CASE("forward alone gives the loss of the training forward, and keeps nothi
   for (const nn::Slice* p : stages[0]->parameters().slices())
     CHECK(p->grad.count_nonzero().item<int64_t>() == 0);
   CHECK(stages[1]->take_loss() == 0);
-  // Logits of chosen rows are those rows of all logits; their cross entropy is the loss.
+  // Logits of chosen rows equal these rows of all logits; their cross entropy is the loss.
   const Tensor logits = stages[1]->logits(batches[0], boundary, {});
   const Tensor rows = at::tensor({3, 0}, at::kLong);
   CHECK(relative_error(stages[1]->logits(batches[0], boundary, rows), logits.index_select(0, rows)) <

@@ -2,10 +2,10 @@
 
     transformers_test.py MODEL_ORACLE    (the executable of oracle_main.cpp)
 
-Each step begins at weights that are given: a path of gradient descent in float64. Left to themselves two right
-implementations part: AdamW turns a gradient that is zero but for rounding into a whole step, and a few steps later a
-token's third and fourth expert change places. At given weights the routing is the same on every processor, so that
-losses, gradients, the norm and the step itself, of moments over all steps so far, are compared closely.
+Each step begins at given weights, from a path of gradient descent in float64. Two correct implementations would
+otherwise diverge: AdamW turns a gradient that is zero up to rounding into a whole step, and a few steps later a token's
+third and fourth expert change places. At given weights the routing is the same on every processor. So losses,
+gradients, the norm and the step itself (with moments over all steps so far) are compared closely.
 """
 
 import os
@@ -31,12 +31,12 @@ disable_progress_bar()
 ORACLE = sys.argv.pop(1)
 STEPS, MICROBATCHES, BATCH, SEQ = 5, 2, 2, 37
 LR, WEIGHT_DECAY, BETAS, EPSILON = 1e-2, 0.1, (0.9, 0.95), 1e-8
-# Errors of gradients in float32, which sum some thousand terms, with an eighth of them left in some tensors: of a tensor by its norm,
-# and of one element by the tensor's largest one. A vector's gradient is a sum over all tokens, of which still less may be left.
+# Errors of gradients in float32. They sum some thousand terms; in some tensors an eighth of that is left after cancellation.
+# A tensor's error is relative to its norm, an element's to the largest element. A vector's gradient may cancel even more.
 GRADIENT, SLACK, OF_VECTOR = 512 * 2**-24, 256 * 2**-24, 4
-PATH_RATE = 0.5  # of gradient descent, whose gradients have a norm of 1 at most
+PATH_RATE = 0.5  # of gradient descent with gradients of norm at most 1
 
-# Sizes that share no factors, so that one taken for another does not go unseen.
+# Sizes without common factors, so that a size used in another's place is found.
 SIZES = {
     "hidden_size": 72,
     "intermediate_size": 104,
@@ -74,7 +74,7 @@ def build(kind, **changes):
         "mixtral": (MixtralForCausalLM, MixtralConfig),
     }[kind]
     config = config_class(**{**SIZES, **changes}, attn_implementation="eager", bos_token_id=1, eos_token_id=2)
-    config._experts_implementation = "eager"  # the others know no float64
+    config._experts_implementation = "eager"  # the others do not support float64
     model = model_class(config).double()
     shake_norms(model)
     return model
@@ -93,7 +93,7 @@ def random_data(vocab):
 
 
 def random_filling(labels):
-    """Rows that end in filling: token 0 again and again, and no label."""
+    """Rows that end in padding: token 0 again and again, without labels."""
     filling = torch.zeros_like(labels, dtype=torch.bool)
     for row, own in enumerate((SEQ, SEQ // 3, 2 * SEQ // 3, SEQ // 2)):
         filling.flatten(1, 2)[:, row, own:] = True
@@ -101,7 +101,7 @@ def random_filling(labels):
 
 
 def parts_of(config, name, tensor):
-    """The tensors that a parameter is in the usual Hugging Face directory: of all experts, one each."""
+    """A parameter's tensors in the usual Hugging Face directory: one for each expert."""
     if config.model_type in ("gpt_oss", "gpt_neox"):
         yield {("gpt_neox", "lm_head.weight"): "embed_out.weight"}.get((config.model_type, name), name), tensor
         return
@@ -123,7 +123,7 @@ def parts_of(config, name, tensor):
 
 
 def gradients(model, tokens, labels, filling, balance, z):
-    """Leaves those of one step's mean loss in the parameters; returns the loss and the first microbatch's logits."""
+    """Writes the gradients of one step's mean loss into the parameters; returns the loss and the first microbatch's logits."""
     valid = labels.ne(-100)
     model.zero_grad()
     loss, first = 0.0, None
@@ -151,9 +151,9 @@ def go_to(model, place):
 
 
 def train(model, tokens, labels, filling, balance, z):
-    """What model_oracle computes, by transformers and torch.optim, and the path: the parameters before each step, which
-    float32 holds exactly. `slack.STEP.NAME` is how far a weight may be off if each gradient is off by SLACK of the
-    tensor's largest one: AdamW divides by the root of the mean square."""
+    """The results of model_oracle, by transformers and torch.optim, and the path: the parameters before each step, exact in
+    float32. `slack.STEP.NAME` is a weight's possible error if each gradient has an error of SLACK times the tensor's
+    largest one: AdamW divides by the root of the mean square."""
     decayed = [p for name, p in model.named_parameters() if p.dim() > 1 and not name.endswith("bias")]
     plain = [p for name, p in model.named_parameters() if p.dim() <= 1 or name.endswith("bias")]
     optimizer = torch.optim.AdamW(
@@ -236,7 +236,7 @@ class TransformersTest(unittest.TestCase):
 
     def near(self, actual, expected, tolerance, what):
         self.assertEqual(actual.shape, expected.shape, what)
-        size = expected.double().norm().item() or 1.0  # nothing is expected of an expert that no token chose
+        size = expected.double().norm().item() or 1.0  # the expected gradient of an expert that no token chose is zero
         error = (actual.double() - expected.double()).norm().item() / size
         assert_within(self, error, tolerance, what, callers=2)
 

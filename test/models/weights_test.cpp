@@ -120,7 +120,7 @@ TEST_CASE("names of experts have two numbers, and their fused tensors one") {
   CHECK(!models::global_name(qwen, "model.layers.3.mlp.experts.gate_up_proj"));
 }
 
-// GPT-NeoX's and GPT-2's layouts, spelled out: of 2 heads of 2 rows each, and 3 columns.
+// GPT-NeoX's and GPT-2's layouts, spelled out for 2 heads of 2 rows each, and 3 columns.
 TEST_CASE("parameters that share a tensor lie in it as its layout says") {
   constexpr models::WeightName layouts[] = {
       {"layers.*.attn.q", "h.*.qkv", models::Rows::of_head},
@@ -237,7 +237,7 @@ TEST_CASE("weights that do not fit are refused by name") {
   CHECK(load(tensors) == "no error");
 }
 
-// The list in hf_directory.cpp: what becomes of a tensor that no parameter takes.
+// The list in hf_directory.cpp: the handling of a tensor that no parameter takes.
 TEST_CASE("tensors that no parameter takes are ignored, noted or refused") {
   const c10::InferenceMode inference;
   const auto model = small_model("llama", false);
@@ -357,7 +357,7 @@ TEST_CASE("a head beside the embedding of a tied model must be the embedding") {
   write(folder, tensors);
   CHECK_THAT(error_of([&] { models::HfDirectory(model, folder.path()); }),
              contains_text("tensor lm_head.weight is not model.embed_tokens.weight, but this model has one"));
-  // The head alone is the embedding too.
+  // The head alone also gives the embedding.
   tensors.erase("model.embed_tokens.weight");
   write(folder, tensors);
   CHECK(models::HfDirectory(model, folder.path()).find("embed.weight").tensor == "lm_head.weight");
@@ -378,7 +378,7 @@ TEST_CASE("a parameter that lies in two tensors is refused") {
              contains_text("tensor model.layers.2.mlp.experts.") && contains_text("holds too"));
 }
 
-// Of a file with more layers than the model has, the first ones would be trained without a word.
+// If a file has more layers than the model, the first ones would be trained without a message.
 TEST_CASE("weights of layers that the model does not have are refused") {
   const c10::InferenceMode inference;
   const TemporaryFolder folder;

@@ -1,4 +1,4 @@
-"""Every class of tests in Python is run by an entry of a CMakeLists.txt, whether it names classes or takes all.
+"""An entry of a CMakeLists.txt runs every class of tests in Python, by name or with all others of its file.
 
 Usage: classes_test.py BUILD_FOLDER CTEST
 """
@@ -17,7 +17,7 @@ BY_HAND = {"python_tokenizers_test.py": {"Parts"}}  # takes minutes
 
 
 def classes_with_tests(script):
-    """Names of the classes that have a method test_..."""
+    """Names of the classes with a method test_..."""
     tree = ast.parse(pathlib.Path(script).read_text())
     return {node.name for node in tree.body if isinstance(node, ast.ClassDef)
             and any(isinstance(part, ast.FunctionDef) and part.name.startswith("test") for part in node.body)}

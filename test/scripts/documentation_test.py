@@ -2,8 +2,8 @@
 
 Usage: documentation_test.py PPTRAIN MPIEXEC Site|Commands [unittest arguments]
 
-Site makes the pages of scripts/site.sh, but for their HTML: the program runs every command that they show. Commands runs
-those of the READMEs and of docs/, which are indented by four blanks. Those that no test can run are named in NOT_HERE.
+Site makes the pages of scripts/site.sh without their HTML: the program runs every command that they show. Commands runs
+the commands of the READMEs and of docs/, which are indented by four blanks. NOT_HERE names those that no test can run.
 """
 
 import gzip
@@ -23,7 +23,7 @@ MPIEXEC = sys.argv.pop(1)
 LINK = re.compile(r"\]\(([^)#\s]+)?(?:#([^)\s]*))?\)")
 PAGES = ["README.md", *(f"docs/{name}" for name in ("launching.md", "stopping_and_resuming.md", "data.md", "lora.md", "evaluation.md")),
          "configs/schedules/README.md", "scripts/README.md"]
-# Where a command is run instead, or why it is not.
+# The place that runs the command instead, or why none does.
 NOT_HERE = {
     "scripts/text_to_text.sh": "test/scripts/text_to_text_test.py",
     "scripts/gpu.sh": "test/scripts/gpu_run_test.py",
@@ -45,7 +45,7 @@ NOT_HERE = {
 QUICK = " --set train.steps=3 --set eval.interval=0 --set eval.batches=1 --set metrics.peak_tflops=1"
 
 
-# Commands of launchers run with two processes in a folder of their own, Slurm's on what stands in for it here.
+# Commands of launchers run with two processes in their own folder; a stand-in runs Slurm's.
 LAUNCHED = " --set run.dir=runs/launched --set checkpoint.resume=restart"
 SLURM = {
     "sbatch": """while [[ $1 == --* ]]; do shift 2; done
@@ -60,7 +60,7 @@ for rank in "${ranks[@]}"; do wait "$rank" || exit; done""",
 
 
 def commands_of(page):
-    """Indented lines that begin with a command, without the remark behind."""
+    """Indented lines that begin with a command, without the remark after it."""
     for line in (SOURCE / page).read_text().splitlines():
         words = re.match(r" {4}((?:build/|scripts/\w+\.sh|mkdir |mpirun |torchrun |sbatch |cmake |pip |tar ).*)$", line)
         if words:
@@ -68,7 +68,7 @@ def commands_of(page):
 
 
 def anchors_of(text):
-    """As Markdown makes them of headings."""
+    """The anchors that Markdown makes from headings."""
     return {re.sub(r"[\s-]+", "-", re.sub(r"[^\w\s-]", "", heading.replace("`", "")).strip().lower())
             for heading in re.findall(r"^#+ (.+)$", text, re.M)}
 
@@ -82,7 +82,7 @@ class Commands(unittest.TestCase):
         (cls.folder / "build").mkdir()
         for name in ("pptrain", "pptrain_whole"):
             (cls.folder / "build" / name).symlink_to(PPTRAIN.parent / name)
-        # What the pages call JOB.toml, tokenizer.json, *.jsonl.gz and runs/second.
+        # The files that the pages call JOB.toml, tokenizer.json, *.jsonl.gz and runs/second.
         (cls.folder / "data").mkdir()
         shutil.copy(SOURCE / "configs/data/tokenizer/tokenizer.json", cls.folder)
         (cls.folder / "texts.jsonl.gz").write_bytes(gzip.compress(b'{"text": "To be"}\n'))
@@ -103,7 +103,7 @@ class Commands(unittest.TestCase):
         return run(["bash", "-c", command], cls.folder, code, errors="replace", env=environment(**extra))
 
     def launch(self, command):
-        """`command` with two processes, where its launcher is installed; Open MPI's form of hosts is not MPICH's."""
+        """Runs `command` with two processes if its launcher is installed; Open MPI's form of hosts differs from MPICH's."""
         tools = pathlib.Path(sys.executable).parent
         if command.startswith("torchrun") and not (tools / "torchrun").exists() or command.startswith("mpirun") and not is_open_mpi(MPIEXEC):
             return
@@ -113,7 +113,7 @@ class Commands(unittest.TestCase):
 
     def run_as_shown(self, command):
         if "--config configs/" in command and not re.search(r"pptrain +[a-z]", command):
-            command += QUICK  # trains for minutes otherwise
+            command += QUICK  # otherwise it trains for minutes
         if command.startswith(("torchrun", "sbatch", "mpirun -np 8")):
             return self.launch(command)
         if command.startswith("mpirun"):

@@ -1,4 +1,4 @@
-"""scripts/gpu.sh run, on the CPU: its steps with the program itself, and its reports of what fails with programs that do.
+"""scripts/gpu.sh run, on the CPU: its steps with the program itself, and its reports of failures with failing programs.
 
 Usage: gpu_run_test.py PPTRAIN [unittest arguments]
 """
@@ -43,7 +43,7 @@ with expansion:
 test cases: 3 | 2 passed | 1 failed
 assertions: 9 | 8 passed | 1 failed
 """.format(line="-" * 79, dots="." * 79, equal="=" * 79)
-# A program whose runs end well and differ: what it trains is the name of its folder.
+# A program whose runs succeed but differ: it trains the name of its folder.
 DIFFERENT = """#!/usr/bin/env python3
 import json, pathlib, sys
 if sys.argv[1] in ("verify", "--version", "--help"):
@@ -59,7 +59,7 @@ manifest = {"files": [{"file": "model", "tensors": tensors}]}
 """
 
 
-# Tests of which one leaves the device unusable for the rest of its process.
+# Tests; one of them leaves the device unusable for the rest of its process.
 SPOILT = """#!/usr/bin/env python3
 import sys
 words = sys.argv[1:]
@@ -176,12 +176,12 @@ class GpuRun(unittest.TestCase):
         self.assertEqual(self.found.exit_code, 3)
 
     def run_here(self, steps, seconds=600, device="cpu"):
-        """Outcome and text of each of these steps, `seconds` being all that they have together."""
+        """Outcome and text of each of these steps; together they have `seconds`."""
         arguments = run.argparse.Namespace(patience=1, out=self.folder)
         self.found = report.Report({}, {}, device, "", "gpu.sh run")
         with open(self.folder / "steps.log", "wb") as log:
             context = Context(self.pack, self.folder, self.folder, log, device, True, environment())
-            with contextlib.redirect_stdout(io.StringIO()):  # its "not run" is none of this test's
+            with contextlib.redirect_stdout(io.StringIO()):  # its "not run" does not count for this test
                 run.run_steps(arguments, self.found, context, [("correct", step) for step in steps], time.monotonic() + seconds)
         return [(outcome.outcome, outcome.text) for outcome in self.found.outcomes]
 
@@ -192,7 +192,7 @@ class GpuRun(unittest.TestCase):
         self.assertIn("sleeper: not done in time, stopped", self.found.outcomes[0].text)
         self.assertEqual(self.found.exit_code, 1)
         self.assertIn("What to do: wake it", self.found.as_text())
-        # Where the time of all is over first, the step is not to blame.
+        # If the time of all steps is over first, the step has not failed.
         hang.limit = 1.5
         [(outcome, _), (later, _)] = self.run_here([hang, good], seconds=1)
         self.assertEqual((outcome, later), ("not run", "not run"))
@@ -201,7 +201,7 @@ class GpuRun(unittest.TestCase):
     def test_limits(self):
         steps = [("suite", Step(name, "", limit, None, "")) for name, limit in (("a", 100), ("b", 50), ("c", 30))]
         now = time.monotonic()
-        # What earlier steps left over, 20 s here, and no more.
+        # The seconds that earlier steps did not use, 20 here, and no more.
         self.assertAlmostEqual(run.deadline_of(steps, 1, now + 200) - now, 120, delta=10)
         self.assertAlmostEqual(run.deadline_of(steps, 1, now + 150) - now, 100, delta=10)  # the first is certain, the last is not
         self.assertAlmostEqual(run.deadline_of(steps[1:], 2, now + 70) - now, 70, delta=10)  # at least half of its limit

@@ -1,7 +1,7 @@
-"""What headers and sources may include, so that a build stays quick: no compiler is needed to see it.
+"""The includes that headers and sources may have, so that a build stays quick. The test needs no compiler.
 
-Headers of ours that many files include must not bring in what costs seconds in each of them. The limits are seconds of one
-compiler (measured with GCC 12): ATen/ATen.h 11, torch/torch.h 27, ATen/core/Tensor.h 3, nlohmann/json.hpp 1.5.
+Our headers that many files include must not include headers that cost seconds in each file. Seconds of one compiler
+(measured with GCC 12): ATen/ATen.h 11, torch/torch.h 27, ATen/core/Tensor.h 3, nlohmann/json.hpp 1.5.
 """
 
 import collections
@@ -14,11 +14,11 @@ ROOT = pathlib.Path(sys.argv.pop(1)) if len(sys.argv) > 1 and pathlib.Path(sys.a
 FOLDERS = ("core", "parallel", "models", "app")
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.MULTILINE)
 
-# No source of ours, and no header: everything of LibTorch at once.
+# Not in our sources or headers: all of LibTorch at once.
 EVERYTHING = re.compile(r"^(ATen/ATen\.h|ATen/Functions\.h|torch/(?!csrc/distributed|(.*/)?version\.h).*|ATen/core/ivalue.*)$")
-# No header: what is needed behind it alone. CLI/App.hpp is the type of a command's argument.
+# Not in headers: needed only in sources. CLI/App.hpp is the type of a command's argument.
 HEAVY = re.compile(r"^(nlohmann/json\.hpp|spdlog/spdlog\.h|toml\+\+/.*|CLI/CLI\.hpp|regex|iostream|ATen/core/IListRef\.h|ATen/TensorIndexing\.h)$")
-# Headers that are included by less than this many files (with what they bring in) may do as they like.
+# The rule does not apply to headers that fewer files than this include, directly or not.
 MANY = 12
 
 
@@ -33,7 +33,7 @@ def includes(path):
 class Includes(unittest.TestCase):
     def setUp(self):
         self.direct = {str(path.relative_to(ROOT)): includes(path) for path in files(".h", ".cpp", ".cu", ".cuh")}
-        self.includers = collections.defaultdict(set)  # header: files that include it, at whatever depth
+        self.includers = collections.defaultdict(set)  # header: files that include it, at any depth
         for name in self.direct:
             if name.endswith((".cpp", ".cu")):
                 self.visit(name, name, set())

@@ -1,4 +1,4 @@
-"""cmake --install: a prefix that was moved plans and trains, completes and has a manual page; one version everywhere.
+"""cmake --install: a moved prefix plans and trains, completes and has a manual page; one version everywhere.
 
 Usage: install_test.py PPTRAIN BUILD CMAKE [unittest arguments]
 """
@@ -105,11 +105,11 @@ class Installation(unittest.TestCase):
         shutil.copytree(packages / "pptrain-1.2.3.data/data/share/pptrain/configs", work / "configs")
         beside = {name.split("/")[-1] for name in names if name.startswith("pptrain/lib/")}
         needed = libraries_of(packages / "pptrain/bin/pptrain_whole")
-        self.assertEqual(beside & needed.keys(), beside)  # under the names that the program asks for
+        self.assertEqual(beside & needed.keys(), beside)  # under the names that the program loads
         command = [sys.executable, "-m", "pptrain", "check", "--config", "configs/shakespeare.toml"]
         self.assertIn("llama of 1.87 M parameters", run(command, work, env=environment(PYTHONPATH=packages)).stdout)
 
-        # `pip install` without what it would download: torch.
+        # `pip install` without its download, torch.
         run([sys.executable, "-m", "pip", "install", "--no-deps", "--no-index", "--target", self.folder / "pip", file], self.folder)
         version = run([self.folder / "pip/bin/pptrain", "--version"], work, env=environment(PYTHONPATH=self.folder / "pip")).stdout
         self.assertIn(f"pptrain {version_of_the_project()}", version)
@@ -128,7 +128,7 @@ class ManualPage(unittest.TestCase):
     page = BUILD / "pptrain.1"
 
     def text(self):
-        """As a reader sees it, blanks together."""
+        """The page as a reader sees it, with blanks joined."""
         shown = subprocess.run(["groff", "-man", "-Tutf8", "-ww", "-P-cbou", str(self.page)], capture_output=True, text=True)
         self.assertEqual(shown.stderr, "")
         return re.sub(r"\s+", " ", shown.stdout.replace("\u2010", "-").replace("\u2212", "-"))

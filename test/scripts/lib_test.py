@@ -1,4 +1,4 @@
-"""What scripts/lib.sh takes of the machine: compilers and tests at once."""
+"""How many compilers and tests scripts/lib.sh runs at once on a machine."""
 
 import pathlib
 import subprocess
@@ -8,7 +8,7 @@ SCRIPTS = pathlib.Path(__file__).resolve().parents[2] / "scripts"
 
 
 def said(function, cores=8, mib=100_000):
-    """What a function of lib.sh prints on a machine like that."""
+    """The output of a function of lib.sh on such a machine."""
     commands = f"source {SCRIPTS}/lib.sh; nproc() {{ echo {cores}; }}; available_mib() {{ echo {mib}; }}; {function}"
     return int(subprocess.run(["bash", "-euo", "pipefail", "-c", commands], capture_output=True, text=True, check=True).stdout)
 

@@ -1,5 +1,5 @@
-"""scripts/mutants.py on a small text: what is changed, what is left alone, and that the schema compiles and acts; and the table of
-tests in scripts/mutate.py."""
+"""scripts/mutants.py on a small text: what it changes, what it leaves unchanged, and that the schema compiles and acts; also the
+table of tests in scripts/mutate.py."""
 
 import os
 import pathlib

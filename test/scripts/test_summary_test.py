@@ -1,4 +1,4 @@
-"""scripts/test_summary.py on what ctest, Catch2 and unittest print."""
+"""scripts/test_summary.py on outputs of ctest, Catch2 and unittest."""
 
 import contextlib
 import io
@@ -31,7 +31,7 @@ def write_report(file, cases):
 
 
 def summary(*cases, again=None, left_out=None):
-    """(exit code, lines) for cases of (name, status, output), those of a second run of what failed, and names left out."""
+    """(exit code, lines) for cases (name, status, output), for cases of a second run, and for names left out."""
     with tempfile.NamedTemporaryFile("w", suffix=".xml") as first, tempfile.NamedTemporaryFile("w", suffix=".xml") as second:
         write_report(first, cases)
         write_report(second, again or [])

@@ -1,4 +1,4 @@
-"""scripts/tolerances.sh and tolerances.py: what tests record in C++ and Python, and the table of it.
+"""scripts/tolerances.sh and tolerances.py: the records of tests in C++ and Python, and their table.
 
     tolerances_test.py TEST_SUPPORT BUILD [unittest arguments]
 """
@@ -76,7 +76,7 @@ class Tolerances(unittest.TestCase):
             for place, margin in tolerances.read_margins(line, "a_test", setting, seed).items():
                 tolerances.keep(margins, place, margin)
         lines = [line.split() for line in tolerances.table(margins, math.inf).splitlines()]
-        self.assertEqual([line[0] for line in lines], ["place", "c.cpp:3", "a.cpp:1"])  # not one that is exact
+        self.assertEqual([line[0] for line in lines], ["place", "c.cpp:3", "a.cpp:1"])  # no exact ones
         self.assertEqual(lines[2], ["a.cpp:1", "15", "2e-06", "4e-06", "2.00", "a_test", "avx512", "1"])
 
     def test_a_record_is_read_again(self):
@@ -93,7 +93,7 @@ class Tolerances(unittest.TestCase):
         self.assertNotIn("core_kernels_avx2", tests)  # it sets the instruction set itself
         self.assertEqual(set(tolerances.labelled(BUILD, ["^core_nn$"])), {"core_nn"})
         found = tolerances.settings(BUILD)
-        self.assertEqual(next(iter(found.values())), {})  # the best one, which core_kernels takes by itself
+        self.assertEqual(next(iter(found.values())), {})  # the best one, which core_kernels uses by default
         self.assertLessEqual({"baseline", "compatible"}, set(found))
 
 

@@ -1,6 +1,6 @@
 // Comparisons with a tolerance. `relative_error(y, expected) < 1e-6` compares a Difference, which knows the
-// place of its measurement; with PPTRAIN_MARGINS=FILE the program appends one line for each place to FILE
-// when it ends. From these lines scripts/tolerances.sh prints how much room each bound leaves. See
+// place of its measurement. With PPTRAIN_MARGINS=FILE the program appends one line for each place to FILE
+// when it ends. From these lines scripts/tolerances.sh prints the margin of each bound. See
 // scripts/tolerances.py for the format.
 #pragma once
 
@@ -26,7 +26,7 @@ class Difference {
 
 std::ostream& operator<<(std::ostream& out, const Difference& difference);
 
-// Keeps the largest difference over bound of each place, for PPTRAIN_MARGINS. Any thread may call it.
+// Keeps the largest difference / bound of each place, for PPTRAIN_MARGINS. Any thread may call it.
 void record_bound(const Difference& difference, double bound);
 
 template <typename Bound>

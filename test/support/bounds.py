@@ -1,4 +1,4 @@
-"""What bounds.h and seed.h are in C++: comparisons with a tolerance that are recorded for scripts/tolerances.sh, and seeds."""
+"""Python's form of bounds.h and seed.h: comparisons with a tolerance, recorded for scripts/tolerances.sh, and seeds."""
 
 import atexit
 import contextlib
@@ -15,19 +15,19 @@ _worst = {}  # place: [difference, bound, comparisons]
 
 
 def seed(usual):
-    """`usual` where PPTRAIN_TEST_SEED is unset, otherwise one of another thousand."""
+    """`usual` if PPTRAIN_TEST_SEED is unset, otherwise a seed from another thousand."""
     return usual + 1000 * CHOSEN_SEED
 
 
 def _part(difference, bound):
-    """Of the bound."""
+    """The difference as a part of the bound."""
     if math.isnan(difference) or bound == 0:
         return math.inf if difference else 0.0
     return difference / bound
 
 
 def assert_within(test, difference, bound, message=None, callers=1):
-    """That the difference is less than its bound. `callers`: 1 where the caller is the place, 2 where its caller is."""
+    """Asserts that the difference is less than its bound. `callers`: 1 if the caller is the place, 2 if its caller is."""
     difference, bound = float(difference), float(bound)
     frame = sys._getframe(callers)
     file = pathlib.Path(frame.f_code.co_filename).resolve()
@@ -41,7 +41,7 @@ def assert_within(test, difference, bound, message=None, callers=1):
 
 @contextlib.contextmanager
 def unrecorded():
-    """For comparisons that are to fail."""
+    """For comparisons that must fail."""
     before = copy.deepcopy(_worst)
     try:
         yield
@@ -51,12 +51,12 @@ def unrecorded():
 
 
 def exact(test):
-    """Beside a test or class of tests without a tolerance: it runs with the usual seed alone."""
+    """Decorates a test or class of tests without a tolerance: it runs only with the usual seed."""
     return unittest.skipIf(CHOSEN_SEED, "has no tolerance")(test)
 
 
 def refuse_near_ties(test, distance, least):
-    """Where a token likes two experts nearly alike, float32 may choose the other one: such a seed says nothing."""
+    """If a token scores two experts nearly equally, float32 may choose the other one, so the seed is not used."""
     if CHOSEN_SEED and distance <= least:
         test.skipTest("float32 may choose other experts with this seed")
     test.assertGreater(distance, least, "float32 may choose other experts: take another seed")

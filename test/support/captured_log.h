@@ -1,4 +1,4 @@
-// What is logged while this exists, in the place of where it goes otherwise.
+// Captures the log while this object exists, instead of the usual output.
 #pragma once
 
 #include <spdlog/logger.h>

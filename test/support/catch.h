@@ -1,4 +1,4 @@
-// Catch2, version 3 or 2, whichever the system has.
+// Catch2, version 3 or 2 of the system.
 #pragma once
 
 #include <string>

@@ -1,5 +1,5 @@
-// Entry point of every test executable. A filter names files too ("[#layouts_test]"), and one that no case
-// fits is an error, also where another filter beside it finds cases.
+// Entry point of every test executable. A filter may also name a file ("[#layouts_test]"). A filter without a
+// matching case is an error, even if another filter finds cases.
 #if __has_include(<catch2/catch_session.hpp>)
 #include <catch2/catch_session.hpp>
 #else

@@ -110,7 +110,7 @@ class RowSearch {
   }
 
  private:
-  static constexpr int candidates = 60;  // of which the row with most new pairs is taken
+  static constexpr int candidates = 60;  // the row with most new pairs among these is taken
 
   size_t random(size_t count) { return static_cast<size_t>(random_() % count); }
 
@@ -125,7 +125,7 @@ class RowSearch {
     row[a] = row[b] = open_value;
   }
 
-  // Fills what is open with the first values that are admitted. False where there are none.
+  // Fills open options with the first admitted values. False if there are none.
   bool complete(Combination& row) const {
     if (!admits_(row)) return false;
     const auto next = std::ranges::find(row, open_value);
@@ -154,7 +154,8 @@ class RowSearch {
     return count;
   }
 
-  // The open options in any order, each with a value that brings most new pairs; of equals often the first.
+  // Fills the open options in random order, each with a value that adds most new pairs; among equals often
+  // the first.
   Combination filled(Combination row) {
     std::vector<size_t> order;
     for (size_t option = 0; option < row.size(); ++option) {

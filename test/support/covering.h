@@ -1,4 +1,4 @@
-// Covering arrays: of all combinations of several options few, in which still every two values of any two
+// Covering arrays: a few of all combinations of several options, in which still every two values of any two
 // options meet.
 #pragma once
 
@@ -12,34 +12,35 @@ namespace pptrain::test {
 
 using Combination = std::vector<size_t>;  // per option the index of its value
 
-// The combinations that `legal` admits of options with so many values each, in lexicographic order.
+// The combinations that `legal` admits, in lexicographic order; option i has values[i] values.
 std::vector<Combination> all_combinations(std::span<const size_t> values,
                                           const std::function<bool(const Combination&)>& legal);
 
-// Those of `legal` that are to be taken beside `given`, which are taken in any case, so that each pair of
-// values of two options which occurs in any of `legal` occurs in one that is taken: always the first of those
-// with most pairs not yet seen, so that the choice is the same on every machine. With PPTRAIN_TESTS_ALL in
-// the environment (scripts/test.sh --all): all of `legal` that are not given.
+// The combinations of `legal` to take in addition to `given` (which are always taken), so that each pair of
+// values of two options in any of `legal` occurs in a taken one. Takes the first of those with most new
+// pairs, so that the choice is the same on every machine. With PPTRAIN_TESTS_ALL in the environment
+// (scripts/test.sh
+// --all): all of `legal` that are not given.
 std::vector<Combination> covering_combinations(const std::vector<Combination>& legal,
                                                const std::vector<Combination>& given = {});
 
-// How many pairs of values occur in `legal` and in none of `taken`.
+// The number of pairs of values that occur in `legal` and in none of `taken`.
 size_t missing_pairs(const std::vector<Combination>& legal, const std::vector<Combination>& taken);
 
-// What a test with so many values of each option takes of all legal combinations; checks that no pair is
+// The combinations that a test takes of all legal ones; option i has values[i] values. Checks that no pair is
 // missing.
 std::vector<Combination> take_pairs(
     std::span<const size_t> values,
     const std::function<bool(const Combination&)>& legal = [](const Combination&) { return true; });
 
-// Of a value that is not chosen yet.
+// Stands for a value that is not chosen yet.
 inline constexpr size_t open_value = static_cast<size_t>(-1);
 
-// The same for options whose combinations are too many to be listed. `admits` says whether the values that a
-// row has so far, the others being open_value, may stand together: a row that it refuses stays refused
-// whatever is chosen beside. The rows are whole; every pair of values that occurs in any row it admits occurs
-// in one of them, if the row of these two alone `counts`; and each of `wanted`, rows with open values, is
-// part of one. The choice depends on `seed` alone. Throws Error for a wanted row that cannot be.
+// The same for options with too many combinations to list. `admits` tells whether the chosen values of a row
+// (the others are open_value) may occur together; a row that it refuses must stay refused with more values.
+// The returned rows have no open values. Every pair of values in any admitted row occurs in one of them, if
+// the row of these two alone `counts`. Each of `wanted` (rows with open values) is part of one. The choice
+// depends only on `seed`. Throws Error for a wanted row that is impossible.
 using Test = std::function<bool(const Combination&)>;
 std::vector<Combination> covering_rows(
     std::span<const size_t> values, const Test& admits, uint64_t seed,

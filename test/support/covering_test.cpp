@@ -38,14 +38,14 @@ TEST_CASE("pairs of given combinations are not taken again") {
       all_combinations(std::array<size_t, 3>{3, 3, 3}, [](const Combination&) { return true; });
   const std::vector<Combination> given(legal.begin(), legal.begin() + 9);  // all pairs of the last two
   std::vector<Combination> taken = covering_combinations(legal, given);
-  CHECK(taken.size() == 6);  // the other two values of the first with each of the others'
+  CHECK(taken.size() == 6);  // the first option's other two values with each value of the others
   taken.insert(taken.end(), given.begin(), given.end());
   CHECK(missing_pairs(legal, taken) == 0);
 }
 
 TEST_CASE("rows that are not listed have all pairs that are admitted, and what is wanted") {
   const std::array<size_t, 5> values = {5, 4, 3, 2, 2};
-  // Some pairs exist with one value of a third option alone, some not at all.
+  // Some pairs exist only with one value of a third option, some not at all.
   const auto admits = [](const Combination& row) {
     if (row[0] == 4 && row[1] == 3) return false;
     if (row[0] == 1 && row[1] == 1 && row[2] != open_value) return row[2] == 2;
@@ -61,7 +61,7 @@ TEST_CASE("rows that are not listed have all pairs that are admitted, and what i
   CHECK(rows.size() <= 30);
   CHECK(covering_rows(values, admits, 1, {wanted}) == rows);
   CHECK(covering_rows(values, admits, 2, {wanted}) != rows);
-  // Fewer where some pairs do not count.
+  // Fewer rows if some pairs do not count.
   const auto counts = [](const Combination& row) { return row[0] == open_value || row[0] < 2; };
   CHECK(covering_rows(values, admits, 1, {}, counts).size() < rows.size());
   CHECK_THROWS(covering_rows(values, admits, 1, {{4, 3, open_value, open_value, open_value}}));

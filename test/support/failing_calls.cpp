@@ -1,18 +1,20 @@
-// A library to be preloaded (LD_PRELOAD): one chosen input or output call of the program fails, or ends it.
+// A library to preload (LD_PRELOAD): one chosen input or output call of the program fails, or ends the
+// program.
 //
-// Calls on files and folders below FAILING_FOLDER are counted from 1, over all threads. Those that are
-// counted can be narrowed by name (FAILING_CALLS=fsync,rename), by a part of the path (FAILING_NAME=end.json)
-// and by rank of Open MPI (FAILING_RANK=1). What happens at call number FAILING_AT is FAILING_ACTION:
+// Calls on files and folders below FAILING_FOLDER are counted from 1, over all threads. The counted calls can
+// be limited by name (FAILING_CALLS=fsync,rename), by a part of the path (FAILING_NAME=end.json) and by rank
+// of Open MPI (FAILING_RANK=1). At call number FAILING_AT, FAILING_ACTION happens:
 //
 //   EIO, ENOSPC, EACCES, EBUSY, ...   it does nothing and fails with this errno
 //   short                             it reads or writes half of the bytes (others: as usual)
 //   kill                              SIGKILL for this process; kill-parent: for its parent
 //   stop                              SIGSTOP for this process
-//   sleep:SECONDS                     it comes later
+//   sleep:SECONDS                     it is done later
 //   hang:SECONDS                      the same, in a sleep that nothing interrupts, as on a dead disk
-//   late:SECONDS                      it is done at once and returns later; of rename alone
+//   late:SECONDS                      it is done at once and returns later; only for rename
 //
-// FAILING_FROM=1: and at all that follow. FAILING_LOG=FILE: each counted call adds a line "NUMBER CALL PATH".
+// FAILING_FROM=1: also at all later calls. FAILING_LOG=FILE: each counted call adds a line "NUMBER CALL
+// PATH".
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -55,7 +57,7 @@ struct Settings {
 };
 
 const Settings& settings() {
-  static const auto* const s = new Settings;  // until the process is gone
+  static const auto* const s = new Settings;  // kept until the process ends
   return *s;
 }
 
@@ -83,7 +85,7 @@ void sleep_for(const char* text) {
   ::nanosleep(&time, nullptr);
 }
 
-// Sets errno where the call is to fail.
+// Sets errno if the call must fail.
 Fate fate(const char* call, const std::string& path) {
   const Settings& s = settings();
   if (!s.active || !below(path, s.folder) || path.find(s.name) == std::string::npos) return Fate::usual;
@@ -98,7 +100,7 @@ Fate fate(const char* call, const std::string& path) {
   if (s.action == "short") return Fate::half;
   if (s.action.starts_with("late:")) return Fate::late;
   if (s.action.starts_with("sleep:")) sleep_for(s.action.c_str() + strlen("sleep:"));
-  // The parent of a vfork waits as one who waits for a disk.
+  // The parent of a vfork waits in the same state as for a disk.
   if (s.action.starts_with("hang:") && ::vfork() == 0) {
     sleep_for(s.action.c_str() + strlen("hang:"));
     ::_exit(0);

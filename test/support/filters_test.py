@@ -1,4 +1,4 @@
-"""A filter that no case fits ends a test executable with an error, also beside filters that find cases.
+"""A filter without a matching case ends a test executable with an error, even if other filters find cases.
 
 Usage: filters_test.py TEST_SUPPORT [unittest arguments]
 """

@@ -1,6 +1,5 @@
-// Linked into every program of an AddressSanitizer build. LeakSanitizer, which runs when the process ends,
-// can name the module that a leak comes from only while the module is loaded; Open MPI's components are
-// unloaded in MPI_Finalize.
+// Linked into every program of an AddressSanitizer build. LeakSanitizer runs when the process ends, and can
+// name the module of a leak only if the module is still loaded; MPI_Finalize unloads Open MPI's components.
 extern "C" int dlclose(void*) {
   return 0;
 }

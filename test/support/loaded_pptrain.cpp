@@ -1,11 +1,11 @@
-// pptrain that is loaded once and started often: loading LibTorch takes most of a short command's time. For
-// each request of pptrain.py a fork of this process becomes the command.
+// pptrain loaded once and started often: loading LibTorch takes most of a short command's time. For each
+// request of pptrain.py a fork of this process becomes the command.
 //
 //     loaded_pptrain FD
 //
-// FD: a Unix socket. A request is one message: the files for standard input, output and error, and texts with
-// a NUL behind each: the folder, the number of arguments, the arguments, the variables of the environment.
-// Its answer is one int, as waitpid() gives it.
+// FD: a Unix socket. A request is one message: the files for standard input, output and error, and texts that
+// end with NUL: the folder, the number of arguments, the arguments, the variables of the environment. The
+// answer is one int, the status from waitpid().
 #include <fcntl.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -28,7 +28,7 @@ struct Request {
   std::vector<char> text;
 };
 
-// False at the end of requests.
+// False if there are no more requests.
 bool receive(int socket, Request& request) {
   request.text.resize(longest);
   iovec part{.iov_base = request.text.data(), .iov_len = request.text.size()};

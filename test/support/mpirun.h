@@ -7,14 +7,14 @@
 
 namespace pptrain::test {
 
-// Otherwise the case says that it does not run, and should return.
+// If false, the case is reported as not run, and must return.
 inline bool has_mpi() {
   if (comm::mpi_flavor() != comm::MpiFlavor::none) return true;
   not_run("built without MPI");
   return false;
 }
 
-// `program` (with its arguments) as `size` ranks, killed after `seconds`.
+// Runs `program` (with its arguments) as `size` ranks, killed after `seconds`.
 inline Ended mpirun(int size, const std::vector<std::string>& program, double seconds) {
   std::vector<std::string> arguments{MPIEXEC};
   if (comm::mpi_flavor() == comm::MpiFlavor::open_mpi) arguments.emplace_back("--oversubscribe");

@@ -1,4 +1,4 @@
-// A case that cannot run here says so, and counts neither as passed nor as failed (scripts/test_summary.py).
+// For a case that cannot run here: it counts neither as passed nor as failed (scripts/test_summary.py).
 #pragma once
 
 #include <cstdio>
@@ -8,7 +8,7 @@
 
 namespace pptrain::test {
 
-// To be followed by a return from the test case. The assertion keeps Catch2 from calling the case empty.
+// Return from the test case after it. The assertion keeps Catch2 from calling the case empty.
 inline void not_run(const std::string& reason) {
   std::printf("\nnot run: %s: %s\n", Catch::getResultCapture().getCurrentTestName().c_str(), reason.c_str());
   std::fflush(stdout);

@@ -1,6 +1,6 @@
-"""What Python tests of the program share: a tiny job, how to start and wait, and what a run leaves.
+"""Shared by the Python tests of the program: a tiny job, functions to start and wait, and readers of a run's results.
 
-The program starts as a user's shell would start it, whatever the machine and the launcher that runs the tests.
+The program starts as from a user's shell, on any machine and under any launcher of the tests.
 """
 
 import atexit
@@ -25,7 +25,7 @@ TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 def environment(**extra):
     """This process's environment without a launcher's variables, one thread a rank, and `extra` as text.
 
-    Open MPI then starts more ranks than there are cores, as root too, and ties none to a core that another one uses.
+    Open MPI then starts more ranks than there are cores, also as root, and binds none to a core that another one uses.
     """
     env = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS) and name not in TORCHRUN}
     env.update(OMP_NUM_THREADS="1", OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1",
@@ -46,7 +46,7 @@ def free_port():
 
 
 def is_open_mpi(mpiexec):
-    """False too where `mpiexec` is "", as in a build without MPI."""
+    """Also False if `mpiexec` is "", as in a build without MPI."""
     if not mpiexec:
         return False
     version = subprocess.run([mpiexec, "--version"], capture_output=True, text=True).stdout
@@ -54,7 +54,7 @@ def is_open_mpi(mpiexec):
 
 
 def mpi_command(mpiexec, ranks):
-    """Starts that many ranks with the MPI that pptrain is built with, on however few cores."""
+    """The command that starts that many ranks with pptrain's MPI, even on fewer cores."""
     return [mpiexec, *(["--oversubscribe"] if is_open_mpi(mpiexec) else []), "-n", str(ranks)]
 
 
@@ -64,12 +64,12 @@ TINY = {
     "train": {"steps": 4, "seq_len": 16, "micro_batch_size": 2, "grad_accum_steps": 4},
     "data": {"path": str(TEXT)},
     "lr_schedule": {"warmup_steps": 2},
-    "metrics": {"peak_tflops": 1},  # else every start measures it
+    "metrics": {"peak_tflops": 1},  # otherwise every start measures it
 }
 
 
 def in_toml(defaults, sections):
-    """The defaults as TOML with other or more keys; a section that is None goes."""
+    """The defaults as TOML with other or more keys; a section that is None is removed."""
     lines = []
     for name in dict.fromkeys([*defaults, *sections]):
         keys = sections.get(name, {})
@@ -101,13 +101,13 @@ def sets(*settings):
 
 
 def start(command, cwd, stderr=subprocess.PIPE, env=None, **options):
-    """With its output in pipes, and in environment() if no other is given."""
+    """Starts a command with its output in pipes, in environment() unless another is given."""
     return subprocess.Popen([str(word) for word in command], stdout=subprocess.PIPE, stderr=stderr, text=True, cwd=cwd,
                             env=env or environment(), **options)
 
 
 def start_ranks(commands, cwd, **extra):
-    """One process for each command, which meet over TCP."""
+    """Starts one process for each command; they meet over TCP."""
     port = free_port()
     return [start(command, cwd, env=rank_environment(rank, len(commands), port, **extra))
             for rank, command in enumerate(commands)]
@@ -116,7 +116,7 @@ def start_ranks(commands, cwd, **extra):
 class Loaded:
     """The program, loaded once and forked for each command (loaded_pptrain.cpp): a third of the time of a start.
 
-    A command's process has the arguments, folder, environment and files of a start of its own, but not its command in /proc.
+    A command's process has the arguments, folder, environment and files of a separate start, but not its command in /proc.
     """
 
     _one = {}  # by the program's path
@@ -134,7 +134,7 @@ class Loaded:
 
     @classmethod
     def of(cls, command):
-        """None where there is none for the command."""
+        """None if there is none for the command."""
         program = pathlib.Path(command[0]).with_name("loaded_pptrain")
         if pathlib.Path(command[0]).name != "pptrain" or not program.exists():
             return None
@@ -157,7 +157,7 @@ class Loaded:
 
 
 def run(command, cwd, code=0, timeout=300, env=None, fresh=False, **options):
-    """What the command says, once it ended with `code`; None: with any. `fresh`: in a process started for it alone."""
+    """The finished command's output; it must end with `code` (None: any). `fresh`: in its own new process."""
     command = [str(word) for word in command]
     loaded = None if fresh or env or options else Loaded.of(command)
     if loaded:
@@ -172,7 +172,7 @@ def run(command, cwd, code=0, timeout=300, env=None, fresh=False, **options):
 
 
 def wait_for(condition, seconds, what, pause=0.01):
-    """`what`, in the failure, is a text or a function that gives one."""
+    """`what`: a text for the failure, or a function that gives one."""
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:
@@ -181,7 +181,7 @@ def wait_for(condition, seconds, what, pause=0.01):
 
 
 def records(run_dir):
-    """Of metrics.jsonl; not a last line that is still being written."""
+    """The records of metrics.jsonl without an incomplete last line."""
     file = run_dir / "metrics.jsonl"
     text = file.read_text() if file.exists() else ""
     return [json.loads(line) for line in text[:text.rfind("\n") + 1].splitlines()]
@@ -192,7 +192,7 @@ def steps(run_dir):
 
 
 def wait_for_steps(processes, run_dir, count, seconds=60):
-    """Fails where a process ends before so many steps are recorded."""
+    """Fails if a process ends before `count` steps are recorded."""
     def reached():
         for process in processes:
             if process.poll() is not None:
@@ -206,13 +206,13 @@ def manifest(checkpoint):
 
 
 def checksums(checkpoint):
-    """Of every tensor, by file and name."""
+    """The checksum of every tensor, by file and name."""
     return {f"{stored['file']}/{name}": tensor["xxh3_128"]
             for stored in manifest(checkpoint)["files"] for name, tensor in stored["tensors"].items()}
 
 
 def latest(run_dir):
-    """The checkpoint that is named so."""
+    """The checkpoint that the file `latest` names."""
     return run_dir / "checkpoints" / (run_dir / "checkpoints/latest").read_text().strip()
 
 
@@ -223,7 +223,7 @@ def temporary_folder(add_cleanup):
 
 
 class Case(unittest.TestCase):
-    """A test with a folder of its own."""
+    """A test with its own folder."""
 
     def setUp(self):
         self.folder = temporary_folder(self.addCleanup)

@@ -1,4 +1,4 @@
-// Runs one command as several processes with an environment each, as a launcher would.
+// Runs one command as several processes, each with its own environment, as a launcher would.
 #pragma once
 
 #include <map>
@@ -9,7 +9,7 @@ namespace pptrain::test {
 
 struct Process {
   std::vector<std::string> arguments;              // the program first
-  std::map<std::string, std::string> environment;  // on top of this process' own
+  std::map<std::string, std::string> environment;  // in addition to this process' own
 };
 
 struct Ended {
@@ -17,7 +17,7 @@ struct Ended {
   std::string output;  // standard output and error
 };
 
-// Starts all, waits for all, at most `seconds`; what runs then is killed (code 137).
+// Starts all and waits for all, at most `seconds`; then kills those that still run (code 137).
 std::vector<Ended> run_processes(const std::vector<Process>& processes, double seconds);
 
 // A TCP port that was free a moment ago.

@@ -1,4 +1,4 @@
-"""Directories of published_models.py, as transformers makes and reads them: `write(folder, NAME)` with random weights, `load(folder)`."""
+"""Directories of published_models.py, made and read by transformers: `write(folder, NAME)` with random weights, `load(folder)`."""
 
 import json
 import os
@@ -31,7 +31,7 @@ def write(folder, name, dtype=torch.bfloat16, seed=0, mtp=False, **changes):
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:
-                parameter.mul_(4)  # of initializer_range 0.02, too little for narrow layers to matter
+                parameter.mul_(4)  # initializer_range 0.02 is too small for narrow layers to have an effect
     shake_norms(model)
     model.to(dtype).save_pretrained(folder)
     (folder / "config.json").write_text(text)  # not in the form of today's transformers

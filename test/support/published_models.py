@@ -1,8 +1,9 @@
-"""config.json of published models, for tests of what users take first: facts as published, the sizes shrunk.
+"""config.json of published models, for tests of the models that users take first: facts as published, smaller sizes.
 
-`config(NAME)` is such a file's content; published_directories.py writes it with weights. Only what SHRUNK names is smaller than
-published (widths, heads, layers, experts, the vocabulary); kept are the form of the file (rope_scaling with "type", absent keys, lists of
-layers), rotary settings with their lengths, ties, biases, windows, routing and epsilons. Special tokens beyond the vocabulary are moved to its end.
+`config(NAME)` is such a file's content; published_directories.py writes it with weights. Only the keys in SHRUNK are smaller than
+published (widths, heads, layers, experts, the vocabulary). Unchanged are the form of the file (rope_scaling with "type", absent keys,
+lists of layers), rotary settings with their lengths, ties, biases, windows, routing and epsilons. Special tokens beyond the vocabulary
+are moved to its end.
 """
 
 import copy
@@ -50,7 +51,7 @@ DEEPSEEK = {"attention_bias": False, "attention_dropout": 0.0, "aux_loss_alpha":
             "seq_aux": True, "tie_word_embeddings": False, "torch_dtype": "bfloat16", "v_head_dim": 128, **SILU}
 DEEPSEEK_ROPE = {"beta_fast": 32, "beta_slow": 1, "factor": 40, "original_max_position_embeddings": 4096, "type": "yarn"}
 
-# Without quantization_config, which conversions to bfloat16 leave out (DeepSeek-V3's is fp8, gpt-oss's mxfp4).
+# Without quantization_config, since conversions to bfloat16 leave it out (DeepSeek-V3's is fp8, gpt-oss's mxfp4).
 PUBLISHED = {
     "Llama-3.1-8B": {**LLAMA, "eos_token_id": 128001, "hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32,
                      "num_hidden_layers": 32, "num_key_value_heads": 8, "rope_scaling": {"factor": 8.0, **LLAMA_ROPE}, "tie_word_embeddings": False},
@@ -66,7 +67,7 @@ PUBLISHED = {
                             "tie_word_embeddings": True, "vocab_size": 200064},
     "gemma-3-1b": {**GEMMA_3, "hidden_size": 1152, "intermediate_size": 6912, "max_position_embeddings": 32768, "num_attention_heads": 4,
                    "num_hidden_layers": 26, "num_key_value_heads": 1, "rope_scaling": None, "sliding_window": 512, "vocab_size": 262144},
-    # text_config of the model with images, which leaves out what is its class's default.
+    # text_config of the model with images; it leaves out the defaults of its class.
     "gemma-3-4b-text": {"model_type": "gemma3_text", "hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34,
                         "rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window": 1024, "num_attention_heads": 8,
                         "num_key_value_heads": 4, "head_dim": 256, "vocab_size": 262208},
@@ -151,12 +152,12 @@ PUBLISHED = {
 VOCAB = 320  # all bytes, and some
 # 8 heads of 16 on 2 pairs of keys and values.
 GROUPED = {"hidden_size": 128, "intermediate_size": 176, "num_hidden_layers": 3, "num_attention_heads": 8, "num_key_value_heads": 2}
-EACH = {**GROUPED, "num_key_value_heads": 8}  # keys and values of its own for each head
+EACH = {**GROUPED, "num_key_value_heads": 8}  # each head has its own keys and values
 LATENT = {**EACH, "kv_lora_rank": 40, "qk_nope_head_dim": 24, "qk_rope_head_dim": 16, "v_head_dim": 20, "moe_intermediate_size": 48}
 SHRUNK = {
     "Llama-3.1-8B": GROUPED,
     "Llama-3.2-1B-Instruct": {**GROUPED, "head_dim": 16},
-    # Heads as wide as published: the factors are as many as their pairs of dimensions.
+    # Heads as wide as published, since there is a factor for each pair of dimensions.
     "Phi-3.5-mini-instruct": {"hidden_size": 192, "intermediate_size": 176, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2},
     "Phi-4-mini-instruct": {"hidden_size": 768, "intermediate_size": 176, "num_hidden_layers": 2, "num_attention_heads": 6, "num_key_value_heads": 2},
     "gemma-3-1b": {**GROUPED, "num_hidden_layers": 7, "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 32},

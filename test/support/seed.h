@@ -7,7 +7,7 @@
 
 namespace pptrain::test {
 
-// Which inputs the tests draw: 0, or PPTRAIN_TEST_SEED.
+// The choice of the tests' inputs: 0, or PPTRAIN_TEST_SEED.
 inline uint32_t chosen_seed() {
   static const uint32_t chosen = [] {
     const char* const text = std::getenv("PPTRAIN_TEST_SEED");
@@ -16,7 +16,7 @@ inline uint32_t chosen_seed() {
   return chosen;
 }
 
-// `usual` where the variable is unset, otherwise one of another thousand.
+// `usual` if the variable is unset, otherwise a seed from another thousand.
 inline uint32_t seed(uint32_t usual) {
   return usual + 1000 * chosen_seed();
 }

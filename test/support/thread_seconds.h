@@ -6,7 +6,7 @@
 
 namespace pptrain::test {
 
-// Seconds of processor time that `work` takes of the calling thread.
+// Seconds of the calling thread's processor time for `work`.
 inline double thread_seconds(const std::function<void()>& work) {
   const auto now = [] {
     timespec time{};

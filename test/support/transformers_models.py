@@ -1,4 +1,4 @@
-"""What tests against models of transformers share."""
+"""Shared by tests against models of transformers."""
 
 import math
 
@@ -7,8 +7,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss_func
 
 
-# Families beside Llama, Qwen3 and Mixtral, each with what sets it apart at sizes of a test: 3 layers or more of
-# hidden_size 72 with 6 heads of which 2 have keys, vocab_size 131, max_position_embeddings 256.
+# Families in addition to Llama, Qwen3 and Mixtral, each with its own features at a test's sizes: 3 layers or more of
+# hidden_size 72, 6 heads, 2 key-value heads, vocab_size 131, max_position_embeddings 256.
 LONGROPE = {"rope_type": "longrope", "rope_theta": 9000.0, "partial_rotary_factor": 0.75,
             "short_factor": [1.0, 1.1, 1.3, 1.2, 1.5, 1.25], "long_factor": [1.5, 2.0, 2.5, 3.5, 6.0, 9.0]}
 HEADS = {"num_key_value_heads": 2, "head_dim": 20}  # 6 * 20 != 72
@@ -54,14 +54,14 @@ def build_family(name, layers=3, **changes):
             sizes[key] = sizes[key][:layers]
     config = AutoConfig.for_model(name, **sizes, attn_implementation="eager", bos_token_id=1, eos_token_id=2,
                                   pad_token_id=None)
-    config._experts_implementation = "eager"  # the others know no float64
+    config._experts_implementation = "eager"  # the others do not support float64
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float()
     shake_norms(model)
     return model
 
 
 def shake_norms(model):
-    """Norms and biases start as ones and zeros, which would hide mistakes."""
+    """Adds noise to norms and biases: they start as ones and zeros, which would hide mistakes."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.dim() == 1 or name.endswith("bias"):
@@ -72,14 +72,14 @@ def shake_norms(model):
 
 
 def balance_loss(model, logits, coefficient, attention_mask=None):
-    """Of each layer by itself: transformers' own takes the means over the tokens of all layers together."""
+    """The balance loss of each layer separately: transformers' own takes means over the tokens of all layers together."""
     return coefficient * sum(
         load_balancing_loss_func((layer,), layer.shape[-1], model.config.num_experts_per_tok, attention_mask)
         for layer in logits)
 
 
 class ClosestTie:
-    """The least distance, in nats, of a token's last chosen expert from the next one, over all that a model routes."""
+    """The least distance, in nats, between a token's last chosen expert and the next one, over all routing of a model."""
 
     def __init__(self, model):
         self.distance = math.inf

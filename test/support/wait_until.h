@@ -5,7 +5,7 @@
 
 namespace pptrain::test {
 
-// Whether `done` comes true within `patience`, asked again and again.
+// Asks `done` repeatedly; returns whether it becomes true within `patience`.
 template <typename Done>
 bool wait_until(Done&& done, std::chrono::seconds patience = std::chrono::seconds(120)) {
   const auto deadline = std::chrono::steady_clock::now() + patience;

@@ -1,4 +1,4 @@
-// A safetensors file, written all at once.
+// Writes a safetensors file at once.
 #pragma once
 
 #include <filesystem>

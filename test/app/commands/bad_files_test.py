@@ -1,5 +1,5 @@
-"""What other people's machines do to a run: wrong files in a file's place, files that are cut or other ones on another
-host, limits, variables of launchers that make no sense. Each ends at once, with an exit code and a message.
+"""What other people's machines do to a run: a wrong file in a file's place, truncated files, other files on another host,
+limits, launcher variables that make no sense. Each run ends at once, with an exit code and a message.
 
 Usage: bad_files_test.py PPTRAIN [unittest arguments]
 """
@@ -55,7 +55,7 @@ class Accidents(Case):
         return out, err
 
     def refused(self, *arguments, code=2, expect=(), **options):
-        """Standard error of a command that fails with this code, and says all of `expect`."""
+        """Standard error of a command; checks that it fails with this code and prints all of `expect`."""
         error = self.finish(self.start(*arguments, **options), code)[1]
         for text in [expect] if isinstance(expect, str) else expect:
             self.assertIn(text, error)
@@ -83,7 +83,7 @@ class Accidents(Case):
                 self.refused("--config", "job.toml", expect=["environment variable" if "a[" not in named else "Slurm", named],
                              **variables)
 
-    # --- what is in a file's place -----------------------------------------------------------------------------------
+    # --- a wrong file in a file's place ------------------------------------------------------------------------------
 
     def test_pipes_and_devices_are_not_waited_for(self):
         os.mkfifo(self.folder / "pipe")
@@ -182,7 +182,7 @@ class Accidents(Case):
         self.write("hf/model.safetensors", struct.pack("<Q", len(header)) + header + bytes(128))
         expected = 'write data.tokenizer = "hf/tokenizer.json"'
         error = self.finish(self.start("check", "--config", "job.toml"), 2)[1]
-        self.assertNotIn("takes each byte for a token", error)  # weights that may know bytes
+        self.assertNotIn("takes each byte for a token", error)  # the weights may come from a model of bytes
         self.write("hf/tokenizer.model", "")
         self.refused("check", "--config", "job.toml", expect=["takes each byte for a token", "'hf/tokenizer.model' lies beside"])
         self.write("hf/tokenizer.json", "{}")
@@ -235,7 +235,7 @@ class Accidents(Case):
                 self.assertFalse((self.folder / "run").exists(), "found before anything starts")
         self.refused("check", "--config", "job.toml", settings=['checkpoint.resume="no_checkpoint"'], expect="holds no checkpoint")
         self.refused("check", "--config", "job.toml", settings=['run.dir="data.txt/run"'], expect=["run.dir", "Not a directory"])
-        # As they are meant, they are sound.
+        # Read in their own format, the files are accepted.
         for settings in (['data.path="ids.bin"', as_bin], ['data.path="llmc.bin"', as_llmc], ["data.val_fraction=0.1"]):
             self.finish(self.start("check", "--config", "job.toml", settings=settings), 0)
 
@@ -243,7 +243,7 @@ class Accidents(Case):
         settings = ['data.path="nowhere.txt"', 'data.val_path="nowhere.txt"', 'checkpoint.resume="nowhere"']
         job = self.folder / "job.toml"
         self.refused("check", "--config", job, settings=settings, cwd="/", expect=["nowhere.txt", "checkpoint.resume"])
-        plan = ["plan", "--costs", "modelled", "--config", job]  # measured ones are others each time
+        plan = ["plan", "--costs", "modelled", "--config", job]  # measured costs differ each time
         here, elsewhere = (re.sub(r"about \d+ MB in each process", "", self.finish(self.start(*plan, settings=given, cwd=cwd), 0)[0])
                            for given, cwd in ((['data.val_path="data.txt"'], None), (settings, "/")))  # the program itself is measured
         self.assertEqual(elsewhere, here)

@@ -62,7 +62,7 @@ class Case(pptrain.Case):
         return self.run_command(*mpi_command(MPIEXEC, ranks), PPTRAIN, *self.arguments(run_dir, *settings), code=code)
 
     def numbers(self, run_dir):
-        """What must not depend on the layout: the metrics of each step, and every stored tensor's checksum."""
+        """The results that must not depend on the layout: each step's metrics and every stored tensor's checksum."""
         keys = ("step", "loss", "grad_norm", "lr", "tokens", "eval_loss")
         figures = [{k: record[k] for k in keys if k in record}
                    for record in records(self.folder / run_dir) if "start" not in record]
@@ -72,7 +72,7 @@ class Case(pptrain.Case):
         return figures, tensors
 
     def own_lines(self, error):
-        """What pptrain said, without the launcher's report."""
+        """The program's output without the launcher's report."""
         return error.split("-----")[0].splitlines()
 
     def start_torchrun(self, *commands):
@@ -84,7 +84,7 @@ class Case(pptrain.Case):
         return process
 
     def ranks(self):
-        """The processes of pptrain that work on a job of this test, in the order in which they were started."""
+        """The pptrain processes that run a job of this test, in the order of their start."""
         found = []
         for process in pathlib.Path("/proc").glob("[0-9]*"):
             try:
@@ -114,7 +114,7 @@ class CommandLine(Case):
         cls.whole_said = run([PPTRAIN, "--config", "job.toml", *sets("run.dir=run")], cls.whole)
 
     def copy_whole(self, run_dir):
-        """What training the job as it is leaves, made once for all tests. What it said is in whole_said."""
+        """The results of training the unchanged job, made once for all tests. Its output is in whole_said."""
         shutil.copytree(self.whole / "run", self.folder / run_dir)
 
     # --- subcommands -------------------------------------------------------------------------------------------------
@@ -124,7 +124,7 @@ class CommandLine(Case):
         self.assertEqual(self.pptrain("config", "--schema").stdout, (SOURCE / "configs/schema.json").read_text())
 
     def test_version(self):
-        # Under a launcher's variables and with no GPU to be seen: it makes no world and no CUDA context.
+        # With a launcher's variables and no visible GPU: the command makes no world and no CUDA context.
         lines = self.pptrain("--version", CUDA_VISIBLE_DEVICES="", RANK=1, WORLD_SIZE=2).stdout.splitlines()
         version = re.search(r"project\(pptrain VERSION ([\d.]+)", (SOURCE / "CMakeLists.txt").read_text())[1]
         self.assertEqual(lines[0], f"pptrain {version}")
@@ -141,7 +141,7 @@ class CommandLine(Case):
         alone = self.folder / "pptrain"
         shutil.copy(PPTRAIN, alone)
         self.assertIn("pptrain_whole", self.run_command(alone, "check", "--config", self.job, code=1).stderr)
-        # The processor is asked anew, not the machine of the build.
+        # The program asks the processor at run time; the build machine does not matter.
         self.assertIn("pptrain_whole", self.run_command(alone, "--version", ATEN_CPU_CAPABILITY="default", code=1).stderr)
         self.assertIn("ATen DEFAULT", self.pptrain("--version", ATEN_CPU_CAPABILITY="default").stdout)
         self.pptrain("config", "--nothing", code=2)
@@ -156,7 +156,7 @@ class CommandLine(Case):
         self.assertIn("a new run in runs/default", lines[5])
         self.assertEqual(lines[6:], ["It would start here."])
         needed, program = map(float, re.search(r"needs ([\d.]+) MB, and ([\d.]+) MB in each process for the program;", lines[3]).groups())
-        self.assertGreater(program, 100)  # LibTorch alone; the job's bytes are its own
+        self.assertGreater(program, 100)  # LibTorch alone; the job's bytes are separate
         self.assertGreater(needed, 0.1)
         gpu = self.pptrain("check", "--config", self.job, "--set", "run.device=cuda", code=None)
         self.assertEqual(gpu.returncode, 4 if "would not start" in gpu.stdout else 0)
@@ -239,7 +239,7 @@ class CommandLine(Case):
         self.assertIn(f"{len(ranked) - 10} more: --all", self.plan("--search").stdout)
         rows = list(csv.DictReader(self.plan("--search", "--format", "csv").stdout.splitlines()))
         self.assertEqual([row["set"].split() for row in rows], [row["set"] for row in ranked])
-        # What a row says to set is what gives its step.
+        # The settings that a row prints give that row's step time.
         last = ranked[-1]
         settings = [part for key in last["set"] for part in ("--set", key)]
         plan = json.loads(self.plan("--format", "json", *settings).stdout)
@@ -261,7 +261,7 @@ class CommandLine(Case):
         self.assertRegex(small.splitlines()[2], r"^memory: DOES NOT FIT: rank 0 needs \S+ MB; it has 0\.1 MB$")
         found = json.loads(self.pptrain("plan", "--config", self.job, "--device", "h100", "--memory-gb", "1e-4", "--format", "json").stdout)
         self.assertFalse(found["memory"]["fits"])
-        # check asks the same function, of the GPUs that are here, or of those that plans are modelled for.
+        # check asks the same function, for the GPUs of this machine or for the modelled ones.
         large = ["run.device=cuda", "model.hidden_size=65536", "model.intermediate_size=262144", "model.num_attention_heads=512"]
         check = self.pptrain("check", *self.arguments("run", *large), code=4).stdout
         self.assertRegex(check, r"(?m)^memory +no +rank \d needs [\d.]+ GB; .* has [\d.]+ GB\. pptrain plan says what makes it fit")
@@ -272,7 +272,7 @@ class CommandLine(Case):
         self.assertIn("4 threads share 1 core", shared["costs"])
         self.assertNotIn("share", alone["costs"])
         self.assertGreater(shared["predicted_step_time"], 2 * alone["predicted_step_time"])
-        # The default are the cores that the process may use: here one.
+        # By default it uses the cores that the process may use: here one.
         one = str(min(os.sched_getaffinity(0)))
         bound = json.loads(self.run_command("taskset", "-c", one, PPTRAIN, "plan", "--config", self.job, "--costs", "modelled", *four).stdout)
         self.assertEqual(bound["predicted_step_time"], shared["predicted_step_time"])
@@ -295,7 +295,7 @@ class CommandLine(Case):
         text = self.pptrain(*search).stdout
         self.assertIn("why the others lose", text)
         found = json.loads(self.pptrain(*search, "--format", "json").stdout)
-        # The best one is a job: what the search says of it is what the plan of that job says.
+        # The best row is a job: its plan predicts the same as the search.
         best = found["ranking"][0]
         keys = re.search(r"^1 .*\n((?:     --set .*\n)+)", text, re.MULTILINE).group(1).replace("\\\n", " ").split()
         self.assertEqual(keys[1::2], best["set"])
@@ -308,12 +308,12 @@ class CommandLine(Case):
 
     def test_the_recipes(self):
         for recipe in sorted((SOURCE / "configs").glob("*.toml")):
-            if recipe.name in ("reference.toml", "finetune.toml"):  # of a directory that is made first: finetune_test.py
+            if recipe.name in ("reference.toml", "finetune.toml"):  # reads a directory that finetune_test.py makes
                 continue
             with self.subTest(recipe=recipe.name):
                 plan = self.run_command(PPTRAIN, "plan", "--config", recipe, "--costs", "modelled", cwd=SOURCE).stdout
                 self.assertIn("tokens/s", plan)
-                if "cuda" in recipe.read_text() or recipe.name == "text_to_text.toml":  # whose data test/scripts makes
+                if "cuda" in recipe.read_text() or recipe.name == "text_to_text.toml":  # its data are made by test/scripts
                     continue
                 self.run_command(PPTRAIN, "--config", recipe, "--set", f"run.dir={self.folder / recipe.stem}",
                                  *sets("train.steps=2", "train.seq_len=64", "eval.interval=0", "data.val_fraction=0",
@@ -345,7 +345,7 @@ class CommandLine(Case):
     def test_doctor(self):
         plain = self.pptrain("doctor", *self.arguments("run"), code=None).stdout.splitlines()
         self.assertIn("an activation of 0.00 MB", plain[-2])
-        megabytes = []  # of an activation: tensor-parallel ranks send a part each
+        megabytes = []  # size of an activation; each tensor-parallel rank sends a slice
         for tp in (1, 2):
             many = self.arguments("run", "train.micro_batch_size=512", f"distributed.tp={tp}")
             out = self.pptrain("doctor", *many, code=None).stdout.splitlines()
@@ -395,7 +395,7 @@ class CommandLine(Case):
         self.pptrain("check", "--config", best)
         self.assertIn("--pick 999", self.plan("--search", "--write", best, "--pick", "999", code=2).stderr)
         self.assertIn("--write needs --search", self.plan("--write", best, code=2).stderr)
-        # Of meshes: what was refined, unless a row is picked. The job's own head and slices do not get into a row.
+        # A search over meshes writes the refined job unless --pick names a row. Rows do not take the job's head and slices.
         search = ["--search", "--world", "4", "--set", "distributed.pp=2", "--set", "distributed.pp_head=spread"]
         found = json.loads(self.plan(*search, "--format", "json", "--write", best).stdout)
         self.assertEqual(found["refined"]["pp_head"], "spread")
@@ -436,7 +436,7 @@ class CommandLine(Case):
             self.assertIn(f"--log {word}: {told}", refused)
         self.assertEqual(self.whole_said.stderr, "")
 
-        # Threads: each line names the rank that it is of.
+        # Ranks are threads: each line names its rank.
         out = self.pptrain(*self.arguments("run", "checkpoint.interval=2"), "--log", "trace", "--log", "memory=off").stderr
         lines = [re.fullmatch(r"[\d:.]+ rank ([?\d]) (\w+) (\w+): (.*)", line) for line in out.splitlines()]
         self.assertTrue(all(lines), out)
@@ -450,7 +450,7 @@ class CommandLine(Case):
                       r"checkpoint debug: wrote \S+: \d+ tensors, \d+ bytes", r"checkpoint info: saved '\S+step_2': \d+ files of this rank, \d+ bytes"):
             self.assertRegex(out, words)
 
-        # Processes, and files; a level of one subsystem leaves the others off.
+        # Ranks are processes with a log file each; a level for one subsystem leaves the others off.
         command = self.arguments("tcp") + ["--log", "comm=debug", "--log", "memory=debug", "--log-dir", "logs"]
         for rank in self.start_torchrun(command, command):
             self.assertEqual(rank.communicate()[1], "")
@@ -560,7 +560,7 @@ class CommandLine(Case):
         done = self.pptrain("eval", *self.arguments("run"), code=2)
         self.assertEqual(done.stderr.count("the validation data have no token to predict"), 1)
         self.assertEqual(done.stdout, "")
-        # Of two sources one may have a loss.
+        # If only one of two sources has tokens to predict, there is still a loss.
         sources = "".join(f'[[data.sources]]\nname = "{name}"\npath = "{TEXT}"\n{keys}\n'
                           for name, keys in {"text": "val_fraction = 0.2", "ends": f'val_path = "{self.folder}/ends.txt"'}.items())
         self.job.write_text(re.sub(r"\[data\][^\[]*", "[data]\ndocument_end = 10\n" + sources, JOB))
@@ -644,13 +644,13 @@ class CommandLine(Case):
         keys = ("train.seq_len", "train.micro_batch_size", "model.hidden_size")
         other = self.arguments("run", *(f"{key}={size}" for key, size in zip(keys, (12, 3, 64))))
         error = self.run_command(*mpi_command(MPIEXEC, 1), PPTRAIN, *self.arguments("run"), ":", "-n", "1", PPTRAIN, *other, code=2).stderr
-        for key in keys:  # it names each that differs
+        for key in keys:  # the message names each key that differs
             self.assertRegex(error, r"rank 1: \(host \S+\) the job is another one than rank 0's .*" + key)
 
     @with_mpi
     def test_heartbeats_heed_the_address_of_the_host(self):
         run = [*mpi_command(MPIEXEC, 2), PPTRAIN]
-        done = self.run_command(*run, *self.arguments("wrong"), PPTRAIN_HOST_ADDRESS="192.0.2.7")  # RFC 5737: nobody's
+        done = self.run_command(*run, *self.arguments("wrong"), PPTRAIN_HOST_ADDRESS="192.0.2.7")  # RFC 5737: no host
         self.assertIn('PPTRAIN_HOST_ADDRESS is "192.0.2.7": this host has no such address', done.stdout + done.stderr)
         done = self.run_command(*run, *self.arguments("right"), PPTRAIN_HOST_ADDRESS="127.0.0.1")
         self.assertNotIn("PPTRAIN_HOST_ADDRESS", done.stdout + done.stderr)
@@ -840,7 +840,7 @@ class CommandLine(Case):
         self.assertEqual(generate(text="To\n\nbe\n"), both)
         self.assertEqual(generate("--prompts", "-", text="To\r\nbe"), both)
         self.assertEqual(generate("--prompt", "To", "--prompts", "-", text="be\n"), both)
-        # As long as the positions allow: 16 of them, of which the last token is never read.
+        # As long as the 16 positions allow; the last token is never read.
         self.assertEqual([len(out["ids"]) for out in both], [15, 15])
 
     def test_generate_refuses_by_name(self):
@@ -888,7 +888,7 @@ class CommandLine(Case):
                 self.assertEqual(first["start"], begins)
                 self.assertEqual(second["start"], "resume")
                 self.assertIn("--config", second["command"])
-        # What was there when a run was started over has moved, nothing is deleted.
+        # Starting a run over moves the old files aside and deletes nothing.
         self.assertTrue((self.folder / "again/checkpoints.1/step_4").is_dir())
         self.assertIn('"step":4', (self.folder / "again/metrics.1.jsonl").read_text())
         self.assertIn('resume = "none"', (self.folder / "again/job.1.toml").read_text())
@@ -929,7 +929,7 @@ class CommandLine(Case):
 
 
 class Clock(Case):
-    """What depends on how fast the machine is: signals, kills, limits of time."""
+    """Tests that depend on the machine's speed: signals, kills, time limits."""
 
     def test_quick_answers(self):
         whole = PPTRAIN.with_name("pptrain_whole")
@@ -937,7 +937,7 @@ class Clock(Case):
                           ["completion", "bash"], ["completion", "zsh"], ["completion", "fish"]):
             with self.subTest(arguments):
                 self.assertEqual(self.pptrain(*arguments).stdout, self.run_command(whole, *arguments).stdout)
-                # Without the whole program beside it: it answered by itself, and fast.
+                # Copied to a folder without pptrain_whole, the program answers by itself, and fast.
                 alone = self.folder / "pptrain"
                 shutil.copy(PPTRAIN, alone)
                 if arguments != ["--version"] or not pathlib.Path("/dev/nvidiactl").exists():
@@ -1006,7 +1006,7 @@ class Clock(Case):
         settings = ["train.steps=100000", "eval.interval=0"]
         process = self.start_and_wait_for([PPTRAIN, *self.arguments("run", *settings)], "run", 3)
         try:
-            def files():  # the first run writes its pace at times
+            def files():  # the first run writes its pace from time to time
                 return {path.name for path in self.folder.glob("run/*")} - {"pace.json"}
             before = files()
             error = self.train("run", *settings, "checkpoint.resume=restart", code=1).stderr

@@ -120,7 +120,7 @@ class Compare(pptrain.Case):
         self.assertIn("step 2 is the first that differs, in ", text)
         self.assertRegex(text, r"first of them:\nmodel: embed\.weight .*\n.*stage_0/model\.safetensors, rank 0\)")
         self.assertIn("run both anew with --set checkpoint.interval=1", text)
-        # A step 5 of other weights, with the figures and the first checkpoints of the equal run.
+        # As if step 5 made the weights differ: the metrics and checkpoints before it are those of the equal run.
         for step in (2, 4):
             shutil.rmtree(self.folder / f"other/checkpoints/step_{step}")
             shutil.copytree(self.folder / f"one/checkpoints/step_{step}", self.folder / f"other/checkpoints/step_{step}")

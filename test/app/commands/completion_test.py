@@ -1,4 +1,4 @@
-"""What real shells propose with the scripts that `pptrain completion` prints.
+"""The completions of real shells with the scripts that `pptrain completion` prints.
 
 Usage: completion_test.py PPTRAIN [unittest arguments]; a shell that is not installed is skipped
 """
@@ -27,25 +27,25 @@ def pptrain(*arguments):
 
 
 def keys_of_reference():
-    """Every key of configs/reference.toml: those that have no default stand behind a #."""
+    """Every key of configs/reference.toml: a key without a default is behind a #."""
     text = (SOURCE / "configs/reference.toml").read_text()
     section, keys = "", set()
     for line in text.splitlines():
         if header := re.fullmatch(r"(# )?\[+([\w.]+)\]+", line):
             section = header[2]
-            if header[1]:  # a list of tables, which is given as a whole
+            if header[1]:  # a list of tables is one key
                 keys.add(section)
                 section = ""
         elif (entry := re.match(r"(# )?(\w+) = ", line)) and section:
             keys.add(f"{section}.{entry[2]}")
-    for name, table in tomllib.loads(text).items():  # what is not behind a # was read right
+    for name, table in tomllib.loads(text).items():  # checks the keys that are not behind a #
         for key, value in table.items():
             assert isinstance(value, dict) or f"{name}.{key}" in keys, (name, key)
     return keys
 
 
 class Shell:
-    """The cases that hold in all shells. `complete` answers with what the last word of the line may become."""
+    """The cases that hold in all shells. `complete` returns the completions of the line's last word."""
 
     name = ""
 
@@ -154,7 +154,7 @@ class Bash(Shell, unittest.TestCase):
         self.assertEqual(self.complete("pptrain plan --format=s", no_equals), ["--format=svg"])
 
     def test_a_quoted_word(self):
-        # Within quotes nothing is broken, and readline replaces what is behind the quote.
+        # Readline breaks no words inside quotes, and replaces the text behind the quote.
         self.assertEqual(self.complete("pptrain --set 'train.dtype=b"), ["train.dtype=bf16"])
 
     def test_a_blank_begins_a_new_word(self):
@@ -183,8 +183,8 @@ class Fish(Shell, unittest.TestCase):
         self.assertRegex(done.stdout, r"^--world\tWorld size")
 
 
-# Writes what is added as a completion to $HITS, and behind it, when ^X^K is typed, the line as it has become. What is
-# typed before the line editor has the terminal would be lost.
+# Writes the added completions to $HITS. When ^X^K is typed, it also appends the current line. Text that is typed before
+# the line editor has the terminal would be lost.
 ZSHRC = r"""
 PS1= PS2= RPS1=
 unset zle_bracketed_paste
@@ -246,7 +246,7 @@ class Zsh(Shell, unittest.TestCase):
 
     @classmethod
     def wait_for_answer(cls):
-        """The lines written since the last answer, and the line that was then on the terminal."""
+        """The lines written since the last answer, and the line on the terminal at that time."""
         end = time.monotonic() + DEADLINE
         shown = b""
         while time.monotonic() < end:

@@ -1,4 +1,4 @@
-"""configs/schema.json, read by the jsonschema package: what it accepts and refuses, and whether pptrain agrees.
+"""configs/schema.json, read by the jsonschema package: the jobs it accepts and refuses, and whether pptrain agrees.
 
 Usage: schema_test.py PPTRAIN [unittest arguments]
 """
@@ -33,7 +33,7 @@ def read_reference():
         if header := re.fullmatch(r"\[([\w.]+)\]", line):
             section = header[1]
         elif re.fullmatch(r"# \[\[.*\]\]", line):
-            section = ""  # what follows are keys of a list of tables
+            section = ""  # the next keys belong to a list of tables
         elif (entry := re.match(r"(?:# )?(\w+) = ", line)) and section:
             types = [c for c in comment if re.match(r"(integer|float|true or false|string|list of|one of:)", c)]
             assert types, f"a help text has a line that looks like a key: {line}"
@@ -43,7 +43,7 @@ def read_reference():
 
 
 def bounds(kind):
-    """(value, may it be the value?) below and above, None where there is no bound."""
+    """(bound, is the bound itself allowed?) below and above; None without a bound."""
     number = r"-?[\d.]+(?:e[+-]?\d+)?"
     if both := re.search(rf"({number}) (<=?) x (<=?) ({number})", kind):
         return (float(both[1]), both[2] == "<="), (float(both[4]), both[3] == "<=")
@@ -63,7 +63,7 @@ def given(name, value):
 
 
 def faults(job):
-    """The keys that the schema finds fault with; of an unknown key its section."""
+    """The keys that the schema refuses; for an unknown key, its section."""
     return {".".join(str(part) for part in error.absolute_path) for error in VALIDATOR.iter_errors(job)}
 
 
@@ -81,7 +81,7 @@ KEYS = read_reference()
 
 class Schema(unittest.TestCase):
     def refused_by_pptrain(self, values):
-        """The keys named in the faults that pptrain finds in a job with these values."""
+        """The keys that pptrain names when it refuses a job with these values."""
         with tempfile.TemporaryDirectory(prefix="pptrain_schema_") as folder:
             job = pathlib.Path(folder) / "job.toml"
             job.write_text("".join(f"{name} = {json.dumps(value)}\n" for name, value in values.items()))
@@ -94,7 +94,7 @@ class Schema(unittest.TestCase):
         self.assertEqual(faults(JOB), set())
 
     def test_the_reference_was_read(self):
-        # What the tests below compare with: every key that the schema has, outside lists of tables.
+        # The tests below compare with this: every key of the schema outside lists of tables.
         def names(table, prefix):
             for key, entry in table["properties"].items():
                 if entry.get("type") == "object":
@@ -109,7 +109,7 @@ class Schema(unittest.TestCase):
         self.assertGreater(len(jobs), 10)
         for path in jobs:
             errors = list(VALIDATOR.iter_errors(tomllib.loads(path.read_text())))
-            if path.name == "reference.toml":  # lacks what has no default
+            if path.name == "reference.toml":  # it has no values for keys without a default
                 self.assertTrue(errors)
                 self.assertLessEqual({e.validator for e in errors}, {"required", "anyOf"})  # one of several is required
             else:
@@ -163,7 +163,7 @@ class Schema(unittest.TestCase):
             self.assertEqual(faults(given("distributed.pp_split", value)), set())
         for value in ([], [0, 1], [1.5], [["x"]]):
             self.assertTrue(faults(given("distributed.pp_split", value)), value)
-        self.assertEqual(faults(given("lr_schedule.name", "WSD")), set())  # in any case of letters
+        self.assertEqual(faults(given("lr_schedule.name", "WSD")), set())  # upper and lower case are equal
         self.assertEqual(faults(given("lr_schedule.name", "wsdx")), {"lr_schedule.name"})
         self.assertTrue(faults(given("optimizer.betas", [0.9])))
         self.assertTrue(faults(given("optimizer.betas", [0.9, 0.99, 0.999])))

@@ -1,4 +1,4 @@
-"""The program on a terminal: its bar at every width, its lines, its colours, Ctrl-C, and the log that it leaves.
+"""The program on a terminal: its bar at every width, its lines, its colours, Ctrl-C, and the log that it writes.
 
 Usage: terminal_test.py PPTRAIN [unittest arguments]
 """
@@ -29,14 +29,14 @@ TIMED = re.compile(r"\d\d:\d\d:\d\d (.*)")
 
 
 class Screen:
-    """What a terminal of so many columns shows, of the few sequences that the program uses."""
+    """A terminal with this number of columns. It knows only the few escape sequences that the program uses."""
 
     def __init__(self, columns):
         self.columns = columns
         self.rows = [""]
         self.row = self.column = 0
         self.wrapped = False
-        self.bars = []  # each text that stood on the last line before it was written over
+        self.bars = []  # each text of the last line, before the next text replaced it
 
     def feed(self, text):
         text = COLOR.sub("", text)
@@ -82,7 +82,7 @@ class Terminal(Case):
         return run(self.command(*arguments), self.folder, code=code, timeout=60, env=self.environment())
 
     def start(self, *arguments, columns=100, **extra):
-        """The program on a terminal of its own, which is also the one that Ctrl-C is typed on."""
+        """The program on its own controlling terminal; the test types Ctrl-C there."""
         pid, terminal = pty.fork()
         if pid == 0:
             try:
@@ -99,7 +99,7 @@ class Terminal(Case):
         fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
 
     def read(self, terminal, until=None, timeout=60):
-        """What it prints until a text is there, or until it ends."""
+        """Its output until this text is there, or until it ends."""
         text = ""
         deadline = time.monotonic() + timeout
         while until is None or until not in text:

@@ -1,4 +1,4 @@
-"""`pptrain tokenize` as its users meet it, up to a job that trains on what it wrote.
+"""`pptrain tokenize` as its users meet it, up to a job that trains on its output.
 
 Usage: tokenize_test.py PPTRAIN [unittest arguments]
 """
@@ -41,7 +41,7 @@ class Tokenize(Case):
         return self.pptrain("tokenize", "--tokenizer", "tokenizer.json", "--out", "out", *arguments, code=code)
 
     def documents(self):
-        """The documents by the index, read as Megatron-LM's IndexedDataset reads it."""
+        """The documents of the index, read as Megatron-LM's IndexedDataset reads them."""
         index = (self.folder / "out.idx").read_bytes()
         magic, version, code, sequences, ends = struct.unpack_from("<9sQBQQ", index)
         self.assertEqual((b"MMIDIDX\0\0", 1), (magic, version))

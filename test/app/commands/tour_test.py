@@ -62,7 +62,7 @@ class Tour(pptrain.Case):
 
     def test_every_subcommand(self):
         (self.folder / "text.jsonl").write_text('{"text": "All happy families are alike."}\n' * 20)
-        ended = [  # in this order; what each says, at least
+        ended = [  # in this order; the least that each prints
             (["check", "--config", "job.toml"], "pp"),
             (["doctor", "--config", "job.toml"], "memory"),
             (["plan", "--config", "job.toml"], "bubble"),

@@ -192,7 +192,7 @@ TEST_CASE("the first of the common checkpoints that differs is found") {
     for (const int64_t step : b.kept) {
       save_example(folder / "b/checkpoints", step, 2);
       if (step < first) continue;
-      // What step 100 holds, under this step's name.
+      // The contents of step 100 under this step's name.
       save_example(folder / "other", 100, 1);
       std::filesystem::remove_all(b.folder / "checkpoints" / ("step_" + std::to_string(step)));
       std::filesystem::rename(folder / "other/step_100",

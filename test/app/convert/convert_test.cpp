@@ -1,4 +1,4 @@
-// The parts of a conversion that need no directory of Hugging Face's.
+// The parts of a conversion that need no Hugging Face directory.
 #include <c10/core/ScalarType.h>
 
 #include <array>

@@ -36,7 +36,7 @@ PPTRAIN = pathlib.Path(sys.argv.pop(1)).resolve()
 ORACLE = pathlib.Path(sys.argv.pop(1)).resolve()
 VOCAB = 131
 
-# Sizes that share no factors, so that one taken for another does not go unseen; tp = 2 divides what it cuts.
+# Sizes without common factors, so that a size used in another's place is found. tp = 2 divides the sharded ones.
 SIZES = """hidden_size = 72
 intermediate_size = 104
 num_hidden_layers = 4
@@ -193,13 +193,13 @@ class CheckpointToHf(Case):
         model = AutoModelForCausalLM.from_pretrained(out, attn_implementation="eager").eval()
         self.assertEqual(model.dtype, torch.float32)
         nats, count, held = 0.0, 0, tokens[300:].tolist()
-        for first in range(0, len(held) - 1, 16):  # as eval takes them: samples of 16 tokens, the last one shorter
+        for first in range(0, len(held) - 1, 16):  # as in eval: samples of 16 tokens, the last one shorter
             row = torch.tensor([held[first:first + 17]])
             with torch.no_grad():
                 logits = model(row[:, :-1]).logits[0]
             nats += torch.nn.functional.cross_entropy(logits, row[0, 1:], reduction="sum").item()
             count += row.shape[1] - 1
-        loss = [record["eval_loss"] for record in records(self.folder / "run") if "eval_loss" in record][-1]  # as eval would say
+        loss = [record["eval_loss"] for record in records(self.folder / "run") if "eval_loss" in record][-1]  # as eval reports it
         assert_within(self, abs(loss - nats / count), 1e-5)
         self.assertEqual(self.eval(job, out), loss)  # the directory's weights are the checkpoint's, to the bit
         prompts = tokens[:64].view(2, 32)
@@ -216,7 +216,7 @@ class CheckpointToHf(Case):
         rope = model.config.rope_parameters
         self.assertEqual((rope["rope_type"], rope["rope_theta"], rope["low_freq_factor"], rope["high_freq_factor"],
                           rope["original_max_position_embeddings"]), ("llama3", 5000.0, 1.5, 4.5, 32))
-        self.assertIsNone(model.config.eos_token_id)  # no tokenizer says what it is
+        self.assertIsNone(model.config.eos_token_id)  # without a tokenizer it is not known
 
     def test_tied_llama_with_linear_rope(self):
         self.check_model("llama_tied")
@@ -232,7 +232,7 @@ class CheckpointToHf(Case):
 
     @exact
     def test_layouts_give_the_same_directory(self):
-        # At a learning rate of 0 all layouts save the same weights: those of the seed.
+        # At learning rate 0 all layouts save the seed's weights.
         layouts = {"llama": (["pp=2", "tp=2"], ["dp_shard=2"], ["pp=2", "dp_shard=2"]),
                    "qwen3_moe": (["pp=2", "dp_shard=2", "ep=2"], ["tp=2"])}
         for name, meshes in layouts.items():
@@ -281,10 +281,10 @@ class CheckpointToHf(Case):
 
 @exact
 class Tokenizers(Case):
-    """Written without being asked for, so that transformers ends a text where generate does."""
+    """convert writes the tokenizer and the end tokens unasked, so that transformers ends a text at the same token as generate."""
 
     def check_ends(self, folder, expected):
-        """Of the directory `folder`, made of the run: generate's text and transformers'."""
+        """Compares the text of generate, from the run, with the text of transformers, from `folder`."""
         done = self.pptrain("generate", "--config", self.folder / "job.toml", "--prompt", "abc ab", "--max-tokens", 40,
                             "--temperature", 0, "--json")
         ours = json.loads(done.stdout)
@@ -299,7 +299,7 @@ class Tokenizers(Case):
         self.assertEqual(ours["finish"], "stop")
 
     def write_hf(self):
-        """A model that soon says token 5, at which generation_config.json ends a text beside the tokenizer's 2."""
+        """A model that soon predicts token 5. generation_config.json ends a text at 5; the tokenizer ends it at 2."""
         model = save_hf("qwen3", self.folder / "hf")
         with torch.no_grad():
             model.lm_head.weight[5] = model.lm_head.weight.abs().sum(0) / 20
@@ -330,7 +330,7 @@ class Tokenizers(Case):
         self.assertLessEqual(tokenizer, files(self.folder / "adapter"))
 
     def test_what_is_no_tokenizer_is_not_published(self):
-        """A checkpoint's job could name any file."""
+        """The job of a checkpoint could name any file as a tokenizer."""
         make_tokenizer(self.folder / "tok")
         named = (self.folder / "tok/tokenizer.json").rename(self.folder / "tok/mine.json")
         self.train(data=f'tokenizer = "{named}"')
@@ -346,7 +346,7 @@ class Tokenizers(Case):
 
 class HfAndBack(Case):
     def round_trip(self, source, step=0):
-        """To a checkpoint, which is returned, and back. verify() is for all of them together."""
+        """Converts to a checkpoint and back; returns the checkpoint. verify() checks all of them together."""
         checkpoint = self.folder / f"checkpoints/step_{step}"
         self.convert(source, checkpoint)
         self.convert(checkpoint, self.folder / "back")
@@ -383,7 +383,7 @@ class HfAndBack(Case):
                 model.to(torch.bfloat16 if i % 3 == 0 else torch.float32).save_pretrained(self.folder / "hf", **options)
                 checkpoint = self.round_trip(self.folder / "hf", i)
                 self.convert(checkpoint, self.folder / "new", "--dtype", "fp32")
-                # Read again: a model in bfloat16 has rounded its rotary frequencies too.
+                # The model is read again, since a model in bfloat16 has rounded its rotary frequencies too.
                 first, new = (AutoModelForCausalLM.from_pretrained(self.folder / part, dtype=torch.float32, pad_token_id=0)
                               for part in ("hf", "new"))
                 ids = torch.arange(2 * 32).view(2, 32)
@@ -393,7 +393,7 @@ class HfAndBack(Case):
 
     @exact
     def test_a_snapshot_of_the_hub_with_all_that_lies_there(self):
-        # Links to blobs, folders, a header of another writer, tensors that are no parameters, a tied head.
+        # Links to blobs, subfolders, another writer's header, tensors that are not parameters, a tied head.
         blobs, source = self.folder / "hub/blobs", self.folder / "hub/snapshots/main"
         source.parent.mkdir(parents=True)
         model = save_hf("llama", blobs, torch.bfloat16)
@@ -439,7 +439,7 @@ class HfAndBack(Case):
 
     @exact
     def test_a_run_begins_with_it_as_with_the_directory(self):
-        source, checkpoint = self.folder / "hf", self.folder / "c/checkpoints/step_0"  # where a run in c finds it by itself
+        source, checkpoint = self.folder / "hf", self.folder / "c/checkpoints/step_0"  # a run in c finds it there by itself
         save_hf("qwen3", source, torch.bfloat16)
         make_tokens(self.folder / "tokens.bin")
         self.convert(source, checkpoint)
@@ -459,7 +459,7 @@ class HfAndBack(Case):
 
     @exact
     def test_memory_does_not_grow_with_the_model(self):
-        # Started by a small process: one that is started has had its parent's memory.
+        # A small process starts it: the peak memory of a process begins with its parent's.
         start = ("import resource, subprocess, sys; subprocess.run(sys.argv[1:], check=True, stdout=sys.stderr); "
                  "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)")
 
@@ -481,11 +481,11 @@ class HfAndBack(Case):
             checkpoint, back = self.folder / f"checkpoint{layers}", self.folder / f"back{layers}"
             twice = [(peak("--from", source, "--to", checkpoint, *more), peak("--from", checkpoint, "--to", back, *more))
                      for more in ([], ["--overwrite"])]
-            peaks[layers] = [(min if layers == 48 else max)(times) for times in zip(*twice)]  # without what varies
+            peaks[layers] = [(min if layers == 48 else max)(times) for times in zip(*twice)]  # the smallest growth of two runs
         grown = sum(p.stat().st_size for p in (self.folder / "checkpoint48").rglob("*") if p.is_file()) / 2**20
-        self.assertGreater(grown, 400)  # MiB of float32, of tensors of 2 MiB at most
+        self.assertGreater(grown, 400)  # MiB of float32, in tensors of at most 2 MiB
         for small, large in zip(peaks[1], peaks[48]):
-            # Of the program's libraries, 90 MiB in all, more or less is in memory at a time.
+            # How much of the program's libraries (90 MiB in all) is in memory varies.
             self.assertGreater(small, 30)
             self.assertLess(large - small, grown / 3)
 
@@ -516,7 +516,7 @@ class Refusals(Case):
         source, out, checkpoint = self.folder / "hf", self.folder / "out", self.folder / "checkpoint"
         save_hf("qwen3", source, torch.bfloat16, max_shard_size="200KB")
         (source / "README.md").write_text("about")
-        checkpoint.mkdir()  # an empty folder is in nobody's way
+        checkpoint.mkdir()  # an empty folder is no obstacle
         self.convert(source, checkpoint)
         self.convert(source, checkpoint, "--overwrite")
         self.convert(checkpoint, out, "--dtype", "fp16")

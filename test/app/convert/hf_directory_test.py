@@ -48,7 +48,7 @@ class Case(pptrain.Case):
         return json.loads(done.stdout)["loss"], done.stderr
 
     def loss_of(self, model):
-        """transformers' loss of what eval takes: samples of SEQ_LEN tokens, the last one shorter."""
+        """transformers' loss on eval's samples: SEQ_LEN tokens each, the last one shorter."""
         nats, count, held = 0.0, 0, self.tokens[100:].tolist()
         for first in range(0, len(held) - 1, SEQ_LEN):
             row = torch.tensor([held[first:first + SEQ_LEN + 1]])
@@ -59,20 +59,20 @@ class Case(pptrain.Case):
         return nats / count
 
     def check_eval(self, model):
-        """Of the directory; returns what eval logs."""
+        """Compares eval of the directory with transformers; returns eval's log."""
         self.loss, log = self.eval()
         self.assertLess(abs(self.loss - self.loss_of(model)), 1e-5)
         return log
 
     def change(self, **changes):
-        """Of tensors of the directory, None: without it."""
+        """Replaces tensors of the directory; None removes one."""
         path = self.hf / "model.safetensors"
         tensors = {key.replace("/", "."): value for key, value in changes.items()}
         kept = {**load_file(path), **tensors}
         save_file({key: value for key, value in kept.items() if value is not None}, path, {"format": "pt"})
 
     def round_trip(self):
-        """To a checkpoint, whose loss is the directory's (that of check_eval) to the bit, and back."""
+        """Converts to a checkpoint and back. The checkpoint's loss has the bits of self.loss (see check_eval)."""
         shutil.rmtree(self.folder / "checkpoint", ignore_errors=True)
         shutil.rmtree(self.folder / "back", ignore_errors=True)
         lines = self.convert(self.hf, self.folder / "checkpoint").stderr
@@ -92,7 +92,7 @@ class Published(Case):
                 shutil.rmtree(self.hf, ignore_errors=True)
                 model = write(self.hf, name)
                 self.assertEqual(self.check_eval(model).count("warning"), 0)
-                if i % 3 == 0:  # tests of the families do it for each of them
+                if i % 3 == 0:  # the families' tests do it for every family
                     self.round_trip()
 
     def test_layers_for_multi_token_prediction_are_left_out(self):
@@ -105,7 +105,7 @@ class Published(Case):
         trained = load(self.folder / "trained")
         self.assertEqual(trained.config.num_nextn_predict_layers, 0)
         self.assertLess(abs(self.eval("--checkpoint", self.folder / "run")[0] - self.loss_of(trained)), 1e-5)
-        # Not without what config.json says of them.
+        # Refused if config.json does not count these layers.
         shutil.rmtree(self.folder / "run")
         config = self.hf / "config.json"
         config.write_text(config.read_text().replace('"num_nextn_predict_layers": 1', '"num_nextn_predict_layers": 0'))
@@ -115,7 +115,7 @@ class Published(Case):
 
 class Heads(Case):
     def test_a_head_of_its_own_though_config_json_says_tied(self):
-        """As merged adapters of the head leave it."""
+        """Merging adapters of the head gives such a directory."""
         tied = write(self.hf, "Llama-3.2-1B-Instruct")
         head = load_file(self.hf / "model.safetensors")["model.embed_tokens.weight"].float()
         self.change(**{"lm_head/weight": (1.2 * head + 0.01).bfloat16()})
@@ -170,7 +170,7 @@ class Names(Case):
 
 class Refusals(Case):
     def refusals(self, all_commands):
-        """What commands that read the directory say."""
+        """The output of commands that read the directory."""
         job = self.job()
         commands = (["check", "--config", job], ["--config", job], ["eval", "--config", job],
                     ["generate", "--config", job, "--prompt-ids", "1,2"], ["convert", "--from", self.hf, "--to", self.folder / "out"])

@@ -26,9 +26,9 @@ from published_models import PUBLISHED  # noqa: E402
 
 torch.set_num_threads(1)
 SECTIONS = {"train": {"steps": 3}, "optimizer": {"lr": 0.05}, "lr_schedule": {"warmup_steps": 0}, "lora": {"rank": 4, "alpha": 6}}
-# Their directories have q, k and v in one tensor.
+# Families whose directories have q, k and v in one tensor.
 MERGED_ALONE = ("Phi-3.5-mini-instruct", "Phi-4-mini-instruct", "gpt2", "pythia-160m")
-# With an MLP that is not the experts'.
+# Families with an MLP outside the experts.
 DENSE_AMONG_EXPERTS = {"Qwen3-30B-A3B": {"mlp_only_layers": [1]}, "Qwen1.5-MoE-A2.7B": {"mlp_only_layers": [1]}}
 
 

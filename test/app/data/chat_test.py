@@ -61,7 +61,7 @@ GEMMA = (  # gemma-2-9b-it
     "{{ '<start_of_turn>' + role + '\\n' + message['content'] | trim + '<end_of_turn>\\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{'<start_of_turn>model\\n'}}{% endif %}"
 )
-QWEN = (  # Qwen2.5-7B-Instruct, but for its parts about tools
+QWEN = (  # Qwen2.5-7B-Instruct without its parts about tools
     "{%- if messages[0]['role'] == 'system' %}\n"
     "        {{- '<|im_start|>system\\n' + messages[0]['content'] + '<|im_end|>\\n' }}\n    {%- else %}\n"
     "        {{- '<|im_start|>system\\nYou are Qwen, created by Alibaba Cloud. You are a helpful assistant.<|im_end|>\\n' }}\n"
@@ -100,8 +100,8 @@ QWEN3 = (
     "        {{- '<|im_start|>' + message.role + '\\n' + content }}\n    {%- endif %}\n    {{- '<|im_end|>\\n' }}\n{%- endfor %}\n"
     "{%- if add_generation_prompt %}\n    {{- '<|im_start|>assistant\\n' }}\n{%- endif %}\n"
 )
-# The template, the tokenizer of test/core/tokenizer that it is tried with, the tokens that are added to that one (the
-# first begins a text), and what ends an answer.
+# The template, the tokenizer of test/core/tokenizer for it, the tokens added to that tokenizer (the first begins a
+# text), and the token that ends an answer.
 TEMPLATES = {
     "chatml": (CHATML, "gpt2", ["<|im_start|>", "<|im_end|>"], "<|im_end|>"),
     "llama3": (LLAMA3, "llama3", ["<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"], "<|eot_id|>"),
@@ -134,7 +134,7 @@ WITH_SYSTEM = [
 
 class Chat(Case):
     def tokenizer(self, name):
-        """The package's, and the same as transformers has it, with the published template."""
+        """The tokenizer of the tokenizers package, and the same one in transformers with the published template."""
         template, definition, tokens, _ = {**TEMPLATES, **OWN}[name]
         package = Tokenizer.from_file(str(SOURCE / f"test/core/tokenizer/definitions/{definition}/tokenizer.json"))
         package.add_special_tokens(tokens)
@@ -145,12 +145,12 @@ class Chat(Case):
         return package, fast
 
     def own_template(self, fast):
-        """Beside the tokenizer, as a model's folder has it."""
+        """Writes the template into tokenizer_config.json next to the tokenizer, as in a model's folder."""
         config = {"bos_token": fast.bos_token, "eos_token": {"content": fast.eos_token}, "chat_template": fast.chat_template}
         (self.folder / "tokenizer_config.json").write_text(json.dumps(config))
 
     def expected(self, name, package, fast, chat):
-        """Ids, and for each whether it is a target: one with a character of an answer or of the token behind it."""
+        """Ids, and for each whether it is a label: it has a character of an answer or of the token that ends it."""
         ids = fast.apply_chat_template(chat, tokenize=True, return_dict=False)
         text = fast.apply_chat_template(chat, tokenize=False)
         encoding = package.encode(text, add_special_tokens=False)
@@ -181,7 +181,7 @@ class Chat(Case):
                             "messages", *arguments, code=code)
 
     def documents(self, prefix):
-        """Ids of each document, and which of them are targets."""
+        """Ids of each document, and which of them are labels."""
         index = pathlib.Path(f"{prefix}.idx").read_bytes()
         _, _, code, count, _ = struct.unpack_from("<9sQBQQ", index)
         lengths = numpy.frombuffer(index, numpy.int32, count, 34).tolist()

@@ -1,4 +1,4 @@
-"""Jobs on texts and on mixtures: the tokens that are made of them, against the Python packages, and runs on them.
+"""Jobs on texts and on mixtures: their tokens, against the Python packages, and runs on them.
 
 Usage: corpus_test.py PPTRAIN MPIEXEC [unittest arguments]
 """
@@ -57,13 +57,13 @@ def encoded(text):
 
 
 def answered(prompt, completion):
-    """Ids, and how many of them are the prompt."""
+    """Ids, and the number of prompt tokens."""
     ids = PACKAGE.encode(prompt).ids
     return end([*ids, *PACKAGE.encode(completion, add_special_tokens=False).ids]), len(ids)
 
 
 def read_documents(folder):
-    """A cache, read as Megatron-LM's IndexedDataset reads it, and how many tokens of each document are no targets."""
+    """The documents of a cache, read as Megatron-LM's IndexedDataset reads them, and each one's number of ignored labels."""
     index = (folder / "tokens.idx").read_bytes()
     _, _, code, sequences, _ = struct.unpack_from("<9sQBQQ", index)
     lengths = numpy.frombuffer(index, numpy.int32, sequences, 34).tolist()
@@ -99,7 +99,7 @@ class Corpus(Case):
         return self.run_pptrain("--config", job, *sets(f"run.dir={run_dir}", *settings), code=code, launcher=launcher)
 
     def metrics(self, run):
-        """What must not depend on layout, stops and time, by step."""
+        """Per step, the metrics that must not depend on layout, stops and time."""
         keys = ("loss", "grad_norm", "tokens", "computed_tokens", "epochs", "eval_loss", "eval_sources")
         steps = {}
         for record in records(self.folder / run):
@@ -108,7 +108,7 @@ class Corpus(Case):
         return steps
 
     def caches(self, folder="cache"):
-        """By the names of their files."""
+        """The caches by the names of their source files."""
         found = {}
         for cache in (self.folder / folder).iterdir():
             about = json.loads((cache / "about.json").read_text())
@@ -116,7 +116,7 @@ class Corpus(Case):
         return found
 
     def write_formats(self):
-        """A source of each format; gives them as TOML, and the documents expected of each by its files."""
+        """Writes a source of each format. Returns them as TOML, and the expected documents by file names."""
         data = self.folder / "data"
         data.mkdir()
         records = [{"id": i, "text": text} for i, text in enumerate(TEXTS)]
@@ -167,7 +167,7 @@ class Corpus(Case):
         documents, prompts = read_documents(caches[("ask.jsonl",)])
         self.assertEqual(chat, list(zip(documents, prompts, strict=True)))
 
-        # Reused; stopped and gone on; on two ranks, and on one; all the same bits.
+        # Cache reused; stopped and resumed; two ranks and one: all with the same bits.
         launcher = mpi_command(MPIEXEC, 2) if MPIEXEC else ()
         out = self.train(job, "parts", "train.steps=2", "distributed.pp=2", launcher=launcher)
         self.assertNotIn("making tokens", out)
@@ -177,7 +177,7 @@ class Corpus(Case):
         self.assertEqual(set(names), {*whole[4]["epochs"]})
         self.assertEqual({"plain", "chat"}, {*whole[4]["eval_sources"]})
 
-        # Validation needs the tokens of its own sources alone.
+        # Validation makes only the tokens of its own sources.
         out = self.run_pptrain("eval", "--config", job, "--set", "run.dir=whole", "--set", "data.cache=other", "--json")
         result = json.loads(next(line for line in out.splitlines() if line.startswith("{")))
         self.assertEqual({("a.jsonl",), ("ask.jsonl",)}, {*self.caches("other")})
@@ -185,7 +185,7 @@ class Corpus(Case):
         self.assertEqual([whole[4]["eval_sources"][s["name"]]["loss"] for s in result["sources"]],
                          [s["loss"] for s in result["sources"]])
 
-        # All of chat, where each token of an answer is predicted once.
+        # Evaluates all of chat: each token of an answer is predicted once.
         out = self.run_pptrain("eval", "--config", job, "--set", "run.dir=whole", "--batches", "0", "--json")
         result = json.loads(next(line for line in out.splitlines() if line.startswith("{")))
         loss = next(s for s in result["sources"] if s["name"] == "chat")
@@ -195,7 +195,7 @@ class Corpus(Case):
         self.assertAlmostEqual(loss["loss"] * loss["tokens"] / math.log(2) / text, loss["bits_per_byte"], 9)
         self.assertIn("bits_per_byte", result)
 
-        # Other data of a source do not pass for the run's own.
+        # A source with other data is not accepted as the run's data.
         ask = self.folder / "data/ask.jsonl"
         ask.write_bytes(ask.read_bytes() + lines([{"ask": "more", "answer": "of it"}]))
         self.assertIn("held other data", self.train(job, "parts", "train.steps=6", "checkpoint.resume=auto", code=2))
@@ -214,7 +214,7 @@ class Corpus(Case):
         return [p for p in root.iterdir() if ".part-" in p.name] if root.exists() else []
 
     def interrupt(self, job, number):
-        """Sends the signal when a new cache is being made."""
+        """Sends the signal while a new cache is made."""
         old = self.parts()
         process = start([PPTRAIN, "--config", job], self.folder, stderr=subprocess.STDOUT)
 
@@ -230,7 +230,7 @@ class Corpus(Case):
         job, root = self.long_file(8), self.folder / "pptrain_cache"
         self.assertEqual(-signal.SIGKILL, self.interrupt(job, signal.SIGKILL)[0])
         self.assertEqual(self.parts(), [*root.iterdir()])
-        # The next one removes what was left, is stopped in turn, and leaves nothing.
+        # The next run removes the leftovers, is stopped too, and leaves nothing.
         code, out = self.interrupt(job, signal.SIGTERM)
         self.assertEqual(3, code, out)
         self.assertIn("stopped by a signal while texts were made tokens", out)
@@ -307,14 +307,14 @@ class Corpus(Case):
             for size in (-1, 9):
                 with self.subTest(kind=kind, size=size):
                     lists = pyarrow.array(documents, pyarrow.list_(kind, size))
-                    # A part of a table, whose lists do not begin with the first value.
+                    # A slice of a table: its lists do not begin with the first value.
                     table = pyarrow.table({"ids": lists, "labels": lists}).slice(3)
                     pyarrow.parquet.write_table(table, self.folder / "ids.parquet")
                     self.train(job, f"run_{kind}_{size}", "train.steps=1", "train.seq_len=8", f"data.cache={kind}_{size}")
                     self.assertEqual(documents[3:], read_documents(next(iter(self.caches(f"{kind}_{size}").values())))[0])
 
     def prompts(self, name, long, short):
-        """Lines whose prompts alone are longer than 64 tokens, then such whose answers fit."""
+        """Writes `long` lines whose prompts alone have more than 64 tokens, then `short` lines whose answers fit."""
         rows = [{"p": "word " * n + str(i), "c": "an answer"} for n, count in ((200, long), (5, short)) for i in range(count)]
         (self.folder / name).parent.mkdir(exist_ok=True)
         (self.folder / name).write_bytes(lines(rows))
@@ -366,7 +366,7 @@ class Corpus(Case):
         self.assertEqual(whole, parts)
         for of_microbatches, step in zip(whole, self.metrics("whole").values(), strict=True):
             self.assertEqual(2, len(set(of_microbatches)))
-            self.assertAlmostEqual(step["loss"], sum(of_microbatches) / 2, 6)  # as many targets in each
+            self.assertAlmostEqual(step["loss"], sum(of_microbatches) / 2, 6)  # both have the same number of valid tokens
         self.train(job, "shared", "train.steps=4", "distributed.cp=2", "distributed.tp=2", losses)
         for one, other in zip(whole, (r["microbatch_losses"] for r in records(self.folder / "shared") if "loss" in r), strict=True):
             self.assertTrue(all(abs(a - b) < 1e-4 for a, b in zip(one, other, strict=True)))
@@ -377,7 +377,7 @@ class Corpus(Case):
         self.assertNotEqual(self.metrics("whole")[1]["loss"], self.metrics("seed")[1]["loss"])
 
     def test_an_added_token_without_a_row_is_refused_only_where_a_text_has_it(self):
-        """As Gemma 3 1B is published: its tokenizer has one token, for images, more than the model has rows."""
+        """As in the published Gemma 3 1B: its tokenizer has one token (for images) more than the model has rows."""
         definition = json.loads(DEFINITION.read_text())
         size = PACKAGE.get_vocab_size()
         definition["added_tokens"].append({"id": size, "content": "<image>", "single_word": False, "lstrip": False,
@@ -396,7 +396,7 @@ class Corpus(Case):
         (self.folder / "b.jsonl").write_bytes(lines([{"text": "To <image>"}]))
         out = self.train(job, "other", "data.path=b.jsonl", code=2)
         self.assertIn("b.jsonl': a text " + said, out)
-        # What any text may get is another matter: the token that ends it, or one of the vocabulary itself.
+        # A token that any text may get is refused at once: the end token, or one of the vocabulary itself.
         for vocabulary in (END, 5):
             out = self.run_pptrain("check", "--config", job, "--set", f"model.vocab_size={vocabulary}", code=2)
             self.assertIn("it is another model's", out)
@@ -409,7 +409,7 @@ class Corpus(Case):
         said = "10 of 30 documents begin twice"
         self.assertEqual(1, self.train(job, "run").count(said))
         (found, _), = map(read_documents, self.caches().values())
-        self.assertEqual([encoded(row["text"]) for row in rows], found)  # as the package makes them
+        self.assertEqual([encoded(row["text"]) for row in rows], found)  # the same ids as the package makes
         out = self.train(job, "prompts", 'data.prompt_key="text"', 'data.completion_key="answer"')
         self.assertIn(said, out)
         self.assertNotIn("begin twice", self.train(job, "plain", "data.add_special=false"))
@@ -458,7 +458,7 @@ class Corpus(Case):
         out = self.train(job, "run", "distributed.pp=2", launcher=launcher, code=1)
         self.assertIn(f"long.jsonl:{number}: 'text' is no text", out)
         self.assertEqual([], [*(self.folder / "pptrain_cache").iterdir()])
-        # What shows in the first documents is found before anything starts.
+        # Errors in the first documents are found before anything starts.
         self.assertIn("data.path: ", self.train(job, "run", "data.text_key=body", code=2))
         self.assertIn("data.tokenizer", self.train(job, "run", "data.tokenizer=", code=2))
         job = self.job('path = "long.jsonl"\nformat = "parquet"\n')

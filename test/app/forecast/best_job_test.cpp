@@ -22,7 +22,7 @@ const app::LoadOptions no_files{.needs_files = false};
 
 struct Searched {
   fs::path config;
-  std::vector<std::string> set;  // of the search
+  std::vector<std::string> set;  // --set of the search
   app::PlanBase base;
   std::vector<Candidate> found;
 };

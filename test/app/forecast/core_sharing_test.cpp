@@ -40,14 +40,14 @@ TEST_CASE("with a core for each thread nothing changes") {
   }
 }
 
-// F takes 1 and B 2. Four microbatches through two ranks on one core: F runs alone in the first and in the
-// fifth moment, both ranks compute in between; B likewise.
+// F takes 1 and B 2. Four microbatches pass through two ranks on one core: F runs alone in the first and in
+// the fifth moment, and both ranks compute in between. B likewise.
 TEST_CASE("two ranks on one core take turns where both compute, and go on alone where one waits") {
   const schedule::Schedule schedule = gpipe(2, 4);
   REQUIRE(schedule::simulate(schedule).step_time == 5 + 10);
   const Simulation both = shared(schedule, {.cores = 1});
   CHECK(both.step_time == Approx(1 + 3 * 2 + 1 + 2 + 6 * 2 + 2));
-  // All the work, on a core that never waits.
+  // One core does all the work and never waits.
   CHECK(both.step_time == Approx(2 * 4 * (1 + 2)));
   for (const schedule::RankTime& rank : both.ranks) CHECK(rank.busy + rank.idle() == Approx(both.step_time));
 }
@@ -60,7 +60,7 @@ TEST_CASE("ranks of a stage count as many times as they are in the set") {
   CHECK(shared(schedule, {.cores = 1.5, .ranks_per_set = 2}, 4).step_time == Approx(4 / 3. * alone));
 }
 
-// As the run on two cores found: with four ranks a step takes no half of what it takes with two.
+// As measured on two cores: a step on four ranks takes more than half the time of a step on two.
 TEST_CASE("a plan of more CPU ranks than cores is no faster than the cores are") {
   const auto step_of = [](int pp, double cores) {
     const app::Plan plan = small_plan(

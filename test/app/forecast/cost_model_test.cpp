@@ -1,4 +1,4 @@
-// Predicted times of passes: bounded below by operations, and true to what was measured.
+// Predicted times of passes: bounded below by operations, and equal to measured times.
 #include "app/forecast/cost_model.h"
 
 #include <cmath>
@@ -14,7 +14,7 @@ using namespace pptrain::models;
 
 namespace {
 
-// The size of configs for one H100, where products bound the passes.
+// The size of configs for one H100: GEMMs bound its passes.
 ModelConfig large_model() {
   ModelConfig model;
   model.arch = "llama";
@@ -41,7 +41,8 @@ PlanBase base_of(const ModelConfig& model = large_model(),
   return base;
 }
 
-// Parameters over four ranks, gathered for each pass and summed after each microbatch, or once a step.
+// Parameters sharded over four ranks: gathered for each pass and summed after each microbatch, or once a
+// step.
 PlanBase over_four_ranks(bool in_passes) {
   PlanBase base = on_mesh(base_of(), {.dp_shard = 4});
   base.job.distributed.reshard_after_forward = in_passes;
@@ -50,7 +51,7 @@ PlanBase over_four_ranks(bool in_passes) {
   return base;
 }
 
-// As a run would measure a model whose blocks, head and optimizer take other times than modelled.
+// The costs of a run whose blocks, head and optimizer take other times than modelled.
 enum class Backward { joint, apart, both };
 
 Measurement measurement(const CostModel& truth, Backward backward) {
@@ -110,7 +111,7 @@ TEST_CASE("a head in small chunks costs a pass over its weight and gradient for 
   };
   const double weights = 128256.0 * 4096;
   const auto chunks = [&](int64_t rows) { return std::ceil(4096.0 / static_cast<double>(rows)); };
-  // Logits of 256,512 bytes a row: 16 MiB hold 65 rows, of which whole tiles are 64; 1 GiB all 4,096.
+  // A row of logits has 256,512 bytes. 16 MiB hold 65 rows, so whole tiles have 64; 1 GiB holds all 4,096.
   const double difference = head(at::kCPU).cost.bytes - head(at::kCUDA).cost.bytes;
   CHECK(difference == Approx((chunks(64) - 1) * weights * (2 + 2 + 8)));
   CHECK(head(at::kCPU).cost.product_flops == head(at::kCUDA).cost.product_flops);
@@ -127,7 +128,7 @@ TEST_CASE("a plan for a GPU counts the head's chunks of a GPU: four equal ones o
   body.head = false;
   const kernels::Cost blocks = costs.footprint(body).forward.cost;
   const double weights = 128256.0 * 4096;
-  // Two products read the weight in each chunk.
+  // Two GEMMs read the weight in each chunk.
   CHECK(head.cost.weight_bytes - blocks.weight_bytes == Approx(4 * 2 * weights * 2));
 }
 
@@ -137,7 +138,7 @@ TEST_CASE("recompute repeats the blocks' forward in the backward") {
   StageSlice middle = first;
   middle.embedding = false;
   const schedule::StageCost a = plain.stage(middle), b = full.stage(middle);
-  // All of it but the last product, whose result nothing reads.
+  // The whole forward except the last GEMM: nothing reads its result.
   const kernels::Cost last_product{.product_flops = 2.0 * 5 * 4096 * 4096 * 14336};
   CHECK(b.backward_input > a.backward_input + 0.7 * a.forward);
   CHECK(b.backward_input < a.backward_input + a.forward);
@@ -170,7 +171,7 @@ TEST_CASE("calibrated, the model gives back what was measured") {
   for (const Backward measured : {Backward::joint, Backward::apart, Backward::both}) {
     for (const auto recompute : {config::Recompute::none, config::Recompute::full}) {
       const PlanBase base = base_of(large_model(), recompute);
-      // Without I and W apart they have one scale.
+      // If I and W were not measured apart, they have one scale.
       const double of_weights = measured == Backward::joint ? 1.3 : 0.7;
       const CostModel truth(base, {.device = device,
                                    .calibration = {.forward = 0.8,
@@ -245,7 +246,7 @@ TEST_CASE("Muon's products are counted, each matrix once over the ranks that hol
   CHECK(CostModel(base, {.device = device}).optimizer(block).held == 8 * parameters);
 
   base.job.optimizer.name = "muon";
-  // Five iterations of x x^T, its square, and their sum times x, on the short side m.
+  // Five iterations: x x^T, its square, and their sum times x, with m the short side.
   const auto products = [](double m, double n) { return 5 * (4 * m * m * n + 2 * m * m * m); };
   const double flops = 2 * products(4096, 4096) + 2 * products(1024, 4096) + 3 * products(4096, 14336);
   const double moved = 42 * (parameters - norms) + 34 * norms;

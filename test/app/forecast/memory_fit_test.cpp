@@ -1,4 +1,4 @@
-// Whether plans fit, and what is said to make them fit.
+// Whether plans fit, and the advice that makes them fit.
 #include "app/forecast/memory_fit.h"
 
 #include <string>
@@ -18,7 +18,7 @@ using app::Remedy;
 
 namespace {
 
-// A job whose gradients are most of what its ranks hold: FSDP over eight.
+// A job with FSDP over eight ranks; gradients are most of their memory.
 const Overrides fsdp = {"model.hidden_size=1024",      "model.intermediate_size=2816",
                         "model.num_hidden_layers=8",   "model.num_attention_heads=8",
                         "model.num_key_value_heads=8", "model.head_dim=128",

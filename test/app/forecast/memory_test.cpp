@@ -1,4 +1,4 @@
-// The bytes that a stage holds and takes, as predicted from its sizes and as allocated.
+// The bytes that a stage holds and needs: predicted from its sizes, and allocated.
 #include <ATen/Parallel.h>
 #include <c10/core/InferenceMode.h>
 
@@ -51,7 +51,7 @@ Case any_case() {
   return c;
 }
 
-// Inside its sum of the losses ATen makes a float64 copy, which a dry run does not see.
+// ATen's sum of the losses makes a float64 copy inside, which a dry run does not see.
 bool close(int64_t predicted, int64_t measured, int64_t tokens) {
   return std::abs(static_cast<double>(predicted - measured)) <=
          0.01 * static_cast<double>(measured) + static_cast<double>(8 * tokens);
@@ -118,7 +118,7 @@ TEST_CASE("a part of a spread head holds what is predicted between S and T, and 
       .model = small_model("llama", false), .bfloat16 = GENERATE(false, true), .recompute = Recompute::none};
   c.model.vocab = GENERATE(101, 3000);
   c.model.logit_softcap = GENERATE(0.0, 30.0);
-  const double smoothing = GENERATE(0.0, 0.1);  // with which the parts exchange a number more of each row
+  const double smoothing = GENERATE(0.0, 0.1);  // with smoothing the slices exchange one more number per row
   constexpr int parts = 3;
   const auto data = random_microbatch(c.model, 5, 13, 1);
   const int64_t tokens = 65;
@@ -150,7 +150,7 @@ TEST_CASE("what F, B, I and W take beside that is as predicted, within 1 %") {
   const WithoutOneDnn tensors_alone;
   at::set_num_threads(1);
   Case c = any_case();
-  // An MLP that dominates, and one beside which attention counts.
+  // A dominant MLP, and one small enough that attention counts.
   c.model.intermediate = GENERATE(150, 24);
   Stages stages = c.stages();
   const auto data = random_microbatch(c.model, 5, 13, 1);
@@ -218,15 +218,15 @@ TEST_CASE("on a GPU passes also take what its libraries take") {
     }
   }
   for (const auto pass : {&app::StageFootprint::backward, &app::StageFootprint::backward_input}) {
-    // FlashAttention-2 has a sum of dq for every 8 of the multiprocessors: 14, or 25.
+    // FlashAttention-2 has one sum of dq for every 8 multiprocessors: 14, or 25.
     CHECK((footprint({80, 200}).*pass).workspace - (ampere.*pass).workspace ==
           int64_t{11} * 2048 * 8 * 64 * 4);
-    // cuDNN has the gradient of the scores.
+    // cuDNN holds the gradient of the scores.
     const int64_t scores = int64_t{8} * 2048 * 2048 * 2 + 2048 * 8 * 4;
     CHECK((hopper.*pass).workspace > scores);
     CHECK((hopper.*pass).workspace <= scores + (cpu.*pass).workspace);
   }
-  // Products beside have scratch memory of their own.
+  // Overlapped weight gradients have scratch memory of their own.
   const int64_t beside = footprint({90, 132}, true).backward.workspace;
   CHECK(beside >= hopper.backward.workspace + product);
   CHECK(beside <=

@@ -1,4 +1,4 @@
-// Which groups of a mesh cross hosts, and what their exchanges take.
+// Which groups of a mesh cross hosts, and how long their exchanges take.
 #include "app/forecast/mesh_links.h"
 
 #include "test/support/catch.h"
@@ -48,14 +48,14 @@ TEST_CASE("a group that does not fill hosts evenly crosses them") {
 }
 
 TEST_CASE("ranks of a group that share a host share its links") {
-  // Hosts of 8: the eight ranks of fsdp lie four and four; those along dp_shard two and two.
+  // Hosts of 8: four of the eight fsdp ranks are on each host, and two of the four along dp_shard.
   const MeshShape shape{.dp_shard = 4, .cp = 2, .tp = 2};
   const MeshLinks links(device(8), shape);
   CHECK(links.of(Group::fsdp).link.bandwidth == 40);
   CHECK(links.along(Axis::dp_shard).link.bandwidth == 20);
   CHECK(links.along(Axis::tp).link.bandwidth == 100);
   CHECK(links.of(Group::fsdp).link.latency == 5);
-  // Never more than within the host.
+  // Never faster than within the host.
   const MeshLinks wide(device(16), {.dp_shard = 32});
   CHECK(wide.of(Group::fsdp).link.bandwidth == 100);
 }

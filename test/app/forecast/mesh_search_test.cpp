@@ -39,7 +39,7 @@ app::PlanBase llama_70b(int64_t samples) {
        "train.micro_batch_size=1", fmt::format("train.grad_accum_steps={}", samples)});
 }
 
-// Links that are slow, or not, beside what the small job computes.
+// Links that are slow or fast compared with the small job's computation.
 CostSource source_with(double within, double between, int ranks_per_host) {
   CostSource source{.device = app::find_device("cpu"), .description = "by hand"};
   source.device.within_host = {.bandwidth = within, .latency = 1e-7};
@@ -154,7 +154,7 @@ TEST_CASE("what ranks exchange counts in a step: over slow links it takes longer
   };
   CHECK(find("weights").total > 0);
   CHECK(find("gradients").exposed > 0);
-  // The last group's gradients wait for nobody's pass; those before it do.
+  // The last group's gradients overlap with no pass; earlier ones do.
   CHECK(find("gradients").exposed < 2 * find("gradients").total);
   CHECK(find("pp").total > 0);
   // Streamed weights are gathered anew for each pass.
@@ -270,7 +270,7 @@ TEST_CASE("tight memory makes ranks share parameters") {
 }
 
 TEST_CASE("the first of the ranking fits by what it takes exactly") {
-  // Of 15 samples, 4 ranks take rounds of 5 microbatches: more in flight than 4.
+  // With 15 samples, 4 ranks take rounds of 5 microbatches: more than 4 are in flight.
   const app::PlanBase base =
       small_base({"train.grad_accum_steps=15", "train.seq_len=15", "model.num_hidden_layers=8",
                   "model.num_attention_heads=1", "model.num_key_value_heads=1"});
@@ -304,7 +304,7 @@ TEST_CASE("steps that interleaved schedules take in longer rounds are estimated 
   app::FootprintCache dry_runs(base.model);
   app::ScheduleShapes shapes;
   int compared = 0;
-  // Three rounds of 5, seven of 9, and no rounds: then there are no interleaved schedules.
+  // Three rounds of 5, seven of 9, and no whole rounds: then interleaved schedules do not exist.
   for (const auto& [pp, m] : {std::pair{4, 15}, std::pair{8, 63}, std::pair{4, 18}}) {
     const MeshShape mesh{.pp = pp};
     const app::Layout layout{
@@ -341,7 +341,7 @@ TEST_CASE("slow links between hosts carry a pipeline, not sums of gradients") {
   const app::MeshLinks links(slow.device, best);
   CHECK_FALSE(links.of(Group::stage).between_hosts);
   CHECK(mentions(found.losers, "dp_shard", "gradients"));
-  // And with an order of its own it is faster.
+  // A searched order is faster still.
   REQUIRE(found.refined);
   CHECK(found.refined->is_order());
   CHECK(found.refined->step_time < found.ranking.front().step_time);
@@ -349,7 +349,7 @@ TEST_CASE("slow links between hosts carry a pipeline, not sums of gradients") {
 }
 
 TEST_CASE("slow links between hosts keep tensor parallelism within a host") {
-  // One sample a step, of an odd length: nothing but layers and their insides can be shared out.
+  // One sample a step with an odd length: only layers and their matrices can be divided.
   const app::PlanBase base = small_base(
       {"train.grad_accum_steps=1", "train.seq_len=15", "model.num_hidden_layers=2", "model.hidden_size=1024",
        "model.intermediate_size=4096", "model.num_key_value_heads=4", "model.head_dim=64"});
@@ -382,7 +382,7 @@ TEST_CASE("the report says what was kept, what won, and why the others lost") {
   double sum = 0;
   for (const auto& [part, seconds] : json["time"].items()) sum += seconds.get<double>();
   CHECK(sum == Approx(json["ranking"][0]["step_time"].get<double>()));
-  // The keys it prints are those of a job.
+  // The keys it prints are keys of a job.
   for (const std::string& key : found.ranking.front().layout.overrides(base.job, true))
     CHECK(config::find_option(key.substr(0, key.find('='))) != nullptr);
   CHECK_THROWS_WITH(app::search_meshes(base, source, {.world = 7}), contains_text("no mesh of 7 ranks"));
@@ -399,7 +399,7 @@ TEST_CASE("each mesh of the ranking is a job, with the step that the search says
   CHECK(all.ranking.size() > 10);
   CHECK(all.ranking.size() <= static_cast<size_t>(all.meshes));
   CHECK(all.ranking.front().step_time == few.ranking.front().step_time);
-  // Of any job: also of one that says dp, or what acts on its own layout alone.
+  // They are keys for any job, even if it sets dp or keys that act only on its own layout.
   const std::string texts[] = {
       small_job_text(), small_job_text() + "[distributed]\ndp = 2\nreduce_gradients = \"microbatch\"\n",
       small_job_text() + "[distributed]\npp = 2\npp_head_weight = 1\n",
@@ -449,7 +449,7 @@ TEST_CASE("the first meshes are refined with the job's place of the head and sli
   };
   const auto [open, plain] = refined(config::HeadPlace::automatic, 0);
   if (open) CHECK(open->step_time < 0.999 * plain);
-  // What a job asks for it gets, also where that is slower.
+  // A job gets the head and slices it asks for, even if that is slower.
   const auto [spread, as_plain] = refined(config::HeadPlace::spread, 1);
   REQUIRE(spread);
   CHECK((spread->layout.spread_head && spread->layout.sequence_slices == 1));

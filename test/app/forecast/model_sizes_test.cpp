@@ -63,7 +63,7 @@ config::ModelSection qwen3_30b_a3b() {
   return section;
 }
 
-// Mixtral-8x7B's.
+// Mixtral-8x7B's config.json.
 config::ModelSection mixtral_8x7b() {
   config::ModelSection section;
   section.arch = "mixtral";
@@ -170,12 +170,12 @@ TEST_CASE("stages share a model's parameters out") {
 }
 
 TEST_CASE("FLOPs per token") {
-  // Llama 3.1 8B: all parameters but the embedding and the 65 norms of 4096 are in matrix products.
+  // Llama 3.1 8B: all parameters except the embedding and the 65 norms of 4096 are in GEMMs.
   const auto model = models::make_model_config(llama_8b(), 8);
   const double matmul = 8030261248.0 - 128256.0 * 4096 - 65 * 4096;
   CHECK(models::flops_per_token(model, 4096) == 6 * matmul + 6.0 * 32 * 4096 * 4096);
 
-  // Of a sparse layer a token meets attention, the router and 8 experts.
+  // In a sparse layer a token passes attention, the router and 8 experts.
   const double attention = 2.0 * 2048 * 4096 + 2.0 * 2048 * 512, experts = 8 * 3.0 * 2048 * 768;
   const double met = 48 * (attention + 128 * 2048 + experts) + 151936.0 * 2048;
   CHECK(models::flops_per_token(models::make_model_config(qwen3_30b_a3b(), 8), 4096) ==
@@ -207,9 +207,9 @@ TEST_CASE("the stages' F, I and W sum to the model's FLOPs") {
     CHECK(f.backward.cost == f.backward_input.cost + f.backward_weight.cost);
     sum += f.forward.cost + f.backward.cost;
   }
-  // Attention takes two products forward and five backward, of which six are useful: the scores come twice.
+  // Attention has two GEMMs forward and five backward; six are useful, since the scores are computed twice.
   CHECK(sum.product_flops + sum.attention_flops * 6 / 7 == Approx(32 * models::flops_per_token(model, 16)));
-  // The head's three products are in the last stage's F: it outweighs its share of layers.
+  // The head's three GEMMs are in the last stage's F, so that F costs more than its layers.
   const auto products = [&](bool head) {
     return footprints.of({.end_layer = 1, .head = head}).forward.cost.product_flops;
   };
@@ -244,9 +244,9 @@ TEST_CASE("what is recomputed is added to I") {
   const auto cheap = cost(models::Recompute::cheap);
   const auto selective = cost(models::Recompute::selective);
   const auto full = cost(models::Recompute::full);
-  const double product = 2.0 * 2 * 32 * 40 * 56;  // of gate, up or down
+  const double product = 2.0 * 2 * 32 * 40 * 56;  // FLOPs of gate, up or down
   const auto flops = [](const app::PassFootprint& pass) { return pass.cost.product_flops; };
-  // cheap takes no product again, and frees two norms' outputs, the MLP's product and two columns of rstd.
+  // cheap repeats no GEMM; it frees two norms' outputs, the MLP's product and two columns of rstd.
   CHECK(flops(cheap.backward_input) == flops(none.backward_input));
   CHECK(cheap.backward_input.cost.bytes > none.backward_input.cost.bytes);
   CHECK(none.activation - cheap.activation == 2 * 32 * ((2 * 40 + 56) * 2 + 2 * 4));

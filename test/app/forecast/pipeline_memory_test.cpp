@@ -1,4 +1,4 @@
-// What every schedule holds when real stages run it, against what is predicted from its list.
+// The memory of real stages under every schedule, against the prediction from its list.
 #include <ATen/Parallel.h>
 #include <c10/core/InferenceMode.h>
 
@@ -26,10 +26,10 @@ namespace {
 
 constexpr int64_t batch = 1, seq = 5;
 
-// The stages of one rank, and the most that their records held after any pass.
+// The stages of one rank, and the peak of their saved activations after any pass.
 class Rank {
  public:
-  // Passes everything on, and looks at what the rank's stages hold after each pass.
+  // Forwards every call, and reads the rank's saved activations after each pass.
   class Watched final : public pipeline::Stage {
    public:
     Watched(Rank& rank, const models::ModelConfig& model, const models::StageSlice& slice,
@@ -98,7 +98,7 @@ class Rank {
   int64_t peak_ = 0;
 };
 
-// levels: of the microbatches, over and over.
+// The microbatches take these levels in turn.
 void check_schedule(const schedule::Schedule& lowered, const std::vector<models::Recompute>& levels) {
   const auto model = small_model("qwen3", false, lowered.stages() + 2);  // the first stages hold two layers
   const auto layers = pipeline::compute_layer_assignment(lowered.stages() + 2, lowered.stages());
@@ -111,7 +111,8 @@ void check_schedule(const schedule::Schedule& lowered, const std::vector<models:
   for (const models::Recompute level : levels)
     footprints.emplace_back(
         model, app::BatchShape{.documents = batch, .length = seq, .bfloat16 = false, .recompute = level});
-  std::vector<schedule::StageBytes> stages, records;  // [cell]: the whole, and what passes leave behind
+  std::vector<schedule::StageBytes> stages,
+      records;  // [cell]: everything; saved activations and operands alone
   for (int i = 0; i < lowered.stages(); ++i) {
     for (int mb = 0; mb < lowered.microbatches; ++mb) {
       const app::Footprints& own = footprints[static_cast<size_t>(mb) % levels.size()];
@@ -139,8 +140,7 @@ void check_schedule(const schedule::Schedule& lowered, const std::vector<models:
     CHECK(peak.receive_buffers <= counts[r].receive_buffers);
     CHECK(rank.peak() == left[r].total());
     CHECK(rank.held() == 0);
-    // What was allocated: the loss's scalars beside what was predicted, and messages that left at other
-    // times.
+    // The allocated bytes also have the loss's scalars, and messages that left at other times than predicted.
     const int64_t message = lowered.ranks == 1 ? 0 : stages.front().message;
     const int64_t messages = 2 * lowered.microbatches * lowered.stages_per_rank * message;
     CHECK(counter.peak() + 2 * message >= bytes[r].total());

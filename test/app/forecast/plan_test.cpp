@@ -1,4 +1,4 @@
-// Predictions of a step, the search over them, and what auto and cost make of a job.
+// Predictions of a step, the search over them, and the jobs that auto and cost make.
 #include <algorithm>
 #include <fstream>
 #include <iterator>
@@ -29,7 +29,7 @@ using app::CostSource;
 
 namespace {
 
-// No line is longer, but one that is a single word behind its indent.
+// Checks that no line is longer than `width`.
 void check_width(const std::string& text, size_t width) {
   for (size_t begin = 0; begin < text.size();) {
     const size_t end = std::min(text.find('\n', begin), text.size());
@@ -117,7 +117,7 @@ TEST_CASE("a plan knows what an overlapped pair hides") {
   const Overrides far = {"distributed.ranks_per_host=1", "distributed.host_link_gbps=10"};
   const auto [apart, wire, waited_apart] = busy(far, true);
   CHECK(wire > 0);
-  // Products last longer than a fast link's exchanges, so a pair hides all of them.
+  // GEMMs take longer than a fast link's exchanges, so a pair hides all of them.
   const auto [together, same_wire, waited] = busy(far, false);
   CHECK(together == Approx(apart - 13 * wire).epsilon(1e-6));
   CHECK(waited == Approx(waited_apart - 13 * wire).epsilon(1e-6));
@@ -136,10 +136,10 @@ TEST_CASE("on a GPU the memory of attention's library counts") {
     const app::Plan plan = plan_with(with(wide, {std::string("train.deterministic=") + deterministic}));
     return app::predict(plan, app::make_cost_source(plan, device)).bytes.front().activations;
   };
-  // cuDNN: the gradients of 8 documents' scores in bfloat16, or those of q in float32.
+  // cuDNN: the scores' gradients of 8 documents in bfloat16, or q's gradients in float32.
   CHECK(activations("h100", "true") - activations("h100", "false") ==
         int64_t{8} * 32 * 1024 * 1024 * 2 - int64_t{8192} * 32 * 64 * 4);
-  // FlashAttention-2 has them in float32, for 256 heads and 108 multiprocessors once.
+  // FlashAttention-2 holds q's gradients in float32, once for 256 heads and 108 multiprocessors.
   CHECK(activations("a100", "true") == activations("a100", "false"));
 }
 
@@ -149,7 +149,7 @@ TEST_CASE("a split by cost is never slower than the even one, and gives the head
   CHECK(cost.job.distributed.pp_split.layers == std::vector<int64_t>{6, 2});
   const CostSource source = app::make_cost_source(even, "");
   CHECK(app::predict(cost, source).step_time < 0.9 * app::predict(even, source).step_time);
-  // Of all splits of the job, none is better.
+  // No other split of the job is better.
   for (int first = 1; first <= 7; ++first) {
     const app::Plan other =
         plan_with(with(bench_sizes(), {fmt::format("distributed.pp_split=[{},{}]", first, 8 - first)}));
@@ -176,7 +176,7 @@ TEST_CASE("auto takes the best of the search that fits") {
   CHECK(chosen.job.distributed.pp_stages_per_rank == found.front().layout.stages_per_rank);
   CHECK(chosen.layers == found.front().layout.layers);
 
-  // Less memory than that one takes: another, which fits, or recomputes.
+  // With less memory than the fastest needs, another schedule or recompute fits.
   const double gb = static_cast<double>(found.front().bytes.total()) / 1e9;
   const app::Plan smaller = plan_with(with(
       one_stage, {"distributed.pp_schedule=auto", fmt::format("distributed.pp_memory_gb={}", 0.95 * gb)}));
@@ -218,7 +218,7 @@ TEST_CASE("where memory binds, the rank that is too full recomputes, and as litt
   CHECK(chosen.peak_bytes() == budget);
   CHECK(chosen.step_time == first_alone.step_time);
   CHECK(chosen.step_time > none.step_time);
-  // Nothing is enough: everything recomputes, as one word. What fits stays as it is.
+  // If nothing fits, every stage recomputes in full, written as one word. A plan that fits does not change.
   CHECK(words(1) == std::vector<std::string>{"full"});
   CHECK(words(1e15) == std::vector<std::string>{"none"});
 }
@@ -250,7 +250,7 @@ TEST_CASE("microbatches recompute less than their stage where the rank has room,
       CHECK(after.step_time < before.step_time);
       CHECK(after.step_time >= none.step_time);
       CHECK(finer.job.train.recompute.by_microbatch());
-      // What the report and a run read is the plan itself, and it is a job again.
+      // The report and a run read this plan; its words give the same plan in a job.
       const app::Prediction again = app::predict(finer, source);
       CHECK(again.step_time == after.step_time);
       CHECK(again.peak_bytes() == after.peak_bytes());
@@ -258,7 +258,7 @@ TEST_CASE("microbatches recompute less than their stage where the rank has room,
           fmt::format("train.recompute={}", fmt::join(finer.job.train.recompute.words, ","));
       CHECK(app::predict(plan_with(with(with(layout, schedule), {words})), source).step_time ==
             after.step_time);
-      // No room beside what the stages need.
+      // The stages leave no room.
       const auto full = static_cast<double>(before.peak_bytes());
       CHECK(!app::lower_microbatches(coarse, before.step_time, finest, source, full - 1, dry_runs));
     }
@@ -278,7 +278,7 @@ TEST_CASE("a step of short microbatches recomputes less of them, within the same
     plan.recompute_memory = static_cast<double>(least + (most - least) / 4);
     const app::StepRecompute chosen = app::step_recompute(plan, rank);
     const std::vector<int> stages = plan.schedule.stages_of(rank);
-    // In passes, with activations and operands of W in proportion to the tokens.
+    // The rank's bytes in passes; activations and operands of W scale with the tokens.
     const auto in_passes = [&](const Levels& levels, const std::vector<int64_t>& tokens) {
       std::vector<schedule::StageBytes> cells(plan.schedule.cells(), costs.of(plan.layers, 0).bytes);
       for (size_t i = 0; i < stages.size(); ++i) {
@@ -323,14 +323,14 @@ TEST_CASE("a plan's costs and bytes are those of its microbatches' levels") {
   };
   const app::Prediction none = predicted("none"), full = predicted("full");
   const app::Prediction mixed = predicted("none:1/full:3,none");
-  // Six of eight backward passes of the first stage compute again; the second does not.
+  // Six of the first stage's eight backward passes recompute; the second stage does not.
   const double again = full.pipeline.ranks[0].busy - none.pipeline.ranks[0].busy;
   CHECK(mixed.pipeline.ranks[0].busy - none.pipeline.ranks[0].busy == Approx(again * 6 / 8));
   CHECK(mixed.pipeline.ranks[1].busy == Approx(none.pipeline.ranks[1].busy));
   CHECK(mixed.step_time > none.step_time);
   CHECK(mixed.step_time < full.step_time);
   CHECK(mixed.bytes[1].total() == none.bytes[1].total());
-  // Two microbatches at a time: at most one of them holds all.
+  // Two microbatches are in flight; at most one of them keeps all activations.
   CHECK(mixed.bytes[0].total() < none.bytes[0].total());
   CHECK(mixed.bytes[0].total() > full.bytes[0].total());
 }
@@ -372,21 +372,21 @@ TEST_CASE("auto recomputes by stage before it gives up a faster schedule") {
       Overrides{"distributed.pp_schedule=auto", fmt::format("distributed.pp_memory_gb={}", budget / 1e9)}));
   CHECK(chosen.job.train.recompute == found.front().layout.recompute);
   CHECK(app::predict(chosen, source).step_time == found.front().step_time);
-  // Each step chooses where its microbatches differ, and nowhere else.
+  // Each step chooses its own recompute only if its microbatches differ in length.
   CHECK(chosen.recompute_memory == 0);
   const Overrides exact = {"data.lengths=exact", "data.document_end=10", "distributed.pp_schedule=auto",
                            fmt::format("distributed.pp_memory_gb={}", budget / 1e9)};
   CHECK(plan_with(with(bench_sizes(), layout, exact)).recompute_memory == Approx(budget));
   CHECK(plan_with(with(bench_sizes(), layout, exact, Overrides{"distributed.pp_memory_gb=80"}))
             .recompute_memory == 0);
-  // A job that says how much to recompute is taken at its word.
+  // If the job says how much to recompute, the search keeps that.
   const app::Plan given = plan_with(with(bench_sizes(), layout, Overrides{"train.recompute=selective"}));
   for (const app::Candidate& c : app::search(given, source, {.budget = budget}))
     CHECK(c.layout.recompute == config::Recompute::selective);
 }
 
 TEST_CASE("a job that says how much to recompute is refused where auto would fit, and told so") {
-  // One rank has no order that takes less.
+  // On one rank no other order needs less memory.
   const Overrides layout =
       with(bench_sizes(), {"model.vocab_size=256", "distributed.pp=1", "distributed.pp_stages_per_rank=1",
                            "distributed.pp_split=even", "distributed.pp_schedule=1f1b"});
@@ -396,7 +396,7 @@ TEST_CASE("a job that says how much to recompute is refused where auto would fit
     return std::ranges::min(found, {}, [](const app::Candidate& c) { return c.bytes.total(); }).bytes.total();
   };
   const int64_t none = leanest("none", 0);
-  const int64_t most = leanest("auto", 1);  // nothing fits: all that can be is computed again
+  const int64_t most = leanest("auto", 1);  // nothing fits, so everything is recomputed
   REQUIRE(most < none);
   const auto chosen = [&](const std::string& recompute, int64_t budget) {
     return plan_with(
@@ -408,7 +408,7 @@ TEST_CASE("a job that says how much to recompute is refused where auto would fit
                     contains_text("no schedule fits") && contains_text("with recompute = \"none\"") &&
                         contains_text("smaller microbatches, or train.recompute = \"auto\""));
   CHECK(chosen("auto", between).job.train.recompute != config::Recompute::none);
-  // Where all is computed again already, that is no help.
+  // The advice is absent if everything is recomputed already.
   for (const char* word : {"auto", "full"})
     CHECK_THROWS_WITH(chosen(word, most / 2),
                       contains_text("no schedule fits") && !contains_text("or train.recompute = \"auto\""));
@@ -432,7 +432,7 @@ TEST_CASE("auto finds an order where no named schedule fits, before stages recom
     const app::Candidate order = best(kept, budget, 10);
     CHECK((order.fits && order.layout.schedule == "search"));
     CHECK(static_cast<double>(order.bytes.total()) <= budget);
-    // Beside layouts that recompute more, with a named schedule or an order of their own.
+    // Also tries layouts that recompute more, with a named schedule or a searched order.
     const app::Candidate either = best(job, budget, 10);
     CHECK(either.step_time < 0.99 * best(job, budget, 0).step_time);
     CHECK(either.step_time <= order.step_time);
@@ -456,7 +456,7 @@ TEST_CASE("a searched order and the stages under it are found together") {
   };
   const app::Candidate together = best(plan);
   REQUIRE(together.is_order());
-  // With an order of its own for each split that is tried with named schedules.
+  // Compares with a searched order for each split that the named schedules try.
   std::set<std::string> splits;
   for (const app::Candidate& c : app::search(plan, source, {})) {
     const auto split = fmt::format("distributed.pp_split={}",
@@ -519,7 +519,7 @@ TEST_CASE("each row of the ranking is a job with its step, and no two are one sc
                fmt::format("{}", fmt::join(c.layout.recompute.words, "+"));
     CHECK(lists.emplace(c.layout.grad_accum_steps, actions).second);
   }
-  // The text has these keys in whole; all formats have all rows.
+  // The text has these keys in full; all formats have all rows.
   const std::string text = app::render_ranking(found, plan.job, 0.8e9, /*width=*/80, found.size());
   const auto json = nlohmann::json::parse(app::ranking_json(found, plan.job, 0));
   const std::string csv = app::ranking_csv(found, plan.job);
@@ -585,8 +585,8 @@ TEST_CASE("costs are measured on this machine, and scale the model to it") {
   REQUIRE(source.product_flops);
   CHECK(app::peak_flops(plan.job, source) == *source.product_flops);
   CHECK(*source.product_flops > 1e8);
-  // What it says of a stage is what the same passes take here: within the noise of a machine that has other
-  // work, and far from a mistake in units.
+  // Its times of a stage are the times of the same passes here. The bounds allow for a busy machine's noise
+  // and exclude a mistake in units.
   const app::CostModel costs(plan, source);
   const schedule::StageCost stage = costs.stage(models::stage_slice(plan.layers, 0));
   const double flops = 2.0 * 256 * 2 * (2 * 128 * 32 + 2 * 128 * 16 + 3 * 128 * 384);
@@ -594,7 +594,7 @@ TEST_CASE("costs are measured on this machine, and scale the model to it") {
   CHECK(stage.forward < 1);
   CHECK(source.calibration.optimizer > 0);
   CHECK(app::predict(plan, source).step_time > 0);
-  // A model that is too large for this is left as it was modelled, at once.
+  // A model too large to measure keeps its modelled costs; the test checks that this is quick.
   const app::Plan large = plan_with({"model.hidden_size=8192", "model.intermediate_size=28672"});
   CHECK_THAT(app::measure_machine(large).description, contains_text("too large to measure here"));
 }
@@ -621,7 +621,7 @@ TEST_CASE("costs from a run's trace give back its own times") {
   const schedule::Costs costs = app::predict(plan, source).costs;
   double measured = 0, predicted = 0;
   for (size_t i = 0; i < 2; ++i) {
-    // The last stage's is what was measured, or more where noise would leave nothing for the head.
+    // The last stage's forward is as measured, or more if noise would leave nothing for the head.
     const double forward = trace.stages[i].at("forward");
     if (i == 0) CHECK(costs.stages[i].forward == Approx(forward).epsilon(1e-6));
     CHECK(costs.stages[i].forward >= forward * (1 - 1e-6));
@@ -636,7 +636,7 @@ TEST_CASE("costs from a run's trace give back its own times") {
   std::ofstream(folder.path() / "bad.json") << "{\"traceEvents\": []}";
   CHECK_THROWS_WITH(app::read_trace(folder.path() / "bad.json"), contains_text("not a trace of pptrain"));
 
-  // A run of a deeper model serves too; one of no ranks, or of a rank too many, does not.
+  // The trace of a deeper model is accepted too; a trace with no ranks or one rank too many is not.
   CHECK_NOTHROW(app::make_cost_source(plan_with(with(layout, {"model.num_hidden_layers=2"})), trace_path));
   const auto changed = [&](const std::string& from, const std::string& to) {
     std::ifstream file(trace_path);
@@ -696,12 +696,12 @@ TEST_CASE("costs from a trace of one mesh predict another") {
   const app::Plan plan = plan_with(with(job, {"distributed.pp=2", "distributed.pp_costs=" + trace_path}));
   const CostSource source = app::make_cost_source(plan, trace_path);
   const schedule::Costs costs = app::predict(plan, source).costs;
-  // A cut between stages costs a little itself.
+  // Each boundary between stages costs a little itself.
   CHECK(costs.stages[0].forward + costs.stages[1].forward ==
         Approx(trace.stages[0].at("forward")).epsilon(0.02));
   CHECK(costs.stages[0].backward + costs.stages[1].backward ==
         Approx(trace.stages[0].at("backward")).epsilon(0.02));
-  // The optimizer's time is of the parameters that a rank steps: here all of them, on two stages half each.
+  // The optimizer's time follows the parameters that a rank steps: here all, on two stages half each.
   const app::Prediction p = app::predict(plan, source);
   CHECK(p.optimizer_time[0] + p.optimizer_time[1] == Approx(trace.phases.at("optimizer")).epsilon(1e-6));
 }

@@ -1,4 +1,4 @@
-// What ranks hold and exchange of parameters, against sums made by hand; and long stages against dry runs.
+// The parameters that ranks hold and exchange, against sums made by hand; long stages against dry runs.
 #include "app/forecast/sharding.h"
 
 #include "app/forecast/cost_model.h"
@@ -29,11 +29,11 @@ ModelConfig model_of(int64_t layers) {
   return model;
 }
 
-// Of a block: matrices, which have bfloat16 copies, and norms, which have none.
+// Elements of a block: matrices have bfloat16 copies, norms have none.
 constexpr int64_t matrices =
     hidden * (heads + 2 * kv_heads) * head_dim + heads * head_dim * hidden + 3 * hidden * inner;
 constexpr int64_t norms = 2 * hidden;
-constexpr int64_t table = vocab * hidden;  // embedding, or head
+constexpr int64_t table = vocab * hidden;  // of the embedding or the head
 
 StageFootprint first_stage() {  // embedding and three blocks
   return dry_run(model_of(4),
@@ -71,7 +71,7 @@ TEST_CASE("ranks that share parameters hold a part, and what they gather and red
   CHECK(kept.gathered == 2 * (table + 3 * matrices) + 4 * 3 * norms);
   CHECK(kept.gradients == 4 * all);  // whole until the step's end
   CHECK(kept.reducing == 0);
-  // A block is larger than the embedding: two blocks are whole at a time.
+  // A block is larger than the embedding, so the peak is two whole blocks at once.
   const HeldBytes streamed = held_bytes(stage, {.dp_shard = 4}, streamed_weights);
   CHECK(streamed.weights == part);
   CHECK(streamed.gathered == 2 * (2 * matrices + 4 * norms));
@@ -79,8 +79,8 @@ TEST_CASE("ranks that share parameters hold a part, and what they gather and red
   CHECK(streamed.reducing == 2 * 4 * (matrices + norms));
 }
 
-// A block whose attention is a small group of its own, before experts: while one layer's experts are in use,
-// the next layer's attention and experts are gathered.
+// A block has a small group for attention, then one for experts. While one layer's experts are in use, the
+// next layer's attention and experts are gathered.
 TEST_CASE("a small group between two large ones is whole beside both where weights are streamed") {
   const auto group = [](int64_t elements) {
     GroupFootprint result;
@@ -103,7 +103,7 @@ TEST_CASE("pipeline ranks that share out the embedding hold a shard of its state
     return held_bytes(Footprints(model_of(8), {.documents = 2, .length = 32}).of(slice), {.pp = ranks}, {});
   };
   const int64_t blocks = 4 * (matrices + norms), shard = table / ranks;
-  const int64_t others = 6 * 4 * matrices + 4 * 4 * norms + 6 * shard;  // bytes of blocks' and the head's
+  const int64_t others = 6 * 4 * matrices + 4 * 4 * norms + 6 * shard;  // bytes of the blocks and the head
   const HeldBytes first =
       held_by({.end_layer = 4, .embedding = true, .head_parts = ranks, .embedding_in_shards = true});
   CHECK(first.parameters == blocks + 2 * shard);
@@ -137,8 +137,8 @@ TEST_CASE("exchanges of a stage take what their bytes take on the links of their
   const StageExchange replicated = exchange({.dp_replicate = 4});
   CHECK(replicated.gather == 0);
   CHECK(replicated.reduce() == Approx(2 * gradients * 3 / 4 / 1e6));
-  // Two hosts: weights stay within each, gradients go over four ranks' links at 4e5 B/s, replicas' over
-  // one's.
+  // Two hosts: weights stay within a host; gradients use four ranks' links at 4e5 B/s, the sums over replicas
+  // one rank's link.
   const StageExchange hybrid = exchange({.dp_replicate = 2, .dp_shard = 4});
   CHECK(hybrid.gather == Approx(sharded.gather));
   CHECK(hybrid.sum == Approx(gradients * 7 / 8 / 4e5));

@@ -1,5 +1,4 @@
-// Jobs at the edge of what is accepted: what is planned of them is as large as doubles say, so nothing
-// overflowed.
+// Jobs with the largest accepted sizes: their plans match sums in doubles, so nothing overflowed.
 #include <spdlog/fmt/fmt.h>
 
 #include <algorithm>
@@ -20,7 +19,7 @@ using namespace pptrain;
 
 namespace {
 
-// Sizes from 1 to 2^bits, all magnitudes alike.
+// Sizes from 1 to 2^bits; all magnitudes are equally likely.
 class Sizes {
  public:
   explicit Sizes(uint64_t seed) : random_(seed) {}
@@ -52,7 +51,7 @@ std::string text_of(const Job& job, bool experts) {
   return text;
 }
 
-// A matrix product's weights; norms are less than the tolerance.
+// The weights of GEMMs; norms are below the tolerance.
 double parameters_of(const Job& job, bool experts) {
   const auto size = [&](const char* key) { return static_cast<double>(job.at(key)); };
   const double hidden = size("model.hidden_size");
@@ -63,8 +62,7 @@ double parameters_of(const Job& job, bool experts) {
          2 * hidden * size("model.vocab_size") + hidden;
 }
 
-// Dry runs of routers and of the head go through the tokens in pieces: of the longest lists they take
-// minutes.
+// Dry runs of routers and of the head process the tokens in chunks, so the longest lists take minutes.
 bool is_soon_predicted(const Job& job, bool experts) {
   const int64_t tokens = job.at("train.seq_len") * job.at("train.micro_batch_size");
   return tokens <= (experts ? 1 << 14 : 1 << 20) && tokens * job.at("model.vocab_size") <= int64_t{1} << 36;

@@ -34,10 +34,10 @@ from transformers_models import FAMILIES, build_family, shake_norms  # noqa: E40
 
 PPTRAIN = pathlib.Path(sys.argv.pop(1)).resolve()
 ORACLE = pathlib.Path(sys.argv.pop(1)).resolve()
-TOKENS = 100  # beyond all windows and all lengths at which frequencies change
+TOKENS = 100  # longer than all windows and than all lengths at which frequencies change
 PROMPTS = [[3, 17, 5, 99, 8, 1, 44], [120], [7] * 30 + [2, 5]]
 
-# Sizes that share no factors, so that one taken for another does not go unseen.
+# Sizes without common factors, so that a size used in another's place is found.
 SIZES = {
     "hidden_size": 72,
     "intermediate_size": 104,
@@ -68,8 +68,8 @@ MODELS = {
                   {**EXPERTS, "num_experts": 7, "moe_intermediate_size": 44, "norm_topk_prob": True}),
     "mixtral": (MixtralForCausalLM, MixtralConfig, {**EXPERTS, "num_local_experts": 5}),
 }
-# RoPE whose frequencies follow from the length of the text: the family, what it is built with, and settings of the job.
-# Texts of up to 32, or 16, tokens have others than longer ones.
+# RoPE whose frequencies depend on the text's length: the family, the model's arguments, and settings of the job.
+# Texts of up to 32 (or 16) tokens have other frequencies than longer ones.
 BY_LENGTH = {
     "longrope": ("phi3", {"hidden_size": 32, "num_attention_heads": 2, "original_max_position_embeddings": 32, "sliding_window": None,
                           "rope_parameters": {"rope_type": "longrope", "rope_theta": 10000.0, "partial_rotary_factor": 1.0,
@@ -123,7 +123,7 @@ def greedy(model, prompt, tokens=TOKENS):
 
 
 def logits_of(model, ids):
-    """Of a model that has seen no text before: with dynamic RoPE transformers remembers the longest one."""
+    """The logits of a fresh copy of the model: with dynamic RoPE transformers remembers the longest text."""
     with torch.no_grad():
         return copy.deepcopy(model)(torch.tensor([ids])).logits[0]
 
@@ -189,14 +189,14 @@ class Generate(unittest.TestCase):
                         self.assertEqual(result["tokens"], count)
                         assert_within(self, abs(result["loss"] - nats / count), 1e-5)
                         self.assertAlmostEqual(result["perplexity"], math.exp(result["loss"]), 6)
-                        self.assertNotIn("bits_per_byte", result)  # nobody knows the tokens' bytes
+                        self.assertNotIn("bits_per_byte", result)  # the tokens' bytes are not known
                         self.assertEqual(result["sources"][0]["loss"], result["loss"])
                 self.assertFalse((folder / "run").exists())  # nothing is written
 
     def test_losses_of_documents_equal_transformers_on_every_layout(self):
         with tempfile.TemporaryDirectory() as path:
             folder = pathlib.Path(path)
-            model, tokens = self.prepare(folder, "llama", intermediate_size=108)  # which three ranks share
+            model, tokens = self.prepare(folder, "llama", intermediate_size=108)  # three ranks divide it
             held = tokens[300:].tolist()
             rows = [held[first:first + 17] for first in range(0, len(held) - 1, 16)]
             ends = [i + 1 for i, token in enumerate(held) if token % 9 == 0 and i + 1 < len(held)]
@@ -213,7 +213,7 @@ class Generate(unittest.TestCase):
                 with self.subTest(source=source, keys=keys):
                     expected = {}
                     for number, text in enumerate(texts):
-                        parts = [text[i:i + 65] for i in range(0, len(text) - 1, 64)]  # of which none is longer here
+                        parts = [text[i:i + 65] for i in range(0, len(text) - 1, 64)]  # at most 64 predicted tokens each
                         if len(text) < 2:
                             continue
                         self.assertEqual(1, len(parts))
@@ -275,14 +275,14 @@ class Generate(unittest.TestCase):
             self.assertIn("the id 9999 is not in the model's vocabulary", done.stderr)
 
     def by_length(self, folder, name):
-        """Builds the model of BY_LENGTH. Returns it and the arguments for it."""
+        """Builds a model of BY_LENGTH. Returns it and the function that makes its arguments."""
         family, changes, keys = BY_LENGTH[name]
         model, _ = self.prepare(folder, family, **changes)
         return model, lambda *more: self.settings(folder, [f'model.hf_dir="{folder}/hf"', *keys, *more])
 
     def test_rope_by_length_has_the_logits_and_scores_of_transformers(self):
         texts = [[(7 * i + 3) % 131 for i in range(length)] for length in (5, 16, 17, 20, 32, 33, 60)]
-        of_logits = {"longrope": (5, 32, 33, 60), "dynamic": (5, 16, 17, 60)}  # the scores are of all
+        of_logits = {"longrope": (5, 32, 33, 60), "dynamic": (5, 16, 17, 60)}  # scores use every length
         for name in BY_LENGTH:
             with tempfile.TemporaryDirectory() as path:
                 folder = pathlib.Path(path)
@@ -295,7 +295,7 @@ class Generate(unittest.TestCase):
                     "".join(json.dumps({"prompt_ids": t[:-4], "completion_ids": t[-4:]}) + "\n" for t in texts))
                 for keys in ([], ["distributed.pp=2"], ["distributed.cp=2"], ["distributed.tp=2"]):
                     if name == "dynamic" and keys == ["distributed.tp=2"]:
-                        continue  # nine heads
+                        continue  # nine heads do not divide by 2
                     with self.subTest(rope=name, keys=keys):
                         done = self.pptrain("generate", *settings(*keys), "--score", folder / "pairs.jsonl")
                         for text, line in zip(texts, done.stdout.splitlines(), strict=True):
@@ -329,7 +329,7 @@ class Generate(unittest.TestCase):
                           "data.val_fraction=0", f"data.val_path={folder}/ids.jsonl", "train.seq_len=64", "train.grad_accum_steps=2"]
                 expected = []
                 for text in documents:
-                    # Each of its tokens is read, though nothing follows the last.
+                    # The model reads every token, although nothing follows the last.
                     logits = logits_of(model, text)[:-1]
                     expected.append(torch.nn.functional.cross_entropy(logits, torch.tensor(text[1:])).item())
                 for keys in (["data.packing=none"], ["data.packing=best_fit", "data.lengths=exact"],

@@ -35,7 +35,7 @@ std::string small_text() {
 const std::vector<std::vector<int64_t>> prompts = {
     {5, 9, 200, 31, 7}, {77}, {1, 2, 3, 4, 5, 6, 7, 8, 9}, {9, 9}, {250, 3, 12}};
 
-// The tokens that every rank ends up with, which must be the same.
+// The generated tokens; every rank must have the same.
 std::vector<std::vector<int64_t>> generate(const Overrides& overrides, const GenerateOptions& options,
                                            std::vector<std::string>* heard = nullptr) {
   const TemporaryFolder folder;
@@ -61,7 +61,7 @@ std::vector<std::vector<int64_t>> generate(const Overrides& overrides, const Gen
   return by_rank.at(0);
 }
 
-// Whole sequences through the whole model, anew for each token, one sequence at a time.
+// Runs whole sequences through the whole model for each token, one sequence at a time.
 std::vector<std::vector<int64_t>> generate_plainly(const Overrides& overrides,
                                                    const GenerateOptions& options) {
   const TemporaryFolder folder;
@@ -120,7 +120,7 @@ TEST_CASE("every pipeline generates what passes over whole sequences give", "[ge
   }
 }
 
-// Where a text crosses the original length, its keys are computed again; others of its pass are not.
+// When a text crosses the original length, its keys are recomputed; other texts of the pass keep theirs.
 TEST_CASE("LongRoPE generates what passes over whole sequences give, each by its own length", "[generator]") {
   const Overrides model = with(longrope_up_to(8), {"model.max_position_embeddings=64"});
   const auto expected = generate_plainly(model, greedy());
@@ -231,8 +231,8 @@ TEST_CASE("logits from the cache are those of whole sequences", "[generator]") {
   models::TransformerStage& stage = *stages.front();
   const data::Microbatch whole = random_documents(model, {12, 7}, 1);
   const at::Tensor expected = stage.logits(whole, {}, {});
-  // Two runs in bfloat16 are apart by twice what rounding to it changes, and all of that may be in the tokens
-  // at hand.
+  // Two runs in bfloat16 differ by up to twice the rounding error, and all of it may be in the compared
+  // tokens.
   const double rounding =
       relative_error(expected, stages_in(at::kFloat).front()->logits(whole, {}, {})).value();
   const auto bound = [&](size_t tokens) {

@@ -1,4 +1,4 @@
-// Samples in training: what they need, and that they leave training's numbers alone.
+// Samples in training: their requirements, and that they change no number of training.
 #include <sstream>
 
 #include "core/base/error.h"
@@ -14,7 +14,7 @@ namespace {
 const Overrides samples = {"eval.generate_interval=1", "eval.generate_tokens=9",
                            "eval.generate_prompt=\"To \""};
 
-// What the run logged of samples.
+// The samples that the run logged.
 std::vector<std::string> run_and_listen(const fs::path& run_dir, const Overrides& overrides,
                                         JobResult& result) {
   const app::Plan plan = small_plan(small_job_text(), run_dir, overrides);

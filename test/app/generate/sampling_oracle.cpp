@@ -1,6 +1,6 @@
-// Filtered probabilities, for generate_test.py: a case a line of standard input, {"logits": [...],
+// Filtered probabilities, for generate_test.py. Each line of standard input is a case: {"logits": [...],
 // "previous": [...], "temperature": ..., "top_k": ..., "top_p": ..., "min_p": ..., "repetition_penalty":
-// ...}; a line of probabilities of all tokens for each.
+// ...}. The answer is a line with the probabilities of all tokens.
 #include <iostream>
 #include <nlohmann/json.hpp>
 #include <string>

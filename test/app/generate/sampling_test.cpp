@@ -1,4 +1,5 @@
-// Sampling: what is kept, and which random numbers choose. Against transformers: generate_test.py.
+// Sampling: the tokens that filters keep, and the random numbers that choose. generate_test.py compares with
+// transformers.
 #include "app/generate/sampling.h"
 
 #include <cmath>

@@ -1,4 +1,4 @@
-// Where a sequence ends, and what of its text is shown when.
+// When a sequence ends, and how much of its text is shown by then.
 #include "app/generate/sequence.h"
 
 #include <string_view>
@@ -14,7 +14,7 @@ namespace {
 
 const auto codec = app::make_byte_codec();
 
-// Two tokens to a character: of the ids 1000 + high and 2000 + low.
+// Each character is two tokens, with ids 1000 + high and 2000 + low.
 class HalfDecoder final : public app::TextCodec::Decoder {
  public:
   std::string next(int64_t token) override {
@@ -35,7 +35,7 @@ class HalfCodec final : public app::TextCodec {
   std::unique_ptr<Decoder> decoder() const override { return std::make_unique<HalfDecoder>(); }
 };
 
-// Adds bytes until the sequence finishes; the text that was shown after each.
+// Adds bytes until the sequence finishes; returns the text shown after each.
 std::vector<std::string> shown(Sequence& sequence, std::string_view bytes) {
   std::vector<std::string> texts;
   for (const char c : bytes) {

@@ -1,4 +1,4 @@
-// Which threads of a launch have no core of their own.
+// Which threads of a launch share a core.
 #include "app/launch/core_check.h"
 
 #include <vector>
@@ -11,7 +11,7 @@ using app::RankCores;
 
 namespace {
 
-// Ranks of host a with its eight processors, each with the ones that it is bound to.
+// Ranks on host a, which has eight processors; each rank with the ones it is bound to.
 std::vector<RankCores> ranks_of(const std::vector<std::vector<int>>& processors, int64_t threads = 1) {
   std::vector<RankCores> ranks;
   for (const auto& own : processors)
@@ -44,7 +44,7 @@ TEST_CASE("more threads than the host has cores are said, with the host") {
   CHECK(sharing.ranks_per_set == 4);
 }
 
-// Open MPI binds a single rank to one core, whatever its threads.
+// Open MPI binds a single rank to one core, however many threads it has.
 TEST_CASE("a rank that is bound to fewer cores than it has threads is said, though the host has more") {
   CHECK_THAT(app::describe_crowding(ranks_of({{0}}, 2)),
              contains_text("host a: 2 threads of rank 0 on 1 core of 8, to which the launcher binds"));
@@ -52,7 +52,7 @@ TEST_CASE("a rank that is bound to fewer cores than it has threads is said, thou
   // Two launches of one host bind their ranks to the same cores.
   CHECK_THAT(app::describe_crowding(ranks_of({{0, 1}, {0, 1}, {0, 1}})),
              contains_text("3 threads of 3 ranks on 2 cores of 8"));
-  // One within the other: together they have the larger set.
+  // One set contains the other: the ranks together have the larger one.
   CHECK_THAT(app::describe_crowding(ranks_of({{0, 1}, {0}, {1}})),
              contains_text("3 threads of 3 ranks on 2"));
 }

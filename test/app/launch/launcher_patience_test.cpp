@@ -41,7 +41,7 @@ TEST_CASE("what Open MPI leaves depends on its parameter") {
   CHECK(usual.notice == SIGCONT);
   CHECK_THAT(usual.advice, test::contains_text("leave 2 s") && test::contains_text("kill -USR1"));
   CHECK(patience(LaunchKind::open_mpi, {{parameter, "5"}}).time == milliseconds(10'000));
-  // So long may training not be held for what may mean nothing; and nobody needs to be told.
+  // SIGCONT may mean nothing, and training must not wait 60 s for it; no advice is needed.
   const app::Patience long_one = patience(LaunchKind::open_mpi, {{parameter, "60"}});
   CHECK(long_one.time == milliseconds(60'000));
   CHECK_FALSE(long_one.notice);

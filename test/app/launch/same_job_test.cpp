@@ -17,7 +17,7 @@ using app::Identity;
 
 namespace {
 
-// What each rank is told, which has `identities[rank]`.
+// The message that each rank gets when rank r has identities[r].
 std::vector<std::string> compare(const std::vector<Identity>& identities) {
   std::vector<std::string> told(identities.size());
   comm::run_thread_ranks(static_cast<int>(identities.size()), [&](comm::Communicator& world) {
@@ -54,7 +54,7 @@ TEST_CASE("ranks with another job than rank 0's are told what differs") {
                           contains_text("train.seq_len is 17, on rank 0 16. Start"));
   CHECK_THAT(told[3], contains_text("data.format is absent, on rank 0 \"text\". Start"));
   CHECK_THAT(compare({shorter, job})[1], contains_text("data.format is \"text\", on rank 0 absent. Start"));
-  // Rank 0 alone is odd: all others are told.
+  // Only rank 0 differs: all others get the message.
   for (const std::string& text : {compare({other, job, job})[1], compare({other, job, job})[2]})
     CHECK_THAT(text, contains_text("train.seq_len is 16, on rank 0 17"));
 }
@@ -107,7 +107,7 @@ TEST_CASE("data files count by what they hold") {
   const Overrides validation = {"data.val_fraction=0", "data.val_path=\"" + write("v", text).string() + "\""};
   CHECK_THAT(value_of(app::files_identity(plan_of(shakespeare, validation)), "the data of data.val_path"),
              contains_text("4000 bytes"));
-  // The same program on both sides, told by its file.
+  // Both sides run the same program, known by its file.
   CHECK_THAT(value_of(app::files_identity(plan_of(shakespeare)), "the program"),
              contains_text(" bytes, fingerprint "));
 }

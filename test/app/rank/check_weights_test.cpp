@@ -1,4 +1,4 @@
-// A bit that flips in weights or optimizer state between steps is found before anybody builds on it.
+// A bit that flips in weights or optimizer state between steps is found before any rank uses it.
 #include <cstdint>
 #include <functional>
 #include <string>
@@ -19,7 +19,7 @@ void flip_lowest_bit(const at::Tensor& tensor) {
   *static_cast<uint8_t*>(tensor.mutable_data_ptr()) ^= 1;
 }
 
-// The message that the run ends with, after `steps` on every rank.
+// Runs `steps` on every rank; returns the message that the run ends with.
 std::string ended_with(const Overrides& settings,
                        const std::function<void(app::RunContext&, app::RankModel&)>& steps) {
   const TemporaryFolder folder;
@@ -37,7 +37,7 @@ std::string ended_with(const Overrides& settings,
   return "";
 }
 
-// The tensor of pipeline rank 1's stage with this name, in this file; undefined on other ranks.
+// The tensor with this name in this file of pipeline rank 1's stage; undefined on other ranks.
 at::Tensor find(const app::RankModel& model, const std::string& file, const std::string& name) {
   for (const checkpoint::StageContents& stage : model.contents()) {
     const auto found = stage.files.find(file);

@@ -15,7 +15,7 @@ using namespace pptrain::test;
 
 namespace {
 
-// What all ranks say of the gradients and weights that `spoil` leaves; the same text, or the test fails.
+// The ranks' message about the gradients and weights after `spoil`. The test fails if messages differ.
 std::string described(const Overrides& layout, const std::function<void(nn::Slice&)>& spoil) {
   const TemporaryFolder folder;
   const app::Plan plan = small_plan(small_job_text(), folder.path(), layout);

@@ -1,4 +1,4 @@
-// With post-validation a run leaves the same bits as with the barrier, whatever is clipped or skipped.
+// A run with post-validation gives the same bits as with the barrier, even if steps are clipped or skipped.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -48,7 +48,7 @@ JobResult run(const SplitLayout& layout, bool post_validation, const std::filesy
 const Overrides validated_job = {"model.num_hidden_layers=8", "train.grad_accum_steps=8", "train.steps=9",
                                  "eval.interval=6", "train.micro_batch_size=1"};
 
-constexpr double out_of_reach = 1e6;  // of any grad norm here
+constexpr double out_of_reach = 1e6;  // above any grad norm here
 
 std::vector<nlohmann::json> steps_of(const JobResult& result) {
   std::vector<nlohmann::json> steps;
@@ -59,7 +59,7 @@ std::vector<nlohmann::json> steps_of(const JobResult& result) {
   return steps;
 }
 
-// The grad norm that lies in the middle of those of `overrides`' steps: clipping by it is sometimes active.
+// The median grad norm of `overrides`' steps: clipping by it is sometimes active.
 double middle_norm(const TemporaryFolder& folder, const Overrides& overrides) {
   const JobResult free =
       run({"gpipe", 1}, false, folder.path() / "free", with(overrides, {"train.grad_clip=0"}));
@@ -69,8 +69,8 @@ double middle_norm(const TemporaryFolder& folder, const Overrides& overrides) {
   return norms[norms.size() / 2];
 }
 
-// Each job with post-validation against the same with the barrier on one rank: all pairs of job, schedule and
-// number of ranks. Where a job clips by a limit within reach, some of its steps must be over it.
+// Compares each job with post-validation with the same job with the barrier on one rank, for all pairs of
+// job, schedule and number of ranks. If a job's limit is within reach, some of its steps must be over it.
 void check_jobs(const std::vector<Overrides>& jobs) {
   const auto rows = take_pairs(std::array{jobs.size(), schedules.size(), most_ranks});
   for (size_t j = 0; j < jobs.size(); ++j) {
@@ -88,8 +88,8 @@ void check_jobs(const std::vector<Overrides>& jobs) {
   }
 }
 
-// A checkpoint of step 0 in which the embedding of the byte k is NaN: steps whose data have a k are not
-// finite.
+// A checkpoint of step 0 in which the embedding of the byte k is NaN: a step is not finite if its data have a
+// k.
 std::filesystem::path poisoned_checkpoint(const std::filesystem::path& root, const Overrides& overrides) {
   const app::Plan plan = plan_of({"gpipe", 1}, false, root / "unused", overrides);
   app::run_ranks(plan, [&](app::RunContext& context) {

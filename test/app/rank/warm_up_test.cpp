@@ -1,5 +1,5 @@
-// What GPUs alone do by themselves, on the CPU: a warm-up leaves nothing behind, and weight gradients beside
-// have the bits of those at once, whatever is exchanged meanwhile.
+// Tests on the CPU what only GPUs do by default: a warm-up leaves nothing behind, and overlapped weight
+// gradients have the bits of immediate ones, even with exchanges in between.
 #include "app/rank/warm_up.h"
 
 #include <algorithm>
@@ -27,12 +27,12 @@ using pptrain::test::with;
 
 namespace {
 
-// What two steps left on every rank: masters and states, by rank, file, name and place; and losses and norms.
-// lengths: of each rank, those that its microbatches of the first step have.
+// The results of two steps on every rank: masters and states by rank, file, name and place; losses and norms.
+// lengths: for each rank, the lengths of its microbatches in the first step.
 struct Outcome {
   std::map<std::string, at::Tensor> tensors;
   std::vector<double> values;
-  size_t beside = 0;  // weight gradients
+  size_t beside = 0;  // overlapped weight gradients
   std::map<int, std::set<int64_t>> lengths;
 };
 
@@ -168,7 +168,7 @@ TEST_CASE("a warm-up changes no bit of what follows, nor do weight gradients bes
 
 TEST_CASE("ranks whose documents have one length warm up as often as those whose lengths differ",
           "[warm_up]") {
-  // Eight documents, one of them short: a step takes all of them, and the short one is on one of two ranks.
+  // Eight documents, one of them short: a step reads all of them, and the short one is on one of two ranks.
   const TemporaryFolder folder;
   const std::filesystem::path file = folder.path() / "data.txt";
   {

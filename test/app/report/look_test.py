@@ -1,7 +1,7 @@
-"""A run that is looked at: TensorBoard's files, the page for Prometheus, the report.
+"""The views of a run: TensorBoard's files, the page for Prometheus, the report.
 
-Usage: look_test.py PPTRAIN [unittest arguments]. Runs of the program are shared by the tests. TensorBoard, Prometheus'
-parser and a browser are used where they are installed; scripts/requirements-test.txt has the first two.
+Usage: look_test.py PPTRAIN [unittest arguments]. The tests share runs of the program. TensorBoard, Prometheus'
+parser and a browser are used if they are installed; scripts/requirements-test.txt has the first two.
 """
 
 import html.parser
@@ -47,7 +47,7 @@ def fetch(url):
 
 
 def samples(text):
-    """{(name, labels...): value} by the format's own rules; fails on what breaks them."""
+    """{(name, labels...): value} by the format's rules; fails if the page breaks them."""
     found, kinds, last = {}, {}, None
     label = r'[a-zA-Z_][a-zA-Z0-9_]*="(?:[^"\\\n]|\\["\\n])*"'
     for line in text.splitlines():
@@ -74,7 +74,7 @@ def value_of(found, name):
 
 
 class Run:
-    """One run in a folder, started, looked at, stopped, and gone on with from an earlier checkpoint."""
+    """One run in a folder: it is started, viewed, stopped, and resumed from an earlier checkpoint."""
 
     def __init__(self, add_cleanup):
         self.folder = temporary_folder(add_cleanup)
@@ -242,7 +242,7 @@ class Report(unittest.TestCase):
         return run([PPTRAIN, *arguments], cls.folder, code=None, timeout=PATIENCE)
 
     def browse(self, file):
-        """The page's elements after its scripts have run, and what it complained of."""
+        """The page's elements after its scripts have run, and its error messages."""
         with tempfile.TemporaryDirectory(prefix="pptrain_browser_") as profile:
             done = subprocess.run(
                 [BROWSER, "--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={profile}",
@@ -282,7 +282,7 @@ class Report(unittest.TestCase):
                 self.assertTrue(math.isclose(value, record["eval_loss"], rel_tol=1e-6))
             for value, record in zip(run["evaluations"]["bits_per_byte"], evals, strict=True):  # each token is a byte
                 self.assertTrue(math.isclose(value, record["eval_loss"] / math.log(2), rel_tol=1e-6))
-            self.assertEqual(run["pace"], [])  # steps too few and too short to be judged
+            self.assertEqual(run["pace"], [])  # the steps are too few and too short to judge
             self.assertEqual(run["last"]["loss"], steps[-1]["loss"])
             for key, value in run["medians"].items():
                 self.assertTrue(math.isclose(value, statistics.median_high(x[key] for x in steps), rel_tol=1e-6), key)
@@ -405,7 +405,7 @@ class Report(unittest.TestCase):
         charts = re.findall(r'<div class="chart">.*?</details></div>', text, re.S)
         self.assertEqual(len(charts), 9)
         self.assertIn("Loss", charts[0])
-        for chart in charts:  # a curve of either run, with a point for each step
+        for chart in charts:  # one curve for each run, with a point for each step
             paths = re.findall(r'<path class="curve" d="([^"]*)"', chart)
             self.assertEqual(len(paths), 2)
             self.assertTrue(all("NaN" not in path and len(path) > 8 for path in paths), paths)
@@ -428,7 +428,7 @@ class Report(unittest.TestCase):
             self.assertEqual(len(re.findall(r'<path class="curve equal"', chart)), 1)
             self.assertEqual(len(re.findall(r'<path class="curve"', chart)), 2)
             self.assertIn("Dashed: twin is equal to a.", chart)
-        # A name breaks behind a slash or nowhere.
+        # A name is broken only behind a slash.
         self.assertNotIn("<wbr>", page)
         self.assertEqual(self.pptrain("report", "some/very/long/name/of/a/run/that/takes/a/line", "-o", "long_name.html").returncode, 0)
         page, complaints = self.browse(self.folder / "long_name.html")

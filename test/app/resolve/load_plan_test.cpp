@@ -1,4 +1,4 @@
-// What a job must fulfil beyond its file: schedules, stages, splits.
+// The rules for a job beyond its file: schedules, stages, splits.
 #include "app/resolve/load_plan.h"
 
 #include <spdlog/fmt/fmt.h>
@@ -131,7 +131,7 @@ TEST_CASE("recompute is one word, or one for each stage") {
     CHECK_THAT(refusal(with(wrong)), contains_text("is not a valid value"));
   CHECK_THAT(refusal(with(R"(["full", "some"])")), contains_text("\"some\" is not a valid value"));
   CHECK(loaded(with(R"(["auto"])")).job.train.recompute.words == std::vector<std::string>{"none"});
-  // Refused at its key, whether the stages are known or left to the search.
+  // Refused at its key, whether the stages are given or searched.
   const std::string refused = "recompute=[\"full\", \"auto\"]: auto is for all stages";
   Overrides several = with(R"(["full", "auto"])");
   CHECK_THAT(refusal(several), contains_text(refused));
@@ -183,7 +183,7 @@ TEST_CASE("the search asks nothing of the schedule that it replaces") {
     const pptrain::app::PlanBase job = base(overrides);
     return pptrain::app::search(job, pptrain::app::make_cost_source(job, "cpu"), {.microbatches = true});
   };
-  // 1f1b needs 4 microbatches; 4 samples a step are these.
+  // 1f1b needs 4 microbatches; 4 samples a step give 4.
   const Overrides few = {"distributed.pp=4", "train.grad_accum_steps=2", "train.micro_batch_size=2"};
   CHECK_THAT(refusal(few), contains_text("1f1b on 4 ranks needs at least 4 microbatches"));
   CHECK(std::ranges::any_of(found(few), [](const pptrain::app::Candidate& candidate) {
@@ -199,7 +199,7 @@ TEST_CASE("the search asks nothing of the schedule that it replaces") {
   };
   CHECK(stages(two) == std::set<int64_t>{1, 2});
   CHECK(stages(with(two, {"distributed.pp_stages_per_rank=2"})) == std::set<int64_t>{2});
-  // A name that is none is a mistake all the same.
+  // An unknown name is still refused.
   CHECK_THROWS_WITH(base({"distributed.pp_schedule=1f2b"}), contains_text("did you mean \"1f1b\"?"));
 }
 
@@ -236,7 +236,7 @@ TEST_CASE("heads that no GPU computes are refused before anything starts") {
   CHECK(refusal({"run.device=cuda", "train.dtype=fp32", "model.head_dim=12"}).empty());
   CHECK_THAT(refusal({"run.device=cuda", "train.dtype=fp32", "model.head_dim=6"}),
              contains_text("in fp32 takes multiples of 4"));
-  // A CPU's job whose costs are those of a GPU.
+  // A job for the CPU with the costs of a GPU.
   const pptrain::app::Plan plan = loaded(odd);
   CHECK_NOTHROW(pptrain::app::make_cost_source(plan, "cpu"));
   CHECK_THROWS_AS(pptrain::app::make_cost_source(plan, "h100"), UsageError);
@@ -316,7 +316,7 @@ TEST_CASE("a searched schedule is the same each time, no slower than the named o
   CHECK(saved.distributed.pp_schedule ==
         std::filesystem::absolute(std::filesystem::path(plan.job.run.dir) / "schedule.csv").string());
   CHECK(job_to_save(loaded({})) == pptrain::config::with_absolute_paths(loaded({}).job));
-  // The numbers tell what is missing.
+  // The numbers show what is missing.
   const std::string refused = refusal(with(job, {"distributed.pp_memory_gb=1e-6"}));
   const std::regex numbers("no schedule fits into (\\S+) GB a rank: .* needs (\\S+) GB\\.");
   std::smatch found;
@@ -398,7 +398,7 @@ TEST_CASE("the fingerprint is of what ranks must agree on") {
   CHECK(plain != print({"distributed.pp_split=[1,3]"}));
   CHECK(plain != print({"run.seed=1"}));
   CHECK(plain != print({"distributed.pp_schedule=gpipe"}));
-  // A schedule's file counts by what it holds, not by where it lies.
+  // A schedule's file counts by its contents, not by its path.
   const std::string gpipe = "0F0,0F1,0B0,0B1\n1F0,1F1,1B0,1B1\n";
   CHECK(print({csv("a.csv", gpipe)}) == print({csv("b.csv", gpipe)}));
   CHECK(print({csv("a.csv", gpipe)}) != print({csv("b.csv", "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n")}));

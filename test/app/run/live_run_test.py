@@ -1,4 +1,4 @@
-"""Runs that are under way: status, save and stop through the run's folder, and a run that diverges.
+"""Running jobs: status, save and stop through the run's folder, and a run that diverges.
 
 Usage: live_run_test.py PPTRAIN MPIEXEC [unittest arguments]; MPIEXEC is "" in a build without MPI.
 """
@@ -19,7 +19,7 @@ from pptrain import Case, job, manifest, mpi_command, run, sets, start, start_ra
 
 PPTRAIN = pathlib.Path(sys.argv.pop(1)).resolve()
 MPIEXEC = sys.argv.pop(1)
-PATIENCE = 300  # seconds; of every wait, on a machine that has much else to do
+PATIENCE = 300  # seconds for every wait, on a busy machine
 
 JOB = job(model={"num_hidden_layers": 2}, train={"steps": 1000000, "grad_accum_steps": 8}, data={"val_fraction": 0.1},
           eval={"interval": 1000000}, optimizer={"lr": 1e-3}, checkpoint={"interval": 0}, metrics={"log_interval": 100000})
@@ -32,7 +32,7 @@ class LiveRun(Case):
         self.run_dir = self.folder / "run"
 
     def start(self, *settings, launcher=()):
-        """A run that gives way to the commands which are started beside it."""
+        """Starts a run with low priority, so that the commands beside it are quick."""
         command = ["nice", *launcher, PPTRAIN, "--config", "job.toml", *sets("run.dir=run", *settings)]
         process = start(command, self.folder, stderr=subprocess.STDOUT)
         self.addCleanup(process.stdout.close)
@@ -62,7 +62,7 @@ class LiveRun(Case):
         return answer["step"]
 
     def check_live(self, process):
-        """Status, saves at once by two, and a stop; `process` is the run, or its launcher."""
+        """Status, two saves at the same time, and a stop; `process` is the run or its launcher."""
         self.wait_for_step(3)
         running = self.status()
         self.assertEqual(running["state"], "running")
@@ -101,14 +101,14 @@ class LiveRun(Case):
     def test_threads(self):
         stopped_at = self.check_live(self.start())
 
-        # Nobody is there any more.
+        # The run has ended.
         refused = self.command("stop", "run", code=1)
         self.assertIn("no run is under way here (stopped)", refused.stderr)
         self.assertEqual(list((self.run_dir / "requests").iterdir()), [])
         self.command("status", "nowhere", code=2)
         self.command("save", self.folder, code=2)
 
-        # A stop that was meant for the run before, and rubbish, are not obeyed by the next one.
+        # The next run ignores a stop for the run before it, and invalid requests.
         earlier = {"run": {"pid": 1, "host": "node1", "since": "2026-01-01 00:00:00 UTC"}, "pid": 2, "host": "node1"}
         (self.run_dir / "requests" / ("stop." + "0" * 32)).write_text(json.dumps(earlier))
         (self.run_dir / "requests" / ("stop." + "1" * 32)).write_text("{")
@@ -121,7 +121,7 @@ class LiveRun(Case):
         self.assertIn("is asked to stop", self.command("stop", "run", "--no-wait").stdout)
         self.assertEqual(process.wait(PATIENCE), 3, self.log())
 
-        # A run that is killed is dead, and says so of nothing that it did not do.
+        # A killed run is reported as dead, with the reason.
         process = self.start()
         self.until(lambda: not (self.run_dir / "end.json").exists() and self.status()["state"] == "running",
                    "the run did not start")
@@ -137,7 +137,7 @@ class LiveRun(Case):
         return json.loads((self.run_dir / "pace.json").read_text())
 
     def test_a_slow_rank_is_named(self):
-        # Each step is longer than rank 1 may go on for below.
+        # Each step is longer than the times for which rank 1 runs below.
         command = [PPTRAIN, "--config", "job.toml", *sets("run.dir=run", "train.grad_accum_steps=64")]
         ranks = start_ranks([command] * 2, self.folder)
         for rank in ranks:
@@ -150,7 +150,7 @@ class LiveRun(Case):
         self.assertIn(f"as steps 4 to {first['last']} (", self.status()["pace"]["text"])
 
         def slowed():
-            """Rank 1 stands still four fifths of the time."""
+            """Rank 1 is stopped four fifths of the time."""
             ranks[1].send_signal(signal.SIGSTOP)
             time.sleep(0.04)
             ranks[1].send_signal(signal.SIGCONT)
@@ -159,7 +159,7 @@ class LiveRun(Case):
         self.until(slowed, "the slow rank was not noticed")
         why = self.pace()["slow"][0]["why"]
         self.until(lambda: why in self.log(), "the log does not say what is slow")
-        for rank in ranks:  # it is enough that they are there
+        for rank in ranks:  # they only need to exist
             rank.send_signal(signal.SIGSTOP)
         self.assertRegex(why, r"^rank 1's (forward|backward|data and optimizer) \+\d+ %")
         status = self.status()["pace"]
@@ -201,7 +201,7 @@ class LiveRun(Case):
         self.check_live(process)
 
     def test_a_run_that_ends_meanwhile(self):
-        """However the request and the end fall, who asked to stop hears of a checkpoint at the end."""
+        """Whether the request or the end comes first, the answer to a stop names a checkpoint at the end."""
         process = self.start("train.steps=30", "train.grad_accum_steps=32")
         self.wait_for_step(1)
         answer = json.loads(self.command("stop", "run", "--json", code=None).stdout)
@@ -216,7 +216,7 @@ class LiveRun(Case):
         self.assertEqual(state, "finished" if code == 0 else "stopped")
 
     def test_a_refused_save_is_told(self):
-        """A save that fails is the answer, and the run goes on."""
+        """The answer says that the save failed, and the run goes on."""
         process = self.start()
         self.wait_for_step(2)
         checkpoints = self.run_dir / "checkpoints"
@@ -230,7 +230,7 @@ class LiveRun(Case):
         self.saved(json.loads(self.command("save", "run", "--json").stdout))
 
     def take_away(self):
-        """The run's folder, in one step while the run may be writing there."""
+        """Removes the run's folder in one step, since the run may be writing there."""
         self.run_dir.rename(self.folder / "gone")
 
     def test_a_folder_that_is_deleted_costs_no_weights(self):
@@ -274,7 +274,7 @@ class LiveRun(Case):
         process.send_signal(signal.SIGINT)
         process.send_signal(signal.SIGINT)
         said = process.communicate(timeout=PATIENCE)[0]
-        if process.returncode == 130:  # else both came between two steps
+        if process.returncode == 130:  # otherwise both signals came between two steps
             lost = re.search(r"ended at once in step (\d+): the newest checkpoint is step_(\d+), so (\d+) finished steps? (?:is|are) lost\n", said)
             self.assertEqual(int(lost[1]) - 1 - int(lost[2]), int(lost[3]), said)
             self.assertTrue((self.run_dir / "checkpoints" / f"step_{lost[2]}").is_dir())

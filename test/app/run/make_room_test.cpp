@@ -1,4 +1,4 @@
-// What a start sets aside, on made-up folders.
+// Files that a start sets aside, in made-up folders.
 #include "app/run/run_dir.h"
 
 #include <set>
@@ -15,7 +15,7 @@ namespace {
 
 void ignore(const std::string&) {}
 
-// Steps 2, 4 and 6, and what is none.
+// A folder with steps 2, 4 and 6, and with two folders that are not steps.
 fs::path used_folder(const TemporaryFolder& folder) {
   const fs::path dir = folder.path() / "run";
   for (const char* name : {"step_2", "step_4", "step_6", "step_007", "step_best"}) {

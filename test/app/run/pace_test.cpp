@@ -1,4 +1,4 @@
-// When a run says that it is slow, of which rank, and against what.
+// When a run reports that it is slow, which rank it names, and what it compares with.
 #include "app/run/pace.h"
 #include "test/app/small_job.h"
 #include "test/support/catch.h"
@@ -16,13 +16,13 @@ app::Plan plan_of(const Overrides& overrides, const fs::path& run_dir = "run") {
   return small_plan(small_job_text(), run_dir, with(two_ranks, overrides));
 }
 
-// Of two ranks: forward, backward, weight gradients, data and optimizer, transfers.
+// The times of two ranks: forward, backward, weight gradients, data and optimizer, transfers.
 StepPace step_of(double seconds, const app::RankShares& first, const app::RankShares& second) {
   return {.seconds = seconds, .ranks = {first, second}};
 }
 const StepPace steady = step_of(1, {0.2, 0.4, 0, 0.1, 0.01}, {0.2, 0.4, 0, 0.1, 0.01});
 
-// Takes `count` steps after `step`, all alike; returns what is logged.
+// Takes `count` equal steps after `step`; returns the logged lines.
 std::vector<std::string> take(Pace& pace, int64_t& step, int count, const StepPace& measured) {
   std::vector<std::string> lines;
   for (int i = 0; i < count; ++i) {
@@ -45,15 +45,15 @@ TEST_CASE("a start's first steps judge a modelled plan, and are what later steps
                                 contains_text(", modelled for cpu; rank "));
   CHECK_THAT(app::describe_pace(pace.record()), contains_text("as steps 4 to 13 (1.00 s a step; the plan"));
 
-  // A spike, or a few of them, say nothing.
+  // A spike or a few of them are not reported.
   for (int block = 0; block < 3; ++block) {
     CHECK(take(pace, step, 6, steady).empty());
     CHECK(take(pace, step, 4, step_of(5, {1, 3, 0, 1, 0}, {1, 3, 0, 1, 0})).empty());
   }
-  // Nor does what is lost in the noise.
+  // Nor is a difference within the noise.
   CHECK(take(pace, step, 20, step_of(1.08, {0.2, 0.48, 0, 0.1, 0}, {0.2, 0.4, 0, 0.1, 0})).empty());
 
-  // Rank 1 is slow, and rank 0 waits for it: a line once.
+  // Rank 1 is slow, and rank 0 waits for it: one line, once.
   const StepPace slow = step_of(1.5, {0.2, 0.42, 0, 0.1, 0.3}, {0.3, 0.8, 0, 0.1, 0.01});
   const auto begin = take(pace, step, 40, slow);
   REQUIRE(begin.size() == 1);
@@ -62,7 +62,7 @@ TEST_CASE("a start's first steps judge a modelled plan, and are what later steps
   CHECK(app::describe_pace(pace.record()) ==
         "since step 64 50 % slower than steps 4 to 13: rank 1's backward +100 %");
 
-  // It has to be clearly over.
+  // The slow time must end clearly.
   CHECK(take(pace, step, 10, step_of(1.07, {0.2, 0.4, 0, 0.1, 0}, {0.2, 0.47, 0, 0.1, 0})).empty());
   const auto end = take(pace, step, 30, steady);
   REQUIRE(end.size() == 1);
@@ -83,8 +83,8 @@ TEST_CASE("a run that is slow now and then says so ever more rarely") {
     lines += take(pace, step, 10, slow).size();
   }
   CHECK(lines >= 2);
-  CHECK(lines <= 5);  // of a hundred blocks that each differ from the one before
-  // After a calm time news is told at once again.
+  CHECK(lines <= 5);  // a hundred blocks, each different from the one before
+  // After a long calm time a change is reported at once again.
   take(pace, step, 10 * 2000, steady);
   CHECK_FALSE(app::is_slow(pace.record()));
   CHECK(take(pace, step, 10, slow).size() == 1);
@@ -107,7 +107,7 @@ TEST_CASE("a slow step is explained by work, else by transfers, else by exchange
   CHECK(why(step_of(1.5, {0.2, 0.4, 0, 0.1, 0.41}, {0.2, 0.4, 0, 0.1, 0.01})) ==
         "rank 0 waits 400 ms longer for transfers");
   CHECK(why(step_of(1.5, steady.ranks[0], steady.ranks[1])) == "exchanges at the end of the step");
-  // Rank 0's pipeline has ranks 0 and 2 then.
+  // Then rank 0's pipeline has ranks 0 and 2.
   CHECK(why(step_of(1.5, steady.ranks[0], steady.ranks[1]), {"distributed.dp_replicate=2"}) ==
         "ranks beyond rank 0's pipeline, or exchanges with them");
   CHECK(why(step_of(1.4, {0.2, 0.4, 0, 0.1, 0.01}, {0.2, 0.8, 0, 0.1, 0.01}),
@@ -150,7 +150,7 @@ TEST_CASE("pace.json is read as it was written, and nothing else is") {
   CHECK_FALSE(app::read_pace(folder.path()));
 }
 
-// Four ranks with two cores: the plan is not as if each had its own.
+// Four ranks on fewer cores: the plan counts that they share them.
 TEST_CASE("a modelled plan counts the cores that the ranks share, and says so") {
   const app::Plan plan = plan_of({"distributed.pp=4", "model.num_hidden_layers=4"});
   const Pace alone(plan), enough(plan, {.cores = 4}), shared(plan, {.cores = 1});

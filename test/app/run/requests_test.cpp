@@ -1,4 +1,4 @@
-// Requests to a run: the files, the run's side of them, and who asks.
+// Requests to a run: the files, the run's side, and the asking side.
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -24,7 +24,7 @@ namespace {
 const LockHolder this_run{
     .pid = 17, .host = "node3", .since = "2026-01-31 23:59:59 UTC", .command = "pptrain"};
 
-// A run that has the folder and acts on requests until it is to stop, saving a step a turn.
+// A run that holds the folder's lock. It acts on requests until it has to stop, and saves a step per turn.
 class SmallRun {
  public:
   explicit SmallRun(fs::path folder, std::string save_failure = "")
@@ -94,7 +94,7 @@ TEST_CASE("a request and its answer read back, and leave nothing") {
   CHECK(answered->checkpoint == "step_12");
   CHECK(names_in(folder.path() / "requests").empty());
   CHECK_FALSE(withdraw(folder.path(), request));
-  answer(folder.path(), request, {.done = true});  // nobody waits for it any more
+  answer(folder.path(), request, {.done = true});  // no command waits for it any more
   CHECK(names_in(folder.path() / "requests").empty());
 }
 
@@ -187,8 +187,8 @@ TEST_CASE("a request acts once, whatever becomes of its file and its answer") {
   CHECK(run.wants(RequestKind::save));
   run.agreed(5);
   run.saved(5, "step_5", "");
-  CHECK_FALSE(fs::exists(requests / save.file_name()));  // though there is no answer
-  // As where they could not be removed.
+  CHECK_FALSE(fs::exists(requests / save.file_name()));  // although the answer could not be written
+  // As if the requests could not be removed.
   post(folder.path(), save);
   post(folder.path(), late);
   for (int look = 0; look < 2; ++look) {
@@ -230,7 +230,7 @@ TEST_CASE("a run is asked to save and to stop, by several at once") {
     CAPTURE(i, outcomes[i].message);
     CHECK(outcomes[i].done);
     CHECK(outcomes[i].state == (i < 2 ? "saved" : "stopped"));
-    CHECK(outcomes[i].step > 0);  // 99 where the run was ending already
+    CHECK(outcomes[i].step > 0);  // 99 if the run was already ending
     CHECK(outcomes[i].checkpoint == "step_" + std::to_string(outcomes[i].step));
   }
   CHECK(look_at_lock(folder.path()).held == false);
@@ -298,7 +298,7 @@ TEST_CASE("a folder that no run has used is named; so is what a killed run leave
   REQUIRE(status.step);
   CHECK(status.step->step == 3);
   CHECK_FALSE(status.steps);
-  CHECK(status.checkpoint.empty());  // without a manifest it is none
+  CHECK(status.checkpoint.empty());  // without a manifest it does not count
   CHECK(status.best.empty());
   CHECK(nlohmann::json::parse(status_json(folder.path(), status)).at("step_time_s") == 2);
   write_run_end(folder.path(), {.how = RunPhase::failed, .step = 3, .message = "no memory \x1b[2J left"});

@@ -1,4 +1,4 @@
-// What may differ between a job and the one that saved the checkpoint it goes on from.
+// The keys that may differ between a job and the job that saved its checkpoint.
 #include "app/run/start_choice.h"
 
 #include <functional>
@@ -159,7 +159,7 @@ TEST_CASE("the rest is one line that says what differs") {
           "step_40 goes on with changed settings: distributed.pp was 1, is 4; train.steps was 1000, is 2000; "
           "train.micro_batch_size was 2, is 8; optimizer.lr was 0.0003, is "
           "0.0001; a step took 2 samples, takes 8; learning rate of step 41: "));
-  // The same samples a step, cut otherwise.
+  // The same samples a step, divided otherwise.
   const config::JobConfig cut = changed([](auto& j) {
     j.train.micro_batch_size = 1;
     j.train.grad_accum_steps = 2;

@@ -1,4 +1,4 @@
-"""A run's folder serves every command, on any layout and from any directory: job.toml is the job as it was given.
+"""Every command accepts a run's folder, on any layout and from any directory: job.toml is the job as it was given.
 
 Usage: run_folder_test.py PPTRAIN MPIEXEC [unittest arguments]; MPIEXEC is "" in a build without MPI
 """
@@ -75,7 +75,7 @@ class Layouts(Folder):
 
     def test_every_command_takes_another_layout(self):
         one_slice = "distributed.pp_sequence_slices=1"
-        four = ["distributed.pp=4", "train.grad_accum_steps=2"]  # so many passes as are quickly searched
+        four = ["distributed.pp=4", "train.grad_accum_steps=2"]  # few passes, so that the search is quick
         layouts = {"zbv": [["distributed.pp_schedule=1f1b"], ["distributed.pp=4", "train.grad_accum_steps=8"], ["distributed.pp=1"]],
                    "search": [["distributed.pp_schedule=1f1b", "distributed.pp=3", "distributed.pp_split=[3,3,2]"], four,
                               ["distributed.dp_shard=2", "train.grad_accum_steps=2"]],
@@ -116,7 +116,7 @@ class Layouts(Folder):
         self.assertEqual((len(self.losses("second")), len(self.losses("third"))), (1, 1))
 
     def test_a_folder_of_an_older_version_serves_too(self):
-        """Its job.toml is the resolved one, and there is no other."""
+        """In a folder of an older version job.toml is the resolved job, and there is no resolved.toml."""
         self.start("run", distributed={"pp": 2, **ORDERS["sliced"]})
         text = (self.folder / "run/resolved.toml").read_text().replace('"schedule.csv"', '"run/schedule.csv"')
         (self.folder / "run/job.toml").write_text(text)
@@ -221,7 +221,7 @@ class Check(Folder):
 
 
 class Published(unittest.TestCase):
-    """Every family with a published config.json, by hf_dir: the folder that a start leaves serves all commands."""
+    """Every family with a published config.json, by hf_dir: all commands accept the folder that a start leaves."""
 
     def test_a_folder_of_every_family(self):
         folder = temporary_folder(self.addCleanup)

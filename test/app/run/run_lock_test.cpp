@@ -1,4 +1,4 @@
-// One run at a time in a folder, told by the system's locks.
+// One run at a time in a folder, by the system's locks.
 #include "app/run/run_lock.h"
 
 #include <sys/wait.h>

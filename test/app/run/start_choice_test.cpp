@@ -1,4 +1,4 @@
-// What a start goes on from, as a table.
+// The checkpoint that a start goes on from, as a table.
 #include "app/run/start_choice.h"
 
 #include "core/base/error.h"
@@ -18,7 +18,7 @@ config::JobConfig job_of(const std::string& resume) {
   return job;
 }
 
-// A folder whose newest sound checkpoint is of step 40, saved by `job`.
+// A folder in which `job` saved step 40, the newest sound checkpoint.
 Progress at_step_40(const config::JobConfig& job) {
   return {.checkpoints = 2,
           .newest = SavedRun{.folder = "runs/x/checkpoints/step_40",
@@ -85,14 +85,14 @@ TEST_CASE("\"restart\" starts over once: the same job, requeued, goes on") {
   };
   CHECK(from(job) == StartFrom::own_checkpoint);
   CHECK_THAT(remark, contains_text("step 40 of 100: it goes on"));
-  // On another layout too, as a queue with fewer free machines gives.
+  // Also on another layout, as when a queue has fewer free machines.
   config::JobConfig other = job;
   other.distributed.dp_shard = 4;
   other.train.grad_accum_steps = 2;
   other.run.threads = 3;
   other.metrics.log_interval = 1;
   CHECK(from(other) == StartFrom::own_checkpoint);
-  // At its end it is done; a job with other settings is a new one.
+  // At the last step the run is finished; a job with other settings is a new run.
   CHECK(from(job, 100) == StartFrom::nothing);
   other = job;
   other.optimizer.lr = 1;

@@ -1,4 +1,4 @@
-// profile.trace: what trace.json and metrics.jsonl say of the time, and that asking changes no number.
+// profile.trace: the times in trace.json and metrics.jsonl, and that a trace changes no number.
 #include <array>
 #include <set>
 
@@ -30,8 +30,7 @@ std::vector<json> events_of(const json& trace, int rank) {
   return events;
 }
 
-// Every action of the schedule once in each of the steps, in the schedule's order, and nothing at the same
-// time as something else.
+// Each step has every action of the schedule once, in the schedule's order, and no two of them overlap.
 void check_rank(const json& trace, int rank, const std::vector<schedule::Action>& actions,
                 const std::vector<int64_t>& steps) {
   std::vector<std::string> expected, found;
@@ -58,7 +57,7 @@ void check_rank(const json& trace, int rank, const std::vector<schedule::Action>
   }
 }
 
-// What a rank's kernels took fits into its passes and phases, and is that of one step.
+// The time of a rank's kernels fits into its passes and phases, and is the time of one step.
 void check_kernels(const json& trace, int rank, int layers, int microbatches) {
   double all = 0, kernels = 0;
   for (const json& event : events_of(trace, rank)) all += event.at("dur").get<double>() * 1e-6;
@@ -77,7 +76,7 @@ void check_kernels(const json& trace, int rank, int layers, int microbatches) {
   CHECK(kernels < all / static_cast<double>(trace.at("otherData").at("steps").size()));
 }
 
-// Arrows begin and end in pairs, each pair from one rank to another.
+// Every arrow has a begin and an end, on two different ranks.
 void check_arrows(const json& trace, size_t expected) {
   std::map<std::string, int> begins, ends;
   for (const json& event : trace.at("traceEvents")) {

@@ -1,11 +1,11 @@
-"""Accidents: while a run saves or loads, each input and output call fails in turn, or the program dies there.
+"""Accidents: while a run saves or loads, each input or output call fails in turn, or the program dies there.
 
 Usage: accidents_test.py PPTRAIN FAILING_CALLS MPIEXEC [unittest arguments]
 FAILING_CALLS is the library of test/support/failing_calls.cpp; MPIEXEC is "" in a build without MPI.
 
-Whatever happened, the same command must go on from the newest complete checkpoint and end with the numbers of a run
-that nothing happened to. PPTRAIN_ACCIDENTS=all takes every call (some minutes), a number so many of them; 12 by
-default, drawn with the seed PPTRAIN_ACCIDENTS_SEED.
+After any accident the same command must go on from the newest complete checkpoint and end with the numbers of an
+undisturbed run. PPTRAIN_ACCIDENTS=all takes every call (some minutes), PPTRAIN_ACCIDENTS=N takes N of them, 12 by
+default. PPTRAIN_ACCIDENTS_SEED is the seed of the draw.
 """
 
 import collections
@@ -36,7 +36,7 @@ JOB = job(model={"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers"
           lr_schedule={"name": "constant", "warmup_steps": 0}, checkpoint={"interval": 2, "keep_last_n": 1},
           metrics={"log_interval": 1})
 
-# What can befall which call.
+# The errors, and the calls that they can hit.
 WRITING = ("open", "openat", "pwrite", "write", "fsync", "close", "mkdir", "rename", "renameat2")
 ACTIONS = {
     "EIO": None,  # any
@@ -49,19 +49,19 @@ REASONS = {"EIO": "Input/output error", "ENOSPC": "No space left on device", "EA
 
 
 def complete(checkpoints):
-    """The steps with a manifest, which is written last."""
+    """The steps with a manifest: it is written last."""
     return sorted(int(m.parent.name[5:]) for m in checkpoints.glob("step_*/manifest.json"))
 
 
 def numbers(run_dir):
-    """What must not depend on accidents: each step's numbers, and the last checkpoint's checksums."""
+    """The results that must not depend on accidents: each step's numbers and the last checkpoint's checksums."""
     figures = {r["step"]: {k: r[k] for k in ("loss", "grad_norm", "lr", "tokens")} for r in steps(run_dir)}
     last = run_dir / "checkpoints" / f"step_{complete(run_dir / 'checkpoints')[-1]}"
     return figures, checksums(last), manifest(last)["state"]
 
 
 def wait_for_ranks_of(run_dir):
-    """Ranks may outlive mpirun by a moment, in which they still save."""
+    """Waits for the ranks: they may end a moment after mpirun and still save."""
     def gone():
         return all(str(run_dir).encode() not in command_line(p) for p in pathlib.Path("/proc").glob("[0-9]*/cmdline"))
     wait_for(gone, 60, f"the ranks of {run_dir} outlive mpirun", pause=0.05)
@@ -92,7 +92,7 @@ class Accidents(unittest.TestCase):
 
     @classmethod
     def run_job(cls, run_dir, *settings, prefix=(), timeout=120, **failing):
-        """Runs the job on threads, or after `prefix` under mpirun; `failing` are variables of the library."""
+        """Runs the job on threads, or under mpirun with `prefix`; `failing` are variables of the library."""
         env = environment()
         if failing:
             failing.setdefault("folder", run_dir / "checkpoints")
@@ -116,13 +116,13 @@ class Accidents(unittest.TestCase):
         return sorted(random.Random(SEED).sample(every, min(int(SAMPLE), len(every))))
 
     def sweep(self, cases, check):
-        """Calls check(number, action) for all; reports every failure, and how many went which way."""
+        """Calls check(number, action) for all; reports every failure, and the count of each outcome."""
         ends, failures = collections.Counter(), []
 
         def one(case):
             try:
                 ends[check(*case)] += 1
-            except Exception as error:  # whatever it is, the other cases go on
+            except Exception as error:  # after any error the other cases go on
                 failures.append(f"call {case[0]}, {case[1]}: {type(error).__name__}: {error}")
 
         with concurrent.futures.ThreadPoolExecutor(WORKERS) as pool:
@@ -131,7 +131,7 @@ class Accidents(unittest.TestCase):
         self.assertEqual(failures, [])
 
     def goes_on(self, run_dir, steps, *settings, context=""):
-        """The same command, undisturbed: from the newest complete checkpoint to the numbers of the whole run."""
+        """The same command, undisturbed, goes from the newest complete checkpoint to the numbers of the whole run."""
         saved = complete(run_dir / "checkpoints")
         again = self.run_job(run_dir, f"train.steps={steps}", *settings)
         self.assertEqual(again.returncode, 0, f"{context}\n{again.stdout}\n{again.stderr}")
@@ -140,7 +140,7 @@ class Accidents(unittest.TestCase):
         self.assertEqual(numbers(run_dir), self.whole[steps], context)
 
     def check_end(self, done, action, context):
-        """How the disturbed run ended: as usual, with a message that gives the reason, or by the kill."""
+        """How the disturbed run ended: as usual, with a message that gives the reason, or killed."""
         if action == "kill":
             self.assertIn(done.returncode, (-9, 137), context)
             return "killed"
@@ -154,7 +154,7 @@ class Accidents(unittest.TestCase):
         return "warned" if any(words in done.stdout + done.stderr for words in told) else "unhurt"
 
     def start_ranks(self, run_dir, *settings, failing=None, **extra):
-        """Two processes over TCP, so that there are heartbeats; `failing`: variables of the library in rank 0."""
+        """Starts two processes over TCP, so that there are heartbeats; `failing`: variables of the library in rank 0."""
         port = free_port()
         ranks = []
         for rank in range(2):
@@ -167,7 +167,7 @@ class Accidents(unittest.TestCase):
         return ranks
 
     def test_a_pause_of_the_disk_in_what_rank_0_writes_for_all(self):
-        """Training needs none of it, so a call that hangs for longer than heartbeat_s is no end."""
+        """Training needs none of these files, so the run survives a call that hangs for longer than heartbeat_s."""
         cases = [("requests", "openat", 3), ("metrics.jsonl", "pwrite", 2), ("trace.json", "fsync", 1),
                  ("end.json", "fsync", 1)]
         for number, (name, calls, at) in enumerate(cases):
@@ -182,7 +182,7 @@ class Accidents(unittest.TestCase):
                 self.assertEqual(complete(run_dir / "checkpoints"), [2])
 
     def test_a_quick_stop_whose_last_word_comes_late(self):
-        """Rank 1 has gone by then, which its main thread on rank 0 takes for a failure."""
+        """Rank 1 has ended by then; rank 0's main thread takes that for a failure."""
         run_dir = self.folder / "late_word"
         ranks = self.start_ranks(run_dir, "train.grad_accum_steps=4000", "train.steps=100", "checkpoint.interval=0",
                                  PPTRAIN_STOP_SECONDS=0.4,
@@ -249,7 +249,7 @@ class Accidents(unittest.TestCase):
         self.goes_on(run_dir, 6)
 
     def test_a_manifest_is_read_not_mapped(self):
-        """A bad sector under a mapping is a signal, not an error of this checkpoint alone."""
+        """A bad sector under a mapped file is a signal (SIGBUS) instead of an error for this checkpoint."""
         run_dir, log = self.folder / "manifest", self.folder / "manifest.log"
         self.assertEqual(self.run_job(run_dir).returncode, 0)
         done = self.run_job(run_dir, "train.steps=6", calls="mmap,pread,read", name="manifest.json", log=log)
@@ -259,7 +259,7 @@ class Accidents(unittest.TestCase):
         self.assertNotIn("mmap", calls)
 
     def test_a_full_disk_under_figures_ends_no_run(self):
-        """Weights are saved; what is written for people alone may be lost, and is said to be."""
+        """Weights are saved. Files for people alone may be lost; the run reports that."""
         for number, name in enumerate(("metrics.jsonl", "tfevents", "trace.json")):
             with self.subTest(name):
                 run_dir = self.folder / f"full_{number}"

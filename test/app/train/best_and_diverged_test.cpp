@@ -39,8 +39,8 @@ std::map<int64_t, double> evaluations(const fs::path& run_dir) {
   return losses;
 }
 
-// Those that a run has after `last`, each of whose steps was evaluated: by going through the steps, keeping
-// the newest and the two best of those that are there.
+// The checkpoints of a run after step `last` if every step was evaluated: each step keeps the newest one and
+// the two best of those present.
 std::set<std::string> expected_after(const std::map<int64_t, double>& losses, int64_t last,
                                      const std::set<int64_t>& ends) {
   std::map<int64_t, double> there;
@@ -74,7 +74,7 @@ std::string best_of(const std::map<int64_t, double>& losses, int64_t last) {
   return "step_" + std::to_string(best->first) + "\n";
 }
 
-// Steps of letters that a model soon expects, of noise, and of letters again. A step takes 32 bytes.
+// Steps of letters that a model soon predicts, then of noise, then of letters again. A step reads 32 bytes.
 std::string jumping_job(const fs::path& folder, int quiet_steps, int noisy_steps, int more_steps) {
   std::mt19937 random(1);
   std::string text;
@@ -120,7 +120,7 @@ TEST_CASE("the best checkpoints stay over stops and another layout, and the best
     CHECK(state_of(run_dir / "checkpoints" / ("step_" + std::to_string(steps))).at("validation_loss") ==
           losses.at(steps));
   }
-  // Killed while a later step was saved: what the folder holds is all that counts.
+  // Killed while a later step was saved: only the folder's contents count.
   const auto before = names_in(run_dir / "checkpoints");
   fs::create_directories(run_dir / "checkpoints/.tmp_step_17");
   REQUIRE(start(small_job_text(), run_dir, with(base, {"train.steps=20"})) == 0);
@@ -140,7 +140,7 @@ TEST_CASE("a loss that leaves its band ends the run, and the next start goes on 
     REQUIRE(start(job, run_dir, overrides) == 1);
     const Json end = Json::parse(content(run_dir / "end.json"));
     CHECK(end.at("how") == "diverged");
-    // With post-validation a step's loss is known when the next one is under way.
+    // With post-validation a step's loss is known during the next step.
     const int64_t step = end.at("step");
     CHECK((step == 65 || (step == 66 && layout == "optimizer.post_validation=true")));
     const std::string diverged = "diverged_step_" + std::to_string(step);
@@ -152,7 +152,7 @@ TEST_CASE("a loss that leaves its band ends the run, and the next start goes on 
           std::set<std::string>{"latest", "step_60", "diverged_step_62", "diverged_step_64", diverged});
     CHECK(content(run_dir / "checkpoints/latest") == "step_60\n");
     CHECK(state_of(run_dir / "checkpoints" / diverged).at("above_since") == 61);
-    // Nothing is changed, so the same comes again; nothing of the first time is overwritten.
+    // The job is unchanged, so the run diverges again; it overwrites nothing of the first time.
     REQUIRE(start(job, run_dir, overrides) == 1);
     const auto again = names_in(run_dir / "checkpoints");
     CHECK(again.contains(diverged + ".1"));

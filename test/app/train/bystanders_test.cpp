@@ -1,5 +1,5 @@
-// What looks on while a run trains (evaluation, samples, metrics, traces, checkpoints) changes no bit of it,
-// and a command that evaluates its weights finds what it found itself.
+// Observers of a run (evaluation, samples, metrics, traces, checkpoints) change no bit of it, and a command
+// that evaluates its weights gives the run's own result.
 #include "app/data/datasets.h"
 #include "app/data/token_files.h"
 #include "app/rank/evaluator.h"
@@ -20,8 +20,8 @@ struct WatchedJob {
   Overrides settings;
 };
 
-// Every family, and RoPE whose frequencies follow from a text's length: training's rows are as long as the
-// original length, samples longer; documents are shorter and longer.
+// Every family, and RoPE whose frequencies depend on a text's length. Training's rows have the original
+// length, samples are longer; documents are shorter and longer.
 std::vector<WatchedJob> all_jobs() {
   std::vector<WatchedJob> jobs;
   for (const models::Architecture* family : models::architectures)
@@ -46,7 +46,7 @@ std::vector<Overrides> layouts_of(const std::string& name) {
   return layouts;
 }
 
-// Nothing looks on.
+// Without observers.
 std::string silent_job() {
   std::string text = test::family_job_text();
   for (const std::string line : {"val_fraction = 0.2\n", "interval = 2\nbatches = 2\n"})
@@ -71,7 +71,7 @@ const Overrides watched = {fmt::format("data.val_path=\"{}\"", test::shakespeare
                            "checkpoint.interval=1",
                            "train.check_weights=true"};
 
-// What `pptrain eval` finds.
+// The result of `pptrain eval`.
 double evaluate(const std::filesystem::path& run_dir, const Overrides& overrides) {
   const app::Plan plan = test::small_plan(silent_job(), run_dir, overrides);
   double loss = 0;
@@ -89,7 +89,7 @@ double evaluate(const std::filesystem::path& run_dir, const Overrides& overrides
   return loss;
 }
 
-// "eval_loss" of the last step, and the lines without it and without the losses of microbatches.
+// The last step's "eval_loss", and the lines without it and without the microbatches' losses.
 double take_eval_loss(std::vector<std::string>& lines) {
   double last = 0;
   std::vector<std::string> kept;

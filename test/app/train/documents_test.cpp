@@ -28,7 +28,7 @@ using Json = nlohmann::json;
 
 namespace {
 
-// Lines of long-tailed lengths: most short, some longer than a row.
+// Lines with long-tailed lengths: most are short, some are longer than a row.
 std::filesystem::path write_corpus(const std::filesystem::path& folder) {
   std::mt19937 random(4);
   std::lognormal_distribution<double> length(2.3, 1.1);
@@ -141,7 +141,7 @@ TEST_CASE("documents on other meshes give nearly the numbers of one rank, over t
       REQUIRE(run_small_job(text, reference_dir, common).exit_code == 0);
       const std::vector<Json> reference = steps_in(reference_dir);
       for (Overrides mesh : meshes) {
-        if (sparse && mesh.front() == "distributed.dp_replicate=2") continue;  // which share no experts
+        if (sparse && mesh.front() == "distributed.dp_replicate=2") continue;  // these ranks shard no experts
         if (sparse) mesh.push_back("distributed.ep=2");
         CAPTURE(mode.packing, mode.lengths, sparse, mesh);
         REQUIRE(run_small_job(text, folder.path() / "run", with(common, mesh)).exit_code == 0);
@@ -162,7 +162,7 @@ TEST_CASE("documents on other meshes give nearly the numbers of one rank, over t
   }
 }
 
-// Each document has the frequencies of its own length, on whichever ranks and slices its tokens lie.
+// Each document has the frequencies of its own length, whichever ranks and slices have its tokens.
 TEST_CASE(
     "documents within and beyond the length of LongRoPE and of dynamic RoPE train alike on every layout") {
   const TemporaryFolder folder;
@@ -230,7 +230,7 @@ TEST_CASE("a run on documents resumes in the middle of an epoch, also on another
 
 namespace {
 
-// Without padding, of which a list has some that is shorter than what its ranks need.
+// Tokens without padding. A list shorter than its ranks need is padded.
 int64_t own_tokens(const Json& step) {
   return step.at("computed_tokens").get<int64_t>() - step.at("padding_tokens").get<int64_t>();
 }
@@ -303,7 +303,7 @@ TEST_CASE("what padding costs is in the metrics, and exact lengths have none") {
   CHECK(rows[1] == 0);
 }
 
-// One microbatch a step, so that all lengths have the same documents in it.
+// One microbatch a step, so that it has the same documents for every value of lengths.
 TEST_CASE("padding changes neither the balance of experts nor what is said of their loads") {
   const TemporaryFolder folder;
   const std::string text = small_job_text(write_corpus(folder.path()));
@@ -348,7 +348,7 @@ TEST_CASE("packing and lengths act only where documents are known, and decide th
                     contains_text("data.balance") && contains_text("data.lengths"));
   CHECK_THROWS_WITH(plan({"data.document_end=10", "data.format=megatron"}),
                     contains_text("data.document_end"));
-  // Others than the checkpoint's.
+  // Other settings than the checkpoint's.
   run_small_job(text, folder.path() / "run", with(documents_job, Overrides{"train.steps=1"}));
   for (const auto& [key, value] : {std::pair("packing", "best_fit"), std::pair("lengths", "exact")}) {
     CHECK_THROWS_WITH(run_small_job(text, folder.path() / "run",
@@ -361,7 +361,7 @@ TEST_CASE("packing and lengths act only where documents are known, and decide th
 TEST_CASE("a step without a valid token leaves weights and moments as they are, and says so") {
   const TemporaryFolder folder;
   const auto corpus = folder.path() / "corpus.txt";
-  // Of a document of one token, nothing is predicted.
+  // In a document of one token nothing is predicted.
   std::ofstream(corpus) << "the first of them\nand the second one\n\na fourth that counts\n";
   const Overrides one_a_step = {
       "data.document_end=10",      "data.packing=none",         "data.lengths=exact",

@@ -1,5 +1,5 @@
-// Every family gives the bits of one rank on pipelines and shards; with tp, cp and ep nearly those, or is
-// refused.
+// On pipelines and shards every family gives the bits of one rank. With tp, cp and ep it gives nearly the
+// same numbers, or is refused.
 #include <cmath>
 
 #include "core/base/error.h"
@@ -32,7 +32,7 @@ class Family {
                                                  test::with(settings_, layout)),
                    .elements = test::checkpoint_elements(folder_.path() / "run")};
     REQUIRE(made.result.exit_code == 0);
-    REQUIRE(made.result.metrics.size() == 3);  // and what validation says
+    REQUIRE(made.result.metrics.size() == 3);  // two steps and the validation
     return made;
   }
 
@@ -47,13 +47,13 @@ void check_equal(const FamilyRun& made, const FamilyRun& expected) {
   CHECK(made.elements == expected.elements);
 }
 
-// The same job of [model.hf_dir] alone.
+// The same job without [model], for a job with hf_dir alone.
 std::string no_model_text() {
   const std::string text = test::small_job_text();
   return text.substr(text.find("[train]"));
 }
 
-// As runs of older versions keep their job: all keys, whether they act or not.
+// The job with all keys, even those that do not act, as runs of older versions keep it.
 std::string every_key(const config::JobConfig& job) {
   std::string text, section;
   for (const config::Option& option : config::options()) {
@@ -88,7 +88,7 @@ void check_close(const FamilyRun& made, const FamilyRun& expected) {
 
 }  // namespace
 
-// Of every family, on pipelines and meshes, with its sizes from the job or from a Hugging Face directory.
+// For every family, on pipelines and meshes, with its sizes from the job or from a Hugging Face directory.
 TEST_CASE("every family's job reads back to itself, in full and as it was given", "[families]") {
   const test::TemporaryFolder folder;
   for (const models::Architecture* family : models::architectures) {

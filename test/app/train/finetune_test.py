@@ -1,4 +1,4 @@
-"""configs/finetune.toml on a tiny Hugging Face directory: its first loss is that of transformers on the same tokens.
+"""configs/finetune.toml on a tiny Hugging Face directory: its first loss equals transformers' loss on the same tokens.
 
 Usage: finetune_test.py PPTRAIN [unittest arguments]
 """
@@ -50,7 +50,7 @@ class FineTune(unittest.TestCase):
         return [record["loss"] for record in records(self.folder / run_dir) if "loss" in record]
 
     def loss_of_transformers(self):
-        """Of the completions, and the token that ends each, given all before them."""
+        """transformers' loss on the completions and their end tokens, given all tokens before them."""
         tokenizer = AutoTokenizer.from_pretrained(self.folder / "hf")
         total, count = 0.0, 0
         for document in self.documents:

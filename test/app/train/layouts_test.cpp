@@ -1,4 +1,4 @@
-// Losses, grad norms and weights must be equal bit for bit whatever the pipeline layout.
+// Losses, grad norms and weights must be equal bit for bit on every pipeline layout.
 #include <array>
 
 #include "app/plan/run_files.h"
@@ -50,7 +50,7 @@ struct Layout {
     return {"distributed.pp_schedule=" + schedule, fmt::format("distributed.pp={}", pp),
             fmt::format("distributed.pp_stages_per_rank={}", stages_per_rank)};
   }
-  // Of all ranks; 0 where the schedule does not exist for so many microbatches.
+  // The stages of all ranks; 0 if the schedule does not exist for this number of microbatches.
   int stages(int microbatches) const {
     try {
       return pptrain::schedule::make_schedule({.name = schedule,
@@ -67,7 +67,7 @@ struct Layout {
 const std::vector<std::string> schedules = pptrain::schedule::training_schedule_names();
 constexpr size_t most_ranks = 4;
 
-// Compares jobs on several layouts with the same job on one rank, which runs once for each job.
+// Compares jobs on several layouts with the same job on one rank. The one-rank run is made once per job.
 class Comparison {
  public:
   void check(const Layout& layout, const Overrides& job) {
@@ -94,7 +94,7 @@ class Comparison {
   std::map<Overrides, JobResult> references_;
 };
 
-// Each layout with each number of microbatches that it takes.
+// Checks each layout with each number of microbatches that it accepts.
 void check_layouts(const std::vector<Layout>& layouts, const std::vector<int>& microbatches,
                    const Overrides& common) {
   Comparison comparison;
@@ -122,7 +122,7 @@ std::vector<int> microbatches_up_to_32() {
 
 }  // namespace
 
-// Each schedule and number of ranks with the fewest microbatches that it takes, and all pairs of the three.
+// Each schedule and number of ranks with its minimum of microbatches, and all pairs of the three.
 TEST_CASE("every schedule gives the bits of one rank, for m from 1 to 32", "[schedules]") {
   const std::vector<int> microbatches = microbatches_up_to_32();
   const auto layout_of = [](const Combination& row) {
@@ -200,7 +200,7 @@ TEST_CASE("gpipe and 1f1b give the bits of one rank at larger sizes, with evalua
 
 TEST_CASE("a schedule from a file gives the same bits", "[layouts]") {
   const std::string text = small_job_text();
-  // PyTorch's own, with UNSHARD and RESHARD, which are nothing to do where no parameter group is divided.
+  // PyTorch's own lists, with UNSHARD and RESHARD. They do nothing if no parameter group is sharded.
   const std::string with_unshard = "interleaved_1f1b_p2_v2_m4_with_communication";
   for (const auto& [file, pp, m] :
        std::vector<std::tuple<std::string, int, int>>{{"1f1b_p2_m4_with_communication", 2, 4},
@@ -281,7 +281,7 @@ TEST_CASE("recomputing activations gives the same bits on every layout", "[layou
     }
     check_equal(reference, run({"distributed.pp=2", "distributed.pp_schedule=zbv",
                                 R"(train.recompute=["full", "none", "cheap", "selective"])"}));
-    // Microbatches of a stage that recompute more than others.
+    // Some microbatches of a stage recompute more than others.
     const std::string levels = "full:1/none:2/selective:1", others = "none:1/cheap:1";
     for (const Layout& layout : std::vector<Layout>{{"1f1b", 1}, {"1f1b", 2}, {"zbv", 2}, {"zb_h1", 3}})
       check_equal(reference, run(with(layout.overrides(), {"train.recompute=" + levels})));

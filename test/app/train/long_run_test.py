@@ -1,4 +1,4 @@
-"""A run of many steps takes no more memory, descriptors or threads at its end than after its first steps.
+"""A run of many steps holds no more memory, descriptors or threads at its end than after its first steps.
 
 Usage: long_run_test.py PPTRAIN [unittest arguments]
 """
@@ -27,7 +27,7 @@ JOB = job(
 
 
 class Sample:
-    """What the process holds: bytes of anonymous memory, descriptors and threads."""
+    """The process's anonymous memory in bytes, descriptors and threads."""
 
     def __init__(self, pid, step):
         status = dict(line.split(":", 1) for line in pathlib.Path(f"/proc/{pid}/status").read_text().splitlines())
@@ -90,7 +90,7 @@ class LongRun(Case):
         late = [s for s in samples if STEPS - WARM_UP <= s.step < STEPS]
         self.assertGreater(min(len(early), len(late)), 20, "too few samples to compare")
 
-        # A save in progress holds a few of each, and which save a sample meets is chance: what is held between saves is compared.
+        # A save in progress holds a few of each, and a sample meets a save by chance. The test compares values between saves.
         def figures(some):
             return {"memory": statistics.median(s.memory for s in some), "descriptors": min(s.descriptors for s in some),
                     "threads": min(s.threads for s in some)}

@@ -1,4 +1,5 @@
-// Runs of adapters and of frozen groups: equal bits on every layout, and checkpoints that hold what learned.
+// Runs with adapters and with frozen groups: equal bits on every layout, and checkpoints of the trained
+// weights.
 #include <algorithm>
 #include <mutex>
 #include <string>

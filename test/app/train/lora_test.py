@@ -37,7 +37,7 @@ WEIGHTS = "adapter_model.safetensors"
 
 @dataclasses.dataclass(frozen=True)
 class LoraJob(Job):
-    """Adapters alone learn, so the groups of others would do nothing."""
+    """Only adapters are trained, so groups of other parameters would do nothing."""
 
     targets: tuple = tuple(MODULES)
 
@@ -114,7 +114,7 @@ class Lora(unittest.TestCase):
         assert_within(self, (self.logits(merged) - expected).abs().max(), 1e-5 * expected.abs().max())
 
     def check_eval(self, job, model):
-        """Of the run, and of the merged model without adapters."""
+        """Compares eval of the run, and of the merged model without adapters, with transformers."""
         data = Data(job)
         nats = targets = 0
         for _, batches in data.validations():
@@ -142,7 +142,7 @@ class Lora(unittest.TestCase):
             self.assertIn("was trained on the frozen weights of", failed.stderr)
 
     def test_exports_adapters_of_gpt2(self):
-        """Whose modules' weights are [in, out], two of a layer by one name."""
+        """GPT-2's modules have weights [in, out], and two modules of a layer share a name."""
         torch.manual_seed(seed(2))
         base = GPT2LMHeadModel(GPT2Config(n_embd=48, n_layer=3, n_head=4, n_positions=64, vocab_size=VOCAB)).eval()
         base.save_pretrained(self.folder / "hf")

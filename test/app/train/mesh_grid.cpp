@@ -22,7 +22,7 @@ struct Placement {
   int stages_per_rank;
 };
 
-// Every schedule that trains; V and zero-bubble ones among them.
+// Every training schedule, also V and zero-bubble ones.
 constexpr std::array placements{Placement{"1f1b", 1},
                                 Placement{"zbv", 2},
                                 Placement{"zb_h1", 1},
@@ -47,7 +47,7 @@ bool schedule_exists(const GridJob& job) {
   }
 }
 
-// What config/validate asks of a mesh.
+// The rules of config/validate for a mesh.
 bool legal(const mesh::MeshShape& mesh, const std::string& cp_kind) {
   if (heads % mesh.tp != 0) return false;
   if (cp_kind == "ulysses") return seq_len % mesh.cp == 0 && heads / mesh.tp % mesh.cp == 0;
@@ -58,7 +58,7 @@ int microbatches_on(int ranks) {
   return ranks == 1 ? 2 : 2 * ranks;
 }
 
-// Places of a combination's values.
+// Indices of a combination's values.
 enum Axis : size_t {
   pp,
   dp_replicate,
@@ -86,7 +86,7 @@ enum Axis : size_t {
 
 constexpr std::array sizes{1, 2, 3, 4, 8};
 constexpr std::array power_sizes{1, 2, 4, 8};  // of tp and ep, which divide heads and experts
-constexpr std::array packings{"", "sequential", "best_fit", "none"};  // the first: rows without documents
+constexpr std::array packings{"", "sequential", "best_fit", "none"};  // "": rows without documents
 constexpr std::array length_words{"fixed", "exact", "padded"};
 constexpr std::array dtypes{"fp32", "bf16"};
 constexpr std::array optimizers{"adamw", "muon", "lion"};
@@ -120,7 +120,7 @@ constexpr std::array<size_t, axis_count> value_counts(bool experts) {
           slice_counts.size()};
 }
 
-// What a row with open values says so far: an open size is 1, which refuses least.
+// The known values of a row with open ones. An open size counts as 1, the size that refuses least.
 class Partial {
  public:
   explicit Partial(const Combination& row) : row_(row) {}
@@ -160,7 +160,7 @@ bool admits_mesh(const Partial& row, bool experts, int most) {
     if (kind == "ulysses" && row.is(cp, 0)) return false;  // it would be refused
     if (row.all({cp, tp}) && !legal(mesh, kind)) return false;
   }
-  // Where they have nothing to act on, these two would be refused.
+  // A job is refused if reshard or reduce has nothing to act on.
   const bool whole = row.all({dp_replicate, dp_shard, cp, tp, ep});
   const bool shares = mesh.dp_shard * mesh.cp > 1 || (experts && mesh.tp > mesh.ep);
   if (whole && row.has(reshard) && !row.is(reshard, 0) && !shares) return false;
@@ -181,7 +181,8 @@ bool admits_documents(const Partial& row) {
   return !row.is(packing, 0) || !row.has(lengths) || row.is(lengths, 0);
 }
 
-// A head is spread over several ranks; cp ranks share out lists in their own way.
+// A spread head needs several pipeline ranks. With cp, lists are divided over the ranks, so there are no
+// slices.
 bool admits_parts(const Partial& row) {
   if (row.is(head, 1) && row.is(pp, 0)) return false;
   return !row.is(slices, 1) || !row.has(cp) || row.is(cp, 0);
@@ -220,21 +221,21 @@ GridJob job_of(const Combination& values, bool experts) {
   return job;
 }
 
-// Sizes of which each mesh is one of few: they meet the sizes of other axes, not every option.
+// Sizes that only a few meshes have: they meet the sizes of other axes, not every option.
 bool is_rare(const Partial& row) {
   const mesh::MeshShape mesh = row.mesh();
   const int others = std::max({mesh.dp_replicate, mesh.dp_shard, mesh.cp, mesh.tp, mesh.ep});
   return mesh.pp == 3 || mesh.pp > 4 || others > 2;
 }
 
-// Does the pair of values have to occur?
+// True if the pair of values must occur.
 bool counts(const Combination& pair) {
   const bool of_mesh = std::ranges::all_of(pair.begin() + placement, pair.end(),
                                            [](size_t value) { return value == open_value; });
   return of_mesh || !is_rare(Partial(pair));
 }
 
-// Three options and more at once that are worth a job of their own.
+// Combinations of three options or more that need their own job.
 std::vector<Combination> risky(bool experts) {
   using Values = std::map<Axis, size_t>;
   const auto schedule_at = [](std::string_view name) {
@@ -242,7 +243,7 @@ std::vector<Combination> risky(bool experts) {
     while (placements.at(index).schedule != name) ++index;
     return index;
   };
-  const size_t two = 1;  // of a list of sizes
+  const size_t two = 1;  // index in a list of sizes
   const size_t no_packing = 3, bf16 = 1, muon = 1, lion = 2, ulysses = 1;
   std::vector<Values> wanted = {
       {{pp, two}, {cp, two}, {tp, two}, {packing, no_packing}},
@@ -292,12 +293,12 @@ std::vector<std::string> GridJob::common() const {
                       fmt::format("model.tie_word_embeddings={}", tied),
                       fmt::format("data.document_end={}", documents ? int{'\n'} : -1), "train.dtype=" + dtype,
                       "optimizer.name=" + optimizer};
-  // Where there are no documents these would be refused.
+  // Without documents these keys are refused.
   if (documents) result.insert(result.end(), {"data.packing=" + packing, "data.lengths=" + lengths});
-  // A step that is no sign of the gradient, so that weights can be compared.
+  // With this eps a step is not just the gradient's sign, so that weights can be compared.
   if (optimizer != "lion") result.emplace_back("optimizer.eps=1e-3");
-  // Every token takes all experts, since in bfloat16 rounding would choose among those that a token likes
-  // alike. Jobs in fp32 choose two.
+  // In bfloat16 every token takes all experts, since rounding would choose among near-equal ones. In fp32 a
+  // token takes two.
   if (experts && dtype == "bf16") result.push_back(fmt::format("model.num_experts_per_tok={}", grid_experts));
   if (generates)
     result.insert(result.end(), {"data.val_fraction=0.1", "eval.interval=3", "eval.batches=1",
@@ -336,8 +337,8 @@ std::vector<std::string> GridJob::layout_after() const {
   return with(other.layout(), resumed == Resumed::tensor ? one_rank() : Overrides{});
 }
 
-// Where experts are shared out over data ranks, their gradients are summed within these first. A spread
-// head's sums are those of its parts.
+// If experts are sharded over data ranks, their gradients are summed within these first. A spread head is
+// summed in its slices.
 std::optional<GridJob> GridJob::twin() const {
   const bool shares_experts = mesh.ep > 1 && mesh.cp * mesh.tp % mesh.ep != 0;
   GridJob other = *this;

@@ -1,5 +1,5 @@
-// A mesh of up to eight ranks trains as one rank does: losses, gradients and norms agree closely, and to the
-// bit where the same sums are taken in the same order.
+// A mesh of up to eight ranks trains as one rank does: losses, gradients and norms agree closely. They agree
+// to the bit if the same sums are taken in the same order.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/norm.h>
 
@@ -44,30 +44,30 @@ std::vector<double> validation_losses(const test::JobResult& result) {
   return losses;
 }
 
-// Steps that change the weights a little where the gradient does. Lion's do not.
+// True if a small change of the gradient changes the step a little. Lion's steps do not.
 bool is_smooth(const GridJob& job) {
   return job.optimizer != "lion";
 }
 
-// How much of the distance between the job's two dtypes two runs in one of them may have. That distance is
-// what rounding to bfloat16 makes of this very tensor on one rank, with all that cancels in its sums and
-// grows from step to step. Two runs in bfloat16 are apart by twice that, twice as far where tensor-parallel
-// ranks round their partial sums too, and of few elements by chance three times as far again; 5 times it was
-// seen.
-// float32 has units of 2^-24 in place of 2^-9, but rounds within its sums of some 64 terms too, whose errors
-// grow with the root of their number; 4.7 times 2^-15 was seen, over random jobs, seeds and instruction sets.
-// The distance is 1 to 5 % of a gradient. Faults made on purpose were found in both dtypes: a tenth of one
-// tensor-parallel rank's partial sums lost, a data rank's gradients counted 1.1 times (in bfloat16 mostly by
-// the gradient's norm), positions one too large on all context-parallel ranks but the first.
+// The allowed distance of two runs in one dtype, as a part of the distance between the job's two dtypes. The
+// latter is the effect of rounding to bfloat16 on this tensor on one rank, with all that cancels in its sums
+// and grows from step to step. Two runs in bfloat16 differ by twice that. It doubles if tensor-parallel ranks
+// round their partial sums too. For few elements chance may triple it; 5 times was seen.
+// float32 has units of 2^-24 instead of 2^-9, but also rounds within its sums of some 64 terms; these errors
+// grow with the root of the number of terms. 4.7 times 2^-15 was seen, over random jobs, seeds and
+// instruction sets. The distance is 1 to 5 % of a gradient. Deliberate faults were found in both dtypes: a
+// tenth of one tensor-parallel rank's partial sums lost, a data rank's gradients counted 1.1 times (in
+// bfloat16 mostly by the gradient's norm), positions one too large on all context-parallel ranks but the
+// first.
 double part_of_spread(const GridJob& job) {
   return job.dtype == "bf16" ? 12 : 2 * std::sqrt(64.0) * 0x1p-15;
 }
 
-// What rounding may make of a figure: losses and norms differ by these parts of themselves. In bfloat16 every
-// activation is rounded, by half of 2^-8, which most tokens of a mean cancel. Sums in float32 differ by a few
-// units of 2^-24. Lion's steps are signs: where one is of next to nothing, rounding decides it. Such weights
-// are as many as gradients differ, and what they make of a loss or norm adds up like steps of a random walk,
-// with the root of their number.
+// Relative bounds on losses and norms, from rounding. In bfloat16 every activation is rounded by half of
+// 2^-8; over the tokens of a mean most of that cancels. Sums in float32 differ by a few units of 2^-24.
+// Lion's steps are signs: rounding decides the sign of a near-zero value. The number of such weights follows
+// the difference of gradients. Their effect on a loss or norm adds up like a random walk, with the root of
+// their number.
 struct Tolerance {
   double first_loss, first_norm, loss, norm;
 };
@@ -130,9 +130,9 @@ double median(std::vector<double> values) {
   return *middle;
 }
 
-// Tensors of the run agree with those of one rank, relative to `scale`. A tensor of few elements may be near
-// its rounded self by chance, so that it gets what the middle one of all tensors gets at least. `stored`:
-// what the rounding of the stored values, units of the last place, adds.
+// Checks that tensors of the run agree with one rank's tensors, relative to `scale`. A tensor of few elements
+// may be near its rounded self by chance, so its bound is at least the median tensor's. `stored` adds the
+// rounding of the stored values, in units of the last place.
 void check_tensors(const Tensors& run, const Tensors& reference, const Tensors& other, const Tensors& scale,
                    double part, double stored) {
   REQUIRE(run.size() == reference.size());
@@ -181,16 +181,16 @@ Tensors difference(const Tensors& a, const Tensors& b) {
   return result;
 }
 
-// What the last two steps changed. Each of three steps rounds each run's weights by half a unit of the last
-// place: of a norm's weights, which are about 1 and change by 1e-3, that is 1e-4 of the change.
+// Compares the changes of the last two steps. Each of three steps rounds each run's weights by half a unit of
+// the last place. A norm's weights are about 1 and change by 1e-3, so that is 1e-4 of the change.
 void check_smooth_weights(const Folders& folders, const GridJob& job) {
   const Tensors reference = read(folders.reference, 3, "model");
   check_tensors(read(folders.run, 3, "model"), reference, read(folders.other, 3, "model"),
                 difference(reference, read(folders.reference, 1, "model")), part_of_spread(job), 3 * 0x1p-23);
 }
 
-// Where Lion's step, the sign of beta1 m + (1 - beta1) g, is known from a run's moments before and after it:
-// 1 or -1, or 0 where both moments are 0. NaN where the rounding of these moments may hide the sign.
+// Lion's step, the sign of beta1 m + (1 - beta1) g, from a run's moments before and after it: 1 or -1, or 0
+// if both moments are 0. NaN if the rounding of these moments may hide the sign.
 at::Tensor lion_signs(const at::Tensor& before, const at::Tensor& after) {
   constexpr double beta1 = 0.9, beta2 = 0.95;  // the defaults
   const at::Tensor m = before.to(at::kDouble), next = after.to(at::kDouble);
@@ -200,7 +200,7 @@ at::Tensor lion_signs(const at::Tensor& before, const at::Tensor& after) {
   return direction.sign().masked_fill(direction.abs().lt(rounding), std::nan(""));
 }
 
-// Which weights went the same way in all three steps of two runs, and do so beyond rounding.
+// Which weights moved the same way in all three steps of two runs, certain despite rounding.
 std::map<std::string, at::Tensor> same_ways(const fs::path& run, const fs::path& reference) {
   std::map<std::string, at::Tensor> same;
   Tensors before, reference_before;
@@ -233,9 +233,9 @@ double size_of(const std::map<std::string, at::Tensor>& flags) {
   return sum;
 }
 
-// A weight whose step has the sign of next to nothing goes the other way in another run, as far as any other:
-// how many do, and how far the weights are apart, is chance. But each weight follows its own run's average,
-// so that weights are equal wherever the averages of both runs have had one sign.
+// A weight with a near-zero average may move the other way in another run, by a full step. The number of such
+// weights and their distance are chance. But each weight follows its own run's average, so weights are equal
+// if the averages of both runs had the same signs.
 void check_lion_weights(const Folders& folders, const GridJob& job,
                         const std::map<std::string, at::Tensor>& known) {
   const Tensors reference = read(folders.reference, 3, "model"), run = read(folders.run, 3, "model");
@@ -246,13 +246,13 @@ void check_lion_weights(const Folders& folders, const GridJob& job,
     // Units of the last place: one for each step.
     if (expected.numel() > 0) CHECK(largest(apart / (expected.abs() + 1e-6)) <= 3 * 0x1p-23);
   }
-  // In bfloat16 one step of some hundred has another sign.
+  // In bfloat16 about one step in a hundred has another sign.
   CHECK(count(known) > (job.dtype == "bf16" ? 0.8 : 0.99) * size_of(known));
 }
 
-// Lion's averages after three steps. What weights that went the other way make of a gradient adds up like
-// steps of a random walk, as the root of their number; of few, one may weigh several times what another does.
-// The other dtype's run says what its number of them made.
+// Lion's averages after three steps. The effect on a gradient of weights that moved the other way adds up
+// like a random walk, with the root of their number; among few, one may weigh several times another. The
+// other dtype's run shows the effect of its number of such weights.
 void check_lion_moments(const Folders& folders, const GridJob& job,
                         const std::map<std::string, at::Tensor>& known) {
   double part = part_of_spread(job);
@@ -285,16 +285,16 @@ std::vector<nlohmann::json> loads_of(const test::JobResult& result) {
   return loads;
 }
 
-// With some seeds a token likes two experts so much alike that rounding chooses, once in some ten thousand
-// tokens, or a step meets documents of one token alone. Such jobs are taken again with another seed: so many
-// of a grid's jobs.
+// With some seeds a token scores two experts nearly equally, once in some ten thousand tokens, so that
+// rounding chooses; or a step has only documents of one token. Such jobs are repeated with another seed; this
+// is the limit per grid.
 constexpr int most_retaken = 6;
 
 std::string seed_of(bool experts, int retaken) {
   return fmt::format("run.seed={}", test::seed((experts ? 1 : 0) + 100 * static_cast<uint32_t>(retaken)));
 }
 
-// A run with the text that it generated.
+// A run's result and its generated text.
 struct Run {
   test::JobResult result;
   std::string samples;
@@ -313,8 +313,8 @@ class Grid {
   int resumed() const { return resumed_; }
 
  private:
-  // Does not compare, and returns false, where a token liked two experts so much alike that
-  // rounding chose: what follows is another run, which the experts' loads show.
+  // Returns false without comparing if a token scored two experts so equally that rounding chose:
+  // the experts' loads differ, and the rest is another run.
   bool check(const GridJob& job, const std::string& seed) {
     CAPTURE(seed);
     const Overrides common = test::with(job.common(), {seed});
@@ -395,8 +395,8 @@ class Grid {
   int jobs_ = 0, equal_bits_ = 0, resumed_ = 0, retaken_ = 0;
 };
 
-// One step on each mesh in turn, from the checkpoint that the mesh before it left. False where a token liked
-// two experts nearly alike.
+// One step on each mesh in turn, from the previous mesh's checkpoint. False if a token scored two experts
+// nearly equally.
 bool relay_agrees(const std::string& text, const std::vector<mesh::MeshShape>& meshes,
                   const std::string& schedule, const std::string& seed) {
   const test::TemporaryFolder folder;

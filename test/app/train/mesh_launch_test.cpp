@@ -20,7 +20,7 @@ struct Job {
   test::Overrides overrides() const { return test::with(grid.common(), grid.layout()); }
 };
 
-// Of a grid's jobs on four ranks every so many, so that all axes occur.
+// Every n-th of a grid's jobs on four ranks, so that all axes occur.
 std::vector<Job> sample(size_t count) {
   std::vector<Job> found;
   for (const bool experts : {false, true}) {

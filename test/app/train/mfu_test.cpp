@@ -1,4 +1,4 @@
-// What a run says of its speed.
+// The speed that a run reports.
 #include "test/app/small_job.h"
 #include "test/support/catch.h"
 
@@ -20,7 +20,7 @@ TEST_CASE("a run's MFU is above 0 and never above 100 %, also where the job's pe
       if (!record.contains("mfu")) continue;
       const double mfu = record.at("mfu"), rate = record.at("tokens_per_s");
       CHECK((mfu > 0 && mfu <= 1));
-      // A peak of 1 FLOP/s is no peak: each step that is faster than those before it becomes the peak.
+      // A peak of 1 FLOP/s is too low, so each step that is faster than all before it becomes the peak.
       if (std::string(peak) != "0") CHECK((mfu == 1) == (rate > fastest));
       fastest = std::max(fastest, rate);
       ++steps;

@@ -87,7 +87,7 @@ TEST_CASE("under mpirun sharded ranks equal replicas in one process bit for bit"
                           common, {"distributed.dp_replicate=4", "distributed.reduce_gradients=" + reduce}));
   }
   nlohmann::json jobs = nlohmann::json::array();
-  std::vector<std::pair<std::string, std::string>> runs;  // folder, when gradients are summed
+  std::vector<std::pair<std::string, std::string>> runs;  // folder, reduce_gradients
   for (const Combination& row : take_pairs(std::array{reduces.size(), reshards.size(), shards.size()})) {
     const std::string reduce = reduces[row[0]], reshard = reshards[row[1]];
     const int count = shards[row[2]];
@@ -129,7 +129,7 @@ TEST_CASE("halves of a pair that take turns give the bits of one after the other
       {"distributed.cp=2", "distributed.cp_kind=ring"},
       {"distributed.cp=2", "distributed.cp_kind=ulysses", "distributed.reduce_gradients=microbatch"}};
   std::map<int, nlohmann::json> jobs;                // [ranks]
-  std::vector<std::pair<fs::path, JobResult>> runs;  // folder, what it must equal
+  std::vector<std::pair<fs::path, JobResult>> runs;  // folder, expected result
   for (size_t axis = 0; axis < axes.size(); ++axis) {
     for (const int pp : {1, 2}) {
       const auto job = [&](const std::string& schedule) {

@@ -1,5 +1,5 @@
 // Jobs with Muon, Lion and groups of parameters: the same bits on every layout, with post-validation, and
-// resumed.
+// when resumed.
 #include <filesystem>
 #include <string>
 #include <vector>

@@ -1,9 +1,9 @@
-"""Runs of the program on two ranks against torch.distributed on two ranks: the same job, cut along the same axis.
+"""Runs of the program on two ranks against torch.distributed on two ranks: the same job, sharded along the same axis.
 
     oracle_layouts_test.py PPTRAIN [unittest arguments]
 
-The other side has its own means for each: FSDP2, DTensor's tensor parallelism, pipelining's 1F1B, keys and values that
-are gathered, and tokens that travel to their experts and back. It computes in float64.
+The other side uses its own means: FSDP2, DTensor's tensor parallelism, pipelining's 1F1B, gathered keys and values,
+and tokens that travel to their experts and back. It computes in float64.
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ DOCUMENT_END = 7
 
 class Layouts(unittest.TestCase):
     def check(self, layout, *layouts_of_pptrain, **changes):
-        """Each of the latter: settings of [distributed]."""
+        """Each of layouts_of_pptrain is a list of settings of [distributed]."""
         job = dataclasses.replace(JOB, **changes)
         root = pathlib.Path(tempfile.mkdtemp(prefix="pptrain_oracle_layouts_"))
         self.addCleanup(shutil.rmtree, root)

@@ -1,10 +1,10 @@
-"""Runs of the program against transformers and torch.optim: the same job, computed there from what is documented alone.
+"""Runs of the program against transformers and torch.optim: the same job, computed there only from the documentation.
 
     oracle_test.py PPTRAIN [unittest arguments]
 
-The reference computes in float64. A float32 run has to stay within rounding of it in every loss, norm, validation and
-weight; of a bf16 run the errors are compared with those of transformers' model in bf16. `eps` is large: divided by a
-small one, a gradient that is zero but for rounding would become a whole step.
+The reference computes in float64. Every loss, norm, validation and weight of a float32 run must agree within rounding.
+The errors of a bf16 run are compared with the errors of transformers' model in bf16. `eps` is large, since with a small
+one a gradient that is zero up to rounding would become a whole step.
 """
 
 import copy
@@ -29,13 +29,13 @@ from transformers_models import ClosestTie  # noqa: E402
 
 torch.set_num_threads(1)
 DOCUMENT_END = 7
-# By how much errors in bf16 may be more than those of transformers, as a part of these. Of all weights together: a second
-# rounding of everything would add the root of 2 - 1. Of a few figures, which are partly chance, more.
+# How much larger than transformers' errors the errors in bf16 may be, relative to the former. For all weights together:
+# a second rounding of everything would add sqrt(2) - 1. For a few figures, which are partly chance, more.
 BF16_FIGURES, BF16_WEIGHTS = 1.5, 0.4
 
 
 def errors(result, truth, start):
-    """Of all losses, of the norms, and of the weights as a part of how far they went."""
+    """The errors of all losses, of the norms, and of the weights relative to their change."""
     validations = [(result.validation[step][name][0], loss)
                    for step, sources in truth.validation.items() for name, (loss, _) in sources.items()]
     pairs = {"losses": [*zip(result.loss, truth.loss), *validations], "norms": [*zip(result.norm, truth.norm)]}
@@ -45,7 +45,7 @@ def errors(result, truth, start):
 
 
 def pptrain_name(name):
-    """Of the parameter that a Hugging Face directory calls `name`."""
+    """pptrain's name of the parameter that a Hugging Face directory calls `name`."""
     for theirs, ours in (("model.", ""), ("embed_tokens", "embed"), ("lm_head", "head"), ("self_attn", "attn"),
                          ("input_layernorm", "attn_norm"), ("post_attention_layernorm", "mlp_norm"),
                          ("mlp.gate.", "mlp.router."), ("_proj", "")):
@@ -70,7 +70,7 @@ class Oracle(unittest.TestCase):
         return run_pptrain(PPTRAIN, folder, job, model_keys, *settings)
 
     def prepare(self, job):
-        """The model, its weights, and keys of a job that begins with it."""
+        """The model, its weights, and the keys of a job that starts from it."""
         model = build(job.arch)
         model.save_pretrained(self.folder / "hf")
         return model, saved(model), f'hf_dir = "{self.folder / "hf"}"\ninit = "hf"'
@@ -87,7 +87,7 @@ class Oracle(unittest.TestCase):
         refuse_near_ties(self, tie.distance, 3e-5)
         same(self, self.run_in("fp32", job, keys), truth, way(start, truth.weights))
 
-        # Slower, so that errors add up and do not grow: what they would grow to is chance.
+        # A lower rate, so that errors add up but do not grow exponentially; the result of growth would be chance.
         job = dataclasses.replace(job, lr=1e-3)
         truth = train(job, copy.deepcopy(model).double(), Data(job))
         plain = errors(train(job, model, Data(job), plain_bf16=True), truth, start)
@@ -121,7 +121,7 @@ class Oracle(unittest.TestCase):
     def test_a_seed_decides_initial_weights_and_order(self):
         seen = []
         for seed in (5, 9):
-            # A step of nothing, so that the weights are those of the start.
+            # The step changes nothing, so the weights are the initial ones.
             job = Job(arch="qwen3_moe", seed=seed, steps=1, warmup=1, lr=0.0, eval_interval=0)
             actual = self.run_in(str(seed), job, sizes_toml(job.arch))
             for name, weight in actual.weights.items():

@@ -1,4 +1,4 @@
-"""A launcher that does not wait for the step under way: the last finished step is saved, on all ranks the same one.
+"""A launcher does not wait for the current step: all ranks save the same last finished step.
 
 Usage: quick_stop_test.py PPTRAIN MPIEXEC [unittest arguments]; MPIEXEC is "" in a build without MPI. This process is the
 launcher (but for mpirun); PPTRAIN_SWEEP=N stops N runs at random times instead of a few.
@@ -22,7 +22,7 @@ PPTRAIN = pathlib.Path(sys.argv.pop(1)).resolve()
 MPIEXEC = sys.argv.pop(1)
 SWEEP = int(os.environ.get("PPTRAIN_SWEEP", 4))
 
-# The rate is constant, so that a step does the same however many steps the job has: runs of other lengths compare.
+# The learning rate is constant, so a step does not depend on the job's number of steps: runs of other lengths compare.
 JOB = job(train={"steps": 1000}, optimizer={"lr": 1e-2}, lr_schedule={"name": "constant"}, metrics={"log_interval": 1})
 
 
@@ -31,7 +31,7 @@ class QuickStop(unittest.TestCase):
     def setUpClass(cls):
         cls.folder = temporary_folder(cls.addClassCleanup)
         (cls.folder / "job.toml").write_text(JOB)
-        # So many microbatches that a step takes a second here, and under mpirun a third of it.
+        # Enough microbatches that a step takes a second here, and a third of that under mpirun.
         cls.microbatches = 200
         cls.run_threads(cls, "trial", "train.steps=3")
         times = [step["step_time_s"] for step in steps(cls.folder / "trial")]
@@ -46,7 +46,7 @@ class QuickStop(unittest.TestCase):
         run(QuickStop.command(self, run_dir, *settings), self.folder)
 
     def numbers(self, run_dir, step):
-        """Up to this step."""
+        """The numbers of all steps up to this one."""
         path = self.folder / run_dir
         figures = [(r["step"], r["loss"], r["grad_norm"]) for r in steps(path) if r["step"] <= step]
         return figures, checksums(path / f"checkpoints/step_{step}")
@@ -59,20 +59,20 @@ class QuickStop(unittest.TestCase):
 
     def wait_for_second_step(self, processes, run_dir):
         self.wait_for_steps(processes, run_dir, 1)
-        time.sleep(0.15)  # into the step
+        time.sleep(0.15)  # until the middle of the step
 
     def saved_step(self, run_dir):
         return int(latest(self.folder / run_dir).name.removeprefix("step_"))
 
     def check_goes_on(self, run_dir):
-        """The checkpoint is of the last step that was recorded, and the next step from it is the uninterrupted run's."""
+        """The checkpoint is of the last recorded step, and the next step from it equals the uninterrupted run's."""
         saved = self.saved_step(run_dir)
         self.assertEqual(saved, steps(self.folder / run_dir)[-1]["step"])
         self.run_threads(run_dir, f"train.steps={saved + 1}")
         self.assertEqual(self.numbers(run_dir, saved + 1), self.numbers("whole", saved + 1))
 
     def check_said(self, run_dir, output, pattern, first):
-        """Rank 0 names the step that is saved: `first` or, where steps became quicker than when they were timed, a later one."""
+        """Rank 0 names the saved step: `first`, or a later one if steps became quicker than when they were timed."""
         said = re.search(pattern, output)
         self.assertTrue(said, output)
         self.assertGreaterEqual(int(said[1]), first, output)
@@ -92,7 +92,7 @@ class QuickStop(unittest.TestCase):
         self.check_goes_on("tcp")
 
     def test_a_launcher_that_asks_one_rank(self):
-        """One host of several is drained: its agent's signal comes to its own ranks alone."""
+        """One of several hosts is drained: its agent signals only its own ranks."""
         ranks = self.start_ranks("drained", PPTRAIN_STOP_SECONDS=1)
         self.wait_for_second_step(ranks, "drained")
         before = time.monotonic()
@@ -104,7 +104,7 @@ class QuickStop(unittest.TestCase):
         self.check_goes_on("drained")
 
     def test_a_launcher_that_asks_one_rank_without_heartbeats(self):
-        """Nobody tells the others, so nothing is held: the step is finished."""
+        """Without heartbeats the other ranks do not learn of the signal, so the step is finished."""
         ranks = self.start_ranks("no_ring", "distributed.heartbeat_s=0", PPTRAIN_STOP_SECONDS=1)
         self.wait_for_second_step(ranks, "no_ring")
         ranks[1].send_signal(signal.SIGTERM)
@@ -136,7 +136,7 @@ class QuickStop(unittest.TestCase):
         chance = random.Random(5)
         for turn in range(SWEEP):
             run_dir = f"any/{turn}"
-            # Steps of some 20 ms with evaluations and saves between them, and a signal that comes to each rank alone.
+            # Steps of some 20 ms with evaluations and saves between them; each rank gets the signal alone.
             settings = [f"train.grad_accum_steps={max(8, self.microbatches // 50)}",
                         "checkpoint.interval=7", "checkpoint.keep_last_n=2"]
             ranks = self.start_ranks(run_dir, *settings, PPTRAIN_STOP_SECONDS=0.02)

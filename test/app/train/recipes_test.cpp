@@ -1,4 +1,4 @@
-// The shipped recipes of large meshes: they resolve to a plan, and their small twins train on the same mesh.
+// The shipped recipes for large meshes resolve to a plan, and small versions of them train on the same mesh.
 #include <cmath>
 
 #include "test/app/small_job.h"

@@ -23,13 +23,13 @@ namespace {
 const Overrides resumed_job = {"train.steps=6", "train.grad_accum_steps=4", "checkpoint.interval=2",
                                "train.dtype=bf16", "checkpoint.keep_last_n=0"};
 
-// Leaves a run as it was when killed after step 4: its later checkpoints do not exist.
+// Leaves a run as if it was killed after step 4: later checkpoints do not exist.
 void forget_after_step_4(const std::filesystem::path& run_dir) {
   std::filesystem::remove_all(run_dir / "checkpoints/step_6");
   std::ofstream(run_dir / "checkpoints/latest") << "step_4\n";
 }
 
-// A start to which SIGTERM comes at once: it makes a step, saves and ends with 3.
+// A start that gets SIGTERM at once: it makes a step, saves and ends with 3.
 void stop_after_a_step(const pptrain::app::Plan& plan) {
   const pptrain::fault::Shutdown shutdown;
   std::raise(SIGTERM);
@@ -133,14 +133,14 @@ TEST_CASE("a start says which job, program and checkpoint the lines after it are
     const Json& record = lines[line];
     const int64_t step = record.at("step");
     CHECK(record.at("total_tokens") == tokens * step);
-    // 8 samples a step, of those that the text has: a token more than they take is needed.
+    // A step takes 8 of the text's samples. The last sample needs one token more, as its label.
     const auto text_bytes = std::filesystem::file_size(pptrain::test::shakespeare);
     const int64_t samples = (static_cast<int64_t>(text_bytes) - 1) / 16;
     CHECK(record.at("epoch").get<double>() ==
           Approx(8.0 * static_cast<double>(step) / static_cast<double>(samples)));
     CHECK(record.at("data_wait_s") >= 0);
     CHECK(record.at("data_wait_s") <= record.at("step_time_s"));
-    // Saved after steps 2 and 4; a new process has not saved before its first step.
+    // The run saves after steps 2 and 4. A new process has not saved before its first step.
     if (step == 5) CHECK(record.at("save_time_s") > 0);
     if (step < 5) CHECK(record.at("save_time_s") == 0);
     CHECK(record.at("time").get<std::string>().ends_with("Z"));
@@ -258,7 +258,7 @@ TEST_CASE("a run goes on with other data only where the job says how") {
     const Json last = lines_of(run_dir / "metrics.jsonl").back();
     REQUIRE(last.at("step") == 7);
     std::ifstream manifest(run_dir / "checkpoints/step_7/manifest.json");
-    CHECK(Json::parse(manifest).at("state").at("next_sample") == 8);  // those of one step
+    CHECK(Json::parse(manifest).at("state").at("next_sample") == 8);  // the samples of one step
     // It is the run's data now.
     CHECK(start({"train.steps=8"}).exit_code == 0);
   }

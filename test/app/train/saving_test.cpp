@@ -1,4 +1,4 @@
-// Saving while training goes on: the same bytes as saving between steps, when a job asks for it.
+// If a job saves while it trains, the files have the same bytes as when it saves between steps.
 #include "test/app/small_job.h"
 #include "test/support/catch.h"
 
@@ -13,8 +13,8 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// The bytes of every file below, by path; but manifests without the job, which tells where the run's folder
-// is.
+// The bytes of every file below `folder`, by path. Manifests are without the job, since it has the run's
+// path.
 std::map<std::string, std::string> files_below(const fs::path& folder) {
   std::map<std::string, std::string> files;
   for (const auto& entry : fs::recursive_directory_iterator(folder)) {
@@ -51,7 +51,7 @@ TEST_CASE("checkpoints of the background are, byte for byte, those that training
            {"distributed.pp=1", "optimizer.name=\"muon\""},
            {"distributed.pp=2", "distributed.dp_shard=2"},
            {"distributed.pp=2", "distributed.dp_replicate=2", "model.tie_word_embeddings=true"},
-           // Steps are taken back and redone while the step before is written.
+           // Steps are undone and repeated while the step before is written.
            {"distributed.pp=2", "optimizer.post_validation=true", "train.grad_clip=0.05",
             "checkpoint.interval=3"}}) {
     CAPTURE(layout);

@@ -1,5 +1,5 @@
-// Microbatches in sequence slices: the same bits under every schedule and on every layout that keeps them,
-// and to rounding what whole microbatches give.
+// Microbatches in sequence slices give the same bits under every schedule and on every layout with the same
+// slices. They agree with whole microbatches up to rounding.
 #include <algorithm>
 #include <cmath>
 
@@ -73,7 +73,7 @@ TEST_CASE("routers' losses are of whole microbatches, to the bit under every sch
   const Overrides job = with(with(sliced_job, balanced), {"train.dtype=fp32"});
   const JobResult one = run(job), uncut = run(with(job, whole));
   check_near(one, uncut, apart_fp32);
-  // They act: without them the weights are others.
+  // These losses act: without them the weights differ.
   const JobResult without = run(with(job, {"model.router_aux_loss_coef=0", "model.router_z_loss_coef=0"}));
   CHECK_FALSE(without.checksums == one.checksums);
   for (const std::string& name : pptrain::schedule::training_schedule_names()) {
@@ -108,7 +108,7 @@ TEST_CASE("sequence slices go with a spread head, under every schedule with the 
         run_small_job(small_job_text(), validated,
                       with(no_parts, {"distributed.pp_schedule=zbv", "optimizer.post_validation=true"}))
             .metrics);
-  // The embedding is whole in one of them, and in shards in the other.
+  // The embedding is whole in one checkpoint and sharded in the other.
   CHECK(checkpoint_elements(barrier) == checkpoint_elements(validated));
 }
 
@@ -210,7 +210,7 @@ TEST_CASE("auto takes sequence slices where they pay, and what they do not go wi
     return pptrain::app::predict(of, pptrain::app::make_cost_source(of, "h100")).step_time;
   };
   CHECK(step_time(searched) < searched.named_time);
-  // A short sequence is left whole.
+  // A short sequence is not sliced.
   CHECK(plan(with(automatic, {"train.seq_len=64", "train.grad_accum_steps=64"}))
             .job.distributed.pp_sequence_slices == 1);
   for (const auto& [overrides, words] : std::vector<std::pair<Overrides, std::string>>{

@@ -1,5 +1,5 @@
-// Sharded data parallelism gives the bits of as many replicas, whatever the schedule and the policy, and
-// holds its part alone.
+// Sharded data parallelism gives the bits of the same number of replicas under every schedule and policy, and
+// each rank holds only its shard.
 #include <algorithm>
 #include <array>
 #include <mutex>
@@ -69,7 +69,7 @@ const Overrides every_microbatch = {"distributed.reduce_gradients=microbatch"};
 
 constexpr double grad_clip = 0.2;
 
-// Four layers of two or three pieces each, the embedding of four.
+// A layer has two or three blocks of 1024 elements (kernels::squares_block), the embedding four.
 const Overrides tiny_shards = {"model.hidden_size=16",
                                "model.intermediate_size=40",
                                "model.num_attention_heads=2",
@@ -185,7 +185,7 @@ TEST_CASE("a run resumes on any layout, to the bit where data ranks are as many"
   }
   const Result replicated = run(folder.path() / "whole", with(base, shards(1, 2), schedule_of("1f1b", 2)));
   check_equal(replicated, resume(with(shards(2), schedule_of("1f1b", 1))));
-  // One rank with microbatches of both data ranks' rows: the same samples, summed in another order.
+  // One rank has both data ranks' rows in each microbatch: the same samples, summed in another order.
   const Result alone = resume({"train.micro_batch_size=2"});
   REQUIRE(alone.job.metrics.size() == replicated.job.metrics.size());
   const auto last_loss = [](const Result& result) {
@@ -202,7 +202,7 @@ struct Held {
   int64_t masters = 0, states = 0, gradients = 0;
 };
 
-// Of each rank of the job, right after its parameters have values.
+// The bytes on each rank of the job, right after its parameters have values.
 std::vector<Held> held_by(const Overrides& overrides) {
   const TemporaryFolder folder;
   const app::Plan plan = pptrain::test::small_plan(small_job_text(), folder.path(), overrides);
@@ -277,7 +277,7 @@ TEST_CASE("streamed weights are whole a few groups at a time, and nothing of a s
               CHECK(own.stage->saved_bytes() == 0);
               for (nn::ParameterGroup& group : own.stage->parameters().groups())
                 CHECK(whole_bytes(group) == 0);
-              if (step == 0) continue;  // in which the order of uses is learnt
+              if (step == 0) continue;  // this step learns the order of uses
               CHECK(most >= 2);
               if (policy == reshard) CHECK(most <= 3);
             }

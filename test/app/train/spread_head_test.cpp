@@ -1,5 +1,5 @@
-// A head in parts on all pipeline ranks computes what a whole one does: the same bits under every schedule of
-// as many ranks, and to rounding what the last stage alone computes.
+// A head spread over all pipeline ranks gives the same bits under every schedule of the same number of ranks.
+// It agrees with a head on the last stage up to rounding.
 #include <algorithm>
 #include <cmath>
 #include <mutex>
@@ -31,7 +31,7 @@ TEST_CASE("a spread head gives the same bits under every schedule, and the whole
         with(spread_job, {fmt::format("distributed.pp={}", ranks), fmt::format("train.dtype={}", dtype)});
     const JobResult whole = run(job), reference = run(with(job, spread));
     check_near(reference, whole, near);
-    CHECK(reference.metrics != whole.metrics);  // its sums over the vocabulary are others
+    CHECK(reference.metrics != whole.metrics);  // sums over the vocabulary have another order
     for (const std::string& name : pptrain::schedule::training_schedule_names()) {
       CAPTURE(ranks, dtype, name);
       const JobResult other = run(with(job, spread, Overrides{"distributed.pp_schedule=" + name}));
@@ -140,7 +140,7 @@ TEST_CASE("a spread head gives the same bits with post-validation, also where st
                       validated = run_small_job(small_job_text(), folder.path() / "validated",
                                                 with(clipped, {"optimizer.post_validation=true"}));
       CHECK(validated.metrics == barrier.metrics);
-      // The embedding is whole there, and in shards with the barrier.
+      // The embedding is whole with post-validation, and sharded with the barrier.
       CHECK(checkpoint_elements(folder.path() / "validated") ==
             checkpoint_elements(folder.path() / "barrier"));
     }

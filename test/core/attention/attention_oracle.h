@@ -1,5 +1,5 @@
-// Attention over documents with one mask for the whole list: what kernels and rings are compared with, and by
-// autograd their gradients.
+// Attention over documents with one mask for the whole list, with gradients by autograd. Kernels and rings
+// are compared with it.
 #pragma once
 
 #include <ATen/Functions.h>
@@ -15,7 +15,7 @@
 
 namespace pptrain::test {
 
-// What a model may add to attention; sinks: float64 [heads].
+// A model's settings of attention; sinks: float64 [heads].
 struct ScoreSettings {
   std::optional<double> scale{};  // 1 / sqrt(head_dim) unless given
   double softcap = 0;
@@ -23,7 +23,7 @@ struct ScoreSettings {
   at::Tensor sinks{};
 };
 
-// bool [tokens, tokens]: whether the query of the row does not see the key of the column.
+// bool [tokens, tokens]: true if the row's query does not see the column's key.
 inline at::Tensor hidden_pairs(const tokens::Segments& segments, int64_t window = 0) {
   at::Tensor hidden = at::ones({segments.tokens(), segments.tokens()}, at::kBool);
   for (int64_t d = 0; d < segments.documents(); ++d) {

@@ -36,7 +36,7 @@ TEST_CASE("attend: values and gradients, each document by itself", "[attention]"
   at::set_num_threads(1);
   at::manual_seed(test::seed(4));
   const auto type = GENERATE(at::kFloat, at::kBFloat16);
-  // Of equal lengths: one block of rows, and several with a rest; and of unequal ones.
+  // Equal lengths: one block of rows, and several with a rest. Also unequal lengths.
   const auto segments =
       documents_of(GENERATE(std::vector<int32_t>{0, 1}, std::vector<int32_t>{0, 33, 66},
                             std::vector<int32_t>{0, 300, 600}, std::vector<int32_t>{0, 40, 41, 341, 350}));

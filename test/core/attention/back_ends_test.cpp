@@ -1,4 +1,4 @@
-// What back ends declare, they compute; what they do not declare, they refuse.
+// Back ends compute the calls that they declare and refuse all others.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/ones.h>
 #include <c10/core/InferenceMode.h>

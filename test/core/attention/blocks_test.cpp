@@ -1,4 +1,4 @@
-// Attention whose keys come in parts, against autograd in float64 over the whole list.
+// Attention with keys in blocks, against autograd in float64 over the whole list.
 #include "core/attention/blocks.h"
 
 #include <ATen/Parallel.h>
@@ -43,7 +43,7 @@ struct BlockResult {
   Tensor out, logsumexp, dq, dk, dv;
 };
 
-// What all ranks find, each with the keys of one rank after the other.
+// The results of all ranks; each takes the keys of one rank after the other.
 BlockResult in_parts(BackEnd back_end, const tokens::ContextSplit& split, const tokens::Segments& segments,
                      const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& dout) {
   const auto f32 = q.options().dtype(at::kFloat);
@@ -93,7 +93,7 @@ TEST_CASE("parts of attention add up to the whole, with its gradients", "[attent
     std::vector<int32_t> starts;
     int ranks;
   };
-  // Pieces longer than a tile of keys; documents that cross ranks and some that do not; groups of heads.
+  // Chunks longer than a tile of keys; documents that cross ranks and some that do not; groups of heads.
   const Sizes sizes = GENERATE(Sizes{2400, 2, 1, 8, {0, 2400}, 1}, Sizes{2400, 1, 1, 16, {0, 2400}, 2},
                                Sizes{96, 6, 2, 10, {0, 1, 2, 40, 41, 77, 96}, 3});
   INFO(sizes.tokens << " tokens, " << sizes.ranks << " ranks, type " << c10::toString(type));

@@ -27,7 +27,7 @@ constexpr int64_t layers = 2;
 // Documents of these lengths, with the q, k and v of every layer.
 struct Documents {
   std::vector<int64_t> lengths;
-  std::vector<Tensor> q, k, v;  // of each layer: [sum of lengths, heads, head_dim]
+  std::vector<Tensor> q, k, v;  // per layer: [sum of lengths, heads, head_dim]
 
   tokens::Segments segments() const {
     std::vector<int32_t> starts{0};
@@ -43,7 +43,7 @@ Documents random_documents(std::vector<int64_t> lengths, int64_t heads, int64_t 
   const int64_t tokens = documents.segments().tokens();
   for (int64_t layer = 0; layer < layers; ++layer) {
     documents.q.push_back(random({tokens, heads, head_dim}, type));
-    // Views of a wider tensor, as those of the fused qkv are.
+    // Views of a wider tensor, as of a fused qkv.
     const Tensor kv = random({tokens, 2 * kv_heads, head_dim}, type);
     documents.k.push_back(kv.narrow(1, 0, kv_heads));
     documents.v.push_back(kv.narrow(1, kv_heads, kv_heads));

@@ -16,7 +16,7 @@ using attention::CallShape;
 
 namespace {
 
-// Two documents of 2,048 tokens on a Hopper GPU, as Llama 3 8B has them.
+// Two documents of 2,048 tokens on a Hopper GPU, with Llama 3 8B's attention.
 CallShape hopper() {
   return {.capability = 90,
           .heads = 32,
@@ -93,7 +93,7 @@ TEST_CASE("the score gradients of a deterministic backward pass, in bytes", "[at
   CHECK(attention::score_gradient_bytes(call) == int64_t{2} * 32 * 2048 * 2048 * 2);
   call.longest = 2112;  // whole tiles of 64 queries, not of 128 keys
   CHECK(attention::score_gradient_bytes(call) == int64_t{2} * 32 * 2112 * 2176 * 2);
-  call.longest = 8192;  // 32 heads of two documents in parts of 4 heads
+  call.longest = 8192;  // 32 heads of two documents, 4 heads at a time
   CHECK(attention::cudnn_head_parts(call) == 8);
   CHECK(attention::score_gradient_bytes(call) == int64_t{2} * 4 * 8192 * 8192 * 2);
   call.capability = 100;
@@ -101,7 +101,7 @@ TEST_CASE("the score gradients of a deterministic backward pass, in bytes", "[at
   CHECK(attention::score_gradient_bytes(call) == 0);
 }
 
-// As flash_api.cpp of LibTorch allocates: softmax_d, dq_accum, dk_expanded and dv_expanded.
+// The allocations of LibTorch's flash_api.cpp: softmax_d, dq_accum, dk_expanded and dv_expanded.
 TEST_CASE("what FlashAttention-2's backward pass takes, in bytes", "[attention]") {
   CallShape call = hopper();
   call.documents = 1;
@@ -111,8 +111,8 @@ TEST_CASE("what FlashAttention-2's backward pass takes, in bytes", "[attention]"
   call.deterministic = false;
   CHECK(attention::backward_scratch(BackEnd::flash, call, 132) == 1048576 + 134217728 + 134217728);
   CHECK(attention::forward_scratch(BackEnd::flash, call) == 0);
-  // Three documents of 300, 700 and 0 more tokens than fill a list of 1,000, by 4 heads of 72 (96 with
-  // filling).
+  // Three documents that fill a list of 1,000 tokens, padded by 128 each, with 4 heads of 72 (96 with
+  // padding).
   const CallShape ragged{.capability = 80,
                          .heads = 4,
                          .kv_heads = 4,
@@ -123,14 +123,14 @@ TEST_CASE("what FlashAttention-2's backward pass takes, in bytes", "[attention]"
                          .equal = false};
   CHECK(attention::backward_scratch(BackEnd::flash, ragged, 108) == 1384 * 4 * 4 + 9 * 1384 * 4 * 96 * 4);
   CallShape wide = hopper();
-  wide.head_dim = 160;  // 192 with filling; two documents of 2,000 tokens, 2,048 with filling
+  wide.head_dim = 160;  // 192 with padding; two documents of 2,000 tokens, 2,048 with padding
   wide.kv_heads = 32;
   wide.longest = 2000, wide.tokens = 4000;
   CHECK(attention::backward_scratch(BackEnd::flash, wide, 132) ==
         int64_t{4096} * 32 * 4 + int64_t{3} * 4096 * 32 * 192 * 4);
 }
 
-// As cuDNN's frontend sizes its workspace: softmax_sum, and dP or dQ_accum.
+// The workspace of cuDNN's frontend: softmax_sum, and dP or dQ_accum.
 TEST_CASE("what cuDNN's backward pass takes, in bytes", "[attention]") {
   CallShape call = hopper();
   CHECK(attention::backward_scratch(BackEnd::cudnn, call, 132) == 524288 + 536870912 + 67108864);
@@ -138,8 +138,8 @@ TEST_CASE("what cuDNN's backward pass takes, in bytes", "[attention]") {
   CHECK(attention::backward_scratch(BackEnd::cudnn, call, 132) == 524288 + 67108864 + 67108864);
   call.kv_heads = 32;
   CHECK(attention::backward_scratch(BackEnd::cudnn, call, 132) == 524288 + 67108864);
-  // 9 ragged documents of 4,000 tokens: 4,096 by the plan; gradients of every head's keys in float32. Their
-  // sums have a fixed order in any mode, so score gradients are written: 16 documents by the plan, in 4
+  // 9 ragged documents of 4,000 tokens: 4,096 in the plan; gradients of every head's keys in float32. Their
+  // sums have a fixed order in any mode, so score gradients are written: 16 documents in the plan, in 4
   // parts.
   call = hopper();
   call.documents = 9;
@@ -206,7 +206,7 @@ TEST_CASE("a block of a ring counts FlashAttention-2's memory and its own gradie
       {.query = 100, .rows = 200, .key = 0, .keys = 200, .causal = false}};
   run.reset_peak();
   attention::add_attention(call, blocks, seen);
-  // Of 200 rows: the output in bfloat16 and float32; four rows of statistics.
+  // 200 rows: the output in bfloat16 and float32; four rows of statistics.
   CHECK(run.peak_bytes() - run.current_bytes() == 200 * 4 * (64 * 6 + 4 * 4));
   attention::Gradients grads{.dq = at::empty(q.sizes(), meta.dtype(at::kFloat)),
                              .dk = at::empty(k.sizes(), meta.dtype(at::kFloat)),

@@ -73,7 +73,7 @@ Result by(BackEnd back_end, const AttentionCall& call, const Tensor& dout) {
   return {.out = out, .dq = grads.dq, .dk = grads.dk, .dv = grads.dv, .dsinks = grads.dsinks};
 }
 
-// The keys of each of `ranks` after the other, as a ring has them.
+// Takes the keys of one of `ranks` after the other, as a ring does.
 Result by_parts(BackEnd back_end, const AttentionCall& call, const Tensor& dout, int ranks) {
   const c10::InferenceMode inference;
   const auto split =
@@ -113,7 +113,7 @@ Result by_parts(BackEnd back_end, const AttentionCall& call, const Tensor& dout,
   return all;
 }
 
-// A row that sees one key has no gradients of q and k but rounding, so theirs are compared with dout.
+// If a row sees one key, its gradients of q and k are only rounding, so they are compared with dout.
 void check_close(const Result& actual, const Result& expected, const Tensor& dout) {
   const double accuracy = tolerance(dout.scalar_type());
   const auto norm = [](const Tensor& x) { return x.to(at::kDouble).norm().item<double>(); };
@@ -136,7 +136,7 @@ void check_same(const Result& a, const Result& b) {
   if (a.dsinks.defined()) CHECK(same_bits(a.dsinks, b.dsinks));
 }
 
-// Each alone, and all. Scores reach about 3, so that the cap bends them.
+// Each setting alone, and all together. Scores reach about 3, so that the cap bends them.
 ScoreSettings settings_of(int64_t number, int64_t heads) {
   const Tensor sinks = at::randn({heads}).add_(1).to(at::kDouble);
   const std::array<ScoreSettings, 7> all{ScoreSettings{.scale = 0.9},
@@ -223,7 +223,7 @@ TEST_CASE("a window as long as the documents changes no bits, and a shorter one 
   };
   CHECK(flops(0) == 7 * 2 * 4 * 16 * (300.0 * 300 + 110 * 110) / 2);
   CHECK(flops(300) == flops(0));
-  // Of 300 rows 10 see up to 10 keys, the others 10; a row's own key counts by half.
+  // 10 of 300 rows see up to 10 keys, the others 10; a row's own key counts half.
   CHECK(flops(10) == 7 * 2 * 4 * 16 * (2 * 10.0 * 10 / 2 + (290 + 100) * 9.5));
 }
 

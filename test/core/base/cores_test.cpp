@@ -1,4 +1,4 @@
-// The processors that a process may use: its affinity, and quotas of control groups made by hand.
+// The processors that a process may use: its affinity, and quotas of hand-made control groups.
 #include "core/base/cores.h"
 
 #include <sched.h>
@@ -43,7 +43,7 @@ TEST_CASE("a control group's quota bounds the cores, its own or one that holds i
   CHECK(std::filesystem::path(process_cores(host.root()).group).filename() == "job");
   host.write("sys/fs/cgroup/cpu.max", "50000 100000");  // a container's own view
   CHECK(process_cores(host.root()).quota == 0.5);
-  CHECK(process_cores(host.root()).count() == 1);  // at least
+  CHECK(process_cores(host.root()).count() == 1);  // at least one
 }
 
 TEST_CASE("quotas of the first version of control groups count too") {

@@ -1,4 +1,4 @@
-// Files of a host as the system shows them (/proc, /sys), made by hand.
+// Hand-made system files of a host (/proc, /sys).
 #pragma once
 
 #include <filesystem>

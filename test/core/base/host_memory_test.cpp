@@ -36,7 +36,7 @@ TEST_CASE("available memory is the host's, or what a control group leaves, with 
   REQUIRE(available() == 2'048'000);
   host.write("proc/self/cgroup", "0::/job/step\n");
   host.write("sys/fs/cgroup/job/memory.max", "1000000");
-  REQUIRE(available() == 2'048'000);  // the group does not tell what it uses
+  REQUIRE(available() == 2'048'000);  // the group does not report its use
   host.write("sys/fs/cgroup/job/memory.current", "900000");
   REQUIRE(available() == 100'000);
   host.write("sys/fs/cgroup/job/memory.stat", "anon 500000\ninactive_file 30000\nactive_file 20000\nslab 7");

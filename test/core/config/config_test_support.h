@@ -14,7 +14,7 @@
 
 namespace pptrain::config::test {
 
-// A folder of its own for each test, removed at the end, with a data file.
+// Each test's own folder with a data file; removed at the end.
 class Folder {
  public:
   Folder() {
@@ -66,7 +66,7 @@ inline std::string refusal(const std::string& text, const Overrides& overrides =
   return "";
 }
 
-// What every job needs, as overrides, so that a test's own text starts at line 1.
+// The keys that every job needs, as overrides, so that a test's own text starts at line 1.
 inline Overrides essentials(const Folder& folder) {
   return {"data.path=" + folder.data(),  "train.seq_len=16",     "model.hidden_size=64",
           "model.intermediate_size=128", "model.vocab_size=256", "model.num_hidden_layers=4",

@@ -1,4 +1,4 @@
-// What two jobs say otherwise, and which of it a run that goes on may change.
+// The differences of two jobs, and which of them a resumed run may have.
 #include "core/config/differences.h"
 
 #include <map>
@@ -64,7 +64,7 @@ TEST_CASE("a saved job of another version is read as far as it is known") {
   CHECK(job.train.dtype == JobConfig().train.dtype);
 }
 
-// Written out, so that an option that is added or moved is thought of here.
+// Written out, so that the author of a new or moved option must decide here.
 TEST_CASE("which options decide the model and the order of the data") {
   std::map<Effect, std::set<std::string>> by_effect;
   for (const Option& option : options()) by_effect[option.effect].insert(option.name());

@@ -1,4 +1,4 @@
-// What a job keeps of itself: its given keys, its paths, and reading back what was written.
+// The given form of a job: its keys, its paths, and reading the written text back.
 #include "core/config/given_job.h"
 
 #include <filesystem>
@@ -26,7 +26,7 @@ const std::string model =
     "[model]\nhidden_size = 8\nintermediate_size = 8\nnum_hidden_layers = 2\nnum_attention_heads = 2\n"
     "vocab_size = 256\n[train]\nseq_len = 16\n";
 
-// As runs of older versions keep their job: all keys, whether they act or not.
+// The job with all keys, even those that do not act, as runs of older versions keep it.
 std::string every_key(const JobConfig& job) {
   std::string text, section;
   for (const Option& option : options()) {
@@ -112,7 +112,7 @@ TEST_CASE("paths to read are beside the file that gives them, else in the curren
   CHECK(fs::path(job.job.data.val_path.at(0)).filename() == "*.txt");
   CHECK(fs::equivalent(job.job.distributed.pp_schedule, folder.path("jobs/order.csv")));
   CHECK(job.notes.empty());
-  // What is written goes to the current directory, and is kept as a place of its own.
+  // Outputs go to the current directory; the given job keeps their full paths.
   CHECK(job.job.run.dir == "out");
   CHECK_THAT(job.given, contains_text("dir = \"" + folder.path("here/out") + '"'));
   CHECK_THAT(job.given, contains_text("cache = \"" + folder.path("here/cache") + '"'));
@@ -160,7 +160,7 @@ TEST_CASE("a job with all its keys, of an older version or of check, reads back 
     CHECK(parse(to_toml(job), {}, fills) == job);
     CHECK(parse(every_key(job), {}, fills) == job);
   }
-  // What is given and has nothing to act on is refused all the same.
+  // A given key that has nothing to act on is still refused.
   Overrides overrides = essentials(folder);
   std::erase_if(overrides, [](const std::string& o) { return o.starts_with("model.intermediate"); });
   CHECK_THAT(refusal(latent + "head_dim = 4\n", overrides, fills),

@@ -1,4 +1,4 @@
-// Reading a job: syntax, defaults, overrides, what is resolved, and text that is no job at all.
+// Reading a job: syntax, defaults, overrides, resolved values, and text that is not a job.
 #include <filesystem>
 #include <fstream>
 #include <random>
@@ -229,7 +229,7 @@ TEST_CASE("what other languages write without quotes is answered in TOML") {
   CHECK(answer("seed = null") == "job.toml:2:8: TOML has no null: leave seed out, and its default counts");
   CHECK(answer("recompute = None") == "job.toml:2:13: a string needs quotes: recompute = \"none\"");
   CHECK(answer("path = on/true") == "job.toml:2:8: a string needs quotes: path = \"on/true\"");
-  // What is proposed is taken.
+  // The proposed values are accepted.
   const Folder folder;
   CHECK_FALSE(parse("[data]\nshuffle = false\n", essentials(folder)).data.shuffle);
   CHECK(refusal("[data]\nshuffle = 'True'\n", essentials(folder)) ==
@@ -243,7 +243,7 @@ TEST_CASE("a string without its closing quote is named") {
   CHECK(refusal("[run]\ndir = 'runs/a\nseed = 1\n") == "job.toml:2:7: this string has no closing '");
   CHECK(refusal("[run]\ndir = \"runs/a  # it's here") == "job.toml:2:7: this string has no closing \"");
   CHECK(refusal("[model]\nlayer_types = [\"a\", \"b]\n") == "job.toml:2:21: this string has no closing \"");
-  // Closed ones are not: nor are quotes in comments and in each other.
+  // Closed strings are not named, nor are quotes in comments or inside other quotes.
   CHECK_THAT(refusal("[run]\ndir = \"it's \\\"a\\\"\" x  # don't\n"), contains_text("not valid TOML"));
 }
 
@@ -255,7 +255,7 @@ TEST_CASE("a command's own overrides are not the user's") {
         "job.toml: data.val_fraction: there is no validation data: give data.val_fraction or data.val_path");
   overrides.emplace_back("data.val_fraction=0.1");
   CHECK(parse("", overrides).eval.interval == 1);
-  // A key that acts with the one that the command has changed is forgiven.
+  // A key is accepted if it would act without the command's change.
   overrides.push_back(by_command("eval.interval=0"));
   CHECK(parse("[eval]\ninterval = 3\nbatches = 2\n", overrides).eval.interval == 0);
 }
@@ -312,7 +312,7 @@ TEST_CASE("a job may include another, whose keys give way") {
   folder.write("number.toml", "include = 3\n");
   CHECK_THAT(message("number.toml"),
              contains_text("expected a job file, include = \"base.toml\"; found the integer 3"));
-  // A mistake is told with the file that it is in.
+  // The message names the file of the mistake.
   folder.write("wrong.toml", "[train]\nstepz = 5\n");
   folder.write("user.toml", "include = 'wrong.toml'\n[train]\nsteps = 0\n");
   CHECK_THAT(message("user.toml"), contains_text("wrong.toml:2:1: train.stepz") &&
@@ -343,7 +343,7 @@ TEST_CASE("cut and garbled jobs are accepted or refused, never worse") {
     const std::string message = refusal(text, overrides);  // anything but a UsageError ends the test
     refused += message.empty() ? 0 : 1;
     if (overrides.empty()) {
-      CHECK(message.rfind("job.toml", 0) == 0);  // data.path is missing at the least
+      CHECK(message.rfind("job.toml", 0) == 0);  // at least data.path is missing
     }
   };
   for (size_t length = 0; length < reference.size(); length += 37) {

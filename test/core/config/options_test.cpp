@@ -1,4 +1,4 @@
-// The table of options and what is printed from it.
+// The table of options and the texts printed from it.
 #include "core/config/options.h"
 
 #include <spdlog/fmt/fmt.h>
@@ -85,18 +85,18 @@ TEST_CASE("every option sets its own field and no other") {
   }
 }
 
-// A struct of one more field would be larger: a field without an option must not slip in unseen.
+// A struct with one more field would be larger, so a field without an option is found.
 TEST_CASE("every field of the job has an option") {
   size_t bytes = table_lists().size() * sizeof(std::vector<int>);
   for (const Option& option : options()) {
     bytes += std::visit([]<class T>(const Access<T>&) { return sizeof(T); }, option.target);
   }
-  // Booleans are padded to 8 bytes where they lie alone or together: RunSection has one; ModelSection one,
-  // then two and two, and RopeScaling one; DataSection has two, apart; TrainSection three together;
-  // OptimizerSection, CheckpointSection and ProfileSection one each; ChatSection and MetricsSection two
-  // together. DistributedSection has an optional one, of 2 bytes.
+  // Booleans, alone or adjacent, are padded to 8 bytes. RunSection has one; ModelSection one, then two and
+  // two; RopeScaling one; DataSection two, apart; TrainSection three, adjacent; OptimizerSection,
+  // CheckpointSection and ProfileSection one each; ChatSection and MetricsSection two, adjacent.
+  // DistributedSection has an optional one of 2 bytes.
   const size_t padding = 7 + 7 + 7 + 6 + 6 + 6 + 7 + 7 + 5 + 7 + 7 + 7 + 6 + 6;
-  // Only a source in [[data.sources]] has them, not [data].
+  // Only a source in [[data.sources]] has these, not [data].
   const size_t of_sources = sizeof(DataSource::name) + sizeof(DataSource::weight);
   INFO("A field has no option in options/; or a new bool has changed the padding counted here.");
   CHECK(bytes + padding + of_sources == sizeof(JobConfig));

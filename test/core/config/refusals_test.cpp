@@ -111,7 +111,7 @@ TEST_CASE("what other trainers call a key is known") {
   for (const Option& option : options()) CHECK(alias_of_key("", option.key).empty());
 }
 
-// docs/coming_from.md beside the proposals for keys of other trainers: one table says it for both.
+// docs/coming_from.md and the proposals for keys of other trainers must agree: one table serves both.
 TEST_CASE("a key of another trainer is answered as docs/coming_from.md says") {
   const Folder folder;
   std::ifstream page(std::string(PPTRAIN_SOURCE_DIR) + "/docs/coming_from.md");
@@ -143,7 +143,7 @@ TEST_CASE("a key of another trainer is answered as docs/coming_from.md says") {
         const std::string text =
             section.empty() ? fmt::format("{} = 1\n", key) : fmt::format("[{}]\n{} = 1\n", section, key);
         const std::string message = refusal(text, essentials(folder));
-        // Where the key is the same, the section alone is named.
+        // If the key is the same, the message names only the section.
         const bool same_key = !section.empty() && expected.substr(expected.find('.') + 1) == key;
         CHECK_THAT(message, contains_text(same_key ? "did you mean [" + expected.substr(0, expected.find('.'))
                                                    : "did you mean " + expected + "?"));
@@ -169,7 +169,7 @@ TEST_CASE("words are taken in any case of letters") {
 }
 
 TEST_CASE("every alias stands for something that is there") {
-  // What the messages propose must be accepted: a table of names goes stale in silence.
+  // The proposed names must be accepted, since a table of names goes stale unnoticed.
   for (const char* key : {"learning_rate", "max_steps", "dim", "pp_size", "gbs", "wd", "save_steps", "top_k",
                           "eval_iters", "log_freq", "fsdp", "cp_comm_type", "peak_flops", "dataset"}) {
     INFO(key);
@@ -190,18 +190,18 @@ TEST_CASE("one mistake is one message: what stands under a misspelt name is not 
       "[data]\npath = '" + folder.data() +
       "'\n[model]\nhidden_size = 64\nintermediate_size = 128\nvocab_size = 256\nnum_hidden_layers = 4\n"
       "num_attention_heads = 4\n";
-  // A section: all that it holds is read, and checked.
+  // A misspelt section: all its keys are read and checked.
   std::string message = refusal("[trian]\nseq_len = 16\nsteps = 3\n" + rest);
   CHECK_THAT(message, StartsWith("job.toml:1:2: trian: unknown section; did you mean [train]?"));
   CHECK(lines(message) == 1);
   message = refusal("[training]\nseq_len = 16\nsteps = 0\n" + rest);
   CHECK_THAT(message, contains_text("\njob.toml:3:9: train.steps: 0 is out of range"));
   CHECK(lines(message) == 2);
-  // By its keys, where its name says nothing.
+  // By the section's keys if its name is no hint.
   message = refusal("[quux]\nseq_len = 16\nsteps = 3\n" + rest);
   CHECK_THAT(message, StartsWith("job.toml:1:2: quux: unknown section; did you mean [train]?"));
   CHECK(lines(message) == 1);
-  // A key that is required, by another name; on the command line too.
+  // A required key under another name; on the command line too.
   message = refusal("[train]\nseq_length = 16\n" + rest);
   CHECK_THAT(message, StartsWith("job.toml:2:1: train.seq_length: unknown key; did you mean train.seq_len?"));
   CHECK(lines(message) == 1);
@@ -213,7 +213,7 @@ TEST_CASE("one mistake is one message: what stands under a misspelt name is not 
              StartsWith("--set training.seq_len=16: training: unknown section; did you mean [train]?"));
   CHECK(lines(message) == 1);
   message = refusal("[[optimizer.groups]]\npattern = '*'\nmacth = '*'\n", essentials(folder));
-  CHECK(lines(message) == 2);  // two keys that are not there, and none that is missing
+  CHECK(lines(message) == 2);  // two unknown keys, and no missing one
 }
 
 TEST_CASE("a wrong type says what was expected and what was found") {
@@ -300,7 +300,7 @@ TEST_CASE("values outside their literals or range are refused with what is allow
         {"out of range"}}});
 }
 
-// The sizes come from essentials(), as overrides; a case that needs another size gives the last word on it.
+// The sizes come from essentials(), as overrides. A case that needs another size adds a later override.
 TEST_CASE("contradictions between keys are laid at the key to change") {
   const Folder folder;
   const std::string path = "path = '" + folder.data() + "'\n";  // data.path, in a file
@@ -470,7 +470,7 @@ TEST_CASE("sources: what each must say, and what is said of them in the wrong pl
        "random tokens have no documents"},
   };
   for (const auto& [text, words] : cases) CHECK_THAT(refusal(text, rest), contains_text(words));
-  // What a job was resolved to is a job.
+  // The resolved job is a valid job.
   const JobConfig job = parse(a + "val_fraction = 0.5\n", rest);
   CHECK(job.data.sources.at(0).val_fraction == 0.5);
   CHECK(parse(to_toml(job), {}) == job);
@@ -538,7 +538,7 @@ TEST_CASE("tensor-parallel ranks must be able to share out heads, inner width, v
         start + "neither divides num_key_value_heads = 6 nor is a multiple of it");
   CHECK(refused({"model.intermediate_size=126"}) == start + "does not divide intermediate_size = 126");
   CHECK(refused({"train.seq_len=3"}) == start + "is more than the 3 tokens of a rank's microbatch");
-  // Experts are not cut: mixtral's width is theirs, and qwen3_moe's that of dense layers, if there are any.
+  // Experts are not sharded. mixtral's width is the experts'; qwen3_moe's is for dense layers, if it has any.
   CHECK(refused({"model.arch=mixtral", "model.num_experts=4", "model.num_experts_per_tok=2",
                  "model.intermediate_size=126"}) == "");
   CHECK(refused({"model.arch=qwen3_moe", "model.num_experts=4", "model.num_experts_per_tok=2",
@@ -634,11 +634,12 @@ TEST_CASE("what only one optimizer has is refused with another") {
                   {"adamw, muon, lion"}}});
 }
 
-// One line for each option that acts on some jobs alone: its job where it does not, and where it does.
+// One line for each option that acts only on some jobs: a job on which it does not act, and one on which it
+// does.
 TEST_CASE("a key that does nothing on this job is refused; what says what is done anyway is not") {
   const Folder folder;
   struct Idle {
-    std::string text;     // sets the option where it does nothing
+    std::string text;     // sets the option on a job on which it does nothing
     std::string start;    // of the refusal
     Overrides elsewhere;  // with these it acts
   };
@@ -706,7 +707,7 @@ TEST_CASE("a key that does nothing on this job is refused; what says what is don
   CHECK(accepted(
       "[distributed]\ncp_kind = 'ring'\nreshard_after_forward = false\nreduce_gradients = 'step'\n"));
   CHECK(accepted("[eval]\nbatches = 10\n"));
-  // A job for several ranks is tried on one of them; and -1 may leave one.
+  // Users try a job for several ranks on one rank; and -1 may give one.
   CHECK(accepted("[distributed]\ncp = 2\ncp_kind = 'ulysses'\n", {"distributed.cp=1"}));
   CHECK_FALSE(accepted("[distributed]\ncp = 2\n", {"distributed.cp=1", "distributed.cp_kind=ulysses"}));
   Hooks hooks;
@@ -714,7 +715,7 @@ TEST_CASE("a key that does nothing on this job is refused; what says what is don
   const JobConfig job =
       parse("[distributed]\ndp_shard = -1\nreshard_after_forward = true\n", essentials(folder), hooks);
   CHECK(job.distributed.dp_shard == 1);
-  CHECK_FALSE(job.distributed.reshard_after_forward.has_value());  // the resolved job says what acts
+  CHECK_FALSE(job.distributed.reshard_after_forward.has_value());  // the resolved job has only keys that act
 }
 
 TEST_CASE("a run that ends in its warm-up is told so") {

@@ -1,4 +1,4 @@
-// Products of sizes, before anybody multiplies.
+// Products of sizes are checked before they are computed.
 #include "core/config/validate.h"
 
 #include <cstdint>
@@ -80,7 +80,7 @@ TEST_CASE("models that are too large to be counted are refused") {
               "seq_len = 16777216\nmicro_batch_size = 127\n"),
       StartsWith("job.toml:5:20: train.micro_batch_size: a microbatch of micro_batch_size = 127 x seq_len = "
                  "16777216 tokens, with num_hidden_layers = 96, "));
-  // The largest that anybody trains: 405B on a million tokens.
+  // The largest real job: 405B on a million tokens.
   CHECK(
       refused(
           "hidden_size = 16384\nintermediate_size = 53248\nnum_attention_heads = 128\nnum_key_value_heads = "

@@ -86,12 +86,12 @@ TEST_CASE_METHOD(Fixture,
   other([&](TokenizeRequest& r) {
     r.files = {folder.write("b.jsonl", "{\"text\": \"one TWO\"}\n{\"text\": \"three\"}\n")};
   });
-  // Lines that others are to refuse were left out of it; else it has the same tokens.
+  // With skip_bad_lines the cache may lack lines that other jobs refuse; otherwise it has the same tokens.
   TokenizeRequest skips = request;
   skips.format.skip_bad_lines = true;
   CHECK(fingerprint(skips) == print);
   CHECK(cache_name(skips) != name);
-  // A long file that changes where its fingerprint does not look has another time all the same.
+  // If a long file changes at a place that its fingerprint does not read, its time still differs.
   fs::last_write_time(request.files[0], fs::last_write_time(request.files[0]) + std::chrono::seconds(1));
   CHECK(fingerprint(request) == print);
   CHECK(cache_name(request) != name);
@@ -111,11 +111,11 @@ TEST_CASE_METHOD(Fixture, "of the files beside a tokenizer only the token that e
   CHECK(with(R"({"eos_token": {"content": "<|end_of_text|>"}, "chat_template": "x"})",
              R"({"temperature": 0.6, "eos_token_id": [1, 2]})") == end);
   CHECK(with(R"({"eos_token": "<|eot_id|>"})", "{}") != end);
-  CHECK(with(R"({"chat_template": "y"})", R"({"eos_token_id": [1, 2]})") == none);  // none of the two
+  CHECK(with(R"({"chat_template": "y"})", R"({"eos_token_id": [1, 2]})") == none);  // neither of the two
   const std::string number = with("{}", R"({"eos_token_id": 2, "top_p": 0.5})");
   CHECK(number != none);
   CHECK(with(R"({"eos_token": null})", R"({"eos_token_id": [2]})") == number);
-  // Where the job gives the token, the files do not matter.
+  // If the job gives the token, the files do not matter.
   request.end_id = 5;
   CHECK(with(R"({"eos_token": "<|eot_id|>"})", "{}") == with("{}", "{}"));
 }
@@ -150,7 +150,7 @@ TEST_CASE_METHOD(Fixture,
   int status = 0;
   REQUIRE(::waitpid(child, &status, 0) == child);
   CHECK(WEXITSTATUS(status) == 9);
-  REQUIRE(names_in(places[0]).size() == 1);  // what it was making
+  REQUIRE(names_in(places[0]).size() == 1);  // the unfinished cache
   CHECK(find_cache(places, name).empty());
   make_cache(places, name, request, silent);
   CHECK(names_in(places[0]) == std::vector<std::string>{name});

@@ -17,7 +17,7 @@ using pptrain::test::contains_text;
 
 namespace {
 
-// A template with Qwen3's way: thoughts stay with the last answer alone.
+// A template in Qwen3's manner: thoughts stay only in the last answer.
 constexpr const char* thinking = R"({%- set ns = namespace(last=-1) -%}
 {%- for m in messages %}{% if m.role == 'user' %}{% set ns.last = loop.index0 %}{% endif %}{% endfor -%}
 {%- for m in messages -%}
@@ -43,7 +43,7 @@ std::string text_of(const std::vector<tokenizer::Piece>& pieces) {
   return text;
 }
 
-// Marked pieces; "|" stands for others.
+// The marked pieces; "|" stands for the others.
 std::string targets_of(const std::vector<tokenizer::Piece>& pieces) {
   std::string text;
   for (const auto& piece : pieces) {
@@ -128,25 +128,25 @@ TEST_CASE("the model's own template is read from its folder, with what it takes 
   const std::string turns = R"([{"role": "system", "content": "s"}, {"role": "user", "content": "<|im_end|>"},
                                 {"role": "assistant", "content": "a"}])";
   const auto pieces = render(*chat(thinking), turns);
-  // what messages say is quoted, also where it looks like the template's own end of a turn, which is marked
-  // here
+  // texts of messages are quoted, even one that looks like the template's own end of a turn; the latter is
+  // marked
   for (const auto& piece : pieces)
     CHECK(piece.quoted ==
           (piece.text == "s" || piece.text == "a" || (piece.text == "<|im_end|>" && !piece.marked)));
   CHECK(text_of(chat(thinking)->prompt(std::vector<Message>{{.role = "user", .content = "q"}})) ==
         "<|im_start|>user\nq<|im_end|>\n<|im_start|>assistant\n");
-  // generation blocks say it themselves
+  // generation blocks mark their own contents
   CHECK(targets_of(render(
             *chat("{{ bos_token }}{% for m in messages %}{% if m.role == 'assistant' %}A:{% generation %} "
                   "{{ m.content }}{{ eos_token }}{% endgeneration %}{% else %}{{ m.content }}{% endif %}{% "
                   "endfor %}"),
             turns)) == "| a</s>");
-  // an end of the whole text is no part of an answer in its middle (Phi-3's way)
+  // the end of the whole text is no part of an earlier answer (Phi-3's manner)
   const std::string phi =
       "{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}<|end|>\n{% endfor %}"
       "{% if add_generation_prompt %}<|assistant|>\n{% else %}{{ eos_token }}{% endif %}";
   CHECK(targets_of(render(*chat(phi), with(""))) == "|bad<|end|>|good<|end|>|");
-  // what prompts an answer is not what stands before it (DeepSeek-R1's way)
+  // the generation prompt differs from the text before a finished answer (DeepSeek-R1's manner)
   const std::string prompts =
       "{% for m in messages %}<{{ m.role }}>{{ m.content }}</s>{% endfor %}"
       "{% if add_generation_prompt %}<assistant><think>\n{% endif %}";

@@ -84,7 +84,7 @@ TEST_CASE("lines of plain and of packed files are the same documents, whatever p
   std::string all;
   for (size_t i = 0; i < texts.size(); ++i)
     all += nlohmann::json{{"text", texts[i]}}.dump() + (i + 1 < texts.size() ? "\n" : "");
-  // Several members in one file, cut anywhere.
+  // Several members in one file, divided anywhere.
   const std::string gzips = gzip(all.substr(0, 1000)) + gzip("") + gzip(all.substr(1000));
   const std::string zstds = zstd(all.substr(0, 1'200'001)) + zstd(all.substr(1'200'001));
   const std::vector<fs::path> files = {folder.write("a.jsonl", all), folder.write("b.jsonl.gz", gzips),
@@ -165,7 +165,7 @@ TEST_CASE("lines without a document are an error, or are passed over and told wi
     for (size_t i = 0; i < told.size(); ++i)
       CHECK_THAT(told[i], contains_text(file.string() + ":" + std::to_string(3 * i + 3) + ": "));
   }
-  // What goes wrong with a good line is no bad line.
+  // An error while a good line is processed does not make it a bad line.
   const auto good = open_chunks(folder.write("good.jsonl", "{\"text\": \"good\"}\n"), format)();
   CHECK_THROWS_WITH(each_document(*good, format, [](const Document&) { throw Error("not the line's"); }),
                     "not the line's");

@@ -31,7 +31,7 @@ std::string rendered(const std::string& source) {
 
 }  // namespace
 
-// Expected texts are those of Jinja 3.1 with trim_blocks and lstrip_blocks.
+// The expected texts come from Jinja 3.1 with trim_blocks and lstrip_blocks.
 TEST_CASE("templates write what Jinja writes") {
   const std::vector<std::pair<std::string, std::string>> cases = {
       // white space around tags

@@ -54,7 +54,7 @@ TEST_CASE("a folder and a pattern refuse a link to nothing, and pass over hidden
   std::filesystem::create_symlink(here + "a.txt", here + "link.txt");
   CHECK(files(here) == "a.txt link.txt ");
   CHECK(files(here + "*.txt") == "a.txt link.txt ");
-  CHECK(files(here + ".hidden.txt") == ".hidden.txt ");  // named, so that it is meant
+  CHECK(files(here + ".hidden.txt") == ".hidden.txt ");  // the path names it, so it is read
   std::filesystem::create_symlink("../gone/b", here + "b.txt");
   for (const std::string& path : {here, here + "*.txt", here + "b.txt"})
     CHECK_THROWS_WITH(files(path), contains_text("b.txt\" is a link to \"../gone/b\", which does not exist"));

@@ -53,7 +53,7 @@ Result run(const Tokenizer& tokenizer, const fs::path& folder, const std::vector
   return result;
 }
 
-// First token and one behind the last of each.
+// The first token of each range, and one behind its last.
 std::vector<int64_t> prompts_in(const fs::path& folder) {
   const std::string bytes = read_file(folder / "out.prompts");
   std::vector<int64_t> numbers(bytes.size() / sizeof(int64_t) - 2);
@@ -147,7 +147,7 @@ TEST_CASE("a prompt's tokens come first and are counted; it has the tokens befor
   REQUIRE(prompts.size() == 2 * 3);
   int64_t before = 0;
   const std::vector<std::pair<std::string, std::string>> pairs = {
-      {"Say so.", " So."}, {"", "alone"}, {"Go on.<|end_of_text|>", "of it"}};  // whose own end stays
+      {"Say so.", " So."}, {"", "alone"}, {"Go on.<|end_of_text|>", "of it"}};  // the text's own end stays
   for (size_t i = 0; i < 3; ++i) {
     std::vector<int32_t> expected = tokenizer.encode(pairs[i].first, true);
     CHECK(prompts[2 * i] == before);

@@ -1,4 +1,4 @@
-// Documents over microbatches by the end of a schedule: the same documents, and never a later end.
+// Balancing documents over microbatches keeps the same documents and never makes the schedule end later.
 #include "core/data/balance.h"
 
 #include <algorithm>
@@ -14,7 +14,7 @@ using namespace pptrain::data;
 
 namespace {
 
-// Two machines in a row (a flow shop), of which the second is slower: a fixed part, tokens and squares.
+// Two machines in a row (a flow shop); the second is slower. Times have a fixed part, tokens and squares.
 int64_t flow_shop(std::span<const int64_t> tokens, std::span<const int64_t> squares) {
   int64_t first = 0, second = 0;
   for (size_t j = 0; j < tokens.size(); ++j) {
@@ -37,7 +37,7 @@ Problem problem_of(std::vector<int64_t> lengths, int64_t capacity) {
   return {std::move(lengths), options};
 }
 
-// Documents in turn to the lists that have room.
+// Gives documents in turn to the lists that have room.
 Lists in_turn(const Problem& problem, size_t ranks, size_t microbatches) {
   Lists lists(ranks, std::vector<std::vector<int64_t>>(microbatches));
   std::vector<int64_t> room(ranks * microbatches, problem.options.seq_len);
@@ -59,7 +59,7 @@ std::vector<int64_t> long_tail(size_t count, uint32_t seed) {
   return lengths;
 }
 
-// The earliest end over all ways to put documents into lists, none of which is empty.
+// The earliest end over all ways to put documents into non-empty lists.
 int64_t least_end(const Problem& problem, size_t ranks, size_t microbatches) {
   const size_t lists = ranks * microbatches, documents = problem.lengths.size();
   int64_t least = std::numeric_limits<int64_t>::max();

@@ -103,7 +103,7 @@ TEST_CASE("what is no blend") {
 
 namespace {
 
-// Two streams, whose ids say where they come from: source * 1000 + place. With document_end 0 after each 5th.
+// Two streams with ids source * 1000 + place, and document_end 0 after each 5th.
 struct Streams {
   ScratchFolder folder;
   std::vector<WeightedStream> list;

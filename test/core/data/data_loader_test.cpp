@@ -20,7 +20,7 @@ namespace {
 
 constexpr int64_t seq_len = 4;
 
-// Token t has id t, so that a row shows where it was taken from.
+// Token t has id t, so that a row shows its place in the data.
 TokenDataset counting(const ScratchFolder& folder, int64_t tokens) {
   std::vector<uint16_t> ids(static_cast<size_t>(tokens));
   for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<uint16_t>(i);
@@ -194,7 +194,7 @@ TEST_CASE("every validation token is a target exactly once") {
         for (const Microbatch& microbatch : loader.batch(i)) {
           const auto inputs = tokens_of(microbatch);
           const auto labels = labels_of(microbatch);
-          REQUIRE(microbatch.segments.host_starts == std::vector<int32_t>{0, 3, 6});  // filling rows too
+          REQUIRE(microbatch.segments.host_starts == std::vector<int32_t>{0, 3, 6});  // padding rows too
           REQUIRE(microbatch.targets == microbatch.labels.ne(ignore_label).sum().item<int64_t>());
           told += microbatch.targets;
           for (size_t r = 0; r < labels.size(); ++r) {
@@ -219,7 +219,8 @@ TEST_CASE("every validation token is a target exactly once") {
 
 TEST_CASE("a rank without labels knows how many of them count") {
   const ScratchFolder folder;
-  const auto dataset = counting(folder, 21);  // rows of 6: three whole, one of 2 targets, the rest filling
+  const auto dataset =
+      counting(folder, 21);  // rows of 6: three whole, one with 2 valid tokens, the rest padding
   std::vector<int64_t> targets;
   for (const bool labels : {true, false}) {
     const ValidationLoader loader(dataset,
@@ -253,7 +254,7 @@ TEST_CASE("validation stops after the batches asked for") {
 
 namespace {
 
-// The lists of context-parallel ranks put together, each token where it lies in the whole list.
+// Joins the lists of context-parallel ranks, with each token at its place in the whole list.
 Microbatch joined(const std::vector<Microbatch>& parts) {
   Microbatch whole = parts[0];
   whole.tokens = at::full({parts[0].segments.tokens()}, -1, at::kLong);
@@ -336,7 +337,7 @@ TEST_CASE("pieces of a zigzag, written out") {
   CHECK_THROWS_AS(DataLoader(counting(folder, 17), {.seq_len = 6, .cp_size = 2}, false, 0), Error);
   CHECK_THROWS_AS(DataLoader(counting(folder, 17), {.seq_len = 8, .cp_size = 2, .cp_rank = 2}, false, 0),
                   Error);
-  CHECK_THROWS_AS(part_of(microbatch, microbatch.context), Error);  // it is a part already
+  CHECK_THROWS_AS(part_of(microbatch, microbatch.context), Error);  // it is a slice already
 }
 
 TEST_CASE("rows are cut into documents behind the token that ends them") {
@@ -347,7 +348,7 @@ TEST_CASE("rows are cut into documents behind the token that ends them") {
   const Step step = DataLoader(dataset, options, /*shuffle=*/false, 0).step(0);
   const Microbatch& all = step.microbatches.at(0);
   CHECK(tokens_of(all) == Rows{{5, 9}, {1, 2}, {3, 4, 6, 9}, {9}, {7, 8, 9}});
-  // What follows the end of a document is no target, in the row or behind it.
+  // The label at a document's end is ignored, in the row and at the row's end.
   const int64_t none = ignore_label;
   CHECK(labels_of(all) == Rows{{9, none}, {2, 3}, {4, 6, 9, none}, {none}, {8, 9, none}});
   CHECK(at::equal(all.positions, at::tensor({0, 1, 0, 1, 0, 1, 2, 3, 0, 0, 1, 2}, at::kInt)));
@@ -356,7 +357,7 @@ TEST_CASE("rows are cut into documents behind the token that ends them") {
   CHECK(step.targets == 8);
   CHECK(all.segments.longest == 4);
 
-  // Data ranks know each other's targets; context ranks have the documents of the whole list.
+  // Data ranks know each other's valid tokens; context ranks have the documents of the whole list.
   LoaderOptions shared{
       .seq_len = seq_len, .dp_size = 3, .dp_rank = 1, .cp_size = 2, .cp_rank = 1, .document_end = 9};
   shared.cp_order = tokens::ContextOrder::contiguous;

@@ -36,7 +36,7 @@ std::string index_bytes(uint8_t type, int token_bytes, const std::vector<int32_t
 }
 
 const std::vector<uint16_t> ids = {5, 6, 7, 8, 9, 10, 11, 12, 13, 14};
-// Sequences of 3, 2, 0, 4 and 1 tokens; the first document has two of them, the second none but the empty.
+// Sequences of 3, 2, 0, 4 and 1 tokens. The first document has two of them, the second only the empty one.
 const std::string whole = index_bytes(8, 2, {3, 2, 0, 4, 1}, {0, 2, 3, 4, 5});
 
 }  // namespace
@@ -110,7 +110,7 @@ TEST_CASE("an index that is damaged, or of another token file, says where") {
   refuse(index_bytes(8, 2, {5, 5}, {0, 1}), "documents end with sequence 1, but there are 2");
   refuse(index_bytes(8, 2, {5, 5}, {}), "documents end with sequence 0, but there are 2");
 
-  // No other byte may lead to a read outside of the file: any result or an Error.
+  // Another byte may give any result or an Error, but no read outside the file.
   size_t refused = 0;
   for (size_t at = 0; at < whole.size(); ++at) {
     for (const int bit : {0, 3, 7}) {

@@ -1,4 +1,4 @@
-// Whole documents as microbatches: nothing is lost, cut or seen twice, and every rank knows all lengths.
+// Whole documents as microbatches: no token is lost or read twice, and every rank knows all lengths.
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/tensor.h>
@@ -26,12 +26,12 @@ namespace {
 constexpr int64_t end_id = 1;
 constexpr int64_t row_length = 24;
 
-// Every token but ends is another one: 2, 3, 4, ...
+// Every token is different except ends: 2, 3, 4, ...
 struct DocumentCorpus {
   std::vector<uint16_t> ids;
-  std::vector<int64_t> starts{0};  // of documents, and the end
+  std::vector<int64_t> starts{0};  // the documents' starts, and the end
 
-  // Long-tailed lengths, longer than row_length too.
+  // Long-tailed lengths; some are longer than row_length.
   DocumentCorpus(int documents, uint32_t seed) {
     std::mt19937 random(seed);
     std::lognormal_distribution<double> length(1.8, 1.0);
@@ -74,19 +74,19 @@ std::vector<int64_t> values(const at::Tensor& list) {
   return {all.data_ptr<int64_t>(), all.data_ptr<int64_t>() + all.numel()};
 }
 
-// Those of documents.
+// The number of tokens in documents.
 int64_t own_tokens(const Microbatch& microbatch) {
   const at::Tensor& filling = microbatch.filling;
   return microbatch.token_count() - (filling.defined() ? filling.sum().item<int64_t>() : 0);
 }
 
-// What the steps of all data ranks showed.
+// The contents of the steps of all data ranks.
 struct Seen {
-  std::map<int64_t, int> inputs, targets;  // token -> times; ends apart
+  std::map<int64_t, int> inputs, targets;  // token -> times; ends are counted separately
   int64_t ends = 0;
   int64_t filling = 0, tokens = 0;
 
-  // A microbatch must hold pieces of documents as they are in the corpus, each in a document of its own.
+  // A microbatch must hold pieces of the corpus's documents, each as its own document.
   void add(const Microbatch& microbatch) {
     const auto ids = values(microbatch.tokens), labels = values(microbatch.labels),
                positions = values(microbatch.positions);
@@ -120,7 +120,7 @@ struct Seen {
         }
         ++inputs[ids[at]];
         ++counted;
-        // Tokens of a document follow each other, also where a piece ends.
+        // Tokens of a document follow each other, also at the end of a piece.
         REQUIRE((labels[at] == ids[at] + 1 || labels[at] == end_id));
         if (i + 1 < length && ids[at + 1] != 0) REQUIRE(labels[at] == ids[at + 1]);
         if (labels[at] != end_id) ++targets[labels[at]];
@@ -149,7 +149,7 @@ TEST_CASE("an epoch of whole documents shows each token once, whatever the packi
       while (next < pieces) {
         std::vector<Step> steps;
         for (const DataLoader& loader : loaders) steps.push_back(loader.step(next));
-        // The ranks agree, also on what the others have.
+        // The ranks agree, also on the other ranks' counts.
         REQUIRE(steps[0].samples == steps[1].samples);
         REQUIRE(steps[0].targets == steps[1].targets);
         REQUIRE(steps[0].tokens == steps[1].tokens);
@@ -161,7 +161,7 @@ TEST_CASE("an epoch of whole documents shows each token once, whatever the packi
           REQUIRE(b.global_targets == a.global_targets);
           REQUIRE(a.token_count() <= 2 * row_length);
           if (mode.lengths == Lengths::fixed) REQUIRE(a.token_count() == 2 * row_length);
-          if (next + steps[0].samples <= pieces) {  // of this epoch alone
+          if (next + steps[0].samples <= pieces) {  // only this epoch
             seen.add(a);
             seen.add(b);
           }
@@ -176,10 +176,10 @@ TEST_CASE("an epoch of whole documents shows each token once, whatever the packi
       CHECK((mode.lengths == Lengths::exact) == (seen.filling == 0));
       for (const auto& [token, times] : seen.inputs) REQUIRE(times == 1);
       for (const auto& [token, times] : seen.targets) REQUIRE(times == 1);
-      CHECK(next > pieces / 2);  // all but what the step across the epoch's end takes
+      CHECK(next > pieces / 2);  // all samples except those of the step across the epoch's end
       const int64_t read = std::ssize(seen.inputs) + seen.ends;
       CHECK(seen.tokens - seen.filling == read);
-      if (!shuffle) CHECK(seen.inputs.rbegin()->first < 2 + read);  // the first ones of the file
+      if (!shuffle) CHECK(seen.inputs.rbegin()->first < 2 + read);  // the file's first tokens
     }
   }
 }
@@ -274,7 +274,7 @@ TEST_CASE("a step takes the same documents into each microbatch, however many da
   const ScratchFolder folder;
   const TokenDataset dataset = DocumentCorpus(400, 8).dataset(folder);
   for (const Mode& mode : modes) {
-    if (mode.lengths == Lengths::padded) continue;  // as long as the longest, which depends on the ranks
+    if (mode.lengths == Lengths::padded) continue;  // the longest length depends on the ranks
     const DataLoader whole(dataset, options_of(mode, /*b=*/4, /*m=*/3, /*dp=*/1), true, 2);
     for (const int64_t dp : {2, 4}) {
       const Step expected = whole.step(30);
@@ -348,7 +348,7 @@ TEST_CASE("the last document grows over the filling, and none is longer than a r
   CHECK(values(all.filling) == std::vector<int64_t>{0, 0, 0, 0, 0, 0, 0, 0, 1, 1});
   CHECK(all.segments.host_starts == std::vector<int32_t>{0, 3, 5, 10});
   CHECK(values(all.labels) == std::vector<int64_t>{6, 1, -100, 1, -100, 9, 1, -100, -100, -100});
-  // Two rows of five: what is missing beyond the last document's row is documents of its own.
+  // Two rows of five: padding beyond the last document's row is documents of its own.
   options.seq_len = 5;
   options.micro_batch_size = 3;
   options.lengths = Lengths::padded;
@@ -419,7 +419,7 @@ TEST_CASE("a list is long enough for every rank that shares it") {
       for (int slice = 0; slice < slices; ++slice) CHECK(split.tokens(slice) == tp);
     }
   }
-  // Documents of one token: as few as there may be, whatever the lengths.
+  // Documents of one token: the minimum, for any setting of lengths.
   const ScratchFolder folder;
   const TokenDataset dataset(
       {{write_ids(folder, "t.bin", std::vector<uint16_t>(40, end_id))}, Format::bin, 2}, 16);

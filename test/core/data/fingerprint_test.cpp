@@ -73,10 +73,10 @@ TEST_CASE("a fingerprint tells files by length and content, not by name") {
   CHECK(differs(text + text[0]));
   CHECK(differs(text.substr(0, text.size() - 1)));
   CHECK(differs(noise(text.size() + 1).substr(1)));
-  // At the first and last byte, and in each place in between.
+  // A change at the first and last byte, and at each place in between.
   for (const Place& place : places_of(text.size())) CHECK(differs(with_byte(text, place.offset)));
   CHECK(differs(with_byte(text, text.size() - 1)));
-  // Of a short file every byte counts.
+  // In a short file every byte counts.
   const std::string brief = noise(5000);
   std::set<std::string> of_brief;
   for (size_t i = 0; i < brief.size(); i += 7)
@@ -99,7 +99,7 @@ TEST_CASE("a folder's fingerprint is of its files in their order") {
   CHECK(print() == first);
   std::filesystem::rename(folder.path() / "data/1.bin", folder.path() / "data/3.bin");
   CHECK(print() != first);
-  // One byte over from the end of a file to the beginning of the next.
+  // One byte moves from the end of a file to the beginning of the next.
   const auto cut = [&](size_t at) {
     const std::string all = noise(30'000);
     folder.write("data/2.bin", all.substr(0, at));

@@ -21,7 +21,7 @@ TEST_CASE("a text has no zero byte") {
   CHECK_NOTHROW(look("plain, and \xc3\xa4 \xf0\x9f\x98\x80, and \xe4 of Latin-1\r\n\t"));
   CHECK_THROWS_WITH(look(std::string("abc\0def", 7)), contains_text("a.txt': byte 3 is 0"));
   CHECK_THROWS_WITH(look(std::string("a\0b\0", 4)), contains_text("UTF-16"));
-  // Anywhere in a short one, and wherever a long one is looked at.
+  // Anywhere in a short text, and at each place that is read in a long one.
   std::string text(300'000, 'a');
   text[299'999] = '\0';
   CHECK_THROWS_WITH(look(text), contains_text("byte 299999 is 0"));

@@ -12,7 +12,7 @@ using pptrain::test::contains_text;
 
 namespace {
 
-// As numpy.save writes it: padded so that the array begins at a multiple of 64.
+// As numpy.save writes it: with padding, so that the array begins at a multiple of 64.
 std::string header(const std::string& dictionary, int version = 1) {
   std::string text = dictionary;
   const size_t before = version == 1 ? 10 : 12;

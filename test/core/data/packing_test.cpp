@@ -1,4 +1,4 @@
-// Packings against the plainest way to write them, and what sharing out must keep.
+// Packings against their plainest form, and the invariants of balancing.
 #include "core/data/packing.h"
 
 #include <algorithm>
@@ -34,8 +34,7 @@ Lengths64 long_tail(int64_t count, int64_t longest, uint32_t seed) {
   return lengths;
 }
 
-// Best-fit decreasing over the first n documents, row by row with the eye: the rows' rooms after it, or
-// nothing.
+// Best-fit decreasing over the first n documents, by plain search. Nothing if they do not fit.
 std::optional<Rows> decreasing(const Lengths64& lengths, size_t n, int64_t count, int64_t capacity) {
   std::vector<bool> placed(n, false);
   Rows rows(static_cast<size_t>(count));
@@ -141,7 +140,7 @@ TEST_CASE("a packing takes the next documents without a gap, and no row holds mo
       CHECK(std::ssize(taken) >= before);  // none <= sequential <= best_fit
       before = std::ssize(taken);
     }
-    // What best-fit decreasing leaves of the rows of a step is little.
+    // Best-fit decreasing leaves little room in a step's rows.
     const Rows rows = pack(Packing::best_fit, 16, 128, offer(lengths));
     int64_t tokens = 0;
     for (const int64_t i : flat(rows)) tokens += lengths[static_cast<size_t>(i)];
@@ -191,7 +190,7 @@ TEST_CASE("rows that are level cost nearly alike") {
     const int64_t mean = std::accumulate(costs.begin(), costs.end(), int64_t{0}) / 8;
     const int64_t longest = cost(*std::ranges::max_element(taken));
     CAPTURE(seed, costs);
-    // One document cannot be shared out.
+    // One document cannot be divided.
     CHECK(std::ranges::max(costs) <= std::max(mean + mean / 10, longest));
   }
 }

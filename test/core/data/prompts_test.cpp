@@ -16,7 +16,7 @@ using pptrain::test::contains_text;
 
 namespace {
 
-// Documents of 1 to 9 tokens, of which some runs are prompts. By token: is it a target?
+// Documents of 1 to 9 tokens; some runs of tokens are prompts. `counts`: whether a token is a label.
 struct Corpus {
   ScratchFolder folder;
   std::vector<int64_t> starts{0};
@@ -46,13 +46,13 @@ struct Corpus {
   }
   TokenDataset dataset() const { return TokenDataset({{file}, Format::megatron}, 65536); }
 
-  // Each label is the next token of its document, or ignored exactly where that is no target.
+  // Each label is the next token of its document. It is ignored exactly if that token does not count.
   int64_t check(const Microbatch& microbatch) const {
     const auto* tokens = microbatch.tokens.data_ptr<int64_t>();
     const auto* labels = microbatch.labels.data_ptr<int64_t>();
     int64_t targets = 0;
     for (int64_t i = 0; i < microbatch.tokens.numel(); ++i) {
-      if (tokens[i] == 0) continue;  // filling
+      if (tokens[i] == 0) continue;  // padding
       const auto next = static_cast<size_t>(tokens[i]);
       if (labels[i] == ignore_label) continue;
       CHECK(labels[i] == tokens[i] + 1);
@@ -101,7 +101,7 @@ TEST_CASE_METHOD(Corpus, "no token of a prompt is a target, and all others are o
         for (const Microbatch& microbatch : loader.batch(i)) found += check(microbatch);
       }
       CHECK(found == expected);
-      // A part of the stream, which begins inside of a document, and its counts over all ranks.
+      // A slice of the stream that begins inside a document, and its counts over all ranks.
       const DataLoader part(dataset().slice(11, 300), options, true, 1);
       const Step step = part.step(4);
       int64_t targets = 0;

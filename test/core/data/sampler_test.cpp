@@ -57,8 +57,8 @@ TEST_CASE("the order depends on seed and epoch, and on nothing else") {
   CHECK(take(Sampler(1000, true, 3), 5 * 1000, 1000) != take(Sampler(1000, true, 5), 3 * 1000, 1000));
 }
 
-// Over many epochs each sample must be as likely at one place as at another: chi-square over all (place,
-// sample) pairs.
+// Over many epochs each sample must be equally likely at every place: chi-square over all (place, sample)
+// pairs.
 TEST_CASE("shuffling is even") {
   constexpr int64_t size = 10, epochs = 20'000;
   const Sampler sampler(size, true, 123);
@@ -72,8 +72,7 @@ TEST_CASE("shuffling is even") {
   CHECK(chi_square > 81 - 5 * 12.7);
 }
 
-// The correlation between a place and the sample found there; 1/sqrt(n) is its standard deviation for a fair
-// shuffle.
+// The correlation between a place and its sample. For a fair shuffle its standard deviation is 1/sqrt(n).
 TEST_CASE("shuffling leaves no trend") {
   constexpr int64_t size = 50'000;
   const Sampler sampler(size, true, 99);

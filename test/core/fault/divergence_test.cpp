@@ -1,4 +1,4 @@
-// The band of losses against sorting, and what counts as leaving it.
+// The band of losses against sorting, and which losses leave it.
 #include "core/fault/loss_watch.h"
 
 #include <algorithm>
@@ -72,7 +72,7 @@ TEST_CASE("a loss that rises for good is found, a spike and a loss that is no nu
   for (int i = 0; i < 4; ++i) take(9);
   CHECK(watch.above() > 0);
   take(std::numeric_limits<double>::quiet_NaN());
-  CHECK(watch.above() == 4);  // AnomalyGuard's business
+  CHECK(watch.above() == 4);  // AnomalyGuard handles this one
   take(2.02);
   CHECK(watch.above() == 0);
   for (int i = 0; i < 5; ++i) take(2.5 + i);

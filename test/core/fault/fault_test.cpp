@@ -25,7 +25,7 @@ namespace {
 constexpr double not_a_number = std::numeric_limits<double>::quiet_NaN();
 constexpr double infinite = std::numeric_limits<double>::infinity();
 
-// What a listener hears, in order.
+// The requests that a listener hears, in order.
 class Heard {
  public:
   explicit Heard(const Shutdown& shutdown)
@@ -34,7 +34,7 @@ class Heard {
           requests_.push_back(request);
           changed_.notify_all();
         }) {}
-  // Once there are so many, or after ten seconds.
+  // Returns when `count` requests are there, or after ten seconds.
   std::vector<StopRequest> wait_for(size_t count) {
     std::unique_lock lock(mutex_);
     changed_.wait_for(lock, std::chrono::seconds(10), [&] { return requests_.size() >= count; });
@@ -53,8 +53,8 @@ class Heard {
   StopListener listener_;
 };
 
-// The exit code of a child of this process that runs `child`, and to which this process does `parent` once
-// the child has said that it is ready; 128 + the signal that ended it.
+// Runs `child` in a child process, and `parent` here when the child calls ready. Returns the child's exit
+// code, or 128 + the signal that ended it.
 int exit_code_of(const std::function<int(const std::function<void()>& ready)>& child,
                  const std::function<void(pid_t)>& parent) {
   int channel[2];
@@ -118,8 +118,7 @@ TEST_CASE("a listener hears of a request, of one that came before it too") {
 }
 
 TEST_CASE("who has caught up has told every request, each once") {
-  for (int round = 0; round < 200;
-       ++round) {  // who comes first, the listener's thread or this one, is chance
+  for (int round = 0; round < 200; ++round) {  // whether the listener's thread or this one is first is chance
     const Shutdown shutdown;
     Heard heard(shutdown);
     REQUIRE(heard.caught_up().empty());
@@ -133,7 +132,7 @@ TEST_CASE("a request of the parent process is told from others, and told after t
   const auto child = [](const std::function<void()>& ready) {
     const Shutdown shutdown(/*launched=*/true, SIGCONT);
     Heard heard(shutdown);
-    raise(SIGCONT);  // not the parent's: it means nothing
+    raise(SIGCONT);  // not from the parent, so it is ignored
     raise(SIGUSR1);
     const auto own = heard.wait_for(1);
     if (own.size() != 1 || own[0].from_launcher || own[0].notice || shutdown.launchers_request()) return 1;
@@ -233,7 +232,7 @@ TEST_CASE("a step without a valid token is counted and is no anomaly") {
   guard.skip_empty();
   CHECK(guard.total() == 3);
   CHECK(guard.in_a_row() == 1);
-  CHECK_THROWS(guard.accept(not_a_number, 2.0));  // what is empty in between breaks no row
+  CHECK_THROWS(guard.accept(not_a_number, 2.0));  // skips in between do not break the row
 }
 
 TEST_CASE("steps that are not finite are skipped, and too many in a row end the run") {

@@ -1,4 +1,4 @@
-// core/base/heap.h: blocks that a thread frees are there for the next microbatch, without page faults.
+// core/base/heap.h: the next microbatch reuses the blocks that a thread frees, without page faults.
 #include "core/base/heap.h"
 
 #include <sys/resource.h>
@@ -25,7 +25,7 @@ int64_t page_faults() {
   return usage.ru_minflt;
 }
 
-// What a rank holds of two microbatches of four layers, 120 MiB; returns the page faults of making it.
+// Allocates a rank's memory for two microbatches of four layers, 120 MiB; returns the page faults.
 int64_t hold_activations() {
   const int64_t before = page_faults();
   std::vector<std::unique_ptr<void, Free>> blocks;

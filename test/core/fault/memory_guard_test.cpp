@@ -21,7 +21,7 @@ void flip(const at::Tensor& tensor, int64_t bit) {
   bytes[bit / 8] = static_cast<uint8_t>(bytes[bit / 8] ^ (1U << (bit % 8)));
 }
 
-// Word by word.
+// The sum, word by word.
 uint64_t plain_sum(std::span<const std::byte> bytes) {
   uint64_t sum = 0;
   for (size_t i = 0; i < bytes.size(); ++i)
@@ -71,7 +71,7 @@ TEST_CASE("any number of flips within one word is found, and large tensors are s
       if ((bits >> bit & 1) != 0) flip(tensor, word * 64 + bit);
     }
     REQUIRE(guard.find_change() == "large");
-    guard.note();  // what is there now is right
+    guard.note();  // the present contents are right
     REQUIRE_FALSE(guard.find_change());
   }
   flip(tensor, static_cast<int64_t>(tensor.nbytes()) * 8 - 1);

@@ -158,7 +158,7 @@ TEST_CASE("an atomic write replaces the whole file or nothing") {
   CHECK(ScratchFolder::read_file(folder / "latest") == "two\n");
   CHECK(entries(folder.path()) == std::set<std::string>{"latest"});
   CHECK_THROWS_WITH(write_file_atomically(folder / "none" / "x", "1"), contains_text("none"));
-  // A folder in the way: the rename fails, and nothing is left behind.
+  // A folder is in the way: the rename fails and leaves nothing behind.
   std::filesystem::create_directories(folder / "busy" / "inside");
   CHECK_THROWS_WITH(write_file_atomically(folder / "busy", "1"), contains_text("busy"));
   CHECK(entries(folder.path()) == std::set<std::string>{"busy", "latest"});

@@ -25,10 +25,10 @@ namespace {
 
 struct Ended {
   int status = 0;
-  std::string errors;  // what it wrote to standard error
+  std::string errors;  // its standard error
 };
 
-// Runs `body` in a child process, which ends with 0 after it.
+// Runs `body` in a child process, which then ends with 0.
 Ended in_child(const std::function<void()>& body) {
   std::array<int, 2> pipe{};
   REQUIRE(::pipe(pipe.data()) == 0);
@@ -49,7 +49,7 @@ Ended in_child(const std::function<void()>& body) {
   return ended;
 }
 
-// Reads one byte of each page, whatever the compiler thinks of it.
+// Reads one byte of each page; the compiler cannot remove the reads.
 void touch(const MappedFile& file) {
   const volatile std::byte* const bytes = file.bytes().data();
   for (size_t i = 0; i < file.bytes().size(); i += 4096) static_cast<void>(bytes[i]);

@@ -69,7 +69,7 @@ def check_both_ways(folder):
 
 
 def check_same_verdict(folder):
-    """On damaged headers both sides come to the same verdict."""
+    """On damaged headers both sides give the same verdict."""
     good = os.path.join(folder, "good")
     save_file({"a": torch.arange(4.0), "b": torch.arange(3, dtype=torch.int64)}, good, metadata={"k": "v"})
     data = open(good, "rb").read()

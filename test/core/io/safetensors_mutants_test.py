@@ -1,7 +1,7 @@
-"""Damaged safetensors files: our reader and the Python package come to the same verdict, and read the same values.
+"""Damaged safetensors files: our reader and the Python package give the same verdict and read the same values.
 
-Where the package accepts what ours refuses, a rule of ours must be the reason (REASONS), found here by another
-reading of the header. PPTRAIN_SAFETENSORS_MUTANTS: how many files (4000).
+If our reader refuses a file that the package accepts, one of our rules must be the reason (REASONS), found here by
+another reading of the header. PPTRAIN_SAFETENSORS_MUTANTS: the number of files (4000).
 """
 
 import collections
@@ -23,7 +23,7 @@ EDGES = [0, 1, 2, 3, 7, 8, -1, 2**31 - 1, 2**31, 2**32, 2**53, 2**61, 2**62, 2**
 
 
 class Raw(str):
-    """JSON text that stands for itself."""
+    """Literal JSON text."""
 
 
 class Object(list):
@@ -42,7 +42,7 @@ def write(value, rng):
 
 
 def sound(rng):
-    """A header and the bytes behind it, of one to four small tensors."""
+    """A header and data bytes for one to four small tensors."""
     header, data = Object(), b""
     for number in range(rng.randint(1, 4)):
         dtype = rng.choice(list(SIZES))
@@ -154,7 +154,7 @@ def mutant(rng):
 
 
 def theirs(whole):
-    """The package's verdict: what our tool would print of an accepted file, or None."""
+    """The package's verdict: our tool's output for an accepted file, or None."""
     try:
         tensors = safetensors.deserialize(whole)
     except safetensors.SafetensorError:
@@ -199,7 +199,7 @@ def overflows(entry):
     return size >= 2**63
 
 
-# Rules of ours that the package does not have, in the order in which they are looked for.
+# Our rules that the package does not have, in the order of the search.
 REASONS = {
     "a key comes twice": lambda text, header: repeats_a_key(text),
     "nested deeper than 4": lambda text, header: depth(header) > 4,

@@ -24,7 +24,7 @@ using pptrain::test::write_safetensors;
 
 namespace {
 
-// A file with this header text (unpadded) and so many bytes of data.
+// A file with this header text (unpadded) and this number of data bytes.
 std::string raw_file(const std::string& header, size_t data_bytes) {
   const uint64_t length = header.size();
   std::string file(reinterpret_cast<const char*>(&length), sizeof(length));

@@ -1,6 +1,6 @@
-// For the tests in Python: `list FILE` prints metadata and tensors with their bytes in hexadecimal, `copy
-// FROM TO` reads a file and writes it anew, `check FILE...` and `verdicts BATCH` say what the reader makes of
-// files.
+// For the tests in Python. `list FILE` prints metadata and tensors with their bytes in hexadecimal, `copy
+// FROM TO` reads a file and writes it anew, `check FILE...` and `verdicts BATCH` print the reader's verdict
+// on files.
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
@@ -45,7 +45,7 @@ std::string hexadecimal(const std::string& text) {
   return hexadecimal(text.data(), text.size());
 }
 
-// All of a file on one line: its tensors, then its metadata, by name.
+// The contents of a file on one line: its tensors, then its metadata, by name.
 std::string contents(const SafetensorsReader& reader) {
   std::map<std::string, std::string> tensors;
   for (const TensorSpec& spec : reader.tensors()) {
@@ -62,7 +62,8 @@ std::string contents(const SafetensorsReader& reader) {
   return line;
 }
 
-// Of many files, each behind its length (4 bytes, little-endian) in one: a line "ok CONTENTS" or "no REASON".
+// BATCH joins many files, each after its length (4 bytes, little-endian). Prints "ok CONTENTS" or "no REASON"
+// for each.
 void verdicts(const std::string& batch) {
   const MappedFile file(batch);
   std::string_view rest(reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size());

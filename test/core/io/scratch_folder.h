@@ -1,4 +1,4 @@
-// A folder for a test's files that goes away with the object.
+// A folder for a test's files; it is removed with the object.
 #pragma once
 
 #include <unistd.h>

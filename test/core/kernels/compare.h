@@ -1,4 +1,4 @@
-// How tests of kernels and layers compare with their oracles, which compute in float64 with LibTorch's
+// How tests of kernels and layers compare with their oracles. The oracles compute in float64 with LibTorch's
 // autograd.
 #pragma once
 
@@ -23,7 +23,7 @@ inline Difference relative_error(const at::Tensor& actual, const at::Tensor& exp
   return Difference((a - e).norm().item<double>() / (scale > 0 ? scale : 1), place);
 }
 
-// Of a tensor of differences: the largest absolute value, and the 2-norm.
+// The largest absolute value and the 2-norm of a tensor of differences.
 inline Difference largest(const at::Tensor& differences, CallSite place = CallSite::current()) {
   return Difference(differences.to(at::kDouble).abs().max().item<double>(), place);
 }
@@ -31,19 +31,19 @@ inline Difference norm_of(const at::Tensor& differences, CallSite place = CallSi
   return Difference(differences.to(at::kDouble).norm().item<double>(), place);
 }
 
-// What rounding may make of the result of one layer, relative to its norm. One rounding costs half a unit of
-// the last place at most: 2^-24 in float32, 2^-9 in bfloat16. In float32 the sums' own roundings count, which
-// grow with the root of their number of terms: 64 for a few thousand. In bfloat16 these are exact beside the
-// roundings of what is stored: 8 for chains of up to 16, of which a part cancels in differences. At most half
-// of it was seen with AVX2, AVX-512 and AVX512-BF16.
+// The bound on a layer's rounding error, relative to its result's norm. One rounding costs at most half a
+// unit of the last place: 2^-24 in float32, 2^-9 in bfloat16. In float32 the roundings inside sums count;
+// they grow with the root of the number of terms: 64 for a few thousand. In bfloat16 these are negligible
+// against the roundings of stored values: 8 for chains of up to 16, as part of them cancels in differences.
+// At most half of the bound was seen with AVX2, AVX-512 and AVX512-BF16.
 inline double tolerance(at::ScalarType type) {
   return type == at::kBFloat16 ? 8 * 0x1p-9 : 64 * 0x1p-24;
 }
 
-// The same of a whole model's gradients in float32. Some tensors' sums cancel to an eighth of their terms.
+// The bound for a whole model's gradients in float32. Some tensors' sums cancel to an eighth of their terms.
 inline constexpr double gradient_tolerance = 8 * 64 * 0x1p-24;
 
-// Of tensors on any device.
+// For tensors on any device.
 inline bool same_bits(const at::Tensor& a, const at::Tensor& b) {
   const at::Tensor x = a.cpu().contiguous();
   const at::Tensor y = b.cpu().contiguous();
@@ -60,7 +60,7 @@ inline at::Tensor random(at::IntArrayRef shape, at::ScalarType type) {
   return at::randn(shape).to(type);
 }
 
-// x as Hugging Face's Llama rotates it: x cos + rotate_half(x) sin. x: [tokens, heads, head_dim]; cos, sin:
+// Hugging Face's rotation of Llama: x cos + rotate_half(x) sin. x: [tokens, heads, head_dim]; cos, sin:
 // [tokens, head_dim / 2].
 inline at::Tensor rotate(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin) {
   const auto halves = x.chunk(2, -1);

@@ -1,5 +1,5 @@
-// Dry runs: what each kernel records on meta tensors against a count by hand, and the memory of meta tensors
-// against the sum of their storages.
+// Dry runs: the records of each kernel on meta tensors against a count by hand, and the memory of meta
+// tensors against the sum of their storages.
 #include "core/kernels/dry_run.h"
 
 #include <ATen/Functions.h>
@@ -122,7 +122,7 @@ TEST_CASE("norm_rope records rows of the tables, not the tables", "[dry_run]") {
   const double once = 2 * 480 + 32 + 120, back = 3 * 480 + 32 + 120 + 2 * 32;
   CHECK(forward({normed}) == moved(once + angles));
   CHECK(backward({gradient}) == moved(back + angles));
-  // Two parts are one launch, which reads the angles once.
+  // Two parts are one launch that reads the angles once.
   CHECK(forward({normed, normed}) == moved(2 * once + angles));
   CHECK(backward({gradient, gradient}) == moved(2 * back + angles));
 }
@@ -158,7 +158,7 @@ TEST_CASE("a dry run checks arguments, and kernels refuse meta tensors outside o
 
 TEST_CASE("costs of one thread add up in its innermost dry run", "[dry_run]") {
   const Cost attention{.attention_flops = 5, .bytes = 7, .kernels = 2};
-  kernels::record(attention);  // nowhere
+  kernels::record(attention);  // outside a dry run
   const DryRun outer;
   const Tensor wide = meta({6, 20});
   Tensor y = meta({6, 10});
@@ -233,7 +233,7 @@ TEST_CASE("what a GPU's libraries take counts while the call lasts, and only on 
   const bool gpu = GENERATE(false, true);
   const kernels::GpuKind kind =
       gpu ? kernels::GpuKind{.capability = 90, .multiprocessors = 132} : kernels::GpuKind{};
-  const int64_t scratch = gpu ? 32 * 1024 * 1024 : 0;  // of cuBLAS
+  const int64_t scratch = gpu ? 32 * 1024 * 1024 : 0;  // for cuBLAS
   const Tensor x = meta({6, 10}, at::kBFloat16), weight = meta({20, 10}, at::kBFloat16),
                grads = meta({3, 20, 10}), experts = meta({3, 20, 10}, at::kBFloat16),
                ends = meta({3}, at::kInt), order = meta({24}, at::kInt), dy = meta({24, 20}, at::kBFloat16);
@@ -251,7 +251,7 @@ TEST_CASE("what a GPU's libraries take counts while the call lasts, and only on 
   kernels::weight_gradient(y, x, grad);
   kernels::accumulate_weight_gradient(y, x, grad);
   CHECK(run.peak_bytes() == 240 + 120 + 800 + scratch);
-  // Rows of experts that an order names, 4 for each of x, are copied first.
+  // If an order names the experts' rows, they are copied first, 4 for each row of x.
   run.reset_peak();
   Tensor out = meta({24, 20}, at::kBFloat16), all = grads;
   kernels::grouped_linear(x, order, 4, ends, experts, out);
@@ -260,7 +260,7 @@ TEST_CASE("what a GPU's libraries take counts while the call lasts, and only on 
   kernels::grouped_weight_gradient(dy, no_tensor, x, order, 4, ends, all);
   CHECK(run.peak_bytes() == 1160 + 960 + (gpu ? 24 * 10 * 2 : 0) + scratch);
   {
-    const DryRun inner;  // a CPU's, whatever is around it
+    const DryRun inner;  // for a CPU, even inside a run for a GPU
     kernels::record_scratch(1 << 30);
     CHECK(inner.peak_bytes() == 0);
   }

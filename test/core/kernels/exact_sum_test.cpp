@@ -1,4 +1,4 @@
-// Exact sums against sums in long double and against themselves in other orders, and the kernel that adds to
+// Exact sums against sums in long double and against themselves in other orders; also the kernel that adds to
 // them.
 #include "core/kernels/exact_sum.h"
 
@@ -49,7 +49,7 @@ ExactSum exact_sum(const Tensor& words) {
       std::span<const int64_t, kernels::exact_words>(words.const_data_ptr<int64_t>(), kernels::exact_words));
 }
 
-// Of the buffer's parts [begin, next begin), each added by itself.
+// The sum over the buffer's slices [begin, next begin), each added separately.
 double sum_in_parts(const Tensor& buffer, const std::vector<int64_t>& begins) {
   Tensor words = at::zeros({kernels::exact_words}, at::kLong);
   for (size_t i = 0; i < begins.size(); ++i) {
@@ -72,13 +72,13 @@ TEST_CASE("what float64 can hold comes back as it was", "[exact_sum]") {
 }
 
 TEST_CASE("an exact sum is the true one, rounded once to even", "[exact_sum]") {
-  // Of small integers and their halves float64 knows the truth.
+  // For small integers and their halves float64 gives the true sum.
   const double half_unit = 1, two_to_53 = 0x1p53;
   CHECK(sum_of({two_to_53, half_unit}).rounded() == two_to_53);
   CHECK(sum_of({two_to_53 + 2, half_unit}).rounded() == two_to_53 + 4);
   CHECK(sum_of({two_to_53, half_unit, std::ldexp(1.0, -298)}).rounded() == two_to_53 + 2);
   CHECK(sum_of({0x1.fffffffffffffp52, 0.5}).rounded() == 0x1p53);
-  // In one binade, 64 bits of mantissa hold the sum of a thousand terms of 48 bits.
+  // In one binade a mantissa of 64 bits holds the sum of a thousand terms of 48 bits.
   const std::vector<double> values = squares(1000, 0, 1);
   long double truth = 0;
   for (const double value : values) truth += value;
@@ -92,7 +92,7 @@ TEST_CASE("the order of terms and of partial sums leaves no trace", "[exact_sum]
   for (int i = 0; i < 5; ++i) {
     std::ranges::shuffle(values, random);
     CHECK(sum_of(values).rounded() == reference);
-    // As ranks do it: normalised partial sums, added as float64, in turn.
+    // As between ranks: normalised partial sums are added as float64, in turn.
     std::vector<double> added(kernels::exact_words, 0.0);
     for (int rank = 0; rank < 7; ++rank) {
       ExactSum own;

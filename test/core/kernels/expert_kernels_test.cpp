@@ -38,7 +38,7 @@ Tensor ints(std::vector<int32_t> values) {
   return at::tensor(values, at::kInt);
 }
 
-// Where each of `counts` groups ends.
+// The ends of groups of `counts` rows.
 Tensor ends_of(std::vector<int32_t> counts) {
   std::partial_sum(counts.begin(), counts.end(), counts.begin());
   return ints(counts);
@@ -197,7 +197,7 @@ TEST_CASE("products with a weight for each expert", "[kernels][experts]") {
         Tensor set = at::full_like(before, std::nan("")), sums = at::zeros_like(before);
         kernels::grouped_weight_gradient(dy, std::nullopt, x, std::nullopt, 1, ends, set);
         kernels::accumulate_grouped_weight_gradient(dy, std::nullopt, x, std::nullopt, 1, ends, sums);
-        CHECK(set.eq(sums).all().item<bool>());  // zeros where an expert has no rows
+        CHECK(set.eq(sums).all().item<bool>());  // zeros for an expert without rows
         int64_t first = 0;
         for (int64_t e = 0; e < 5; ++e) {
           const int64_t n = counts[static_cast<size_t>(e)];

@@ -1,7 +1,6 @@
-// What one core makes of the matrix products of the shipped jobs, in bfloat16 and in float32, beside
-// LibTorch's own product in float32; run by name: OMP_NUM_THREADS=1 taskset -c 0 build/test_core_kernels
-// "[.bench]". PPTRAIN_ISA chooses the instruction set of ours, MKL_ENABLE_INSTRUCTIONS=AVX2 that of the
-// library on Intel's processors.
+// The speed of one core on the GEMMs of the shipped jobs, in bfloat16 and in float32, compared with
+// LibTorch's GEMM in float32. Run by name: OMP_NUM_THREADS=1 taskset -c 0 build/test_core_kernels "[.bench]".
+// PPTRAIN_ISA chooses our instruction set, MKL_ENABLE_INSTRUCTIONS=AVX2 the library's on Intel's processors.
 #include <ATen/Parallel.h>
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/empty.h>
@@ -30,7 +29,7 @@ namespace {
 
 using Work = std::function<void()>;
 
-// One product: in bfloat16 and in float32 of ours, in float32 of the library.
+// One GEMM: ours in bfloat16 and in float32, the library's in float32.
 struct Row {
   const char* job;
   const char* product;
@@ -38,7 +37,7 @@ struct Row {
   Work bf16, f32, library;
 };
 
-// The best of many turns, of all three in turns.
+// The best time of many turns; the three GEMMs take turns.
 void print(const Row& row) {
   const double flops = 2.0 * static_cast<double>(row.m * row.n * row.k);
   double best[3] = {1e9, 1e9, 1e9};
@@ -57,7 +56,7 @@ struct Pair {
   explicit Pair(at::IntArrayRef shape) : wide(at::randn(shape)), narrow(wide.to(at::kBFloat16)) {}
 };
 
-// A linear layer in -> out of so many tokens: forward, gradient of x, gradient of the weight.
+// A linear layer in -> out for this number of tokens: forward, gradient of x, gradient of the weight.
 void print_layer(const char* job, const char* layer, int64_t tokens, int64_t in, int64_t out) {
   const Pair x({tokens, in}), weight({out, in}), dy({tokens, out});
   Pair y({tokens, out}), dx({tokens, in});
@@ -74,7 +73,7 @@ void print_layer(const char* job, const char* layer, int64_t tokens, int64_t in,
          [&] { grad.addmm_(dy.wide.t(), x.wide); }});
 }
 
-// A product inside of attention, of one head.
+// A GEMM inside attention, for one head.
 void print_block(const char* product, cpu::Op op_a, cpu::Op op_b, int64_t m, int64_t n, int64_t k) {
   const auto shape = [](cpu::Op op, int64_t rows, int64_t columns) {
     return op == cpu::Op::none ? std::vector{rows, columns} : std::vector{columns, rows};

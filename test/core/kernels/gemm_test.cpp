@@ -1,6 +1,6 @@
-// Our own matrix products: on each instruction set that this processor has, of both types, in all transposes
-// and at the edges of tiles and blocks, against float64; with the same bits on any number of threads and in
-// any part of a result.
+// Our own GEMMs against float64: on each instruction set of this processor, for both types, in all transposes
+// and at the edges of tiles and blocks. They give the same bits on any number of threads and in any part of a
+// result.
 #include "core/kernels/cpu/gemm.h"
 
 #include <ATen/Parallel.h>
@@ -31,7 +31,7 @@ using cpu::Op;
 
 namespace {
 
-// op(stored) is [rows, columns]; rows of `stored` lie further apart than they are long.
+// op(stored) is [rows, columns]; the row stride of `stored` is larger than a row.
 struct Operand {
   Op op;
   Tensor value, stored;
@@ -42,7 +42,7 @@ struct Operand {
     stored = random({dense.size(0), dense.size(1) + 5}, type);
     stored.narrow(1, 0, dense.size(1)).copy_(dense);
   }
-  // From row `row` and column `column` of op(stored) on.
+  // The elements from row `row` and column `column` of op(stored) on.
   template <class T>
   cpu::Matrix<const T> from(int64_t row = 0, int64_t column = 0) const {
     const int64_t stride = stored.size(1);
@@ -54,8 +54,8 @@ struct Shape {
   int64_t m, n, k;
 };
 
-// Within a tile; the edges of the tiles of all instruction sets; several tiles, blocks of rows and of inner
-// indices; and more inner indices than are packed at a time.
+// Sizes within a tile; at the edges of the tiles of all instruction sets; of several tiles, blocks of rows
+// and of inner indices; and with more inner indices than are packed at a time.
 const std::vector<Shape> shapes = {{1, 1, 1},      {6, 16, 8},      {7, 17, 9},     {5, 8, 257},
                                    {14, 32, 16},   {13, 33, 7},     {12, 31, 300},  {160, 70, 64},
                                    {61, 530, 40},  {150, 90, 1030}, {20, 40, 4500}, {3, 2100, 300},
@@ -106,7 +106,7 @@ void check_products(const cpu::TypedLoops<T>& loops, Op op_a, Op op_b, Shape s) 
   }
   at::set_num_threads(1);
 
-  // A part of the rows and columns alone.
+  // Only some of the rows and columns.
   const int64_t row = s.m / 3, column = s.n / 2, rows = s.m - row, columns = s.n - column;
   Tensor part = at::empty({rows, columns});
   cpu::packed_gemm<T>(loops.gemm, op_a, op_b, {rows, columns, s.k}, a.template from<T>(row, 0),

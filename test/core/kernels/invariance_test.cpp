@@ -1,5 +1,4 @@
-// The fused kernels give the same bits whatever the number of threads, the instruction set, or the place in a
-// buffer.
+// The fused kernels give the same bits for any number of threads, instruction set, and place in a buffer.
 #include <ATen/Parallel.h>
 
 #include <cmath>
@@ -178,7 +177,7 @@ TEST_CASE("all instruction sets agree", "[kernels]") {
 TEST_CASE("rounding to bfloat16 is ATen's", "[kernels]") {
   at::manual_seed(test::seed(2));
   Tensor values = at::randn({4096}, single) * at::pow(10.0, at::randn({4096}, single) * 10);
-  values.masked_fill_(values.abs() < 1.2e-38, 0);  // AVX512-BF16 flushes what is below the normal numbers
+  values.masked_fill_(values.abs() < 1.2e-38, 0);  // AVX512-BF16 flushes denormal numbers
   values[0] = std::numeric_limits<float>::infinity();
   values[1] = -std::numeric_limits<float>::infinity();
   values[2] = std::numeric_limits<float>::max();

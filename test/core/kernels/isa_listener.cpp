@@ -1,5 +1,5 @@
-// With PPTRAIN_ISA set, ends the program before its first case where that says nothing new: the processor
-// lacks the instruction set, or it is the one that runs when the variable is not set.
+// With PPTRAIN_ISA set, ends the program before its first case if the run would be useless: the processor
+// lacks the instruction set, or uses it anyway.
 #include <cstdio>
 #include <cstdlib>
 #include <string>
@@ -14,7 +14,7 @@ namespace {
 
 namespace cpu = pptrain::kernels::cpu;
 
-constexpr int not_run = 77;  // CMakeLists.txt tells ctest
+constexpr int not_run = 77;  // CMakeLists.txt gives it to ctest
 
 std::string reason_not_to_run(const std::string& isa) {
   try {

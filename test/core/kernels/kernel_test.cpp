@@ -1,4 +1,4 @@
-// The table of kernels itself: which implementation a call reaches, and what a missing one says.
+// The table of kernels itself: which implementation a call reaches, and the message for a missing one.
 #include "core/kernels/kernel.h"
 
 #include <ATen/ops/empty.h>

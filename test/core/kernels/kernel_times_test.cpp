@@ -1,4 +1,4 @@
-// The clock of kernels: what it counts, and for whom.
+// The clock of kernels: which calls it counts, and on which thread.
 #include "core/kernels/kernel_times.h"
 
 #include <ATen/ops/ones.h>
@@ -31,7 +31,7 @@ TEST_CASE("a clock counts the kernels of its thread, GEMMs by shape, and what th
       linear(weight, y);
     }
   }
-  linear(weight, y);  // nobody's
+  linear(weight, y);  // no clock is running
   REQUIRE(times.size() == 3);
   REQUIRE(inner.size() == 1);
   const auto& [first, time] = *inner.begin();

@@ -1,4 +1,4 @@
-// Every kernel against LibTorch's autograd in float64, in both compute types and at sizes that end within a
+// Every kernel against LibTorch's autograd in float64, in both compute types, with sizes that end within a
 // vector.
 #include "core/kernels/kernels.h"
 
@@ -58,7 +58,7 @@ TEST_CASE("rms_norm and its gradient", "[kernels]") {
   CHECK(relative_error(rstd, at::rsqrt(ox.pow(2).mean(-1) + kEps)) < 2e-6);
 
   kernels::rms_norm_backward(dy, x, weight, rstd, std::nullopt, dx, weight_grad);
-  // dx is a difference, of which nothing is left in one dimension.
+  // dx is a difference that cancels completely in one dimension.
   const Tensor minuend = dy.to(at::kDouble) * ow.detach() * rstd.to(at::kDouble).unsqueeze(-1);
   CHECK(norm_of(dx.to(at::kDouble) - ox.grad()) < tolerance(type) * minuend.norm().item<double>() * 3);
   CHECK(relative_error(weight_grad - 1, ow.grad()) < 1e-5);
@@ -270,8 +270,8 @@ TEST_CASE("activations and their gradients, with and without a gate", "[kernels]
   const Tensor oy = gated ? plain_activation(ox.chunk(2, 1)[0], activation) * ox.chunk(2, 1)[1]
                           : plain_activation(ox, activation);
   oy.backward(dy.to(at::kDouble));
-  // Far below zero a value is the small difference of large numbers, as in LibTorch, so errors are measured
-  // against the operands too.
+  // Far below zero a value is the small difference of large numbers, as in LibTorch, so errors are compared
+  // with the operands too.
   const double operands = x.to(at::kDouble).norm().item<double>();
   const auto error = [&](const Tensor& actual, const Tensor& expected, CallSite place = CallSite::current()) {
     return Difference((actual.to(at::kDouble) - expected.detach()).norm().item<double>() /
@@ -340,7 +340,7 @@ TEST_CASE("softcap and its gradient", "[kernels]") {
   CHECK(relative_error(y, oy) < tolerance(type));
   if (cap > 0) {
     kernels::softcap_backward(y, 0.5, cap, dx);
-    // What is left of a slope near the cap is lost in the rounding of y.
+    // Near the cap the remaining slope is lost in the rounding of y.
     CHECK(norm_of(dx.to(at::kDouble) - ox.grad()) <
           2 * tolerance(type) * dy.to(at::kDouble).norm().item<double>());
   }
@@ -452,7 +452,7 @@ TEST_CASE("a first weight gradient overwrites, whatever was there", "[kernels]")
   kernels::weight_gradient(dy, x, grad);
   kernels::accumulate_weight_gradient(dy, x, added);
   CHECK(relative_error(grad, dy.to(at::kDouble).t().mm(x.to(at::kDouble))) < 2e-6);
-  CHECK(grad.eq(added).all().item<bool>());  // the very sums that would be added to zeros
+  CHECK(grad.eq(added).all().item<bool>());  // the same sums as when added to zeros
 }
 
 TEST_CASE("matmul, also with a long inner dimension", "[kernels]") {

@@ -35,7 +35,7 @@ long double upper_tail(long double z) {
   return std::erfc(z / std::numbers::sqrt2_v<long double>) / 2;
 }
 
-// The z whose upper tail is `tail`, by Newton's method from a value that is nearly right.
+// The z with upper tail `tail`, by Newton's method from a nearly right value.
 long double refine(long double z, long double tail) {
   for (int i = 0; i < 3; ++i) {
     const long double density =

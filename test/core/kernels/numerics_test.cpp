@@ -19,7 +19,7 @@ std::optional<std::string> variable() {
   return value == nullptr ? std::nullopt : std::optional<std::string>(value);
 }
 
-// Leaves LibTorch and the environment as they were.
+// Restores LibTorch and the environment.
 class Restored {
  public:
   ~Restored() {

@@ -1,4 +1,4 @@
-// The kernels of Lion and Muon, against plain loops in float64, and their bits wherever an element lies.
+// The kernels of Lion and Muon against plain loops in float64; an element's bits do not depend on its place.
 #include "core/kernels/kernels.h"
 
 #include <ATen/Parallel.h>
@@ -49,7 +49,7 @@ TEST_CASE("lion is the paper's formula, element by element", "[kernels]") {
   const kernels::StepPrevious previous{at::empty_like(v.weight), at::empty_like(v.weight), {}};
   Tensor weight = v.weight.clone(), average = v.average.clone();
   kernels::lion({{v.weight, v.grad, v.average, {}, v.rounded, args, previous}});
-  constexpr double rounding = 8 * 0x1p-24;  // of products, sums and factors
+  constexpr double rounding = 8 * 0x1p-24;  // in products, sums and factors
   const Tensor direction = (m * 0.8 + g * 0.2).sign();
   CHECK(largest((v.weight - (w * (1 - 1e-2 * 0.3) - 1e-2 * direction)) / (1 + w.abs())) < rounding);
   CHECK(largest((v.average - (m * 0.95 + g * 0.05)) / (1 + m.abs() + g.abs())) < rounding);

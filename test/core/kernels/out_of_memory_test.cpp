@@ -15,7 +15,7 @@ using pptrain::test::contains_text;
 
 namespace {
 
-constexpr int64_t too_many = int64_t{1} << 48;  // bytes: more than any address space has to give
+constexpr int64_t too_many = int64_t{1} << 48;  // bytes: more than any address space
 
 template <typename Body>
 std::string message_of(Body&& body) {
@@ -38,7 +38,7 @@ TEST_CASE("memory that ran out is said with its use and its size") {
     CHECK(std::string(error.what()) ==
           "weights of layers.3: 281474976710656 bytes (281474.98 GB) of host memory could not be allocated");
   }
-  // From within: the innermost place last.
+  // From outside to inside: the innermost place is last.
   CHECK(message_of([&] {
           allocate_for([] { return "in F"; }, [&] { allocate_for([] { return "scratch"; }, allocate); });
         }) == "in F: scratch: 281474976710656 bytes (281474.98 GB) of host memory could not be allocated");

@@ -1,4 +1,4 @@
-// Parts of a vocabulary, put together, against the kernels of the whole one.
+// Kernels on slices of a vocabulary, joined, against the kernels on the whole one.
 #include <ATen/Parallel.h>
 
 #include <cmath>
@@ -17,7 +17,7 @@ using at::Tensor;
 
 namespace {
 
-// Uneven on purpose; the last one within a vector.
+// Uneven on purpose; the last slice ends within a vector.
 std::vector<std::pair<int64_t, int64_t>> parts_of(int64_t vocab) {
   return {{0, vocab / 2}, {vocab / 2, 1}, {vocab / 2 + 1, vocab - vocab / 2 - 1}};
 }

@@ -1,4 +1,4 @@
-// The course of metrics.jsonl over starts: nothing is lost, and a bad line stops nobody.
+// metrics.jsonl over several starts: nothing is lost, and a bad line stops no reader.
 #include "core/metrics/metrics_file.h"
 
 #include <spdlog/fmt/fmt.h>
@@ -76,7 +76,7 @@ TEST_CASE("lines after the step that a run goes on from move to a file of their 
   REQUIRE(reports.texts.size() == 1);
   CHECK_THAT(reports.texts[0], contains_text("moved 4 lines of") && contains_text("metrics.1.jsonl"));
 
-  // The next time too, from a file that has grown on; the header is that of the lines.
+  // The next time too, from a file that has grown; the header belongs to the lines.
   folder.write(header + '\n' + step(1) + step(2) + resumed + '\n' + step(3));
   metrics::set_aside_after(folder.file(), 2, reports.hear());
   CHECK(folder.read() == header + '\n' + step(1) + step(2) + resumed + '\n');
@@ -100,7 +100,7 @@ TEST_CASE("a file without lines to move stays as it is") {
 TEST_CASE("a new run moves the file of an earlier one as a whole") {
   const Folder folder;
   Reports reports;
-  folder.write(header + '\n');  // of a start that made no step
+  folder.write(header + '\n');  // a start that made no step
   metrics::set_aside_all(folder.file(), reports.hear());
   CHECK(folder.read() == header + '\n');
   CHECK(reports.texts.empty());

@@ -1,4 +1,4 @@
-// The page for Prometheus and its server, met by clients of all manners. A real parser reads it in
+// The page for Prometheus and its server, with well-behaved and hostile clients. A real parser reads it in
 // test/app/report/look_test.py.
 
 #include <arpa/inet.h>
@@ -36,7 +36,7 @@ class Client {
     socket_ = FileDescriptor(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
     REQUIRE(connect(socket_.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0);
   }
-  // As much as the server takes.
+  // Sends as much as the server accepts.
   void say(const std::string& text) {
     for (size_t done = 0; done < text.size();) {
       const ssize_t count = ::send(socket_.get(), text.data() + done, text.size() - done, MSG_NOSIGNAL);
@@ -44,7 +44,7 @@ class Client {
       done += static_cast<size_t>(count);
     }
   }
-  // All until the server closes.
+  // Receives everything until the server closes.
   std::string hear() {
     std::string text;
     char buffer[4096];
@@ -173,11 +173,11 @@ TEST_CASE("strangers neither keep the page from others nor the server from its e
   auto server = metrics::make_prometheus_sink(std::move(listener), "runs/a", 9, header, {});
   std::vector<std::unique_ptr<Client>> silent;
   for (size_t i = 0; i < 3 * 16; ++i) silent.push_back(std::make_unique<Client>(url));
-  CHECK(get(url).size() > 1 << 20);  // the oldest had to go for it
+  CHECK(get(url).size() > 1 << 20);  // the server closed the oldest client for it
   Client endless(url);
   endless.say(std::string(1 << 20, 'a'));
   CHECK(endless.hear().substr(0, 12) == "HTTP/1.1 431");
-  Client deaf(url);  // asks, and never reads the megabyte
+  Client deaf(url);  // asks, but never reads the megabyte
   deaf.say("GET /metrics HTTP/1.1\r\n\r\n");
   Client half(url);
   half.say("GET /metrics HTT");

@@ -22,7 +22,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// Bit by bit, from the polynomial as RFC 3720 gives it.
+// Bit by bit, from the polynomial in RFC 3720.
 uint32_t slow_crc32c(const std::string& bytes) {
   uint32_t crc = 0xFFFFFFFF;
   for (const char c : bytes) {
@@ -46,7 +46,7 @@ T taken(const std::string& bytes, size_t& at) {
   return value;
 }
 
-// Fields by number, each value as its bytes (of varints: the number in decimals).
+// Fields by number. Each value is its bytes; for varints, the decimal number.
 std::multimap<int, std::string> fields_of(const std::string& message) {
   std::multimap<int, std::string> fields;
   const auto varint = [&](size_t& at) {

@@ -1,4 +1,4 @@
-// What people see of a run: the line at the bottom, the lines of the log, the log's file.
+// The visible output of a run: the line at the bottom, the lines of the log, the log's file.
 #include <spdlog/logger.h>
 #include <spdlog/spdlog.h>
 
@@ -39,7 +39,7 @@ metrics::Progress some_progress() {
           .phase = ""};
 }
 
-// The fields in the order in which they come as the terminal grows.
+// The fields in the order in which they appear when the terminal grows.
 const std::vector<std::string> by_importance = {"step 120/800", "loss 1.6387", "5:12 left",
                                                 "18,102 tok/s", "[",           "norm 0.912",
                                                 "lr 3.00e-04",  "mfu 26.3%",   "mem 0.45 GB"};

@@ -33,7 +33,7 @@ namespace {
 constexpr int64_t rank = 3;
 constexpr double scale = 1.7;
 
-// All but adapters is frozen; weights of these names have one.
+// Everything except adapters is frozen; weights with these names have an adapter.
 nn::Learning adapters_of(const std::set<std::string>& names) {
   return {.freezes = [](const nn::ParameterSpec& spec) { return !nn::adapted_weight(spec.name); },
           .adapts = [names](const nn::ParameterSpec& spec) { return names.contains(spec.name); },
@@ -64,7 +64,7 @@ struct Adapted {
   nn::ParameterGroup& group = store.add_group("block");
 };
 
-// y of one part.
+// y for one part.
 Tensor part(Adapted& adapted, const Tensor& x, const std::string& name, std::vector<Tensor>& leaves) {
   const Tensor y = x.mm(adapted.oracle(name + ".weight").t());
   if (adapted.store.find(name + ".lora_a.weight") == nullptr) return y;

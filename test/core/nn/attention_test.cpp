@@ -145,7 +145,7 @@ const nn::AttentionConfig kConfigs[] = {
      .qk_norm = nn::QkNorm::head,
      .rope = -1,
      .init_std = 0.2},
-    // As Gemma 2 and gpt-oss.
+    // As in Gemma 2 and gpt-oss.
     {.hidden = 24,
      .heads = 4,
      .kv_heads = 2,
@@ -164,7 +164,7 @@ const nn::AttentionConfig kConfigs[] = {
      .init_std = 0.2},
 };
 
-// The second one is a layer's of its own, of as many dims as it turns.
+// The second table is one layer's own, with as many dims as it rotates.
 std::vector<nn::Rotation> tables_for(const nn::AttentionConfig& config, at::Device device) {
   return {
       {nn::make_rope_table({.dim = config.head_dim}, 64, device)},
@@ -188,11 +188,10 @@ TEST_CASE("Attention: forward, backward_input, backward_weight", "[nn]") {
   const auto index = GENERATE(range(size_t{0}, std::size(kConfigs)));
   const nn::AttentionConfig config = kConfigs[index];
   const auto starts = GENERATE(std::vector<int32_t>{0, 21, 42}, std::vector<int32_t>{0, 5, 35, 36, 42});
-  const nn::TokenInfo tokens{
-      // The second half begins at a position of its own, as documents that were cut do.
-      .positions = at::cat({at::arange(21, at::kInt), at::arange(21, at::kInt) + 40}),
-      .segments = tokens::make_segments(starts, at::kCPU),
-      .ropes = tables_for(config, at::kCPU)};
+  const nn::TokenInfo tokens{// The second half begins at its own position, as divided documents do.
+                             .positions = at::cat({at::arange(21, at::kInt), at::arange(21, at::kInt) + 40}),
+                             .segments = tokens::make_segments(starts, at::kCPU),
+                             .ropes = tables_for(config, at::kCPU)};
   nn::ParameterGroup store;
   nn::Attention layer(store, "attn", config);
   store.materialise(at::kCPU, type);
@@ -212,8 +211,8 @@ TEST_CASE("Attention: forward, backward_input, backward_weight", "[nn]") {
   CHECK(oracle.weights.size() == store.slices().size());
   for (const auto& [name, weight] : oracle.weights) {
     INFO(name);
-    // A vector's gradient is a sum over all tokens that cancels in part: that of the k bias is nothing but
-    // rounding, as a constant added to all keys changes no softmax.
+    // A vector's gradient is a sum over all tokens that cancels in part. The k bias's gradient is only
+    // rounding, since a constant added to all keys does not change a softmax.
     const double rounded = (weight.dim() == 1 ? 0.3 : 0.1) * dy.to(at::kDouble).norm().item<double>();
     CHECK(norm_of(store.find(name)->grad.to(at::kDouble) - weight.grad()) <
           3 * tolerance(type) * (weight.grad().norm().item<double>() + rounded));
@@ -264,8 +263,8 @@ TEST_CASE("Attention refuses heads that cannot be grouped", "[nn]") {
 
 namespace {
 
-// Takes the heads in two halves, as two ranks that exchange heads would, and keeps what it made of its
-// operands.
+// Takes the heads in two halves, as two ranks that exchange heads would, and keeps the tensors it made from
+// its operands.
 class Halves final : public attention::CoreAttention {
  public:
   Tensor forward(attention::AttentionCall call, attention::Saved& saved) override {

@@ -154,7 +154,7 @@ TEST_CASE("chunks are as few as fit, and of equal size in whole tiles", "[nn]") 
       const int64_t whole = most < 32 ? most : most / 32 * 32;
       CAPTURE(rows, most, each);
       CHECK(each <= most);
-      // No more chunks than the largest that fit would make, where not all fit into one.
+      // If not all rows fit into one chunk, there are no more chunks than with the largest chunk that fits.
       if (rows > most) CHECK((rows + each - 1) / each <= (rows + whole - 1) / whole);
     }
   }

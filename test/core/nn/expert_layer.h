@@ -45,7 +45,7 @@ struct ExpertLayerOf {
 };
 using ExpertLayer = ExpertLayerOf<nn::Experts>;
 
-// What one microbatch adds to the loss through `dy`, and by the router's own losses.
+// One microbatch's contribution to the loss through `dy`, and the router's own losses.
 struct ExpertOracle {
   template <typename Layer>
   ExpertOracle(ExpertLayerOf<Layer>& from, const nn::ExpertsConfig& config) : config_(config) {
@@ -55,7 +55,7 @@ struct ExpertOracle {
     stored_ = weights.size() > 0 ? from.experts.slices().front()->compute.scalar_type() : stored_;
   }
 
-  // x: float64 [tokens, hidden]. Also: how many tokens each expert gets.
+  // x: float64 [tokens, hidden]. Also counts the tokens of each expert.
   at::Tensor forward(const at::Tensor& x) {
     const nn::ExpertsConfig& r = config_;
     logits = x.mm(weights.at("mlp.router.weight").t());
@@ -88,7 +88,8 @@ struct ExpertOracle {
     return y;
   }
 
-  // With the values that the layer stores, so that a limit cuts the same ones; the gradient is that of `x`.
+  // `x` with the values that the layer stores, so that a limit cuts the same ones; the gradient passes to
+  // `x`.
   at::Tensor as_stored(const at::Tensor& x) const {
     return x + (x.detach().to(stored_).to(at::kDouble) - x.detach());
   }
@@ -99,7 +100,7 @@ struct ExpertOracle {
     return cut * at::sigmoid(1.702 * cut) * (at::clamp(up, -config_.limit, config_.limit) + 1);
   }
 
-  // What all tokens get beside their experts.
+  // The output that all tokens get in addition to their experts.
   at::Tensor shared(const at::Tensor& x) const {
     if (config_.shared == 0) return at::zeros_like(x);
     const auto product = [&](const at::Tensor& rows, const char* name) {
@@ -109,7 +110,7 @@ struct ExpertOracle {
     return config_.gated_shared ? y * at::sigmoid(product(x, "_gate")) : y;
   }
 
-  // As experts.h says, weighted by `targets`; over the rows `own` alone, where given.
+  // The losses of experts.h, weighted by `targets`; only over the rows `own` if given.
   at::Tensor losses(int64_t targets, const at::Tensor& own = {}) const {
     const nn::ExpertsConfig& r = config_;
     const auto of_own = [&](const at::Tensor& rows) {

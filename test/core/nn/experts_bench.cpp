@@ -1,4 +1,5 @@
-// What a sparse layer costs beside a dense one of the same operations; run by name: test_core_nn "[.bench]".
+// The cost of a sparse layer compared with a dense one with the same operations. Run by name:
+// test_core_nn "[.bench]".
 #include <ATen/Parallel.h>
 #include <c10/core/InferenceMode.h>
 #include <spdlog/fmt/fmt.h>
@@ -29,7 +30,7 @@ struct Times {
   double both() const { return forward + backward; }
 };
 
-// The best of several turns, in the time of this thread alone where there is one; the layer's own times.
+// The best of several turns, in this thread's time if it is the only one; also the layer's own times.
 void take_turn(nn::FeedForward& layer, const Tensor& x, const Tensor& dy, Times& best) {
   const c10::InferenceMode inference;
   const nn::TokenInfo tokens = tokens_of(x.size(0), x.size(0));

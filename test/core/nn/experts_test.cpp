@@ -36,7 +36,7 @@ struct Passes {
   Tensor y, dx;
 };
 
-// `recompute`: what is kept of the forward pass; nothing: all of it. `filling`: rows of no document.
+// `recompute`: what is kept of the forward pass; nothing: everything. `filling`: rows outside documents.
 template <typename Layer>
 Passes run(ExpertLayerOf<Layer>& model, const Tensor& x, const Tensor& dy, Mode mode,
            std::optional<Keep> recompute = std::nullopt, const Tensor& filling = {}) {
@@ -58,7 +58,7 @@ Passes run(ExpertLayerOf<Layer>& model, const Tensor& x, const Tensor& dy, Mode 
   return result;
 }
 
-// DeepSeek-V2 and -V3, Qwen2-MoE, and each of their settings alone.
+// DeepSeek-V2, DeepSeek-V3, Qwen2-MoE, and each of their settings alone.
 std::vector<nn::ExpertsConfig> routers() {
   nn::ExpertsConfig plain = small_experts(false);
   plain.balance_loss = plain.z_loss = 0;
@@ -197,7 +197,7 @@ TEST_CASE("filling counts in no loss of the router, and in no load", "[nn][exper
   config.balance_bias = true;
   ExpertLayer model(config), exact(config);
   const Tensor filling = at::rand({41}) < 0.4, different = random({41, 24}, at::kFloat);
-  // As it is in a microbatch: the same token again and again.
+  // As in a microbatch: padding is the same token again and again.
   const Tensor x = at::where(filling.unsqueeze(1), different[0], different);
   const Tensor own = filling.logical_not().nonzero().view({-1});
   const Tensor dy = random({41, 24}, at::kFloat) * filling.logical_not().unsqueeze(1);
@@ -316,7 +316,7 @@ TEST_CASE("a recomputed layer follows the routing of its forward pass", "[nn][ex
   CHECK(nn::storage_bytes(saved->tensors()) == whole - act - nn::storage_bytes(std::vector<Tensor>{x}));
   model.layer.drop(*saved, Keep::nothing);
   CHECK(nn::storage_bytes(saved->tensors()) < 12 * 24 * 4 * 2);
-  model.find("router.weight")->master.neg_();  // another choice, if it were taken again
+  model.find("router.weight")->master.neg_();  // choosing again would give another choice
   model.layer.restore(x, tokens_of(12, 12), *saved);
   const std::vector<Tensor> after = saved->tensors();
   CHECK(nn::storage_bytes(after) == whole - act);

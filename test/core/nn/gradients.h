@@ -1,4 +1,4 @@
-// What tests ask of a parameter group.
+// Helpers of tests for a parameter group.
 #pragma once
 
 #include <ATen/core/IListRef.h>
@@ -19,7 +19,7 @@ inline at::Tensor all_gradients(nn::ParameterGroup& group) {
   return at::cat(parts);
 }
 
-// Bytes that whole compute weights and gradients hold now, where they can be released.
+// Bytes that releasable whole compute weights and gradients hold now.
 inline int64_t whole_bytes(nn::ParameterGroup& group) {
   size_t bytes = 0;
   for (const nn::Buffer* buffer : group.buffers()) {

@@ -1,4 +1,4 @@
-// A side stream that is as late as it may be.
+// A side stream that runs as late as possible.
 #pragma once
 
 #include <cstddef>
@@ -9,8 +9,8 @@
 
 namespace pptrain::test {
 
-// A body runs when somebody waits for it: whoever writes to its operands meanwhile, or reads its results
-// without waiting, gets other values.
+// A body runs only when a caller waits for it. Code that writes to its operands meanwhile, or reads its
+// results without waiting, gets other values.
 class LateSideStream final : public nn::SideStream {
  public:
   Mark run(const std::function<void()>& body) override {

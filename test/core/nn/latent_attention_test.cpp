@@ -32,7 +32,7 @@ struct LatentOracle {
   std::vector<std::pair<std::string, Tensor>> weights;
 };
 
-// x: [tokens, heads, dim], rotated as the configuration says; pairs stay where they are.
+// x: [tokens, heads, dim], rotated by the configuration; pairs stay in place.
 Tensor rotate_heads(const nn::LatentAttentionConfig& c, const Tensor& x, const Tensor& cos,
                     const Tensor& sin) {
   if (!c.interleaved) return test::rotate(x, cos, sin);
@@ -177,7 +177,8 @@ TEST_CASE("LatentAttention refuses shapes that do not fit", "[nn]") {
 
 namespace {
 
-// Element i of parameter `number` of these names: 0.3 sin(0.37 i^2 + number), and 1 more of norms.
+// Element i of the parameter with index `number` in these names: 0.3 sin(0.37 i^2 + number), plus 1 for
+// norms.
 void fill_as_reference(nn::ParameterGroup& store, const std::vector<std::string>& names) {
   for (size_t number = 0; number < names.size(); ++number) {
     const Tensor& master = store.find("attn." + names[number] + ".weight")->master;
@@ -195,7 +196,7 @@ void fill_as_reference(nn::ParameterGroup& store, const std::vector<std::string>
 }  // namespace
 
 // transformers.models.deepseek_v3.modeling_deepseek_v3.DeepseekV3Attention in float64, with yarn's
-// mscale_all_dim 0.8 and factor 4, and rotary tables that nothing scales.
+// mscale_all_dim 0.8 and factor 4, and unscaled rotary tables.
 TEST_CASE("LatentAttention gives the numbers of Hugging Face's DeepSeek-V3", "[nn]") {
   struct Row {
     int64_t q_rank;

@@ -88,7 +88,7 @@ TEST_CASE("Linear: forward, backward_input, backward_weight", "[nn]") {
 
 namespace {
 
-// With the weight that acts as 1 + weight, or weight and bias.
+// The weight acts as 1 + weight, or there are a weight and a bias.
 Tensor plain_norm(nn::NormKind kind, const Tensor& x, const Tensor& weight, const Tensor& bias) {
   if (kind == nn::NormKind::layer) return at::layer_norm(x, {x.size(1)}, weight, bias, 1e-6);
   return test::rms_norm(x, kind == nn::NormKind::rms ? weight : weight + 1, 1e-6);
@@ -192,7 +192,7 @@ Tensor plain_activation(const Tensor& x, nn::Activation activation) {
   throw Error("unknown activation");
 }
 
-// Of hidden 24 and width 37.
+// An MLP with hidden 24 and width 37.
 std::unique_ptr<nn::FeedForward> make_mlp(nn::ParameterGroup& store, bool gated, nn::Activation activation,
                                           bool bias) {
   return std::make_unique<nn::Mlp>(store, "mlp", 24, 37, activation, gated, bias, 0.3, 0.2);

@@ -100,7 +100,7 @@ TEST_CASE("the parts of a divided group together are the whole group", "[nn]") {
     group.initialise(4);
     int64_t held = 0;
     for (const nn::Buffer* shard : group.buffers()) held += shard->master.numel();
-    // Two buffers, of pieces of whole blocks.
+    // Two buffers; each shard is a number of whole blocks.
     const int64_t unit = parts > 1 ? 1024 * parts : 64;
     CHECK(held * parts < (61 * 53 + 37 * 53 + 1500 + 720) + 64 * 3 + 2 * unit);
     CHECK((parts == 1 || group.buffers()[0]->master.numel() % 1024 == 0));
@@ -119,7 +119,7 @@ TEST_CASE("the parts of a divided group together are the whole group", "[nn]") {
     }
   }
   CHECK(seen == std::map<std::string, int64_t>{{"q", 3233}, {"k", 1961}, {"norm", 1500}, {"cut", 720}});
-  // What is cut out of a parameter has the values that it has in the whole.
+  // A slice of a parameter has the values of the whole.
   nn::ParameterGroup uncut;
   uncut.add({matrix("cut", 90, 20)});
   uncut.materialise(at::kCPU, type);
@@ -144,7 +144,7 @@ TEST_CASE("whole gradients beside own ones come as zeros and go", "[nn]") {
     CHECK(whole_bytes(group) == group.buffers()[0]->whole_grad.numel() * 4);
     CHECK(matrices.grad.eq(0).all().item<bool>());
     matrices.grad.fill_(3);
-    group.restore_whole_grad(0);  // is there already
+    group.restore_whole_grad(0);  // it is there already
     CHECK(matrices.grad.eq(3).all().item<bool>());
     CHECK(group.buffers()[0]->whole_grad.sum().item<float>() == 9000);
     group.release_whole_grad(0);
@@ -180,7 +180,7 @@ TEST_CASE("gradients that products write are not filled with zeros first, all ot
   const Tensor all = group.buffers()[0]->whole_grad;
   if (own) first.grad.fill_(7), second.grad.fill_(7);
   CHECK((first.grad_is_unset && second.grad_is_unset && !table.grad_is_unset && !last.grad_is_unset));
-  CHECK(all.sum().item<float>() == 7 * (25 + 15));  // what is kept lies in these two alone
+  CHECK(all.sum().item<float>() == 7 * (25 + 15));  // only these two keep values
 
   const Tensor dy = at::ones({4, 5}), x = at::ones({4, 5});
   nn::add_weight_gradient(first, dy, x);

@@ -174,7 +174,7 @@ TEST_CASE("a scaling that lacks a number is refused", "[nn]") {
 
 namespace {
 
-// Frequencies that follow from a text's length.
+// Frequencies that depend on a text's length.
 const nn::RopeConfig by_length[] = {
     {.dim = 12,
      .scaling = {.rope_type = longrope,
@@ -184,7 +184,7 @@ const nn::RopeConfig by_length[] = {
                  .long_factor = long_factors}},
     {.dim = 12, .max_positions = 64, .scaling = {.rope_type = dynamic, .factor = 3}}};
 
-// cos and sin of each token, as norm_rope takes them. positions: of the list's tokens.
+// cos and sin of each token, as norm_rope reads them. positions: the positions of the list's tokens.
 at::Tensor angles_of(const nn::Rotation& rotation, const at::Tensor& positions) {
   const at::Tensor rows = (rotation.rows.defined() ? rotation.rows : positions).to(at::kLong);
   return at::cat({rotation.table.cos.index_select(0, rows), rotation.table.sin.index_select(0, rows)}, 1);
@@ -201,15 +201,15 @@ at::Tensor positions_of(const std::vector<nn::TextPiece>& pieces) {
 
 TEST_CASE("every text has the angles that it would have alone, whatever else is in its list", "[nn]") {
   const nn::RopeConfig& config = by_length[GENERATE(0, 1)];
-  const int64_t positions = GENERATE(20, 70, 200);  // that tables begin with
+  const int64_t positions = GENERATE(20, 70, 200);  // initial size of the tables
   const std::vector<std::vector<nn::TextPiece>> lists = {
       {{.length = 30, .first = 0, .tokens = 30}, {.length = 64, .first = 0, .tokens = 64}},    // all short
       {{.length = 80, .first = 0, .tokens = 80}, {.length = 80, .first = 0, .tokens = 80}},    // equally long
       {{.length = 5, .first = 0, .tokens = 5}, {.length = 65, .first = 0, .tokens = 65}},      // both
       {{.length = 90, .first = 0, .tokens = 90}, {.length = 130, .first = 0, .tokens = 130}},  // long ones
-      {{.length = 20, .first = 0, .tokens = 50}, {.length = 100, .first = 0, .tokens = 100}},  // with filling
+      {{.length = 20, .first = 0, .tokens = 50}, {.length = 100, .first = 0, .tokens = 100}},  // with padding
       {{.length = 90, .first = 40, .tokens = 10}, {.length = 60, .first = 50, .tokens = 10}},  // slices
-      {{.length = 64, .first = 63, .tokens = 1}},                                              // that grows
+      {{.length = 64, .first = 63, .tokens = 1}},  // a growing text
       {{.length = 65, .first = 64, .tokens = 1}},
       {{.length = 66, .first = 65, .tokens = 1}, {.length = 9, .first = 8, .tokens = 1}}};
   nn::Rope rope(config, positions, at::kCPU);
@@ -219,7 +219,7 @@ TEST_CASE("every text has the angles that it would have alone, whatever else is 
     std::vector<at::Tensor> alone;
     for (const nn::TextPiece& piece : list) {
       const auto length = std::max(piece.length, piece.end());
-      // Beyond the text, where filling is, nothing is read.
+      // The table also covers the padding behind the text; no text reads that part.
       const kernels::RopeTable table = nn::make_rope_table(config, piece.length, 0, length, at::kCPU);
       alone.push_back(at::cat({table.cos, table.sin}, 1).narrow(0, piece.first, piece.tokens));
     }

@@ -10,7 +10,7 @@
 namespace pptrain::nn {
 namespace {
 
-// The global places of the slice's elements, one by one, found by walking the box.
+// The global places of the slice's elements, found one by one in a walk over the box.
 std::vector<int64_t> places(const SliceShape& s) {
   std::vector<int64_t> all;
   std::vector<int64_t> at(s.box.size(), 0);
@@ -34,7 +34,7 @@ void check_runs(const SliceShape& slice) {
   for (const ElementRun& run : element_runs(slice)) {
     CHECK(run.local == static_cast<int64_t>(found.size()));
     CHECK(run.length > 0);
-    CHECK(run.global > previous_end);  // a run that began there would be part of the one before
+    CHECK(run.global > previous_end);  // a run that begins at the end would belong to the one before
     previous_end = run.global + run.length;
     for (int64_t i = 0; i < run.length; ++i) found.push_back(run.global + i);
   }

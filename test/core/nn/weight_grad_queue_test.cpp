@@ -32,7 +32,7 @@ std::vector<at::Tensor> operands_of(double value) {
   return {at::full({3}, value), at::full({2}, value)};
 }
 
-// A device without memory, whose streams know what has been done before: operations by number.
+// A device without memory; its streams know which numbered operations have been done before.
 class FakeDevice final : public c10::impl::DeviceGuardImplInterface {
  public:
   static constexpr c10::DeviceType kind = c10::DeviceType::PrivateUse1;
@@ -109,7 +109,7 @@ TEST_CASE("a queue computes at once, when it is run, or beside until it is joine
   CHECK(first.operands().size() == 4);
   CHECK(watched.use_count() > 1);
   first.join();
-  CHECK(layer.sum == 25);  // what the second pushed is still on its way
+  CHECK(layer.sum == 25);  // the second queue's gradients are still in flight
   CHECK(first.operands().empty());
   CHECK(watched.use_count() == 1);
   first.join();

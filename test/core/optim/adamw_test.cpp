@@ -255,8 +255,8 @@ TEST_CASE("AdamW and Lion on the parts of a divided group give the bits of the w
 
 namespace {
 
-// Plain gradient descent with one state value that counts steps: what undo() must take back of an update that
-// does not keep what it overwrites itself.
+// Plain gradient descent with one state value that counts steps. It does not keep the values it overwrites,
+// so undo() must restore them.
 class Descent final : public optim::Update {
  public:
   std::vector<std::string> state_files() const override { return {"descent.count"}; }

@@ -65,5 +65,5 @@ TEST_CASE("wsd falls in the last step of a run that is too short for its fractio
     CHECK(wsd(steps - 1) == Approx(0.5));
   }
   CHECK(schedule("wsd", 0, 100, 1e-9)(99) == Approx(0.5));
-  CHECK(schedule("wsd", 0, 16, 0.1)(14) == Approx(2.0 * (0.25 + 0.75 * 0.5)));  // of 1.6 steps, 2
+  CHECK(schedule("wsd", 0, 16, 0.1)(14) == Approx(2.0 * (0.25 + 0.75 * 0.5)));  // 1.6 steps round to 2
 }

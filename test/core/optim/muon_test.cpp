@@ -24,7 +24,7 @@ Tensor newton_schulz(const Tensor& matrix) {
   return x;
 }
 
-// As the paper writes it, in float64.
+// The paper's formula, in float64.
 struct Reference {
   Tensor weight, momentum;
 
@@ -47,8 +47,8 @@ config::OptimizerSection muon_options() {
   return options;
 }
 
-// Newton-Schulz rounds its 15 GEMMs' results, by 2^-9 each in bfloat16, and multiplies the errors of the
-// first ones by up to 3.4, the polynomial's slope at 0: 2.6 %, of which 2.1 % were seen. Twice that is
+// Newton-Schulz rounds the results of its 15 GEMMs, by 2^-9 each in bfloat16. It multiplies the errors of the
+// first ones by up to 3.4, the polynomial's slope at 0: 2.6 % in total; 2.1 % was seen. Twice the total is
 // allowed.
 double accuracy(at::ScalarType type) {
   return type == at::kFloat ? 1e-4 : 5.2e-2;
@@ -71,7 +71,7 @@ TEST_CASE("Newton-Schulz takes singular values close to one and keeps singular v
     CHECK(relative_error(result, newton_schulz(x.to(at::kDouble))) < accuracy(type));
     const Tensor values = std::get<1>(at::linalg_svd(result.to(at::kDouble)));
     if (rows != cols)
-      CHECK((values - 1).abs().max().item<double>() < 0.4);  // of the polynomial, not of rounding
+      CHECK((values - 1).abs().max().item<double>() < 0.4);  // from the polynomial, not from rounding
     CHECK(same_bits(result, optim::orthogonalise(x)));
   }
   CHECK(same_bits(optim::orthogonalise(at::zeros({4, 6}, type)), at::zeros({4, 6}, type)));

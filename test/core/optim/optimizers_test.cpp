@@ -1,5 +1,5 @@
-// Optimizers by name: who steps what, groups of parameters, the biases that balance experts, and what a step
-// takes.
+// Optimizers by name: which one steps a parameter, groups of parameters, the biases that balance experts, and
+// the cost of a step.
 #include <ATen/Parallel.h>
 
 #include <algorithm>
@@ -56,7 +56,7 @@ config::OptimizerSection options(const std::string& name, std::vector<config::Op
   return result;
 }
 
-// By how much a step of AdamW at rate 1 decays each parameter: its gradients are zero.
+// The decay of a parameter in a step of AdamW at rate 1 with zero gradients.
 double decay_of(const nn::ParameterGroup& before, nn::ParameterGroup& after, const std::string& name) {
   auto& start = const_cast<nn::ParameterGroup&>(before);
   const Tensor a = start.find(name)->master, b = after.find(name)->master;

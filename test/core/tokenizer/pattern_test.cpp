@@ -39,7 +39,7 @@ TEST_CASE("a pattern finds what Oniguruma finds, empty matches too") {
   CHECK(matches(Pattern::regex("^b"), "a\nb") == Texts{"b"});
   CHECK(matches(Pattern::regex("(?<=a)b"), "abb") == Texts{"b"});
   CHECK(matches(Pattern::regex("\\s"), "\xe1\xa0\x8e").size() ==
-        1);  // U+180E, of which the search is not told
+        1);  // U+180E, which the search does not know
   CHECK(matches(Pattern::literal("a.b"), "a.b axb") == Texts{"a.b"});
 }
 

@@ -1,7 +1,7 @@
 """Compares ids and texts with the Python package `tokenizers`.
 
 Usage: python_tokenizers_test.py TOKENIZER_TOOL [unittest arguments]
-PPTRAIN_TOKENIZER_STRINGS=250000: so many generated strings for each definition (default 500).
+PPTRAIN_TOKENIZER_STRINGS=250000: the number of generated strings for each definition (default 500).
 """
 
 import copy
@@ -23,11 +23,11 @@ TOOL = pathlib.Path(sys.argv.pop(1)).resolve()
 HERE = pathlib.Path(__file__).resolve().parent
 SHAKESPEARE = HERE.parents[2] / "configs/data/tinyshakespeare.txt"
 STRINGS = int(os.environ.get("PPTRAIN_TOKENIZER_STRINGS", "500"))
-BATCH = 20_000  # strings in one start of the tool
+BATCH = 20_000  # strings per start of the tool
 
 DEFINITIONS = {path.parent.name: json.loads(path.read_text()) for path in sorted(HERE.glob("definitions/*/*.json"))}
 
-# Where the scripts lie: picked evenly, so that each has its share.
+# The code points of the scripts. Each script is picked equally often.
 BLOCKS = [
     (0x00, 0x1F), (0x20, 0x7E), (0x7F, 0xFF), (0x100, 0x24F), (0x250, 0x36F), (0x370, 0x3FF), (0x400, 0x52F),
     (0x530, 0x5FF), (0x600, 0x7FF), (0x800, 0x8FF), (0x900, 0xDFF), (0xE00, 0xFFF), (0x1000, 0x109F), (0x10A0, 0x13FF),
@@ -80,7 +80,7 @@ def generated(rng, words):
 
 
 def damaged(rng, text):
-    """The text as bytes, some of them changed or gone: seldom UTF-8."""
+    """The text as bytes, some of them changed or removed: seldom UTF-8."""
     raw = bytearray(text.encode())
     for _ in range(rng.randint(1, 4)):
         if raw:
@@ -132,9 +132,9 @@ def raw_of(ids):
 
 class Compared(unittest.TestCase):
     def compare(self, document, texts, special=True, decode="dDs"):
-        """Texts are str, or bytes that need not be UTF-8; `decode`: the requests that are made of the package's ids.
+        """Texts are str, or bytes that need not be UTF-8; `decode`: the requests made with the package's ids.
 
-        All are answered by one start of the tool.
+        One start of the tool answers all.
         """
         package, tool = Tokenizer.from_str(json.dumps(document)), Tool(self, document)
         package.no_truncation()
@@ -157,7 +157,7 @@ class Compared(unittest.TestCase):
         return [(request, raw_of(ids)) for ids in lists for request in requests]
 
     def compare_decoding(self, package, answers, lists, requests="dDs"):
-        """`answers`: those to decodings()."""
+        """`answers`: the answers to decodings()."""
         for ids in lists:
             want = package.decode(ids, skip_special_tokens=False)
             for request in requests:
@@ -210,7 +210,7 @@ class FourDefinitions(Compared):
         for name, document in DEFINITIONS.items():
             with self.subTest(name):
                 blanks = " " * 100_000 + "x"
-                if name == "llama2":  # A stream that begins with blanks, of which the first one goes, takes the square of their number.
+                if name == "llama2":  # A stream drops the first of leading blanks, and takes time quadratic in their number.
                     self.compare(document, [blanks], decode="dD")
                     blanks = blanks[-20_000:]
                 self.compare(document, ["a" * 100_000, blanks, "\n" * 50_000, "ab" * 30_000, "é" * 30_000, "1" * 9999])
@@ -257,8 +257,8 @@ def punctuation(behavior):
     return {"type": "Punctuation", "behavior": behavior}
 
 
-# As tokenizer.json of tiiuae/falcon-7b and facebook/chameleon-7b have them (the latter's patterns stand in llama.cpp's llama-vocab.cpp
-# too), bigscience/bloom, CohereLabs/tiny-aya-base, and moonshotai/Kimi-K2's tokenization_kimi.py.
+# From tokenizer.json of tiiuae/falcon-7b and facebook/chameleon-7b (the latter's patterns are in llama.cpp's llama-vocab.cpp
+# too), bigscience/bloom, CohereLabs/tiny-aya-base, and from moonshotai/Kimi-K2's tokenization_kimi.py.
 FALCON = sequence(punctuation("Contiguous"), {**BYTES, "use_regex": True}, {"type": "Digits", "individual_digits": False},
                   split("[0-9][0-9][0-9]"))  # fmt: skip
 CHAMELEON = sequence(split("<sentinel:[0-9]+>"), split("(IMGIMG)((A|B|C|D|E|F|G|H|I){1,4})Z"), split(r"([\t\n]|    |  )"),
@@ -324,7 +324,7 @@ class KnownModels(Compared):
                         r"[\u3041-\u3096&&\p{L}-]", r"\p{Han}", r"\P{Han}", r"[^\p{Han}]", r"\b", r"\B", r"\b\w", r"\w\b", r"\B.\B"):  # fmt: skip
             with self.subTest(pattern):
                 steps = sequence(split(pattern, "Removed"), BYTES)
-                texts = all_texts if "Han" in pattern or pattern == r"\b" else fewer_texts  # the others are of the same classes
+                texts = all_texts if "Han" in pattern or pattern == r"\b" else fewer_texts  # the others test the same classes
                 self.compare(changed("gpt2", pre_tokenizer=steps), texts, special=False, decode="")
 
     def test_truncation_and_padding_are_ignored_with_a_word(self):
@@ -338,7 +338,7 @@ class KnownModels(Compared):
 
 
 class Parts(Compared):
-    """Each part of a definition, in a variant of one of the four."""
+    """Each part of a definition, in a variant of one of the four definitions."""
 
     def check(self, document, seed=0, count=700):
         rng = random.Random(seed)

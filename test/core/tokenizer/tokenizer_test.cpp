@@ -32,7 +32,7 @@ std::string refusal(const nlohmann::json& document) {
 }
 
 nlohmann::json small() {
-  // Said to be a list: braces with two strings would be an object of one key.
+  // An explicit list: braces with two strings would be an object with one key.
   const auto merges = nlohmann::json::array({nlohmann::json::array({"a", "b"})});
   return {{"added_tokens", nlohmann::json::array()},
           {"model", {{"type", "BPE"}, {"vocab", {{"a", 0}, {"b", 1}, {"ab", 2}}}, {"merges", merges}}}};
@@ -64,7 +64,7 @@ TEST_CASE("a prompt has the tokens before a text, its own at its end, and none t
       "single": [{"SpecialToken": {"id": "<x>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}},
                  {"SpecialToken": {"id": "<x>", "type_id": 0}}, {"SpecialToken": {"id": "<x>", "type_id": 0}}],
       "pair": [], "special_tokens": {"<x>": {"id": "<x>", "ids": [3], "tokens": ["<x>"]}}})");
-  const Tokenizer tokenizer = Tokenizer::parse(document.dump(), "t.json");  // whose eos is not known
+  const Tokenizer tokenizer = Tokenizer::parse(document.dump(), "t.json");  // its eos is not known
   using Ids = std::vector<int32_t>;
   CHECK(tokenizer.encode("aab", true) == Ids{3, 0, 2, 3, 3});
   CHECK(tokenizer.encode_prompt("aab", true) == Ids{3, 0, 2});
@@ -211,7 +211,7 @@ TEST_CASE(
     byte += size;
   }
   CHECK(byte == all.size());
-  // Without special tokens in contents the ids are those of the text.
+  // Without special tokens in contents the ids are the text's ids.
   const std::vector<Piece> plain = {{.text = "a <|endoftext|> b\n\n"}, {.text = "  c", .quoted = true}};
   std::vector<int32_t> found;
   CHECK(tokenizer.encode_pieces(plain, found).empty());

@@ -3,7 +3,7 @@
 // Standard input has requests, standard output an answer to each: a byte, then a uint32 of bytes that follow.
 //   'e', 'E'  text -> int32 ids; E with the tokens around a text
 //   'd', 'D'  int32 ids -> text; D without special tokens
-//   's'       int32 ids -> text, as a StreamDecoder gives it
+//   's'       int32 ids -> text, by a StreamDecoder
 // An answer has no first byte. `tokenizer_tool TOKENIZER.JSON --time FILE` prints seconds of encoding a
 // file's documents (with NUL between them), of decoding their ids, and how many ids there are.
 #include <spdlog/sinks/stdout_sinks.h>
@@ -87,7 +87,7 @@ int time_file(const Tokenizer& tokenizer, const char* path) {
 
 int main(int argc, char** argv) {
   std::ios::sync_with_stdio(false);
-  spdlog::set_default_logger(spdlog::stderr_logger_mt("warnings"));  // answers have standard output
+  spdlog::set_default_logger(spdlog::stderr_logger_mt("warnings"));  // standard output is for answers
   try {
     const Tokenizer tokenizer = Tokenizer::load(argv[1]);
     return argc == 4 ? time_file(tokenizer, argv[3]) : serve(tokenizer);

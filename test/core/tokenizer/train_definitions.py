@@ -1,6 +1,6 @@
 """Trains the small tokenizers of definitions/, each in the manner of a known one, with the Python package `tokenizers`.
 
-Usage: train_definitions.py   (writes definitions/*/tokenizer.json; their ids are what the fuzzer's corpus and tests rely on)
+Usage: train_definitions.py   (writes definitions/*/tokenizer.json; the fuzzer's corpus and tests rely on their ids)
 """
 
 import json
@@ -10,7 +10,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 HERE = pathlib.Path(__file__).parent
 SHAKESPEARE = HERE.parents[2] / "configs/data/tinyshakespeare.txt"
-# Some of each script, so that merges of characters beyond ASCII are there.
+# Some text of each script, so that there are merges of characters beyond ASCII.
 SCRIPTS = """
 Été naïve façon Größe Übermut año señor ação coração São Paulo łódź żółć Ærø Øresund İstanbul ığdır çok güzel
 Привет, мир! Как дела? Ελλάδα, καλημέρα κόσμε. Հայաստան საქართველო שלום עולם مرحبا بالعالم، كيف الحال؟
@@ -60,7 +60,7 @@ def llama3():
     tokenizer.pre_tokenizer = split_bytes(LLAMA3)
     tokenizer.decoder = decoders.ByteLevel()
     train(tokenizer, 700, (), sorted(pre_tokenizers.ByteLevel.alphabet()))
-    # A word without its merges, which is taken whole all the same.
+    # A word without its merges; the tokenizer still takes it whole.
     document = json.loads(tokenizer.to_str())
     document["model"]["vocab"]["ĠCoriolanus"] = len(document["model"]["vocab"])
     tokenizer = Tokenizer.from_str(json.dumps(document))
@@ -93,7 +93,7 @@ def qwen():
 def llama2():
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True))
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")  # for the training alone
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")  # for the training only
     tokenizer.decoder = decoders.Sequence(
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     )

@@ -25,7 +25,7 @@ std::string normalized(std::string_view text, NormalForm form) {
 
 TEST_CASE("bytes that are no UTF-8 become U+FFFD, one for each maximal part") {
   const std::string mark(replacement_character);
-  // The examples of the Unicode Standard, tables 3-8 to 3-11, and the ends of what is valid.
+  // The examples of the Unicode Standard, tables 3-8 to 3-11, and the first and last valid values.
   const std::vector<std::pair<std::string, std::string>> cases{
       {"\xc0\xaf\xe0\x80\xbf\xf0\x81\x82\x41", mark + mark + mark + mark + mark + mark + mark + mark + "A"},
       {"\xed\xa0\x80\xed\xbf\xbf\xed\xaf\x41", mark + mark + mark + mark + mark + mark + mark + mark + "A"},

@@ -1,4 +1,4 @@
-// How rows are shared out among context-parallel ranks, and which of their queries and keys meet.
+// How rows are divided over context-parallel ranks, and which of their queries and keys meet.
 #include "core/tokens/context_split.h"
 
 #include <algorithm>
@@ -62,7 +62,7 @@ TEST_CASE("zigzag gives each rank an early and a late piece of every row") {
   REQUIRE(split.parts() == 3);
   CHECK(split.ranges[0] == Ranges{{0, 2}, {10, 12}, {12, 14}, {22, 24}});
   CHECK(split.own() == Ranges{{2, 4}, {8, 10}, {14, 16}, {20, 22}});
-  CHECK(split.ranges[2] == Ranges{{4, 8}, {16, 20}});  // its pieces are neighbours
+  CHECK(split.ranges[2] == Ranges{{4, 8}, {16, 20}});  // adjacent chunks are joined
   for (int rank = 0; rank < 3; ++rank) CHECK(split.tokens(rank) == 8);
   CHECK_NOTHROW(check_split(split, 24));
   CHECK(split_rows(ContextOrder::contiguous, 2, 6, 3, 0).ranges[1] == Ranges{{2, 4}, {8, 10}});
@@ -132,14 +132,14 @@ TEST_CASE("zigzag gives each rank as much attention as any other, at every step 
     for (int step = 0; step < ranks; ++step) {
       for (int r = 0; r < ranks; ++r) {
         const auto blocks = blocks_of(split, segments, r, (r - step + ranks) % ranks);
-        // Two pieces of 8 tokens by one of 8, in whichever form.
+        // Two chunks of 8 tokens by one of 8, in any form.
         CHECK(pairs(blocks) == static_cast<double>(rows * 2 * 8 * 8));
-        // One product a row with other ranks' keys: neighbouring pieces are taken together.
+        // One block per row with another rank's keys: adjacent chunks are taken together.
         if (step > 0) CHECK(static_cast<int64_t>(blocks.size()) == rows);
       }
     }
   }
-  // In order, the last rank has several times as much as the first.
+  // With contiguous ranges the last rank has several times as much work as the first.
   const ContextSplit plain = split_rows(ContextOrder::contiguous, 1, 64, 4, 0);
   const Segments segments = equal_segments(1, 64, at::kCPU);
   double first = 0, last = 0;

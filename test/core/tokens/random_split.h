@@ -1,4 +1,4 @@
-// Token lists for tests of context parallelism: documents of any lengths, shared out in any way.
+// Token lists for tests of context parallelism: documents of any lengths, divided in any way.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +11,7 @@
 
 namespace pptrain::test {
 
-// `tokens` of them, in documents of which some have one token.
+// `tokens` tokens in documents; some documents have one token.
 inline tokens::Segments random_documents(std::mt19937& random, int64_t tokens) {
   std::vector<int32_t> starts{0};
   while (starts.back() < tokens) {
@@ -22,7 +22,7 @@ inline tokens::Segments random_documents(std::mt19937& random, int64_t tokens) {
   return tokens::make_segments(starts, at::kCPU);
 }
 
-// Ranges of a few tokens, each given to some rank. Ranks may have unequal shares, or nothing.
+// Ranges of a few tokens, each given to a random rank. Ranks may have unequal numbers of tokens, or none.
 inline tokens::ContextSplit random_split(std::mt19937& random, int64_t tokens, int ranks) {
   tokens::ContextSplit split{
       .part = 0, .ranges = std::vector<std::vector<tokens::TokenRange>>(static_cast<size_t>(ranks))};

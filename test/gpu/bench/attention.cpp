@@ -1,4 +1,4 @@
-// Causal attention at the program's shapes: as the program calls it, and ATen's back ends beside it.
+// Causal attention at the program's shapes: as the program calls it, compared with ATen's back ends.
 #include "core/attention/attention.h"
 
 #include <ATen/ops/_scaled_dot_product_cudnn_attention.h>
@@ -24,7 +24,7 @@ namespace {
 
 using at::Tensor;
 
-// q, k, v as views of the fused product, [tokens, heads, head_dim], and the gradient of the output.
+// q, k, v as views of the fused GEMM's result, [tokens, heads, head_dim], and the gradient of the output.
 struct Operands {
   Tensor q, k, v, dout;
   tokens::Segments segments;
@@ -41,7 +41,7 @@ Operands make_operands(const Bench& bench, int64_t sequence) {
           .segments = tokens::equal_segments(tokens / sequence, sequence, bench.device())};
 }
 
-// One back end on one set of operands. backward() follows a forward(), and may be called again and again.
+// One back end on one set of operands. Call backward() after forward(); it may be called repeatedly.
 class Run {
  public:
   virtual ~Run() = default;
@@ -49,7 +49,7 @@ class Run {
   virtual void backward() = 0;
 };
 
-// As the program calls it, key-value heads and layouts included.
+// Calls it as the program does, with its key-value heads and layouts.
 template <bool deterministic>
 class ProgramRun final : public Run {
  public:
@@ -66,8 +66,8 @@ class ProgramRun final : public Run {
   attention::Saved saved_;
 };
 
-// What ATen's attention takes: [documents, heads, sequence, head_dim], views of [documents, sequence, heads,
-// head_dim], with a key-value head for each head. The copies that this takes are not measured.
+// The operands of ATen's attention: [documents, heads, sequence, head_dim], views of [documents, sequence,
+// heads, head_dim], with a key-value head for each head. The necessary copies are not measured.
 class AtenRun : public Run {
  public:
   explicit AtenRun(const Operands& in) {
@@ -154,12 +154,12 @@ std::vector<BackEnd> back_ends(at::Device device) {
   return result;
 }
 
-// Operations of one product over all heads: a row sees half of its sequence on average.
+// Operations of one GEMM over all heads: a row sees half of its sequence on average.
 double product_flops(const Sizes& sizes, int64_t sequence) {
   return static_cast<double>(sizes.max_rows() * sequence) * static_cast<double>(sizes.heads * sizes.head_dim);
 }
 
-// Two products forward; five backward, where the scores are computed again.
+// Two GEMMs forward; five backward, since the scores are recomputed.
 void measure_back_end(Bench& bench, Rows& rows, const BackEnd& back_end, int64_t sequence) {
   std::vector<std::unique_ptr<Run>> sets;
   const auto run = [&](int64_t i) -> Run& { return *sets[static_cast<size_t>(i) % sets.size()]; };

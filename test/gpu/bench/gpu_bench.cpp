@@ -1,5 +1,4 @@
-// gpu_bench: how fast the parts of a step are on one device, as JSON. README.md says what is measured and
-// how.
+// gpu_bench: the speed of the parts of a step on one device, as JSON. README.md describes the measurements.
 #include <c10/core/Device.h>
 #include <c10/core/InferenceMode.h>
 #include <spdlog/fmt/fmt.h>
@@ -60,8 +59,8 @@ Json header(const Bench& bench, const Arguments& arguments) {
           {"sections", Json::object()}};
 }
 
-// The section's state is "done", or "failed" with the message where it ended early; rows may have an "error"
-// of their own.
+// The section's state is "done", or "failed" with the message if it ended early; rows may have their own
+// "error".
 Json run_section(const Section& section, Bench& bench) {
   const auto start = std::chrono::steady_clock::now();
   Rows rows;

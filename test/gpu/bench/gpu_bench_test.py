@@ -1,4 +1,4 @@
-"""The GPU benchmark's parts, on a CPU with small sizes: what they write is whole and consistent.
+"""The GPU benchmark's parts, on a CPU with small sizes: their outputs are complete and consistent.
 
 Usage: gpu_bench_test.py GPU_BENCH PPTRAIN [unittest arguments]
 """
@@ -26,7 +26,7 @@ QKV = (SIZES.heads + 2 * SIZES.kv_heads) * SIZES.head_dim
 BLOCK = SIZES.hidden * (QKV + SIZES.heads * SIZES.head_dim + 3 * SIZES.ffn)
 ENVIRONMENT = dict(os.environ, OMP_NUM_THREADS="1")
 
-# A program that takes no step but says that it did, faster where the job allows it, until it is killed.
+# A program that takes no step but records steps, faster if the job allows it, until it is killed.
 FAKE_PPTRAIN = """#!{python}
 import json, pathlib, sys, time
 if sys.argv[1] == "config":
@@ -141,7 +141,7 @@ class GpuBench(Folder):
         passes = {"forward": 2, "backward": 5}
         self.assertEqual(cases, {(name, word, seq) for name in names for word in passes for seq in sequences})
         for row in rows:
-            pairs = ROWS * row["sequence"] / 2  # of tokens and those that they see
+            pairs = ROWS * row["sequence"] / 2  # pairs of a token and a token that it sees
             self.assertEqual(row["flops"], passes[row["pass"]] * 2 * pairs * SIZES.heads * SIZES.head_dim)
             self.check_rate(row, "flops", "flops_per_s")
 
@@ -163,7 +163,7 @@ class GpuBench(Folder):
             self.assertEqual(kinds, {"forward_s", "backward_s", "input_s", "weight_s"} & set(row))
             self.assertGreater(row["host_s"], 0)
             self.assertGreater(row["peak_bytes"], 0)
-            if row["name"] == "last":  # random weights: near that of a guess
+            if row["name"] == "last":  # random weights: the loss is near that of a random guess
                 self.assertAlmostEqual(row["loss"], math.log(SIZES.vocab), delta=1)
 
     def test_chosen_sections(self):
@@ -208,7 +208,7 @@ class Whole(Folder):
         done, [row] = self.run_whole(PPTRAIN, "--device", "cpu", "--peak-tflops", 1)
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         self.assertEqual((row["name"], row["steps"], len(row["all_tokens_per_s"])), ("default", 2, 2))
-        # The program counts operations by itself.
+        # The program counts operations itself.
         self.assertAlmostEqual(row["mfu"] * 1e12 / row["flops_per_s"], 1, places=6)
         self.assertAlmostEqual(row["last_loss"], math.log(512), delta=1)
 

@@ -7,9 +7,9 @@
 
 namespace pptrain::bench {
 
-// Runs `work` and counts the waits of this thread that LibTorch reports in its mode for finding them: reading
-// a value, copying to memory that is not pinned. What calls CUDA by itself (cuBLAS, cuDNN, our own kernels)
-// is not seen. Nothing in a build without CUDA.
+// Runs `work` and counts this thread's waits that LibTorch reports in its mode for finding them: reading a
+// value, copying to memory that is not pinned. Code that calls CUDA directly (cuBLAS, cuDNN, our own kernels)
+// is not counted. Nothing in a build without CUDA.
 std::optional<int64_t> count_host_waits(const std::function<void()>& work);
 
 }  // namespace pptrain::bench

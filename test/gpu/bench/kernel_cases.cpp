@@ -67,8 +67,8 @@ void add_norms(std::vector<KernelCase>& cases, int64_t rows, int64_t dim) {
                    }});
 }
 
-// q and k as views of the fused product: turned in place as one, or with a norm each into tensors of their
-// own.
+// q and k as views of the fused GEMM's result: rotated together in place, or each with a norm into its own
+// tensor.
 struct HeadsWork {
   std::vector<kernels::HeadsPart> parts;
   std::vector<kernels::HeadsGradient> gradients;
@@ -134,8 +134,8 @@ void add_swiglu(std::vector<KernelCase>& cases, int64_t rows, int64_t dim) {
   }
 }
 
-// Logits of one chunk of the head. With gradients they are overwritten: later runs see the gradients of
-// earlier ones, which are no zeros.
+// Logits of one chunk of the head. With gradients they are overwritten: later runs read the gradients of
+// earlier ones, which are not zero.
 void add_loss(std::vector<KernelCase>& cases, int64_t rows, int64_t vocab) {
   for (const bool gradient : {false, true}) {
     cases.push_back(

@@ -1,4 +1,4 @@
-// The memory-bound kernels of core/kernels/kernels.h, each at the shape that a block of the model gives it.
+// The memory-bound kernels of core/kernels/kernels.h, each at its shape in a block of the model.
 #pragma once
 
 #include <functional>
@@ -11,8 +11,8 @@ namespace pptrain::bench {
 
 struct KernelCase {
   std::string name;
-  // Makes operands on a device; the result runs the kernel on them. On the meta device it is a dry run, which
-  // tells the bytes that the kernel moves.
+  // Makes operands on a device; the result runs the kernel on them. On the meta device that is a dry run,
+  // which gives the bytes that the kernel moves.
   std::function<std::function<void()>(at::Device device)> make;
 };
 

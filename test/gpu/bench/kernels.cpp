@@ -1,4 +1,4 @@
-// Bytes a second of every memory-bound kernel, beside those of a copy.
+// Bytes per second of every memory-bound kernel, compared with a copy.
 #include <vector>
 
 #include "core/kernels/dry_run.h"

@@ -1,4 +1,5 @@
-// The matrix products of a block and of the head: one shape at a time, and all of a block in turns for long.
+// The GEMMs of a block and of the head: one shape at a time, and all GEMMs of a block in turns for a long
+// time.
 #include <ATen/ops/empty_like.h>
 
 #include <algorithm>
@@ -47,7 +48,7 @@ std::vector<Layer> block_layers(const Sizes& sizes) {
           {"down", sizes.ffn, sizes.hidden}};
 }
 
-// What the three products of a layer read and write. Gradients are small, as in training.
+// The operands and results of a layer's three GEMMs. Gradients are small, as in training.
 struct Operands {
   Tensor x, weight, dy, y, dx, weight_grad;
 
@@ -67,7 +68,7 @@ struct Operands {
   }
 };
 
-// As the program calls them.
+// Calls them as the program does.
 void multiply(Pass pass, Operands& of) {
   switch (pass) {
     case Pass::forward:
@@ -101,8 +102,8 @@ struct Step {
   Pass pass = Pass::forward;
 };
 
-// A block's products in the order of its passes: forward, then from the last layer to the first each layer's
-// input gradient and weight gradient.
+// A block's GEMMs in the order of its passes: forward, then each layer's input gradient and weight gradient,
+// from the last layer to the first.
 std::vector<Step> block_steps(size_t layers) {
   std::vector<Step> steps;
   for (size_t i = 0; i < layers; ++i) steps.push_back({i, Pass::forward});
@@ -119,15 +120,15 @@ double sum(const std::vector<double>& values, size_t first, size_t end) {
   return result;
 }
 
-// The products of a block again and again for `seconds`, so that the device's clock settles where its power
-// allows. One row for all of them, with the rates of the first and the last tenth, and one for each product.
+// Repeats the GEMMs of a block for `seconds`, so that the device's clock settles at its power limit. One row
+// for all of them, with the rates of the first and the last tenth, and one for each GEMM.
 void measure_sustained(Bench& bench, Rows& rows, int64_t count, double seconds) {
   const std::vector<Layer> layers = block_layers(bench.sizes());
   std::vector<Operands> operands;
   double bytes = 0;
   for (const Layer& layer : layers) bytes += operands.emplace_back(bench, layer, count).bytes();
   const std::vector<Step> steps = block_steps(layers.size());
-  std::vector<double> times;  // of each product of each pass over the block
+  std::vector<double> times;  // of each GEMM of each pass over the block
   size_t passes = 0;
   double flops = 0;  // of one pass
   for (const Layer& layer : layers) flops += static_cast<double>(kPasses.size()) * layer.flops(count);
@@ -175,7 +176,7 @@ void measure_sustained(Bench& bench, Rows& rows, int64_t count, double seconds) 
   }
 }
 
-// Rows of one chunk of logits, as the head cuts them on a GPU.
+// Rows of one of the head's chunks of logits on a GPU.
 int64_t head_rows(const Sizes& sizes, int64_t rows) {
   return nn::LinearCrossEntropy::rows_per_chunk(rows, sizes.vocab * 2,
                                                 nn::LinearCrossEntropy::default_chunk_bytes(at::kCUDA));

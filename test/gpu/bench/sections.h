@@ -16,7 +16,7 @@ struct Section {
   std::vector<Column> columns;  // of the table on the terminal
 };
 
-// In the order in which they run.
+// In the order of running.
 std::span<const Section> sections();
 
 void measure_copy(Bench& bench, Rows& rows);       // copy.cpp

@@ -22,7 +22,7 @@ using models::TransformerStage;
 
 constexpr int kLayers = 32;
 
-// A stage of 8. A split by cost gives the last one fewer blocks: the head costs more than two.
+// One of 8 stages. A split by cost gives the last one fewer blocks, since the head costs more than two.
 struct Place {
   const char* name;
   models::StageSlice slice;
@@ -35,14 +35,14 @@ constexpr std::array kPlaces = {
     Place{"middle", {.index = 4, .first_layer = 16, .end_layer = 20, .embedding = false, .head = false}, 4},
     Place{"last", {.index = 7, .first_layer = 30, .end_layer = 32, .embedding = false, .head = true}, 1}};
 
-// Useful operations of a token's way through the stage: those of a model of so many blocks, without its head
-// where the stage has none.
+// Useful operations per token in the stage: the operations of a model with the stage's blocks, without the
+// head if the stage has none.
 double stage_flops_per_token(const Sizes& sizes, const Place& place, int64_t sequence) {
   const double whole = models::flops_per_token(sizes.model(place.blocks()), sequence);
   return place.slice.head ? whole : whole - 6 * static_cast<double>(sizes.vocab * sizes.hidden);
 }
 
-// The passes of one stage, on random tokens, inputs and gradients that take turns.
+// The passes of one stage, on alternating random tokens, inputs and gradients.
 class StageRun {
  public:
   StageRun(const Bench& bench, TransformerStage& stage, int64_t sequence) : stage_(stage) {
@@ -92,7 +92,7 @@ struct PassTimes {
   double total = 0;
 };
 
-// `count` microbatches as a 1F1B rank runs them: `in_flight` forward passes ahead, then in turns. With
+// Runs `count` microbatches as a 1F1B rank does: `in_flight` forward passes ahead, then in turns. With
 // `split`, the backward pass is I and then W.
 PassTimes run_1f1b(Bench& bench, StageRun& run, int count, int in_flight, bool split) {
   PassTimes times;
@@ -123,7 +123,7 @@ PassTimes run_1f1b(Bench& bench, StageRun& run, int count, int in_flight, bool s
   return times;
 }
 
-// Host seconds in which one microbatch's passes are queued, with an idle device.
+// Host seconds to queue one microbatch's passes on an idle device.
 double queueing_seconds(Bench& bench, StageRun& run, bool split) {
   std::vector<double> seconds;
   for (int i = 0; i < 5; ++i) {
@@ -154,7 +154,7 @@ void measure_stage(Bench& bench, Json& row, TransformerStage& stage, const Place
   const int count = place.in_flight + std::clamp(static_cast<int>(seconds / estimate), 2, 400);
   stage.take_loss();
   bench.reset_memory();
-  run_1f1b(bench, run, place.in_flight, place.in_flight, split);  // memory for all that is in flight
+  run_1f1b(bench, run, place.in_flight, place.in_flight, split);  // allocates memory for everything in flight
   stage.take_loss();
   const PassTimes times = run_1f1b(bench, run, count, place.in_flight, split);
   row["peak_bytes"] = bench.peak_memory_bytes();
@@ -180,8 +180,8 @@ void measure_stage(Bench& bench, Json& row, TransformerStage& stage, const Place
   if (waits) row["host_syncs"] = *waits;
 }
 
-// How attention is computed, as train.deterministic says, with the parallelism that its stages get. I and W
-// apart are measured in one of them.
+// The kind of attention by train.deterministic, with the parallelism of its stages. Only one kind measures I
+// and W apart.
 struct AttentionMode {
   const char* name;
   models::StageParallelism parallelism;

@@ -23,13 +23,13 @@ struct Fiber {
   ucontext_t context{};
   std::unique_ptr<char[]> stack = std::make_unique<char[]>(stack_bytes);
   State state = State::kReady;
-  // What the lane shows to its warp, in turns: a slot is written again only after the next shuffle, when all
+  // The lane's values for its warp, in turns: a slot is written again only after the next shuffle, when all
   // have read it.
   double slots[2] = {0, 0};
   unsigned turn = 0;
 };
 
-// The block that runs now.
+// The running block.
 struct Block {
   ucontext_t scheduler{};
   std::vector<std::unique_ptr<Fiber>> fibers;
@@ -82,8 +82,8 @@ void set_all(State state, unsigned begin, unsigned end) {
                 [&](const auto& fiber) { fiber->state = state; });
 }
 
-// Runs the threads [begin, begin + 32) as far as they get without the rest of the block. Whether they moved
-// at all.
+// Runs the threads [begin, begin + 32) as far as they can without the rest of the block. Returns whether any
+// moved.
 bool advance_warp(unsigned begin) {
   bool moved = false;
   while (true) {
@@ -101,8 +101,8 @@ bool advance_warp(unsigned begin) {
   }
 }
 
-// One warp runs ahead of all others up to the next barrier, then the next one: the order in which a missing
-// barrier does the most harm.
+// Each warp in turn runs ahead of all others up to the next barrier: in this order a missing barrier does the
+// most harm.
 void advance_block(const char* name, unsigned threads) {
   bool moved = false;
   for (unsigned i = 0; i < threads; i += lanes) {
@@ -111,7 +111,7 @@ void advance_block(const char* name, unsigned threads) {
   if (all_in(State::kAtBarrier, 0, threads)) {
     set_all(State::kReady, 0, threads);
   } else if (!moved) {
-    block().fibers.clear();  // they stand in the middle of this kernel
+    block().fibers.clear();  // they stopped in the middle of this kernel
     throw Error(std::string(name) + ": some threads wait at a barrier or shuffle that others never reach");
   }
 }

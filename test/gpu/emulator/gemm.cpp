@@ -1,4 +1,4 @@
-// GEMMs with float32 results, which LibTorch has for CUDA alone. Other GEMMs are LibTorch's own on the CPU.
+// GEMMs with float32 results; LibTorch has these only for CUDA. Other GEMMs are LibTorch's own on the CPU.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/mm.h>

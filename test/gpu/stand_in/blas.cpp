@@ -1,5 +1,5 @@
-// cuBLAS and cuBLASLt: a handle, one algorithm for all GEMMs, and GEMMs that are not computed. cuBLASLt's
-// descriptors are its own.
+// cuBLAS and cuBLASLt: a handle, one algorithm for all GEMMs, and GEMMs that compute nothing. cuBLASLt's
+// descriptors are the real ones.
 #include <cublasLt.h>
 #include <cublas_v2.h>
 
@@ -69,7 +69,7 @@ cublasStatus_t cublasSgemm_v2(cublasHandle_t, cublasOperation_t, cublasOperation
   return gemm(blas_stream, "cublasSgemm", {a, b, c});
 }
 
-// LibTorch asks cuBLASLt where a bias is added.
+// LibTorch asks cuBLASLt if a bias is added.
 cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t, cublasLtMatrixLayout_t,
                                               cublasLtMatrixLayout_t, cublasLtMatrixLayout_t,
                                               cublasLtMatrixLayout_t, cublasLtMatmulPreference_t, int,

@@ -1,5 +1,5 @@
-// cuDNN: its own plans, made for a device that is only described (its deviceless ahead-of-time compilation),
-// which nothing runs. A handle here is none; what is made of one is made of the description.
+// cuDNN: its own plans, made for a described device (its deviceless ahead-of-time compilation); nothing runs
+// them. A handle here is a dummy; objects that need one are made from the description instead.
 #include <cudnn.h>
 #include <dlfcn.h>
 

@@ -10,7 +10,7 @@ struct Gpu {
   int capability;  // 90 is 9.0
   const char* name;
   int multiprocessors;
-  int shared_bytes;  // that a block may have
+  int shared_bytes;  // limit of a block
   unsigned memory_gib;
 };
 
@@ -18,7 +18,7 @@ inline constexpr Gpu kA100{80, "NVIDIA A100-SXM4-80GB", 108, 166912, 80};
 inline constexpr Gpu kH200{90, "NVIDIA H200", 132, 232448, 140};
 inline constexpr Gpu kB200{100, "NVIDIA B200", 148, 232448, 180};
 
-// Limits as CUDA's programming guide gives them for all three; clocks and cache of the H200.
+// Limits for all three from CUDA's programming guide; clocks and cache of the H200.
 inline std::string described_device(const Gpu& gpu) {
   return R"({"cudnnVersion": 91900, "schemaVersion": 1, "driverVer": 13000, "cudaDeviceId": 0, "pciDeviceId": 0,
     "maxGridSize": [2147483647, 65535, 65535], "maxBlockSize": [1024, 1024, 64],

@@ -1,4 +1,4 @@
-// Devices and their memory, which is the host's: reserved, and never touched but by small copies, so that a
+// Devices and their memory. The memory is the host's: reserved, and touched only by small copies, so that a
 // model that fills a GPU fits.
 #include <cuda_runtime_api.h>
 #include <sys/mman.h>
@@ -46,8 +46,8 @@ Memory& memory() {
   return made;
 }
 
-// The device's memory holds zeros: what the host brings is not put there, since no kernel reads it, and what
-// the host fetches is written to its own memory.
+// The device's memory holds zeros. Copies from the host are dropped, since no kernel reads them; copies to
+// the host write to its own memory.
 cudaError_t copy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
   if (kind == cudaMemcpyDeviceToHost) std::memcpy(to, from, bytes);
   return cudaSuccess;
@@ -139,7 +139,7 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int dev
       return *value = static_cast<int>(p.sharedMemPerBlockOptin), cudaSuccess;
     case cudaDevAttrL2CacheSize:
       return *value = p.l2CacheSize, cudaSuccess;
-    default:  // a capability, mostly: yes
+    default:  // mostly a capability: yes
       return *value = 1, cudaSuccess;
   }
 }

@@ -1,6 +1,5 @@
-// A libcuda.so.1 without a GPU. cuDNN compiles its kernels for a device that is only described, and hands
-// them to the driver: they are taken and forgotten. All else fails, so CUDA's own runtime finds no driver
-// here.
+// A libcuda.so.1 without a GPU. cuDNN compiles its kernels for a described device and hands them to the
+// driver, which accepts and forgets them. All else fails, so CUDA's own runtime finds no driver here.
 extern "C" {
 
 constexpr int kSuccess = 0;    // CUDA_SUCCESS

@@ -10,7 +10,7 @@
 namespace stand_in {
 namespace {
 
-// Made when first asked for: CUDA's libraries call before this library's own statics are made.
+// Made at the first use: CUDA's libraries call before this library's own statics are made.
 std::FILE* file() {
   static std::FILE* const f = [] {
     const char* path = std::getenv("PPTRAIN_GPU_JOURNAL");

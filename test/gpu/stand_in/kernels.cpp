@@ -1,4 +1,4 @@
-// Kernels: known by name, launched nowhere. A launch that no GPU takes is refused.
+// Kernels: known by name, never run. A launch that no GPU accepts is refused.
 #include <cuda_runtime_api.h>
 #include <vector_types.h>
 
@@ -16,7 +16,7 @@ using namespace stand_in;
 
 struct Kernel {
   std::string name;                      // mangled
-  std::atomic<size_t> shared_bytes = 0;  // dynamic, that it may have beyond 48 KiB
+  std::atomic<size_t> shared_bytes = 0;  // allowed dynamic bytes beyond 48 KiB
 };
 
 struct Kernels {
@@ -25,7 +25,7 @@ struct Kernels {
 };
 
 Kernels& kernels() {
-  static auto& made = *new Kernels;  // asked for while libraries are loaded
+  static auto& made = *new Kernels;  // used while libraries are loaded
   return made;
 }
 
@@ -41,7 +41,7 @@ struct Launch {
   cudaStream_t stream;
 };
 
-thread_local std::vector<Launch> pending;  // of <<<>>>
+thread_local std::vector<Launch> pending;  // from <<<>>>
 
 cudaError_t launch(const Kernel* kernel, const Launch& l) {
   if (kernel == nullptr) return refuse(cudaErrorInvalidDeviceFunction, "a launch of no kernel");

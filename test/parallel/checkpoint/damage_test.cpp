@@ -24,7 +24,7 @@ struct Found {
   std::vector<std::string> reports;
 };
 
-// As a run does that resumes: what is found is loaded, and passed over where that fails.
+// Finds a checkpoint as a resumed run does: loads what it finds, and passes it over if that fails.
 Found find(const fs::path& root) {
   Found found;
   KnownProblems known;
@@ -44,8 +44,8 @@ Found find(const fs::path& root) {
   }
 }
 
-// Steps 1 and 2 are saved, `damage` hits step 2: verify must name `what`, and a resumed run take step 1 and
-// say why.
+// Saves steps 1 and 2 and damages step 2. verify must name `what`; a resumed run must take step 1 and say
+// why.
 void check_refused(const std::string& what, const std::function<void(const ScratchFolder&)>& damage,
                    bool found_when_opened = true) {
   const ScratchFolder folder;
@@ -67,8 +67,7 @@ void check_refused(const std::string& what, const std::function<void(const Scrat
   }
 }
 
-// Writes the model file of stage 1 anew, with its tensors changed, and the manifest's size of it unchanged or
-// not.
+// Writes the model file of stage 1 anew with changed tensors. The manifest's size for it is kept or updated.
 void rewrite_model(const ScratchFolder& folder,
                    const std::function<void(std::vector<io::TensorSpec>&)>& change) {
   const fs::path path = folder / damaged_file;
@@ -83,7 +82,7 @@ void rewrite_model(const ScratchFolder& folder,
     writer.write(specs[i].name, bytes[i].view(specs[i].dtype).view(specs[i].shape));
   }
   writer.finish();
-  REQUIRE(fs::file_size(path) == size);  // else the size alone would tell
+  REQUIRE(fs::file_size(path) == size);  // otherwise the size alone would show it
 }
 
 }  // namespace
@@ -191,7 +190,7 @@ TEST_CASE("what is behind a manifest's end, or no integer where one belongs, is 
   refused("{}", "a rank's list of files");
 }
 
-// Any change of one character that is not white space must be seen, and none may crash.
+// A change of any character except white space must be found, and no change may crash.
 TEST_CASE("no flipped bit of a manifest passes") {
   const ScratchFolder folder;
   save_example(folder.path(), 1, 1);
@@ -273,7 +272,7 @@ TEST_CASE("a resumed run finds the newest sound checkpoint and says what it pass
 
 namespace {
 
-// Of a safetensors file.
+// Where the data of a safetensors file begin.
 uint64_t data_begin(const std::string& file) {
   uint64_t header = 0;
   std::memcpy(&header, file.data(), sizeof(header));
@@ -282,8 +281,8 @@ uint64_t data_begin(const std::string& file) {
 
 }  // namespace
 
-// A bit of any file: verify names the tensor or the file, and so does (every fifth time) a run that resumes,
-// which goes on from the step before.
+// Flips a bit in any file: verify names the tensor or the file. Every fifth time a resumed run must name it
+// too and go on from the step before.
 TEST_CASE("a flipped bit at any of 1,000 places is found") {
   const ScratchFolder folder;
   save_example(folder.path(), 1);

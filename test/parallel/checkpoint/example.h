@@ -1,5 +1,5 @@
-// A small training state over several ranks, for checkpoint tests. Every value depends on the tensor's name
-// and the step alone, so that any rank knows what it must read back.
+// A small training state over several ranks, for checkpoint tests. Every value depends only on the tensor's
+// name and the step, so any rank knows the values it must read back.
 #pragma once
 
 #include <ATen/ops/arange.h>
@@ -34,7 +34,7 @@ inline std::vector<std::string> example_names(int layer) {
 
 inline const std::vector<std::string> example_files{"adamw.exp_avg", "model"};
 
-// The stage's share of the layers when they are split evenly over `stages`.
+// The stage's layers when they are split evenly over `stages`.
 inline checkpoint::StageContents example_stage(int stage, int stages, int64_t step) {
   checkpoint::StageContents contents{.stage = stage, .files = {}};
   for (int layer = layers * stage / stages; layer < layers * (stage + 1) / stages; ++layer) {
@@ -74,7 +74,7 @@ inline void save_example(const std::filesystem::path& root, int64_t step, int pp
   });
 }
 
-// Every rank of `ranks` saves; returns the messages of the Errors, by rank ("" where none was thrown).
+// Every rank of `ranks` saves. Returns the messages of the Errors by rank ("" without an error).
 inline std::vector<std::string> messages_of(int ranks,
                                             const std::function<void(comm::Communicator&)>& save_on_rank) {
   std::vector<std::string> messages(static_cast<size_t>(ranks));

@@ -30,7 +30,7 @@ const std::vector<std::pair<std::string, std::vector<int64_t>>> tensors = {
     {"layers.1.mlp.down.weight", {6, 8}},
     {"norm.weight", {6}}};
 
-// As the golden folder's README says.
+// The tensor's values by the golden folder's README.
 at::Tensor expected(const std::string& file, const std::string& name, const std::vector<int64_t>& shape) {
   at::Tensor tensor = at::empty(shape, at::kFloat);
   const auto shift = static_cast<int64_t>(file.size() + name.size());

@@ -13,8 +13,8 @@ using namespace pptrain;
 using namespace pptrain::checkpoint;
 using namespace pptrain::test;
 
-// A process that saves one step after another (and some steps twice) is killed at random moments: the newest
-// checkpoint is then sound, no older than the last time, and nothing had to be passed over.
+// A process saves one step after another (some steps twice) and is killed at random moments. After each kill
+// the newest checkpoint is sound and no older than the last time, and no checkpoint had to be passed over.
 TEST_CASE("kill -9 while saving leaves a sound checkpoint") {
   const ScratchFolder folder;
   save_example(folder.path(), 1, 1);
@@ -34,7 +34,7 @@ TEST_CASE("kill -9 while saving leaves a sound checkpoint") {
       }
       ::_exit(1);
     }
-    // Longer from time to time, for a machine that has become slower since `one_save`.
+    // The wait becomes longer over time, in case the machine has become slower since `one_save`.
     std::this_thread::sleep_for(one_save * static_cast<int64_t>(random() % 3000) / 1000 * (1 + rounds / 10));
     REQUIRE(::kill(child, SIGKILL) == 0);
     int status = 0;

@@ -41,7 +41,7 @@ at::Tensor part(int i, const nn::SliceShape& slice) {
   return value(i).view({-1}).narrow(0, slice.begin, slice.numel());
 }
 
-// Every tensor in as many slices as there are ranks.
+// Saves every tensor in one slice per rank.
 void save_slices(const fs::path& root, int ranks) {
   comm::run_thread_ranks(ranks, [&](comm::Communicator& world) {
     StageContents stage{.stage = 0, .part = world.rank(), .parts = ranks, .files = {}};
@@ -51,7 +51,7 @@ void save_slices(const fs::path& root, int ranks) {
   });
 }
 
-// What this process has read by system calls.
+// The bytes that this process has read by system calls.
 int64_t bytes_read() {
   std::ifstream file("/proc/self/io");
   std::string key;
@@ -114,7 +114,7 @@ TEST_CASE("ranks of another layout read each byte twice at most") {
   }
 }
 
-// On each number of ranks, with what is wanted whole, in parts, and by nobody.
+// On each number of ranks; the damaged tensor is wanted whole, in slices, or by no rank.
 TEST_CASE("damage anywhere is every rank's to know, and names the tensor") {
   const ScratchFolder folder;
   save_slices(folder.path(), 2);

@@ -1,4 +1,4 @@
-// Which checkpoints stay, against counting; and on disk, with the names for people.
+// Which checkpoints stay, against plain counting; and the files on disk, with the names for people.
 #include "parallel/checkpoint/retention.h"
 
 #include <algorithm>
@@ -29,7 +29,7 @@ Scores scores(const Disk& disk) {
   return result;
 }
 
-// How many of the others come before it in the order of losses.
+// The number of other checkpoints before it in the order of losses.
 int64_t better_than(const Disk& disk, int64_t step) {
   const double own = *disk.at(step);
   return std::ranges::count_if(disk, [&](const auto& other) {
@@ -42,7 +42,7 @@ bool stays(const Disk& disk, int64_t step, int64_t saved, int64_t last_n, int64_
   if (last_n == 0 || step == saved) return true;
   const int64_t newer = std::ranges::count_if(
       disk, [&](const auto& other) { return other.first > step && other.first != saved; });
-  if (newer + 1 < last_n) return true;  // the one saved counts first
+  if (newer + 1 < last_n) return true;  // the saved one counts first
   return disk.at(step) && better_than(disk, step) < best_n;
 }
 
@@ -52,7 +52,7 @@ RunState state_with_loss(int64_t step, std::optional<double> loss) {
   return state;
 }
 
-// Saves on one rank, as a run does that knows the losses of what is there.
+// Saves on one rank, as a run that knows the losses of the present checkpoints.
 void save_scored(const std::filesystem::path& root, int64_t step, std::optional<double> loss, int64_t last_n,
                  int64_t best_n, bool diverged = false, bool removes_old = true) {
   comm::run_thread_ranks(1, [&](comm::Communicator& world) {
@@ -120,7 +120,7 @@ TEST_CASE("the best stay on disk beside the newest, and are named") {
   CHECK(entries(folder.path()) == std::set<std::string>{"latest", "best", "step_2", "step_4", "step_7"});
   CHECK(ScratchFolder::read_file(folder / "best") == "step_2\n");
   CHECK((read_scores(folder.path()) == Scores{{2, 1.0}, {4, 2.0}, {7, 4.0}}));
-  // A checkpoint that somebody took away is not among the best any more.
+  // A checkpoint that a user removed no longer counts among the best.
   std::filesystem::remove_all(folder / "step_2");
   save_scored(folder.path(), 8, 3.5, 1, 2);
   CHECK(entries(folder.path()) == std::set<std::string>{"latest", "best", "step_4", "step_8"});

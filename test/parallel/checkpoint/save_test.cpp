@@ -16,7 +16,7 @@ using namespace pptrain::test;
 
 namespace {
 
-// Files of this process cannot grow beyond `bytes` while this lives, as on a full disk.
+// While this object lives, files of this process cannot grow beyond `bytes`, as on a full disk.
 class FileSizeLimit {
  public:
   explicit FileSizeLimit(rlim_t bytes) : old_handler_(std::signal(SIGXFSZ, SIG_IGN)) {
@@ -108,7 +108,7 @@ TEST_CASE("the newest stay") {
         std::set<std::string>{"latest", "note.txt", "step_best", "step_10", "step_11", "step_12"});
   save_example(folder.path(), 13, 1, 0, 0);
   CHECK(entries(folder.path()).size() == 7);
-  // The one just saved counts first, whatever its number.
+  // The checkpoint just saved counts first, whatever its step.
   save_example(folder.path(), 5, 1, 0, 2);
   CHECK(entries(folder.path()) ==
         std::set<std::string>{"latest", "note.txt", "step_best", "step_13", "step_5"});

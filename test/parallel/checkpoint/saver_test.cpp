@@ -1,4 +1,4 @@
-// Saves in the background: the bytes of the step saved, whatever training does meanwhile.
+// Saves in the background have the bytes of the saved step, whatever training does meanwhile.
 #include "parallel/checkpoint/saver.h"
 
 #include <ATen/ops/randn.h>
@@ -236,7 +236,7 @@ TEST_CASE("a probe leaves nothing and says what is wrong") {
   for (const std::string& message : messages) {
     CHECK_THAT(message, contains_text("cannot create the folder") && contains_text("Not a directory"));
   }
-  // Ranks that mean different folders by one name.
+  // Ranks for which one name is different folders.
   const auto torn = messages_of(2, [&](comm::Communicator& world) {
     fs::create_directories(folder / std::to_string(world.rank()));
     probe_shared(world, folder / std::to_string(world.rank()));

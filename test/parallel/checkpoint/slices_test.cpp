@@ -1,4 +1,4 @@
-// Checkpoints in slices: what some ranks saved, cut one way, other ranks read, cut another way.
+// Checkpoints in slices: some ranks save tensors in one division, other ranks read them in another.
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
@@ -43,13 +43,13 @@ int64_t elements(const std::vector<int64_t>& shape) {
   return count;
 }
 
-// The whole tensor: each element tells its place and its tensor.
+// The whole tensor: each element's value gives its place and its tensor.
 at::Tensor whole(const std::string& kind, const Parameter& p) {
   const auto base = static_cast<int64_t>(1000 * (kind.size() + 20 * p.name.size()));
   return at::arange(base, base + elements(p.shape), at::kFloat).view(p.shape);
 }
 
-// The slice as LibTorch cuts it: the box by narrow, then the range of its elements.
+// The slice by LibTorch: the box by narrow, then the range of its elements.
 at::Tensor cut_out(at::Tensor tensor, const nn::SliceShape& s) {
   for (size_t d = 0; d < s.box.size(); ++d) {
     tensor = tensor.narrow(static_cast<int64_t>(d), s.offset[d], s.box[d]);
@@ -57,7 +57,7 @@ at::Tensor cut_out(at::Tensor tensor, const nn::SliceShape& s) {
   return tensor.contiguous().view({-1}).narrow(0, s.begin, s.numel());
 }
 
-// n + 1 ascending numbers from 0 to `size`; stretches between them may be empty.
+// n + 1 ascending numbers from 0 to `size`; ranges between them may be empty.
 std::vector<int64_t> random_points(int64_t size, int n, Random& random) {
   std::vector<int64_t> points{0, size};
   while (points.size() <= static_cast<size_t>(n)) {
@@ -67,7 +67,7 @@ std::vector<int64_t> random_points(int64_t size, int n, Random& random) {
   return points;
 }
 
-// The tensor for n ranks: boxes along one dim, and ranges of each box, all cut at random places.
+// Divides the tensor over n ranks: boxes along one dim, and ranges of each box, all with random bounds.
 Cut random_cut(const std::vector<int64_t>& shape, int n, Random& random) {
   int boxes = 1 + static_cast<int>(random() % static_cast<uint64_t>(n));
   while (n % boxes != 0) --boxes;
@@ -111,7 +111,7 @@ void save_cut(const std::filesystem::path& root, int n, const std::vector<Cut>& 
   });
 }
 
-// Tensors that do not read back as slice r of them on rank r of m.
+// The number of tensors for which rank r of m does not read back slice r.
 int wrong_reads(const std::filesystem::path& step, int m, const std::vector<Cut>& cuts) {
   std::atomic<int> wrong{0};
   comm::run_thread_ranks(m, [&](comm::Communicator& world) {
@@ -151,7 +151,7 @@ nn::SliceShape range(int64_t begin, int64_t end) {
   return {.global = {4, 6}, .offset = {0, 0}, .box = {4, 6}, .begin = begin, .end = end};
 }
 
-// A [4, 6] tensor "w" in two kinds of file, of which rank 0 saves `first` and rank 1 `second`.
+// A [4, 6] tensor "w" in two kinds of file; rank 0 saves `first` of it and rank 1 `second`.
 void save_two(comm::Communicator& world, const std::filesystem::path& root, const nn::SliceShape& first,
               const nn::SliceShape& second) {
   const at::Tensor w = at::arange(24, at::kFloat).view({4, 6});
@@ -252,7 +252,7 @@ TEST_CASE("slices that are not the tensor, once, are refused before anything is 
   refused_with(range(0, 24), range(7, 9), "its elements [7, 9) of 24 are stored twice");
   refused_with(columns(0, 6), columns(0, 6), "its elements [0, 24) of 24 are stored twice");
   refused_with(range(0, 0), range(0, 5), "its elements [5, 24) of 24 are stored nowhere");
-  // The same cut of a tensor of another shape.
+  // The same division of a tensor with another shape.
   nn::SliceShape longer = range(13, 24);
   longer.global[0] = 5;
   refused_with(range(0, 13), longer,

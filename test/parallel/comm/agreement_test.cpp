@@ -20,7 +20,7 @@ TEST_CASE("a fault that all share is said as it is, others with the ranks that h
   REQUIRE(report_faults(Faults{"a", "b", "", "a"}) == "ranks 0, 3: a\nrank 1: b");
 }
 
-// What rank 0 says, and how many ranks go on.
+// The message of rank 0, and the number of ranks that go on.
 std::pair<Faults, int> agreement_of(const Faults& faults) {
   std::mutex mutex;
   Faults said;

@@ -45,7 +45,7 @@ Variables plus(Variables variables, const Variables& more) {
 TEST_CASE("no launcher: threads") {
   require(detect({}), LaunchKind::threads, 0, 1, 0);
   require(detect({{"RANK", "1"}, {"WORLD_SIZE", ""}}), LaunchKind::threads, 0, 1, 0);
-  // An allocation is not a step of it; nor is a shell in a step of one task.
+  // A Slurm allocation alone is not a step; a shell in a step of one task is no launch either.
   require(detect({{"SLURM_JOB_ID", "1"}, {"SLURM_NTASKS", "8"}, {"SLURM_PROCID", "0"}}), LaunchKind::threads,
           0, 1, 0);
   require(detect({{"SLURM_STEP_ID", "4294967290"},
@@ -73,7 +73,7 @@ TEST_CASE("Open MPI, MPICH, torchrun") {
   REQUIRE(torchrun.rendezvous.host == "node1");
   REQUIRE(torchrun.rendezvous.port == 29500);
   REQUIRE_FALSE(torchrun.rendezvous.served_by_launcher);
-  // mpirun in a container that has the variables anyway.
+  // mpirun in a container that has Slurm's variables too.
   require(detect(plus(ompi, pods)), LaunchKind::open_mpi, 3, 8, 1);
 }
 
@@ -202,7 +202,7 @@ TEST_CASE("a process that is one of several never trains alone") {
                     contains_text("MASTER_PORT is not set"));
   CHECK_THROWS_WITH(detect({{"OMPI_COMM_WORLD_RANK", "0"}}), contains_text("OMPI_COMM_WORLD_SIZE is not"));
   CHECK_THROWS_WITH(detect({{"PMI_SIZE", "2"}}), contains_text("PMI_RANK is not"));
-  // Of one process, or as pods have them: nothing was launched.
+  // Variables for one process, or as pods have them: nothing was launched.
   require(detect({{"RANK", "0"}, {"WORLD_SIZE", "1"}}), LaunchKind::threads, 0, 1, 0);
   const Variables pod{{"RANK", "0"}, {"WORLD_SIZE", "1"}, {"MASTER_ADDR", "node1"}, {"MASTER_PORT", "29500"}};
   require(detect(pod), LaunchKind::threads, 0, 1, 0);

@@ -1,4 +1,4 @@
-// Times messages between two ranks on whatever transport its environment asks for:
+// Times messages between two ranks on the transport that its environment asks for:
 //   comm_bench                         threads
 //   mpirun -np 2 comm_bench            MPI
 //   torchrun --no-python --nproc-per-node 2 comm_bench        TCP

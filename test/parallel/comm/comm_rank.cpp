@@ -1,6 +1,6 @@
-// One rank of the tests with several processes: makes the world that its environment asks for and does what
-// its first argument says. Exit code 0: as expected; 3: PeerFailure; 1: another error; both with the message
-// on standard error.
+// One rank of the tests with several processes. It makes the world of its environment and runs the action of
+// its first argument. Exit code 0: as expected; 3: PeerFailure; 1: another error. Errors go to standard
+// error.
 #include <ATen/Parallel.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/sum.h>
@@ -21,7 +21,7 @@
 namespace pptrain::comm::test {
 namespace {
 
-// All ranks go round and round, until rank 1 ends as `end` says.
+// All ranks sum in a loop until rank 1 ends with `end`.
 template <typename End>
 void ring_until(Communicator& world, End&& end) {
   for (int round = 0;; ++round) {
@@ -31,8 +31,7 @@ void ring_until(Communicator& world, End&& end) {
   }
 }
 
-// Rank 1 is killed while the others are elsewhere, as in a wait for a GPU: in no call of the transport, and
-// deaf to requests to end.
+// Rank 1 is killed while the others are outside the transport and ignore SIGTERM, as in a wait for a GPU.
 void die_beside_work(Communicator& world) {
   signal(SIGTERM, SIG_IGN);
   world.barrier();
@@ -40,14 +39,14 @@ void die_beside_work(Communicator& world) {
   std::this_thread::sleep_for(std::chrono::minutes(10));
 }
 
-// Rank 0 sends its last messages and goes; the others have more to say to each other.
+// Rank 0 sends its last messages and ends; the others exchange more messages.
 void leave_early(std::unique_ptr<Communicator> world) {
   constexpr int64_t size = 3'000'000;
   if (world->rank() == 0) {
     for (int r = 1; r < world->size(); ++r) world->isend(at::full({size}, 7.0), r);
     return;
   }
-  // Rank 0 has taken leave by now.
+  // Rank 0 has ended by now.
   std::this_thread::sleep_for(std::chrono::milliseconds(200));
   const at::Tensor token = at::full({1}, world->rank());
   for (int r = 1; r < world->size(); ++r) {
@@ -64,7 +63,7 @@ void leave_early(std::unique_ptr<Communicator> world) {
   if (received.sum().item<double>() != 7.0 * size) throw Error("a message of a rank that left is damaged");
 }
 
-// As leave_early, but rank 0 owes a message.
+// As leave_early, but rank 0 ends before it has sent an expected message.
 void owe_message(Communicator& world) {
   if (world.rank() == 0) return;
   const at::Tensor tensor = at::zeros({1});

@@ -1,4 +1,4 @@
-// One rank of a world of any size whose other ranks are not there: counts what it sends.
+// One rank of a world of any size without the other ranks. Counts the messages and bytes that it sends.
 #pragma once
 
 #include <chrono>
@@ -16,10 +16,10 @@ namespace pptrain::comm::test {
 struct Sent {
   int64_t messages = 0;
   int64_t bytes = 0;
-  std::set<int> peers;  // that it sends to or receives from, in the communicator's own numbers
+  std::set<int> peers;  // ranks that it sends to or receives from, in the communicator's numbers
 };
 
-// What it receives is zeros: for code that sends the same whatever it receives.
+// It receives zeros, so it is for code whose messages do not depend on what it receives.
 class CountingCommunicator final : public MessageCommunicator {
  public:
   CountingCommunicator(int rank, int size, Sent& sent)

@@ -31,7 +31,7 @@ void wait_all(Works& works) {
   works.clear();
 }
 
-// Known to both sides: from the ranks, the number in the sequence, and the size alone.
+// Both sides know the values: they depend only on the ranks, the number in the sequence, and the size.
 at::Tensor payload(int from, int to, int number, int64_t size) {
   return at::arange(size, at::kInt) + (from * 1'000'003 + to * 10'007 + number * 101);
 }
@@ -57,8 +57,8 @@ void sends_first(Communicator& world) {
   wait_all(works);
 }
 
-// All receives are posted before any send, and waited for in reverse. The barrier between them meets none of
-// them.
+// All receives are posted before any send, and waited for in reverse. The barrier in between matches none of
+// these messages.
 void receives_first(Communicator& world) {
   std::vector<std::pair<at::Tensor, at::Tensor>> pairs;
   Works receives;
@@ -96,7 +96,7 @@ void abandoned_works(Communicator& world) {
   }
 }
 
-// A message of one communicator that nobody takes yet holds up no other.
+// A message that is not received yet blocks no other communicator.
 void independent_communicators(Communicator& world) {
   const auto a = world.duplicate();
   std::vector<int> reversed;
@@ -118,8 +118,9 @@ void independent_communicators(Communicator& world) {
   wait_all(works);
 }
 
-// A message of another size than its receive ends that receive with an error, writes nothing around it, and
-// leaves those that follow alone. Around the sizes at which transports change their ways.
+// A message of another size than its receive ends that receive with an error. It writes nothing outside the
+// buffer and does not affect later messages. The sizes are near those at which transports change their
+// method.
 void misfits(Communicator& world) {
   struct Misfit {
     int64_t sent, wanted;
@@ -150,7 +151,7 @@ void misfits(Communicator& world) {
     if (sent == wanted) expected.narrow(0, margin, wanted).fill_(9);
     expect(at::equal(memory, expected), what + " wrote where it must not");
     try {
-      send->wait({});  // threads: the sender hears of it too
+      send->wait({});  // threads: the sender gets the error too
     } catch (const Error&) {
     }
     world.barrier();
@@ -165,7 +166,7 @@ at::Tensor random_of(int rank, int64_t size, at::ScalarType type) {
 
 void check_sums(Communicator& comm, const std::vector<int>& members) {
   for (const auto type : {at::kFloat, at::kDouble, at::kBFloat16, at::kLong}) {
-    // Around the sizes at which the method changes, and odd ones.
+    // Sizes near those at which the method changes, and odd ones.
     for (const int64_t size : {1, 5, 4097, 16391, 100'003, 4'200'001}) {
       if (size > 1'000'000 && type != at::kFloat) continue;
       at::Tensor sum = random_of(members[0], size, type);
@@ -194,7 +195,7 @@ void collectives(Communicator& world) {
   }
 }
 
-// Nobody leaves before the last one has come.
+// No rank leaves the barrier before the last one has come.
 void barrier_waits(Communicator& world) {
   using Clock = std::chrono::steady_clock;
   for (int late = 0; late < world.size(); ++late) {
@@ -232,7 +233,7 @@ void groups(Communicator& world) {
   one->barrier();
 }
 
-// Ranks are in different numbers of groups, and of one list there are several.
+// Ranks are in different numbers of groups, and one list of ranks has several groups.
 void overlapping_groups(Communicator& world) {
   for (int other = 1; other < world.size(); ++other) {
     if (world.rank() != 0 && world.rank() != other) continue;
@@ -274,7 +275,7 @@ void helpers(Communicator& world) {
   }
 }
 
-// All ranks of a test run on one host, so what a round trip measures is nearly nothing.
+// All ranks of a test run on one host, so a measured round trip is nearly zero.
 void clocks(Communicator& world) {
   expect(clock_offset(world) == std::chrono::nanoseconds(0), "one host has one clock");
   const auto measured = clock_offset(world, /*same_clock=*/world.rank() == 1);

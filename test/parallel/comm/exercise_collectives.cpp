@@ -1,4 +1,4 @@
-// Collectives with handles, against plain loops over what every rank is known to give.
+// Collectives with handles, against plain loops over the known operands of every rank.
 #include <ATen/TensorOperators.h>
 #include <ATen/core/IListRef.h>
 #include <ATen/ops/arange.h>
@@ -27,8 +27,8 @@ void expect(bool condition, const std::string& what) {
   if (!condition) throw Error("exercise: " + what);
 }
 
-// Elements [begin, begin + size) of what rank `rank` gives: known to all, and such that the order of a sum
-// shows in its bits.
+// Elements [begin, begin + size) of the operand of rank `rank`. All ranks know it, and the order of a sum
+// shows in the sum's bits.
 at::Tensor operand(int rank, int64_t size, int seed, at::ScalarType type, int64_t begin = 0) {
   const at::Tensor numbers = at::arange(begin, begin + size, at::kLong);
   const at::Tensor steps = (numbers * 31 + (rank * 617 + seed * 101)) % 1999 - 999;
@@ -71,7 +71,7 @@ Running all_reduce(Communicator& comm, int64_t size, int seed, at::ScalarType ty
           }};
 }
 
-// With `in_place` the result goes to where this rank's part of the operand is.
+// With `in_place` the result overwrites this rank's slice of the operand.
 Running reduce_scatter(Communicator& comm, const CountList& counts, bool give_counts, bool in_place, int seed,
                        at::ScalarType type) {
   const int me = comm.rank();
@@ -102,7 +102,7 @@ Running all_gather(Communicator& comm, const CountList& counts, bool give_counts
           }};
 }
 
-// What rank `from` sends to rank `to`.
+// The message from rank `from` to rank `to`.
 int64_t sent(int from, int to, int64_t size, int seed) {
   return (from + 2 * to + seed) % 4 == 0 ? 0 : (from * 131 + to * 71 + seed * 5 + size) % (size + 1);
 }
@@ -200,7 +200,7 @@ void among_others(Communicator& comm) {
   }
 }
 
-// More than the scratch of a sum holds, so that it takes several windows.
+// The sum is larger than its scratch memory, so it takes several windows.
 void large_sum(Communicator& comm) {
   const CountList counts = uneven(comm.size(), 4'300'001 / comm.size(), 2);
   const Running sum = reduce_scatter(comm, counts, true, true, 4, at::kFloat);
@@ -208,7 +208,7 @@ void large_sum(Communicator& comm) {
   sum.check();
 }
 
-// Sums come to their end although nobody waits for them.
+// Sums finish although no rank waits for them.
 void sums_without_waiting(Communicator& comm) {
   const Running sum = all_reduce(comm, 400'003, 5, at::kFloat);
   const Running part = reduce_scatter(comm, uneven(comm.size(), 200'003, 6), true, false, 6, at::kFloat);

@@ -17,7 +17,7 @@
 namespace pptrain::comm {
 namespace {
 
-// Rank 0 of two. Writes down each receive (r), send (s) and wait (w).
+// Rank 0 of two. Records each receive (r), send (s) and wait (w).
 class Recorder final : public MessageCommunicator {
  public:
   explicit Recorder(std::string& events) : MessageCommunicator(std::chrono::seconds(1)), events_(events) {}
@@ -51,7 +51,7 @@ class Recorder final : public MessageCommunicator {
   std::string& events_;
 };
 
-constexpr int64_t window = most_sum_scratch(2) / 2 / sizeof(float);  // elements, of both ranks
+constexpr int64_t window = most_sum_scratch(2) / 2 / sizeof(float);  // elements, for both ranks
 
 TEST_CASE("while a window of a sum is added up, the next one travels") {
   std::string events;

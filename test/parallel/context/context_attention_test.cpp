@@ -1,4 +1,4 @@
-// Attention over token lists that ranks share out, against autograd in float64 over the whole list.
+// Attention over token lists that are divided over ranks, against autograd in float64 over the whole list.
 #include <ATen/Parallel.h>
 #include <ATen/core/IListRef.h>
 #include <c10/core/InferenceMode.h>
@@ -54,7 +54,7 @@ Operands random_operands(int64_t tokens, int64_t heads, int64_t kv_heads, int64_
           .dout = random({tokens, heads, head_dim}, type)};
 }
 
-// Out, dq, dk, dv of the whole list, and of all ranks together dsinks, which is 0 without sinks.
+// Out, dq, dk, dv of the whole list, and dsinks summed over all ranks (0 without sinks).
 using Results = std::array<Tensor, 5>;
 
 Results oracle(const Operands& x, const Segments& segments, ScoreSettings settings) {
@@ -157,7 +157,7 @@ TEST_CASE("rows shared out among ranks give the attention and gradients of one r
   const int ranks = GENERATE(2, 3, 4, 8);
   const auto type = GENERATE(at::kFloat, at::kBFloat16);
   for (const int64_t rows : {1, 3}) {
-    // 8 heads serve 2, 4 and 8 ranks, 2 key-value heads less than four ranks; 3 ranks need 6 heads.
+    // 8 heads divide over 2, 4 and 8 ranks; 2 key-value heads over fewer than four. 3 ranks need 6 heads.
     for (const int64_t kv_heads : {1, 2}) {
       const int64_t heads = ranks == 3 ? 6 : 8, length = 4 * ranks;
       INFO((kind == Kind::ring ? "ring of " : "ulysses of ")
@@ -180,7 +180,7 @@ TEST_CASE("documents that cross ranks attend within themselves") {
     const int ranks = std::array{2, 3, 4, 8}[static_cast<size_t>(round % 4)];
     const int64_t tokens = 12 * ranks;
     Segments segments = random_documents(random, tokens);
-    // By hand: shorter than a piece, of one token, and over three ranks or more.
+    // By hand: documents shorter than a chunk, of one token, and over three ranks or more.
     if (round == 2) segments = tokens::make_segments({0, 2, 3, 5, 47, 48}, at::kCPU);
     const ContextSplit split = round % 3 == 0 ? random_split(random, tokens, ranks)
                                : round % 3 == 1
@@ -260,7 +260,7 @@ TEST_CASE("a split of other ranks is refused, and what exchanges around attentio
   CHECK_THROWS_AS(core->forward(call(segments, four, 0, q), saved), Error);
   CHECK_THROWS_AS(core->forward(call(segments, split, 0, q.narrow(0, 0, 7)), saved), Error);
   CHECK_THROWS_AS(core->forward(call(tokens::equal_segments(1, 17, at::kMeta), split, 0, q), saved), Error);
-  // A rank that is alone has no other ranks' keys.
+  // A single rank needs no keys of other ranks.
   CHECK_THROWS_WITH(
       attention::make_local_attention()->forward(call(segments, split, 0, q), saved),
       "attention: the CPU's kernel does not take a token list that 2 context-parallel ranks share");
@@ -306,7 +306,7 @@ TEST_CASE("dry runs count the operations of a rank's blocks and what it sends") 
   const Tensor q = at::empty({own, static_cast<int64_t>(heads), static_cast<int64_t>(dim)}, kind);
   const Tensor k = at::empty({own, static_cast<int64_t>(kv_heads), static_cast<int64_t>(dim)}, kind);
   const Segments segments = tokens::equal_segments(2, 64, at::kMeta);
-  const double products = 2 * rows * (length * length / 2) * heads * dim / ranks;  // of each rank
+  const double products = 2 * rows * (length * length / 2) * heads * dim / ranks;  // on each rank
   const double kv = static_cast<double>(own) * 2 * kv_heads * dim;  // elements of keys and values
   for (int rank = 0; rank < ranks; ++rank) {
     INFO("rank " << rank);
@@ -324,7 +324,8 @@ TEST_CASE("dry runs count the operations of a rank's blocks and what it sends") 
                   tokens::split_rows(ContextOrder::contiguous, 2, 64, ranks, rank), q, k);
     CHECK(ulysses.forward.attention_flops == 2 * products);
     CHECK(ulysses.backward.attention_flops == 5 * products);
-    // To each of three ranks two query heads, a key and a value head; back two heads of out. Then in reverse.
+    // Each of three ranks gets two query heads, a key and a value head; two heads of out come back. Then in
+    // reverse.
     const double sent = 3 * static_cast<double>(own) * (2 + 2 + 2) * dim * bf16;
     CHECK(ulysses.forward.on(kernels::Wire::cp) == kernels::Traffic{.bytes = sent, .messages = 6});
     CHECK(ulysses.backward.on(kernels::Wire::cp) == kernels::Traffic{.bytes = sent, .messages = 6});
@@ -341,7 +342,7 @@ TEST_CASE("dry runs count the operations of a rank's blocks and what it sends") 
     CHECK(core_costs(0).forward.on(kernels::Wire::cp).messages == 3);
     CHECK(windowed.forward.attention_flops == 2 * 2 * 16 * 8.5 * heads * dim);
   }
-  // Documents that lie on one rank each: nothing travels.
+  // Each document is on one rank, so nothing is sent.
   const DryCosts alone =
       dry_costs(Kind::ring, 1, tokens::equal_segments(ranks, own, at::kMeta),
                 tokens::split_rows(ContextOrder::contiguous, 1, own * ranks, ranks, 1), q, k);
@@ -351,7 +352,7 @@ TEST_CASE("dry runs count the operations of a rank's blocks and what it sends") 
 
 namespace {
 
-// Of this thread: unlike the time on the wall, it means something on a busy machine.
+// The processor time of this thread: unlike wall time, it is meaningful on a busy machine.
 double processor_seconds() {
   timespec now{};
   clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
@@ -373,7 +374,7 @@ Seconds time_pass(attention::CoreAttention& core, const Tensor& dout, const atte
           .processor = processor_seconds() - worked};
 }
 
-// The slowest of `ranks`. `local`: as a rank that is alone computes.
+// The time of the slowest of `ranks`. `local`: without context parallelism.
 Seconds time_ranks(Kind kind, int ranks, const Operands& x, const Segments& segments, bool local = false) {
   std::vector<Seconds> all(static_cast<size_t>(ranks));
   comm::run_thread_ranks(ranks, [&](comm::Communicator& group) {
@@ -400,7 +401,7 @@ Seconds time_ranks(Kind kind, int ranks, const Operands& x, const Segments& segm
 
 }  // namespace
 
-// Run by hand, where two cores are free: test_parallel_context "[.speed]"
+// Run by hand if two cores are free: test_parallel_context "[.speed]"
 TEST_CASE("speed of two ranks against one", "[.speed]") {
   constexpr int64_t length = 8192, heads = 4, kv_heads = 2, dim = 128;
   const Operands x = random_operands(length, heads, kv_heads, dim, at::kBFloat16);

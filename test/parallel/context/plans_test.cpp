@@ -1,4 +1,4 @@
-// What context-parallel ranks plan agrees between them, without a message.
+// The plans of context-parallel ranks agree without a message.
 #include "parallel/context/plans.h"
 
 #include <random>

@@ -1,4 +1,4 @@
-// Experts shared out among thread ranks against one rank with all experts and all tokens.
+// Experts divided over thread ranks, against one rank with all experts and all tokens.
 #include "parallel/expert/rank_exchange.h"
 
 #include <ATen/Functions.h>
@@ -56,11 +56,11 @@ Outcome pass(ExpertLayer& model, const Tensor& x, const Tensor& dy, const nn::To
   return outcome;
 }
 
-// A rank of `ranks` has rows [begins[r], begins[r + 1]); experts are shared out among `ep` neighbours.
+// Rank r of `ranks` has rows [begins[r], begins[r + 1]); experts are divided over `ep` neighbours.
 struct Case {
   int ranks, ep;
   std::vector<int64_t> begins;
-  double bias = 0;  // of expert 5's choice
+  double bias = 0;  // in the choice of expert 5
 };
 
 ExpertLayer& biased(ExpertLayer& model, double bias) {
@@ -131,7 +131,7 @@ TEST_CASE("experts on several ranks compute what one rank with all of them does"
     CAPTURE(name);
     CHECK(relative_error(actual.gradients.at(name), gradient) < 1e-5);
   }
-  // A second run, and two that compute the forward pass again, in part or whole.
+  // A second run, and two runs that recompute the forward pass in part or whole.
   for (const std::optional<Keep> recompute :
        {std::optional<Keep>(), std::optional(Keep::products), std::optional(Keep::nothing)}) {
     const Outcome again = shared_out(c, x, dy, recompute);

@@ -76,9 +76,9 @@ TEST_CASE("the groups of one axis partition the world") {
   }
 }
 
-// What the ranks of a group share, from loops over the axes: ranks with equal keys are one group.
+// The groups, from loops over the axes: ranks with equal keys are one group.
 std::map<int, Ranks> groups_by_loops(const MeshShape& shape, Group group) {
-  // Of each group its ranks, by their place: replicas come last where data ranks are summed over.
+  // The ranks of each group by their place: replicas come last in groups that sum over data ranks.
   std::map<std::tuple<int, int, int, int, int, int>, std::map<std::pair<int, int>, int>> by_key;
   int rank = 0;
   for (int pp = 0; pp < shape.pp; ++pp) {
@@ -148,7 +148,7 @@ TEST_CASE("groups over several axes are those of loops over the axes, for worlds
     REQUIRE(static_cast<int>(expected.size()) == shape.world_size());
     int wrong = 0;
     for (const auto& [rank, ranks] : expected) {
-      // All ranks of small worlds; of large groups two, which keeps this quick.
+      // Checks all ranks of small worlds, and two ranks of large groups to be quick.
       if (shape.world_size() > 200 && rank != ranks.front() && rank != ranks.back()) continue;
       if (group(shape, rank, kind) != ranks || shape.size(kind) != static_cast<int>(ranks.size())) ++wrong;
     }
@@ -214,7 +214,7 @@ TEST_CASE("the wrong number of processes is an error that names the factors") {
   REQUIRE_THROWS_AS(DeviceMesh(*comm, {.pp = 3, .tp = 0}), UsageError);
 }
 
-// What is wrong with `comm` as the group of `expected` world ranks; "" for nothing.
+// The error in `comm` as the group of `expected` world ranks; "" for none.
 std::string compare(comm::Communicator& comm, int world_rank, const Ranks& expected) {
   const at::Tensor all = at::full({comm.size()}, -1, at::kLong);
   comm.all_gather(all, at::full({1}, world_rank, at::kLong));

@@ -1,4 +1,4 @@
-// What it costs to start many ranks, in messages, bytes and memory.
+// The cost of starting many ranks: messages, bytes and memory.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <unistd.h>
@@ -23,11 +23,11 @@ namespace {
 using comm::test::CountingCommunicator;
 using comm::test::Sent;
 
-// Of all ranks together; of a large world from ranks all over it.
+// The cost of all ranks together; for a large world, estimated from ranks spread over it.
 struct Cost {
-  double messages = 0;  // of the whole world
+  double messages = 0;  // in the whole world
   double bytes = 0;
-  size_t most_peers = 0;  // of a rank
+  size_t most_peers = 0;  // of any rank
 };
 
 Cost cost_of(int size, int asked, const std::function<void(comm::Communicator&)>& body) {
@@ -44,7 +44,7 @@ Cost cost_of(int size, int asked, const std::function<void(comm::Communicator&)>
   return cost;
 }
 
-// What ranks agree on between their start and the first step, apart from values whose number grows with them.
+// The agreements of ranks between their start and the first step, except gathers of values from all ranks.
 void agree(comm::Communicator& world) {
   const double value = 1;
   comm::any(world, false);
@@ -61,7 +61,7 @@ TEST_CASE("what ranks agree on costs a message each, not one to every other") {
     CAPTURE(size);
     const Cost cost = cost_of(size, size, agree);
     const double ranks = size - 1;
-    // Up and down a tree: any, the sum, two barriers; down: a text's length; up: two gathers of two messages.
+    // Up and down a tree: any, the sum, two barriers. Down: a text's length. Up: two gathers of two messages.
     CHECK(cost.messages == (4 * 2 + 1 + 2 * 2) * ranks);
     CHECK(cost.bytes < 64.0 * size * std::bit_width(static_cast<unsigned>(size)));
     CHECK(cost.most_peers <= static_cast<size_t>(std::bit_width(static_cast<unsigned>(size))));

@@ -14,7 +14,7 @@
 
 using namespace pptrain;
 
-// Two tables of which no number of ranks has equal whole rows, and an optimizer's step on each shard.
+// Two tables that no number of ranks divides into equal whole rows, and an optimizer's step on each shard.
 TEST_CASE("an embedding in shards steps as a whole one does") {
   at::manual_seed(5);
   const auto declare = [](nn::ParameterGroup& group) {

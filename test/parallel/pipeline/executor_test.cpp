@@ -1,5 +1,4 @@
-// The executor against a stage whose arithmetic is known: every value arrives, nothing more is kept than
-// promised.
+// The executor against a stage with known arithmetic: every value arrives, and no more is kept than promised.
 #include "parallel/pipeline/executor.h"
 
 #include <ATen/ops/add.h>
@@ -41,8 +40,8 @@ namespace {
 
 constexpr int64_t width = 4;
 
-// F: x + 1 (the first stage starts from the microbatch's token). B: dy * 2. The last stage adds up what it is
-// given. Microbatch i has 4 + i % 3 tokens.
+// F: x + 1 (the first stage starts from the microbatch's token). B: dy * 2. The last stage sums its inputs.
+// Microbatch i has 4 + i % 3 tokens.
 class CountingStage final : public pipeline::Stage {
  public:
   CountingStage(int index, int stages) : index_(index), stages_(stages) {}
@@ -134,7 +133,7 @@ class RecordedActions final : public pipeline::WeightActions {
   std::vector<pipeline::Pass> passes;
 };
 
-// A stage whose weights no other rank shares, as an executor takes it.
+// The executor's form of a stage with weights that no other rank shares.
 std::vector<pipeline::StageWithWeights> alone(CountingStage& stage) {
   static pipeline::WeightActions none;
   return {{stage, none}};
@@ -158,7 +157,7 @@ std::vector<data::Microbatch> microbatches(int m) {
   return result;
 }
 
-// Of all microbatches and stages of a pipeline of p.
+// The expected values over all microbatches and stages of a pipeline of p.
 struct Expected {
   double loss = 0;  // the sum of 10 i + p in every element of microbatch i
   int64_t tokens = 0;
@@ -231,7 +230,7 @@ TEST_CASE("the executor gives each pass of a stage what the list has next for it
     RecordedActions weights;
     pipeline::Executor executor({{stage, weights}}, world, lowered);
     executor.run(microbatches(m));
-    // The passes of the list, and for each the next one that reads weights.
+    // The list's passes, to find for each pass the next one that reads weights.
     std::vector<ActionKind> passes;
     for (const schedule::Action& action : lowered.actions[0]) {
       if (schedule::is_compute(action.kind)) passes.push_back(action.kind);
@@ -337,7 +336,7 @@ TEST_CASE("a run that is not confirmed is thrown away and begins anew") {
   }
 }
 
-// On NCCL a receive goes on on the GPU, and the first run of a kernel waits until it is done.
+// With NCCL a receive continues on the GPU, and the first run of a kernel waits until it is done.
 TEST_CASE(
     "a rank that waits for its device anywhere waits for no message that depends on what it does then") {
   std::mutex mutex;
@@ -382,8 +381,7 @@ TEST_CASE("an error names the action, and the other ranks stop") {
   CHECK_THROWS_WITH(run(), test::contains_text("in F stage 1 microbatch 2: broken on purpose"));
 }
 
-// Rank 0 stops after some of its actions, and is silent until rank 1 has failed: it has no timeout of its
-// own.
+// Rank 0 stops after some of its actions and is silent until rank 1 has failed; it has no timeout of its own.
 TEST_CASE("a silent rank is reported in the schedule's terms") {
   const auto [sent, expected] =
       GENERATE(std::pair(0,
@@ -451,7 +449,7 @@ TEST_CASE("an executor tells what it is doing, and what it waits for") {
 
 namespace {
 
-// Passes of three parts; between them they wait for an exchange.
+// Passes of three parts that wait for an exchange between the parts.
 class ExchangingStage final : public pipeline::Stage {
  public:
   ExchangingStage(int index, std::vector<std::string>& told) : index_(index), told_(told) {}

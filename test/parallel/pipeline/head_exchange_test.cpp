@@ -1,4 +1,4 @@
-// What ranks tell each other of a spread head arrives, in whatever order gradients are taken.
+// The messages of a spread head arrive in any order of taking gradients.
 #include "parallel/pipeline/head_exchange.h"
 
 #include <ATen/ops/full.h>

@@ -15,8 +15,8 @@
 
 namespace pptrain::test {
 
-// Receives hold the device of a rank that waits for the whole of it again and again: `blocks`, they wait
-// where they begin.
+// Receives occupy the device, and the rank often waits for the whole device. With `blocks` a receive waits as
+// soon as it begins.
 class HeldDevice final : public comm::Communicator {
  public:
   HeldDevice(comm::Communicator& inner, bool blocks) : inner_(inner), blocks_(blocks) {}
@@ -61,7 +61,7 @@ class HeldDevice final : public comm::Communicator {
   }
 
   comm::Communicator& inner_;
-  std::unique_ptr<comm::Communicator> owned_;  // of a subgroup
+  std::unique_ptr<comm::Communicator> owned_;  // for a subgroup
   bool blocks_;
 };
 

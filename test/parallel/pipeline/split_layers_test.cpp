@@ -39,7 +39,7 @@ std::string error_of(const std::function<void()>& f) {
   return "no error";
 }
 
-// The smallest largest load over all splits in which every stage has a layer, by trying them all.
+// The lowest maximal load over all splits in which every stage has a layer, by trying all of them.
 double best_largest_load(int layers, int stages, double first, double last) {
   if (stages == 1) return layers + first + last;
   double best = 1e9;
@@ -95,7 +95,7 @@ TEST_CASE("no other split has a smaller largest load") {
           try {
             split = compute_layer_assignment(layers, stages, first, last);
           } catch (const UsageError&) {
-            // Refused only where a weight alone fills its stage: one layer more makes it the fullest.
+            // Refused only if a weight alone fills its stage: with one layer it has the maximal load.
             CHECK(best_largest_load(layers, stages, first, last) == Approx(std::max(first, last) + 1));
             continue;
           }

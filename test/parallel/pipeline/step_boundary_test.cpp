@@ -1,6 +1,6 @@
-// Wall time from step to step against what schedule predicts. Stages sleep instead of
-// computing, so it does not depend on the number of cores; the machine's load can only make it longer, so the
-// shortest of a few tries is what counts. Run alone, as parallel_pipeline_clock:
+// Wall time from step to step against the schedule's prediction. Stages sleep instead of computing, so the
+// time does not depend on the number of cores. Load can only make it longer, so the shortest of a few tries
+// counts. Run alone, as parallel_pipeline_clock:
 //   build/test_parallel_pipeline "[clock]"
 #include <ATen/ops/zeros.h>
 #include <c10/core/InferenceMode.h>
@@ -58,7 +58,7 @@ class SleepingStage final : public pipeline::Stage {
   nn::ParameterStore store_;
 };
 
-// Seconds a step on the rank that holds the pipeline up.
+// Seconds per step on the rank that limits the pipeline.
 double measured(const schedule::Schedule& s, bool post_validation) {
   using Clock = std::chrono::steady_clock;
   constexpr int settling = 1, steps = 3;
@@ -106,7 +106,7 @@ struct Timing {
 
 constexpr double tolerance = 0.03;
 
-// The shortest of a few tries.
+// The shortest time of a few tries.
 Timing timing_of(const std::string& name, int ranks, bool post_validation) {
   constexpr int tries = 8;
   const auto s = schedule::lower(schedule::make_schedule({.name = name, .ranks = ranks, .microbatches = 8}));

@@ -19,7 +19,7 @@
 
 using namespace pptrain;
 
-// The head on one pipeline rank or in parts, the embedding with another weight behind it in its group or not.
+// The head is on one pipeline rank or spread; the embedding's group has another weight behind it or not.
 TEST_CASE("both uses of a tied weight end with the same sum, on every layout") {
   at::manual_seed(5);
   constexpr int64_t rows = 301, columns = 11, others = 700;

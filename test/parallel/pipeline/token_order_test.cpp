@@ -1,4 +1,4 @@
-// The orders of all ranks, walked with channels that keep the order of their messages.
+// Runs the orders of all ranks with channels that keep the order of their messages.
 #include "parallel/pipeline/token_order.h"
 
 #include <deque>
@@ -25,7 +25,7 @@ schedule::Schedule placement(int ranks, int stages_per_rank, schedule::Placement
   return s;
 }
 
-// All ranks in lockstep: each does its next action if what it waits for has come.
+// All ranks in lockstep: each does its next action if its messages have come.
 class World {
  public:
   World(const schedule::Schedule& schedule, int groups) : schedule_(schedule), groups_(groups) {
@@ -70,7 +70,7 @@ class World {
     return true;
   }
 
-  // Choices that were posted before what is received now come first on the last stage's channel.
+  // Earlier posted choices come first on the last stage's channel.
   bool hear(int rank, int group, int64_t round) {
     const int source = schedule_.rank_of(schedule_.stages() - 1);
     while (heard_[rank][static_cast<size_t>(group)] < round) {
@@ -90,7 +90,7 @@ class World {
     if (action.stage > 0 && schedule_.rank_of(action.stage - 1) != rank) {
       const int source = schedule_.rank_of(action.stage - 1);
       if (source == last_rank && !posted_[rank].empty()) {
-        // What was posted earlier is on its way ahead of this.
+        // Messages that were posted earlier come before this one.
         const Message choice = posted_[rank].back();
         if (!hear(rank, std::get<1>(choice), std::get<2>(choice))) return false;
       }

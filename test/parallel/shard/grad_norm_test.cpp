@@ -34,7 +34,7 @@ TEST_CASE("the norm has the same bits whoever holds what") {
       }
       const shard::GradNorm norm(*replica, *pipeline);
       const double value = norm(own);
-      // The same, told in an exchange along the pipeline.
+      // The same with an exchange along the pipeline.
       comm::Exchange exchange(*pipeline);
       const auto words = norm.of_replica(own).portable();
       exchange.start(words);

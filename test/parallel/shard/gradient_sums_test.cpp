@@ -1,4 +1,4 @@
-// In which order the steps of sums begin, on communicators that only write down what is asked of them.
+// The order in which the steps of sums begin, on communicators that only record calls.
 #include "parallel/shard/gradient_sums.h"
 
 #include <chrono>
@@ -21,8 +21,8 @@ using Log = std::vector<std::string>;
 
 struct Transport {
   bool waits_block = false;    // as on a CPU; on NCCL a wait orders streams
-  std::function<bool()> done;  // whether the work that is asked has ended by now
-  Log log = {};                // of what was begun
+  std::function<bool()> done;  // whether the work in question has ended
+  Log log = {};                // the operations that were begun
   int waits = 0;
 };
 
@@ -80,7 +80,7 @@ class RecordingCommunicator final : public comm::Communicator {
   Transport& transport_;
 };
 
-// A rank of two shards and two replicas of each, with tensor parallelism.
+// A rank in a group with two shards, two replicas of each, and tensor parallelism.
 struct Rank {
   explicit Rank(Transport& transport)
       : pieces("pieces", 2, transport),
@@ -102,7 +102,7 @@ struct Rank {
   size_t norm = 0;
 };
 
-// What a step begins: two sums, and between them what the rank asks for elsewhere.
+// The operations of a step: two sums, and the rank's other messages between them.
 Log run(Transport& transport) {
   Rank rank(transport);
   shard::GradientSums sums;

@@ -1,4 +1,4 @@
-// Gathering, freeing and summing a divided and replicated parameter group, against a group that is whole.
+// Gathering, freeing and summing a sharded and replicated parameter group, against a whole group.
 #include "parallel/shard/group_exchange.h"
 
 #include <ATen/ops/arange.h>
@@ -24,7 +24,7 @@ using pptrain::test::ThreadGroups;
 
 namespace {
 
-// Longer than a piece, and not a multiple of one.
+// Longer than a block of 1024 elements (kernels::squares_block), and not a multiple of one.
 void declare(nn::ParameterGroup& group, nn::Copies copies = nn::Copies::one) {
   group.add({{.name = "q", .shape = {61, 53}}, {.name = "k", .shape = {7, 53}}});
   group.add({{.name = "norm", .shape = {1500}, .role = nn::Role::norm, .copies = copies}});
@@ -85,7 +85,7 @@ TEST_CASE("a divided group gathers what a whole one holds, and sums what all ran
     for (int r = 0; r < world.size(); ++r) all.push_back(r);
     for (size_t i = 0; i < group.buffers().size(); ++i) {
       const int64_t common =
-          whole.buffers()[i]->whole_compute.numel();  // a divided buffer may end in a longer gap
+          whole.buffers()[i]->whole_compute.numel();  // a sharded buffer may end in a longer gap
       CHECK(same_bits(group.buffers()[i]->whole_compute.narrow(0, 0, common),
                       whole.buffers()[i]->whole_compute));
       const Tensor own = exchange.own_part(i);
@@ -98,7 +98,7 @@ TEST_CASE("a divided group gathers what a whole one holds, and sums what all ran
 }
 
 TEST_CASE("gradients of copies are summed over the ranks that hold them first") {
-  // Two pieces on each of two ranks that hold copies of the norm.
+  // Two shards, on two tensor-parallel ranks each, which hold copies of the norm.
   std::mutex mutex;
   comm::run_thread_ranks(4, [&](comm::Communicator& world) {
     const int tp = world.rank() % 2;

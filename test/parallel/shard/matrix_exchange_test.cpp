@@ -1,4 +1,4 @@
-// Matrices made whole from parts on thread ranks, and Muon on them: the bits of one rank on every layout.
+// Matrices gathered from slices on thread ranks, and Muon on them: the bits of one rank on every layout.
 #include "parallel/shard/matrix_exchange.h"
 
 #include <ATen/ATen.h>
@@ -42,8 +42,8 @@ nn::Cut cut(int dim, int64_t size, int index, int parts) {
       .dim = dim, .begin = size * index / parts, .size = size * (index + 1) / parts - size * index / parts};
 }
 
-// A block as tensor parallelism cuts it: q and up by rows, o and down by columns. There are two heads of
-// keys, which more than two ranks hold copies of.
+// A block with tensor parallelism: q and up are sharded by rows, o and down by columns. There are two heads
+// of keys; more than two ranks hold copies of them.
 void declare(nn::ParameterGroup& group, int tp, int index) {
   const int heads = std::min(tp, 2);
   const int head = index * heads / tp;
@@ -61,7 +61,7 @@ void declare(nn::ParameterGroup& group, int tp, int index) {
   group.add({{.name = "down.weight", .shape = {20, 40}, .cut = cut(1, 40, index, tp)}});
 }
 
-// Of a whole parameter, at a step.
+// The gradient of a whole parameter at a step.
 Tensor gradient(const std::string& name, at::IntArrayRef shape, int step) {
   return at::sin(at::arange(c10::multiply_integers(shape), at::kFloat) * 0.37 +
                  static_cast<double>(name.size()) + static_cast<double>(name[0]) + 1.3 * step)
@@ -74,7 +74,7 @@ config::OptimizerSection muon_options() {
   return options;
 }
 
-// Flat.
+// The slice's elements in a flat tensor.
 Tensor slice_of(const Tensor& whole, const nn::SliceShape& slice) {
   std::vector<Tensor> runs;
   for (const nn::ElementRun& run : nn::element_runs(slice))
@@ -168,7 +168,7 @@ TEST_CASE("Muon gives the bits of one rank on every layout, in one round or in m
 }
 
 TEST_CASE("each matrix is transformed once, and every holder gets its part of it", "[matrices]") {
-  // Rank 0 holds rows, ranks 1 and 2 the same part of what is left, and all hold the second matrix.
+  // Rank 0 holds a slice of "a", ranks 1 and 2 the same rest of it; all three hold "b".
   const std::vector<std::vector<MatrixPart>> parts = {
       {part("a", {4, 6}, {0, 0}, {4, 6}, 0, 8), whole("b", 3, 2)},
       {part("a", {4, 6}, {0, 0}, {4, 6}, 8, 24), whole("b", 3, 2)},
@@ -227,7 +227,7 @@ TEST_CASE("owners share out the products evenly, and rounds are bounded", "[matr
         CHECK(static_cast<int64_t>(round.owned.size()) * 64 * 32 <=
               std::max<int64_t>(elements / ranks, 64 * 32));
         CHECK(round.in.part_counts[rank] == 0);
-        CHECK(round.in.part_counts == round.out.part_counts);  // no two ranks hold the same
+        CHECK(round.in.part_counts == round.out.part_counts);  // no two ranks hold the same slice
       }
       CHECK((owned == 2 || owned == 3));
       total += owned;
@@ -237,7 +237,7 @@ TEST_CASE("owners share out the products evenly, and rounds are bounded", "[matr
 }
 
 TEST_CASE("of parts that several ranks hold, the one next to the owner sends", "[matrices]") {
-  // Two replicas of two shards: whoever owns the matrix gets the other half from its own replica.
+  // Two replicas of two shards: the matrix's owner gets the other half from its own replica.
   const MatrixPart first = part("m", {4, 4}, {0, 0}, {4, 4}, 0, 8),
                    second = part("m", {4, 4}, {0, 0}, {4, 4}, 8, 16);
   const std::vector<std::vector<MatrixPart>> parts = {{first}, {second}, {first}, {second}};

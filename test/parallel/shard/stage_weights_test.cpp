@@ -1,5 +1,5 @@
-// A stage's passes over groups that ranks share: weights are there when they are used and few at a time,
-// gradients are summed once, whatever the policy.
+// A stage's passes over sharded groups: weights are present when used, few groups at a time, and gradients
+// are summed once under every policy.
 #include "parallel/shard/stage_weights.h"
 
 #include <ATen/ops/full_like.h>
@@ -58,7 +58,7 @@ std::vector<nn::Weight*> declare(nn::ParameterStore& store) {
 // The groups: embedding 0, blocks 1.., norm, head.
 constexpr size_t norm_group = blocks + 1, head_group = blocks + 2;
 
-// A stage that checks weights where it reads them, and adds to gradients what rank and microbatch decide.
+// A stage that checks the weights it reads, and adds a value for rank and microbatch to gradients.
 class FakeStage {
  public:
   FakeStage(StageWeights& access, nn::ParameterStore& store, nn::ParameterStore& whole, int rank)
@@ -111,7 +111,7 @@ class FakeStage {
   int rank_;
 };
 
-// What a step's gradients come to, added as the policy adds them.
+// A step's gradients, added in the policy's order.
 float expected(int ranks, int microbatches, Reduce reduce) {
   const auto over_ranks = [&](const auto& of_rank) {
     float sum = of_rank(0);
@@ -181,7 +181,7 @@ Outcome run(comm::Communicator& world, int replicas, const schedule::ShardOption
     }
     weights.finish();
     const int most = weights.take_most_whole_groups();
-    if (step > 0) outcome.most_whole = most;  // in the first, weights are gathered as they are asked for
+    if (step > 0) outcome.most_whole = most;  // the first step gathers weights when they are asked for
     for (nn::ParameterGroup& group : store.groups()) {
       for (nn::Buffer* shard : group.buffers()) {
         for (const nn::Slice& slice : shard->slices) {
@@ -222,7 +222,7 @@ TEST_CASE("weights are whole where they are read, and gradients are summed once,
       });
 }
 
-// As of layers whose attention is small beside their experts.
+// As for layers whose attention is small compared with their experts.
 TEST_CASE(
     "streamed weights take the bytes that the rule says, which a small group between large ones adds to") {
   constexpr int layers = 4;
@@ -268,7 +268,8 @@ TEST_CASE(
 
 TEST_CASE("what no product has written is zero before gradients are summed or read") {
   const Reduce reduce = GENERATE(Reduce::step, Reduce::microbatch);
-  const bool taken = GENERATE(false, true);  // the group's gradients, in a pass that has no products for one
+  const bool taken =
+      GENERATE(false, true);  // takes the group's gradients in a pass without GEMMs for one of them
   const int replicas = GENERATE(1, 2);
   CAPTURE(reduce == Reduce::microbatch, taken, replicas);
   std::mutex mutex;
@@ -322,7 +323,7 @@ TEST_CASE("weights that a pass throws away are gathered anew after masters have 
                          sums, "stage 0");
     FakeStage stage(weights, store, whole, world.rank());
     for (const uint64_t seed : {1, 2, 3}) {
-      weights.settle();  // what is under way reads masters
+      weights.settle();  // operations in flight read masters
       whole.initialise(seed);
       store.initialise(seed);
       weights.discard();

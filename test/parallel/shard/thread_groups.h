@@ -1,5 +1,5 @@
-// A rank of S x R thread ranks, with the groups that share a stage's parameters: S pieces, R replicas of
-// each.
+// A rank of S x R thread ranks, with the groups over which a stage's parameters are sharded (S shards) and
+// replicated (R replicas of each).
 #pragma once
 
 #include <memory>

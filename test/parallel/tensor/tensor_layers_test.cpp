@@ -1,5 +1,5 @@
-// Layers whose weights ranks share out, against the same layers of a rank alone: products by rows and
-// columns, embedding and head by parts of the vocabulary.
+// Layers with sharded weights against the same layers on one rank: GEMMs by rows and columns, embedding and
+// head by slices of the vocabulary.
 #include <ATen/Functions.h>
 #include <ATen/Parallel.h>
 #include <ATen/core/IListRef.h>
@@ -40,7 +40,7 @@ void materialise(nn::ParameterGroup& group, at::ScalarType type) {
   group.refresh_compute();
 }
 
-// Adds this rank's parts of gradients to whole ones.
+// Adds this rank's gradient slices to whole gradients.
 void collect(nn::ParameterGroup& group, std::map<std::string, Tensor>& whole) {
   for (const nn::Slice* slice : group.slices()) {
     Tensor& sum = whole.try_emplace(slice->spec.name, at::zeros(slice->spec.shape)).first->second;
@@ -56,8 +56,7 @@ struct Result {
   std::map<std::string, Tensor> grads;
 };
 
-// Runs `body` with a group of `size` ranks; each rank's result holds its parts, which are put together. Rows
-// of y and dx are shares where `shares` says so, columns else.
+// Runs `body` with a group of `size` ranks and joins the ranks' results: y and dx along y_dim and dx_dim.
 using Body = std::function<Result(std::shared_ptr<const nn::TensorGroup>)>;
 Result on_ranks(int size, const Body& body, int64_t y_dim, int64_t dx_dim) {
   std::vector<Result> parts(static_cast<size_t>(size));

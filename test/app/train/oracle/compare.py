@@ -1,9 +1,9 @@
-"""What a run in float32 may differ in from a reference in float64, of which norms and softmax are in float32 too."""
+"""Bounds on a float32 run's difference from a float64 reference. The reference's norms and softmax are float32 too."""
 
 import oracle.job  # noqa: F401, which makes test/support known
 from bounds import assert_within
 
-LOSS, NORM, WEIGHT = 1e-6, 1e-5, 5e-4  # relative; a weight's error to how far the weights of its tensor went
+LOSS, NORM, WEIGHT = 1e-6, 1e-5, 5e-4  # relative; a weight's error to the largest change in its tensor
 
 
 def relative(actual, expected):
@@ -11,7 +11,7 @@ def relative(actual, expected):
 
 
 def way(start, end):
-    """How far the weights of each tensor went, at most."""
+    """The largest change of a weight, by tensor."""
     return {name: (end[name].double() - start[name].double()).abs().max().item() for name in start}
 
 
@@ -20,7 +20,7 @@ def same(test, actual, expected, way):
         pairs = [*zip(getattr(actual, what), getattr(expected, what), strict=True)]
         for step, (mine, reference) in enumerate(pairs, 1):
             assert_within(test, relative(mine, reference), bound, f"{what} of step {step}: {pairs}")
-    if expected.validation:  # a reference of layouts has none
+    if expected.validation:  # references of layouts have no validation
         test.assertEqual(set(actual.validation), set(expected.validation))
     for step, sources in expected.validation.items():
         for name, (loss, targets) in sources.items():

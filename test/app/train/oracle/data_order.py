@@ -1,4 +1,4 @@
-"""Which tokens each step of a job sees, from what core/data/README.md says of their order, and from nothing else."""
+"""The tokens of each step of a job, only from the description of their order in core/data/README.md."""
 
 import fractions
 import math
@@ -16,7 +16,7 @@ def mix(x):
 
 
 def permuted(index, size, key):
-    """Where a Feistel network of 8 rounds, over the least power of four that holds `size`, walks from index."""
+    """The end of a walk from `index` with a Feistel network of 8 rounds over the least power of four that holds `size`."""
     half = 1
     while 4 ** half < size:
         half += 1
@@ -31,7 +31,7 @@ def permuted(index, size, key):
 
 
 class Source:
-    """One stream of tokens, of which sample i is tokens[i * seq_len : (i + 1) * seq_len + 1]."""
+    """One stream of tokens. Sample i is tokens[i * seq_len : (i + 1) * seq_len + 1]."""
 
     def __init__(self, tokens, seq_len, seed, number):
         self.tokens, self.seq_len = tokens, seq_len
@@ -39,7 +39,7 @@ class Source:
         self.seed = (seed ^ number * GOLDEN) & BITS_64
 
     def sample(self, n):
-        """The n-th sample that is taken of the source, over all its epochs."""
+        """The n-th sample that training takes from the source, over all its epochs."""
         epoch, index = divmod(n, self.samples)
         return self.row(permuted(index, self.samples, mix(self.seed) ^ mix(~epoch & BITS_64)))
 
@@ -47,7 +47,7 @@ class Source:
         return self.tokens[index * self.seq_len:(index + 1) * self.seq_len + 1]
 
     def all_rows(self):
-        """Each token but the first is a target once; the last row may be short."""
+        """All rows: each token but the first is a label once. The last row may be short."""
         return [self.row(i) for i in range(math.ceil((len(self.tokens) - 1) / self.seq_len))]
 
 
@@ -58,7 +58,7 @@ class Mixture:
         common = math.lcm(*(part.denominator for part in parts))
         whole = [int(part * common) for part in parts]
         self.shares = [share // math.gcd(*whole) for share in whole]
-        self.order = []  # of a period: source, and how many samples of it came before
+        self.order = []  # of a period: source, and its number of earlier samples
         taken = [0 for _ in whole]
         for n in range(sum(self.shares)):
             behind = [share * max(n, 1) - sum(self.shares) * had for share, had in zip(self.shares, taken)]
@@ -67,7 +67,7 @@ class Mixture:
             taken[source] += 1
 
     def place(self, position):
-        """Of the run's sample number `position`: its source, and its number among that one's samples."""
+        """The source of the run's sample number `position`, and the sample's number in that source."""
         period, n = divmod(position, len(self.order))
         source, before = self.order[n]
         return source, period * self.shares[source] + before

@@ -1,4 +1,4 @@
-"""Random initial weights, from what core/nn/README.md says of them."""
+"""Random initial weights, from their description in core/nn/README.md."""
 
 import statistics
 
@@ -32,7 +32,7 @@ def philox(counters, key):
 
 
 def initial_values(name, shape, seed, std):
-    """Float32. `name`: pptrain's of the parameter, such as layers.0.attn.q.weight."""
+    """Float32. `name`: the parameter's name in pptrain, such as layers.0.attn.q.weight."""
     size = int(numpy.prod(shape))
     words = philox(numpy.arange((size + 3) // 4), mix(hash_of(name) ^ mix(seed))).reshape(-1)[:size]
     quantile = statistics.NormalDist().inv_cdf

@@ -1,4 +1,4 @@
-"""A job: as pptrain is given it, and as a reference reads it. One run of the program, and what it left."""
+"""A job in the forms that pptrain and a reference read, one run of the program, and its results."""
 
 import dataclasses
 import functools
@@ -15,7 +15,7 @@ from pptrain import records, run, sets  # noqa: E402
 from oracle.data_order import Mixture  # noqa: E402
 
 VOCAB = 132
-WEIGHTS = (2.5, 1)  # of the sources
+WEIGHTS = (2.5, 1)  # the sources' weights
 VAL_FRACTION = 0.19  # of the first one; the second one has a file of its own
 IGNORED = -100
 
@@ -44,7 +44,7 @@ class Job:
     z: float = 0.0
 
     def lr_at(self, step):
-        """Of lr, in the step that `step` others came before: a straight rise, then half a period of a cosine."""
+        """The factor of lr after `step` steps: a linear rise, then half a period of a cosine."""
         step = min(step, self.steps - 1)
         if step < self.warmup:
             return (step + 1) / self.warmup
@@ -123,8 +123,8 @@ peak_tflops = 1
 
 @functools.cache
 def streams():
-    """Tokens of both sources, for training and for validation. Zipf's law, of each source in an order of its own; some
-    follow from the one before."""
+    """Tokens of both sources, for training and for validation. They follow Zipf's law, in each source's own order; some
+    tokens depend on the token before."""
     draw = numpy.random.default_rng(seed(8))
 
     def tokens(count, order):
@@ -151,8 +151,8 @@ def write_data(folder):
 
 @dataclasses.dataclass
 class Rows:
-    """What a model sees at once, [rows, seq_len]. Where rows hold documents, `positions` in these, and `attention`: what is
-    added to the scores, [rows, 1, seq_len, seq_len]."""
+    """A model's input, [rows, seq_len]. If rows hold documents: `positions` inside them, and `attention`, which is added to
+    the scores, [rows, 1, seq_len, seq_len]."""
 
     tokens: torch.Tensor
     labels: torch.Tensor
@@ -165,7 +165,7 @@ class Rows:
 
 
 class Data:
-    """The rows of each microbatch of a job on each data rank, and those of its validations."""
+    """The rows of a job's microbatches on each data rank, and the rows of its validations."""
 
     def __init__(self, job):
         self.job = job
@@ -174,7 +174,7 @@ class Data:
         self.validation = Mixture([streams()[name][1] for name in self.names], WEIGHTS, job.seq_len, 0)
 
     def step(self, step, rank=0):
-        """Of `rank` alone. Microbatch j of all data ranks is the step's j-th stretch of samples, cut among them."""
+        """The microbatches of `rank`. The data ranks divide the step's j-th run of samples into their microbatches j."""
         job = self.job
         microbatches = []
         for j in range(job.microbatches):
@@ -183,11 +183,11 @@ class Data:
         return microbatches
 
     def valid(self, step):
-        """Targets of a step, over all ranks."""
+        """Valid tokens of a step, over all ranks."""
         return sum(rows.valid for rank in range(self.job.data_ranks) for rows in self.step(step, rank))
 
     def validations(self):
-        """By source, its batches. Only eval_batches of them, each as large as a step's; 0: all."""
+        """Each source's name and batches: the first eval_batches (0: all), each as large as a step."""
         size = self.job.rows_per_step
         for name, source in zip(self.names, self.validation.sources):
             rows = source.all_rows()
@@ -195,7 +195,7 @@ class Data:
             yield name, batches[:self.job.eval_batches or None]
 
     def rows(self, samples):
-        """Short ones are filled up with what is no target."""
+        """Pads short samples with ignored labels."""
         seq_len = self.job.seq_len
         tokens = torch.zeros(len(samples), seq_len, dtype=torch.long)
         labels = torch.full_like(tokens, IGNORED)
@@ -205,20 +205,20 @@ class Data:
         return self.with_documents(tokens, labels) if self.job.document_end >= 0 else Rows(tokens, labels)
 
     def with_documents(self, tokens, labels):
-        """Attention stays inside a document, positions restart with it, and what follows its end is no target."""
+        """Attention stays inside a document, its positions start at 0, and the label after its end is ignored."""
         ends = tokens == self.job.document_end
         document = ends.long().cumsum(1) - ends.long()
         place = torch.arange(self.job.seq_len)
         same = document[:, :, None] == document[:, None, :]
         seen = same & (place[:, None] >= place[None, :])
         attention = torch.zeros(seen.shape).masked_fill(~seen, -torch.inf)
-        first = same.long().argmax(-1)  # place of its document
+        first = same.long().argmax(-1)  # where its document begins
         return Rows(tokens, labels.masked_fill(ends, IGNORED), place - first, attention[:, None])
 
 
 @dataclasses.dataclass
 class Result:
-    """Of a run: figures by step, validations by step and source ("" is all), final weights by transformers' names."""
+    """A run's figures by step, validations by step and source ("" is all), and final weights by transformers' names."""
 
     loss: list
     norm: list
@@ -228,7 +228,7 @@ class Result:
 
 
 def run_pptrain(program, folder, job, model, *settings, weights="model.safetensors"):
-    """Trains in `folder`, where the data lie, and converts the last checkpoint, to a folder with a file of `weights`."""
+    """Trains in `folder`, which has the data; converts the last checkpoint to a folder and reads its file `weights`."""
     (folder / "job.toml").write_text(job.toml(model))
     run([program, "--config", "job.toml", *sets(*settings)], folder)
     run([program, "convert", "--from", "run", "--to", folder / "trained"], folder)

@@ -27,18 +27,18 @@ from bounds import refuse_near_ties
 from transformers_models import ClosestTie
 
 RANKS = 2
-NEAR_TIE = 77  # how a rank ends that may choose other experts in float32
+NEAR_TIE = 77  # exit code of a rank that may choose other experts in float32
 
 
 @dataclasses.dataclass
 class Found:
     loss: list
     norm: list
-    weights: dict  # those of this rank; of experts, its own
+    weights: dict  # this rank's; only its own experts
 
 
 def on_two_ranks(test, layout, job, folder):
-    """The job by `layout`, a function below: what both ranks found, as one Result."""
+    """Runs the job by `layout`, a function below; returns both ranks' results as one Result."""
     context = multiprocessing.get_context("fork")
     ranks = [context.Process(target=run_rank, args=(layout, job, folder, rank)) for rank in range(RANKS)]
     for process in ranks:
@@ -71,7 +71,7 @@ def run_rank(layout, job, folder, rank):
 
 
 def whole_weights(job, ranks):
-    """Of two ranks' weights, as a Hugging Face directory has them."""
+    """Joins two ranks' weights in the form of a Hugging Face directory."""
     model = build(job.arch).double()
     weights = {}
     for name, shape in ((name, parameter.shape) for name, parameter in model.named_parameters()):
@@ -96,8 +96,8 @@ def summed(number):
 
 
 def train(job, data, parameters, take_gradients, norm_of):
-    """take_gradients(step, targets) leaves them in the parameters and returns this rank's sum of losses; norm_of(them)
-    is their norm over all ranks."""
+    """take_gradients(step, targets) writes gradients into the parameters and returns this rank's sum of losses.
+    norm_of(gradients) is their norm over all ranks."""
     optimizer, schedule = optimizer_of(job, parameters.items())
     found = Found([], [], {})
     for step in range(job.steps):
@@ -114,12 +114,12 @@ def train(job, data, parameters, take_gradients, norm_of):
 
 
 def norm_of_whole(gradients):
-    """Where every rank can have each whole gradient."""
+    """The norm if every rank can have each whole gradient."""
     return torch.nn.utils.get_total_norm([whole(gradient) for gradient in gradients.values()], foreach=False)
 
 
 def norm_of_parts(gradients):
-    """Where each gradient is of one rank alone."""
+    """The norm if each gradient is on one rank only."""
     squares = sum(gradient.square().sum().item() for gradient in gradients.values())
     return torch.tensor(summed(squares) ** 0.5, dtype=torch.float64)
 
@@ -135,7 +135,7 @@ def data_parallel(job, model, data, rank):
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
 
-    def take_gradients(step, targets):  # fully_shard means them over its ranks
+    def take_gradients(step, targets):  # fully_shard averages gradients over its ranks
         return sum(add_gradients(job, model, rows, targets / RANKS) for rows in data.step(step, rank))
 
     return train(job, data, dict(model.named_parameters()), take_gradients, norm_of_whole)
@@ -157,7 +157,7 @@ def tensor_parallel(job, model, data, rank):
 
 
 def with_all_keys(module, query, key, value, attention_mask, scaling, **options):
-    """Attention of a rank's own tokens to those of all ranks."""
+    """Attention of a rank's own tokens to the tokens of all ranks."""
     key, value = (torch.cat(differentiable.all_gather(part), dim=2) for part in (key, value))
     return eager_attention_forward(module, query, key, value, attention_mask, scaling, **options)
 
@@ -217,7 +217,7 @@ def pipeline_parallel(job, model, data, rank):
 
 
 class SharedExperts(torch.nn.Module):
-    """Half of a layer's experts on each rank; tokens travel to those that they choose, and back."""
+    """Half of a layer's experts on each rank; tokens travel to their chosen experts and back."""
 
     def __init__(self, experts, rank):
         super().__init__()
@@ -251,7 +251,7 @@ class SharedExperts(torch.nn.Module):
 
 
 def balance_over_ranks(model, router_logits, coefficient):
-    """As balance_loss, of the tokens of both ranks; this rank's part of it."""
+    """This rank's part of balance_loss over the tokens of both ranks."""
     total = 0
     for layer in router_logits:
         probabilities = layer.softmax(-1)
@@ -275,7 +275,7 @@ def expert_parallel(job, model, data, rank):
         for rows in data.step(step, rank):
             output = run_model(model, rows, output_router_logits=True)
             loss = sum_of_losses(output.logits, rows.labels)
-            both = RANKS * rows.valid  # without documents all ranks have as many targets
+            both = RANKS * rows.valid  # without documents all ranks have equally many valid tokens
             z = sum(layer.logsumexp(-1).square().mean() for layer in output.router_logits) / RANKS
             extra = both * (balance_over_ranks(model, output.router_logits, job.balance) + job.z * z)
             ((loss + extra) / targets).backward()

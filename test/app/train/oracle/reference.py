@@ -1,4 +1,4 @@
-"""A job by transformers and torch.optim: what pptrain's run is compared with."""
+"""A job by transformers and torch.optim, to compare pptrain's run with."""
 
 import copy
 import os
@@ -18,7 +18,7 @@ from transformers_models import balance_loss, shake_norms
 
 disable_progress_bar()
 
-# Sizes that share no factors, so that one taken for another does not go unseen; two ranks divide what they cut.
+# Sizes without common factors, so that a size used in another's place is found. Two divides the sharded ones.
 SIZES = {
     "hidden_size": 48, "intermediate_size": 52, "num_hidden_layers": 3, "num_attention_heads": 6,
     "num_key_value_heads": 2, "head_dim": 12, "vocab_size": VOCAB, "max_position_embeddings": 64,
@@ -35,18 +35,18 @@ CLASSES = {
 
 
 def build(arch):
-    """In float32."""
+    """The model, in float32."""
     torch.manual_seed(seed(2))
     model_class, config_class, changes = CLASSES[arch]
     config = config_class(**SIZES, **changes, attn_implementation="eager")
-    config._experts_implementation = "eager"  # the others know no float64
+    config._experts_implementation = "eager"  # the others do not support float64
     model = model_class(config)
     shake_norms(model)
     return model
 
 
 def saved(model):
-    """Its weights by the names, and in the parts, that they have in a Hugging Face directory."""
+    """The model's weights with the names and the division of a Hugging Face directory."""
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
         return load_file(os.path.join(folder, "model.safetensors"))
@@ -63,7 +63,7 @@ def optimizer_of(job, parameters):
 
 
 def sum_of_losses(logits, labels):
-    """In nats, of all targets."""
+    """In nats, over all labels that are not ignored."""
     wide = logits if logits.dtype == torch.float64 else logits.float()
     return torch.nn.functional.cross_entropy(wide.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="sum")
 
@@ -75,13 +75,13 @@ def run_model(model, rows, **options):
 
 
 def router_losses(job, model, router_logits):
-    """Means over the microbatch's tokens, of each sparse layer."""
+    """The sparse layers' losses, means over the microbatch's tokens."""
     z = sum(layer.logsumexp(-1).square().mean() for layer in router_logits)
     return balance_loss(model, router_logits, job.balance) + job.z * z
 
 
 def add_gradients(job, model, rows, targets):
-    """Of a microbatch's part in the mean loss of a step of so many targets; returns its sum of losses."""
+    """Adds gradients of a microbatch's part in the mean loss over `targets` valid tokens; returns its sum of losses."""
     output = run_model(model, rows, **({"output_router_logits": True} if job.balance else {}))
     nats = sum_of_losses(output.logits, rows.labels)
     extra = rows.valid * router_losses(job, model, output.router_logits) if job.balance else 0
@@ -90,7 +90,7 @@ def add_gradients(job, model, rows, targets):
 
 
 class PlainBf16:
-    """The gradients of a model in bf16 whose weights are those of `master`, in float32, rounded."""
+    """The gradients of a model in bf16. Its weights are `master`'s float32 weights, rounded."""
 
     def __init__(self, master):
         self.master = master
@@ -110,7 +110,7 @@ class PlainBf16:
 
 
 def validate(model, data):
-    """By source, and "" for all: the mean loss and its number of targets."""
+    """The mean loss and its number of valid tokens by source, and for all ("")."""
     found, all_nats, all_targets = {}, 0.0, 0
     for name, batches in data.validations():
         nats, targets = 0.0, 0
@@ -124,7 +124,7 @@ def validate(model, data):
 
 
 def train(job, model, data, plain_bf16=False, saved=saved):
-    """Steps `model`, in its own type; with plain_bf16 its passes are those of a copy in bf16. `saved` gives its weights."""
+    """Trains `model` in its own type; with plain_bf16 a bf16 copy runs the passes. `saved` gives the weights."""
     optimizer, schedule = optimizer_of(job, model.named_parameters())
     copied = PlainBf16(model) if plain_bf16 else None
     result = Result([], [], [], {}, {})

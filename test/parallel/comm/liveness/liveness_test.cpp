@@ -1,4 +1,4 @@
-// Heartbeats between thread ranks, which all are alive; some of them play dead.
+// Heartbeats between thread ranks. All are alive; some behave as dead.
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -33,12 +33,12 @@ using pptrain::test::wait_until;
 
 constexpr std::chrono::milliseconds limit = 700ms;
 
-// What the heartbeats of a world did, by rank.
+// The effects of a world's heartbeats, by rank.
 struct Outcome {
   std::mutex mutex;
-  std::vector<std::string> said;       // by anybody
+  std::vector<std::string> said;       // by any rank
   std::vector<int> ended;              // exit codes; -1: not ended
-  std::vector<Clock::duration> after;  // from the event on
+  std::vector<Clock::duration> after;  // time from the event
   Clock::time_point event;
 };
 
@@ -47,13 +47,13 @@ struct LiveRank {
   std::atomic<bool> ended = false;
 };
 
-// A few bytes, for which a new connection has room.
+// Sends a few bytes; a new connection has room for them.
 void send_to(const net::Socket& neighbour, const std::string& bytes) {
   if (::send(neighbour.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL) != static_cast<ssize_t>(bytes.size()))
     throw Error("a neighbour takes no data");
 }
 
-// `size` ranks with heartbeats, of which rank `dead` behaves as `die` says; it gets the sockets of its ring.
+// Runs `size` ranks with heartbeats. Rank `dead` runs `die`, which gets the sockets of its ring.
 template <typename Die>
 void run_with_dead_rank(int size, int dead, Outcome& outcome, Die&& die) {
   outcome.ended.assign(static_cast<size_t>(size), -1);
@@ -143,7 +143,7 @@ TEST_CASE("a rank that sends nonsense is not listened to", "[clock]") {
   CHECK_THAT(outcome.said[0], contains_text("rank 1 ") && contains_text("make no sense"));
 }
 
-// A rank's own words are left to it; who fails behind another rank is told to be silent.
+// A rank prints its own failure. A rank that fails after another rank is told to be silent.
 TEST_CASE("a failure is told to all, and the first one counts", "[clock]") {
   std::mutex mutex;
   std::vector<int> ended, first;
@@ -226,7 +226,7 @@ TEST_CASE("a summons comes to every rank once, however many ranks send one, and 
     if (world.rank() == 1 || world.rank() == 3) heartbeat->summon();
     if (world.rank() == 1) heartbeat->summon();
     if (world.rank() == 4) {
-      wait_until([&] { return heard[0] > 0 && heard[1] > 0; });  // it has come here before
+      wait_until([&] { return heard[0] > 0 && heard[1] > 0; });  // the summons has already passed this rank
       listen();
     }
     wait_until([&] { return mine > 0; });
@@ -346,7 +346,7 @@ TEST_CASE("a deadline does not count the time in which the process stood still")
   PatientDeadline deadline(5s, start);
   CHECK(deadline.next_look() == start + 1s);
   CHECK_FALSE(deadline.passed(start + 1s));
-  CHECK_FALSE(deadline.passed(start + 101s));  // 100 s of standstill
+  CHECK_FALSE(deadline.passed(start + 101s));  // the process stood still for 100 s
   CHECK_FALSE(deadline.passed(start + 104s));
   CHECK(deadline.next_look() == start + 105s);
   CHECK(deadline.passed(start + 105s));
@@ -364,7 +364,7 @@ TEST_CASE("an activity tells how far the device is behind the host") {
   CHECK(activity.look_at_device().empty());
   enqueue(0, "F stage 5 microbatch 0");
   enqueue(1, "F stage 5 microbatch 1");
-  CHECK(activity.state().text == "F stage 5 microbatch 1");  // nobody has looked
+  CHECK(activity.state().text == "F stage 5 microbatch 1");  // no look at the device yet
   CHECK(activity.look_at_device() == "F stage 5 microbatch 0");
   CHECK(activity.state().text == "F stage 5 microbatch 1 (its GPU: F stage 5 microbatch 0)");
   {
@@ -372,7 +372,7 @@ TEST_CASE("an activity tells how far the device is behind the host") {
     CHECK_THAT(describe(activity.state()),
                contains_text("waits for RECV_F stage 5 microbatch 2 (its GPU: F stage 5 microbatch 0) for"));
   }
-  // The scope has put back what the host does, without the device.
+  // The scope has restored the host's activity; the device's is unchanged.
   CHECK(activity.state().text == "F stage 5 microbatch 1 (its GPU: F stage 5 microbatch 0)");
   done = 1;
   CHECK(activity.look_at_device() == "F stage 5 microbatch 1");
@@ -381,7 +381,7 @@ TEST_CASE("an activity tells how far the device is behind the host") {
   CHECK(activity.look_at_device().empty());
 }
 
-// As in the driver, while a launch goes on elsewhere.
+// The look waits as in the driver, while another thread launches.
 TEST_CASE("a look that waits in the driver holds up nobody, and what it asks lives on") {
   Activity activity;
   std::promise<void> asked, answer;

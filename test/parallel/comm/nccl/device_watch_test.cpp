@@ -1,4 +1,4 @@
-// Decisions over a device that the test moves by hand, on a clock that the test sets.
+// Decisions about a device that the test advances by hand, on a clock that the test sets.
 #include "parallel/comm/nccl/device_watch.h"
 
 #include <ATen/ops/zeros.h>
@@ -24,7 +24,7 @@ using namespace std::chrono_literals;
 using pptrain::test::contains_text;
 using pptrain::test::wait_until;
 
-// A stream: operations by number; `at` is how far it has come.
+// A stream with numbered operations; `ready` and `finished` are its progress.
 struct FakeStream {
   int posted = 0;
   int ready = 0;     // operations that the device may begin
@@ -59,7 +59,7 @@ struct FakeGroup final : DeviceWatch::Group {
   std::atomic<int> aborts = 0;
 };
 
-// A watch whose time goes by in looks of half a second.
+// A watch that looks every half second of the test's clock.
 struct World {
   std::string host_failure, place;
   DeviceWatch watch{
@@ -98,7 +98,8 @@ TEST_CASE("the host may be far ahead of a device that moves") {
   FakeStream receives, sends;
   for (int i = 0; i < 20; ++i) world.watch.post(receives.operation("a message from rank 2"));
   for (int i = 0; i < 20; ++i) world.watch.post(sends.operation("a message to rank 4"));
-  // Each takes 8 s to be reached and 8 s to come: 16 times 20 s are far more than a timeout.
+  // The device needs 8 s to reach each operation and 8 s to finish it: 20 times 16 s are far above the
+  // timeout.
   for (int i = 1; i <= 20; ++i) {
     REQUIRE_FALSE(world.pass(8s));
     receives.ready = i;
@@ -175,7 +176,7 @@ TEST_CASE("a look asks a stream for its oldest operation alone") {
   CHECK(stream.questions == 1);
   stream.finished = stream.ready = 10;
   world.watch.check();
-  CHECK(stream.questions == 12);  // the ten, and the one that is not
+  CHECK(stream.questions == 12);  // the ten finished ones, and one that is not
 }
 
 TEST_CASE("tensors of abandoned operations live until the device is done") {
@@ -227,7 +228,7 @@ TEST_CASE("an error of one group aborts all, and is told by its kind") {
   CHECK(world.watch.look(world.now));
   if (kind == DeviceFailure::Kind::peer) CHECK_THROWS_AS(world.watch.check(), PeerFailure);
   CHECK_THROWS_WITH(world.watch.check(), text);
-  world.watch.fail({DeviceFailure::Kind::timeout, "later"});  // the first counts
+  world.watch.fail({DeviceFailure::Kind::timeout, "later"});  // the first failure counts
   CHECK(world.failure() == text);
   for (FakeGroup* group : {&first, &second}) {
     world.watch.remove(*group);
@@ -237,7 +238,7 @@ TEST_CASE("an error of one group aborts all, and is told by its kind") {
   CHECK_THROWS_WITH(world.watch.add(late), text);
 }
 
-// The kernels of one communicator may be queued behind those of the other.
+// The kernels of one communicator may be queued behind the other's kernels.
 TEST_CASE("groups are aborted at once, not one after another") {
   World world;
   std::barrier both(2);
@@ -266,7 +267,7 @@ TEST_CASE("a device that fails is a failure of the rank") {
 
 // --- the thread: it looks by itself, and ends a process that does not come back ---
 
-// What a watchdog said and did at its end.
+// The message and the actions of a watchdog at its end.
 struct Outcome {
   std::mutex mutex;
   std::string said;

@@ -6,12 +6,12 @@
 #include <thread>
 #include <utility>
 
-// NCCL's own type, of which it tells nothing.
+// NCCL's own opaque type.
 struct ncclComm {
   std::atomic<int> inside = 0;  // threads in a call on it
   int left = 0;                 // questions until it is ready
   bool finalized = false;
-  bool told_end = false;  // that it has finalized
+  bool told_end = false;  // it has reported that it is finalized
   bool ended = false;
 };
 
@@ -21,7 +21,7 @@ namespace {
 FakeNccl* current = nullptr;
 std::vector<std::unique_ptr<ncclComm>> comms;  // never freed while the fake lives, so that misuse is seen
 
-// A call on a communicator: as NCCL demands, no two of them may overlap, and none comes after its end.
+// A call on a communicator. NCCL demands that no two calls overlap and that none comes after its end.
 class Call {
  public:
   Call(ncclComm_t comm, const char* name) : comm_(comm) {
@@ -30,7 +30,7 @@ class Call {
     if (++comm->inside > 1) current->misused = std::string(name) + " beside another call";
   }
   ~Call() {
-    std::this_thread::yield();  // for others to come in between, if they may
+    std::this_thread::yield();  // lets other calls overlap, if the code allows it
     --comm_->inside;
   }
   Call(const Call&) = delete;

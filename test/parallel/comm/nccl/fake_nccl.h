@@ -1,5 +1,5 @@
-// In NCCL's place where NcclGroup is tested: communicators whose answers the test decides. Defines those of
-// NCCL's functions that NcclGroup calls; a test executable with it has no other NCCL.
+// Replaces NCCL in the tests of NcclGroup: the test decides the communicators' answers. Defines the NCCL
+// functions that NcclGroup calls; a test executable with it has no other NCCL.
 #pragma once
 
 #include <nccl.h>
@@ -15,21 +15,21 @@ struct FakeNccl {
 
   // --- the script ---
   ncclResult_t init_result = ncclInProgress;
-  int in_progress = 3;               // so many questions after a call are answered with ncclInProgress
-  ncclResult_t state = ncclSuccess;  // and those that follow with this
-  ncclResult_t state_after_end = ncclSuccess;  // once it has said that it is finalized
+  int in_progress = 3;               // number of questions after a call with the answer ncclInProgress
+  ncclResult_t state = ncclSuccess;  // the answer to later questions
+  ncclResult_t state_after_end = ncclSuccess;  // the answer after it has reported that it is finalized
   std::string last_error;
 
-  // --- what was seen ---
+  // --- observations ---
   std::vector<std::string> calls;  // "init", "call", "finalize", "destroy", "abort"
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   int questions = 0;
   int alive = 0;        // communicators
-  std::string misused;  // what NCCL forbids was done; "" for nothing
+  std::string misused;  // a use that NCCL forbids; "" for none
 
-  mutable std::mutex mutex;  // of all of the above
+  mutable std::mutex mutex;  // for all of the above
 
-  // What the test's bodies ask of NCCL.
+  // The calls of the test's bodies.
   ncclResult_t begin(ncclComm_t comm, ncclResult_t result);
   template <typename Read>
   auto locked(Read&& read) {
@@ -38,7 +38,7 @@ struct FakeNccl {
   }
 };
 
-// Starts anew: one at a time, as long as it lives.
+// Installs a new fake while it lives; only one at a time.
 class FakeNcclScope {
  public:
   FakeNcclScope();

@@ -1,4 +1,4 @@
-// What NcclGroup makes of NCCL's answers, with NCCL faked and a real watchdog.
+// NcclGroup's reactions to NCCL's answers, with a fake NCCL and a real watchdog.
 #include "parallel/comm/nccl/nccl_group.h"
 
 #include <algorithm>
@@ -51,7 +51,7 @@ struct Job {
                                                           .timeout = timeout,
                                                           .max_ctas = 2});
   }
-  // As a transfer does; NCCL takes the call with `result`.
+  // Begins a call as a transfer does; NCCL returns `result`.
   void enqueue(NcclGroup& group, std::chrono::milliseconds timeout = patient,
                ncclResult_t result = ncclInProgress) {
     group.enqueue("all_gather", timeout, [&](ncclComm_t comm) { return nccl->begin(comm, result); });

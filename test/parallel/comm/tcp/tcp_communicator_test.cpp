@@ -96,7 +96,7 @@ TEST_CASE("TCP: a message that is too large for its receive ends the ranks with 
 }
 
 TEST_CASE("TCP: a wait for a silent process ends with the timeout and says what for") {
-  // The rank that gives up first may take the other along before its own time is over.
+  // The rank that gives up first may end the other one before the other's own timeout.
   const auto ranks = run_ranks("timeout", 2, 2);
   INFO(ranks[0].output << ranks[1].output);
   REQUIRE(std::min(ranks[0].code, ranks[1].code) == 1);

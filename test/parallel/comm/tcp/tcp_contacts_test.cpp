@@ -19,7 +19,7 @@ using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
 using pptrain::test::contains_text;
 
-// A rank of a run of three, and what came of its contacts.
+// A rank of a run of three, and the results of its contacts.
 struct Rank {
   explicit Rank(int rank, net::Socket listener = {}, std::chrono::milliseconds silent = 10s)
       : contacts(

@@ -28,7 +28,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using pptrain::test::contains_text;
 
-// The engine of rank 0, and what rank 1 would hold: the other end of its link.
+// The engine of rank 0, and rank 1's end of the link.
 struct Pair {
   explicit Pair(TcpInbox::Limits limits = {}) {
     int ends[2];
@@ -75,7 +75,7 @@ TEST_CASE("bytes that are no frame end all waits with a report") {
 TEST_CASE("an exception on the engine's thread ends all waits, here and on the peer, with a report") {
   Pair pair;
   const auto operation = pair.engine->receive(7, at::empty({10}, at::kByte), 1);
-  // No transport lets it through: an undefined tensor cannot say its size.
+  // No transport accepts it: an undefined tensor has no size.
   pair.engine->receive(8, at::Tensor(), 1);
   const FrameHeader header{.kind = FrameKind::data, .channel = 8, .bytes = 10};
   pair.say(&header, sizeof(header));
@@ -108,7 +108,7 @@ TEST_CASE("a rank far ahead of the other waits for it, and all that it sent arri
   for (int i = 0; i < count; ++i) sends.push_back(peer->send(7, at::full({size}, i, at::kByte), 0));
   sends.push_back(peer->send(8, at::full({5}, 99, at::kByte), 0));
   std::this_thread::sleep_for(std::chrono::milliseconds(200));
-  REQUIRE_FALSE(peer->wait(sends.back()));  // nobody asked for that much
+  REQUIRE_FALSE(peer->wait(sends.back()));  // no receives for that much yet
   for (int i = 0; i < count; ++i) {
     const at::Tensor received = at::empty({size}, at::kByte);
     const auto operation = pair.engine->receive(7, received, 1);
@@ -119,7 +119,7 @@ TEST_CASE("a rank far ahead of the other waits for it, and all that it sent arri
   const auto operation = pair.engine->receive(8, last, 1);
   REQUIRE(pair.engine->wait(operation, Clock::now() + std::chrono::seconds(10)));
   REQUIRE(at::equal(last, at::full({5}, 99, at::kByte)));
-  // Two that take leave do not wait for each other's destructor.
+  // Two engines that end do not wait for each other's destructor.
   std::thread other([&] { pair.engine.reset(); });
   peer->wait(sends.back());
   peer.reset();
@@ -162,7 +162,7 @@ std::pair<net::Socket, net::Socket> connected() {
   return {std::move(caller), std::move(called)};
 }
 
-// From now on no packet reaches the socket or is answered, as if its host were gone.
+// From now on no packet reaches the socket and none is answered, as if its host had gone.
 void cut_off(const net::Socket& socket) {
   sock_filter drop{.code = BPF_RET | BPF_K, .jt = 0, .jf = 0, .k = 0};
   const sock_fprog program{.len = 1, .filter = &drop};
@@ -196,7 +196,7 @@ TEST_CASE("a peer that reads nothing for longer than a silence lasts is waited f
   other.join();
 }
 
-// It would count the time in which a peer that computes takes nothing.
+// A time limit would count the time in which a computing peer reads nothing.
 TEST_CASE("a link sets no time limit on bytes that the peer does not take") {
   const net::Socket socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   REQUIRE(socket.open());
@@ -214,7 +214,7 @@ TEST_CASE("a host that is gone is found while something is on its way to it") {
   TcpEngine engine(Pair::met(0, std::move(here)), {}, silence);
   if (window_closed) {
     engine.send(7, at::full({more_than_buffers}, 1, at::kByte), 1);
-    std::this_thread::sleep_for(silence / 2);  // until `there`, which nobody reads, is full
+    std::this_thread::sleep_for(silence / 2);  // until `there` is full; the test does not read it
   }
   cut_off(there);
   if (!window_closed) engine.send(7, at::full({5}, 1, at::kByte), 1);
@@ -268,7 +268,7 @@ std::vector<Met> strangers(int size) {
 }
 
 void leave_together(std::vector<std::unique_ptr<TcpEngine>>& engines) {
-  std::vector<std::jthread> leave;  // a rank waits for the others' leave
+  std::vector<std::jthread> leave;  // a rank's destructor waits for the other ranks to end
   for (auto& engine : engines) leave.emplace_back([e = std::move(engine)]() mutable { e.reset(); });
 }
 

@@ -89,7 +89,7 @@ TEST_CASE("a handshake that was listened to is of no use again, nor is one's own
   Handshake next = Handshake::called(identity(1));
   next.take(heard[0]);
   REQUIRE_THROWS_AS(next.take(heard[2]), Error);
-  // Reflection: what a caller says comes back to it.
+  // Reflection: a caller gets its own messages back.
   Handshake fooled = Handshake::calling(identity(3), 3);
   const Bytes proof = fooled.take(fooled.opening());
   REQUIRE_THROWS_AS(fooled.take(proof), Error);

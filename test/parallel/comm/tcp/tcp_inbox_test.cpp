@@ -19,7 +19,7 @@ namespace {
 
 using pptrain::test::contains_text;
 
-// A receive of `bytes` bytes in the middle of memory that nobody else may write to.
+// A receive of `bytes` bytes in the middle of memory that nothing else may write to.
 class Guarded {
  public:
   explicit Guarded(int64_t bytes)
@@ -63,7 +63,7 @@ std::string data(uint64_t channel, const std::string& body) {
   return frame(FrameKind::data, channel, body);
 }
 
-// Feeds `bytes` in pieces of at most `most`; the last frame that came whole.
+// Feeds `bytes`, at most `most` at a time; returns the last complete frame.
 std::optional<FrameKind> feed(TcpInbox& inbox, std::string_view bytes, size_t most = SIZE_MAX) {
   std::optional<FrameKind> last;
   while (!bytes.empty()) {
@@ -155,7 +155,7 @@ TEST_CASE("what comes early on all links of a process is bounded together") {
   TcpInbox first(1, complete, limits, total), second(2, complete, limits, total);
   feed(first, data(7, std::string(1500, 'x')));
   REQUIRE((first.wants_bytes() && second.wants_bytes()));
-  feed(second, data(7, std::string(1500, 'x')));  // more than half, with what it takes to keep them
+  feed(second, data(7, std::string(1500, 'x')));  // more than half, counting the memory to keep them
   REQUIRE_FALSE((first.wants_bytes() || second.wants_bytes()));
   REQUIRE_THROWS_WITH(feed(second, data(7, std::string(3000, 'x'))),
                       contains_text("sent 0.0 GB") && contains_text("no receive"));
@@ -190,7 +190,7 @@ TEST_CASE("a failure is a text of at most 4 KiB that does not steer the terminal
   REQUIRE(failure_text(std::string(10'000, 'x')).size() == 4096);
 }
 
-// A stream of frames and receives, of which both sides know what must come of it.
+// A stream of frames and receives with a known result.
 struct Stream {
   explicit Stream(std::mt19937_64& random) {
     for (int i = 0; i < 12; ++i) {
@@ -199,7 +199,7 @@ struct Stream {
       std::ranges::generate(body, [&] { return static_cast<char>(random()); });
       bytes += data(channel, body);
       messages[channel].push_back(body);
-      // As a rule of the size that comes.
+      // Usually of the size that comes.
       const int64_t wanted = static_cast<int64_t>(random() % 8 == 0 ? random() % 100 : body.size());
       receives.push_back({channel, Guarded(wanted)});
     }

@@ -60,7 +60,7 @@ Rendezvous somewhere(std::chrono::milliseconds timeout = 30s) {
   return rendezvous;
 }
 
-// Someone who reaches the store, which is open.
+// A stranger can reach the store, since it is open.
 class Intruder {
  public:
   explicit Intruder(const Rendezvous& rendezvous) {
@@ -112,7 +112,7 @@ void require_links(std::vector<std::future<Came>>& ranks, std::chrono::duration<
       REQUIRE(at::equal(received, at::full({100}, from * size + to, at::kInt)));
     }
   }
-  std::vector<std::jthread> leave;  // a rank waits for the others' leave
+  std::vector<std::jthread> leave;  // a rank's destructor waits for the other ranks to end
   for (auto& engine : engines) leave.emplace_back([e = std::move(engine)]() mutable { e.reset(); });
 }
 
@@ -142,7 +142,7 @@ TEST_CASE("ranks meet along a tree, and any two of them can then be connected") 
     again.set_value(std::move(came));
     ranks.push_back(again.get_future());
   }
-  REQUIRE(ends == 2 * (size - 1));  // of a full mesh: size (size - 1)
+  REQUIRE(ends == 2 * (size - 1));  // a full mesh has size (size - 1)
   require_links(ranks, 10s);
 }
 
@@ -219,7 +219,7 @@ TEST_CASE("an address that was forged leads to an error, not to a link") {
   pollfd entry{trap.get(), POLLIN, 0};
   REQUIRE(poll(&entry, 1, 10'000) == 1);
   const net::Socket victim = net::accept_now(trap, error);
-  // What rank 0 would say, but for the key.
+  // The messages of rank 0 without the right key.
   const RunIdentity false_rank{.key = "?", .run = intruder.get("run"), .rank = 0, .size = 2};
   const std::vector<uint8_t> hello = Handshake::calling(false_rank, 1).opening();
   for (const std::vector<uint8_t>& message : {hello, std::vector<uint8_t>(Handshake::proof_bytes, 7)}) {

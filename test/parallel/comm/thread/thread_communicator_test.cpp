@@ -118,7 +118,7 @@ TEST_CASE("a rank that throws wakes all others at once, and its exception is the
         throw UsageError("no such file");
       }
       try {
-        // Ranks 0 and 1 wait for each other, rank 3 for the one that fails.
+        // Ranks 0 and 1 wait for each other, rank 3 for the failing one.
         const at::Tensor tensor = at::zeros({1});
         pair->irecv(tensor, 1 - pair->rank())->wait({});
       } catch (const PeerFailure& e) {
@@ -132,7 +132,7 @@ TEST_CASE("a rank that throws wakes all others at once, and its exception is the
   REQUIRE(Clock::now() - start < std::chrono::seconds(5));
 }
 
-// In a process of its own, of a user who may have so few threads.
+// In its own process, as a user with a limit of a few threads.
 TEST_CASE("a thread that cannot be started ends the ranks that have begun") {
   if (getuid() != 0) return pptrain::test::not_run("only root can become a user who has no processes");
   const pid_t child = fork();

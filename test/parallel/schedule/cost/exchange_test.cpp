@@ -1,4 +1,4 @@
-// What gathers of weights and reductions of gradients cost, by hand: F takes 4, B 8, a stage has 4 groups.
+// The cost of gathering weights and reducing gradients, by hand: F takes 4, B 8, a stage has 4 groups.
 #include "core/base/error.h"
 #include "parallel/schedule/cost/simulate.h"
 #include "parallel/schedule/generators/generators.h"

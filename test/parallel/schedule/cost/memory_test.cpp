@@ -70,7 +70,7 @@ TEST_CASE("stages of unequal size: the peak is where the bytes are, not the coun
   CHECK(rank.activations == 120);
   CHECK(rank.workspace == 30);
   CHECK(rank.weight_operands == 0);
-  // Outputs of both forwards of stage 0 waited for stage 1, which has taken the first.
+  // Both outputs of stage 0's forwards waited for stage 1; it has taken the first.
   CHECK(rank.buffers == 7);
   CHECK(peak_bytes(s, std::vector<StageBytes>{{}, {.message = 7}})[0].buffers == 14);
 }
@@ -94,7 +94,7 @@ TEST_CASE("messages: a receive from its post, an output to one action after its 
       "0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0RECV_B1,0B0,0B1\n"
       "1RECV_F0,1RECV_F1,1F0,1B0,1SEND_B0,1F1,1B1,1SEND_B1\n");
   const auto ranks = uniform(s, {.message = 5});
-  CHECK(ranks[0].buffers == 10);  // F1's output next to F0's, which leaves; then the two receives
+  CHECK(ranks[0].buffers == 10);  // F1's output next to F0's, which is being sent; then the two receives
   CHECK(ranks[1].buffers == 10);
   // Without communication nothing is held for it.
   CHECK(uniform(parse_csv("0F0,0B0\n1F0,1B0\n"), {.message = 5})[0].buffers == 0);
@@ -113,7 +113,7 @@ TEST_CASE("gathered weights are there from UNSHARD to RESHARD") {
   };
   CHECK(gathered("0F0,0F1,0B0,0B1\n").gathered == 0);
   CHECK(gathered("0UNSHARD,0F0,0F1,0B0,0B1\n").total() == 27);
-  // Both stages at once while the second's forward runs, but only one microbatch's activations.
+  // Both stages' weights are there while the second's forward runs, but only one microbatch's activations.
   const MemorySplit two = gathered("0UNSHARD,0F0,1UNSHARD,0RESHARD,1F0,0UNSHARD,1B0,1RESHARD,0B0,0RESHARD\n");
   CHECK(two.activations == 20);
   CHECK(two.total() == 34);
@@ -124,7 +124,7 @@ TEST_CASE("gathered weights are there from UNSHARD to RESHARD") {
 TEST_CASE("gradients on their way are held to the end of the next compute action") {
   const MemorySplit rank =
       uniform(parse_csv("0F0,0F1,0B0,0REDUCE_GRAD,0B1,0REDUCE_GRAD\n"), {.activation = 1, .reducing = 4})[0];
-  CHECK(rank.total() == 9);  // B1: its activations, its gradients and those of B0
+  CHECK(rank.total() == 9);  // B1: its activations, its gradients and B0's gradients
   CHECK(rank.reducing == 8);
   CHECK(
       uniform(parse_csv("0F0,0F1,0B0,0REDUCE_GRAD,0B1,0REDUCE_GRAD\n"), {.activation = 100, .reducing = 4})[0]
@@ -143,7 +143,7 @@ TEST_CASE("microbatches of other sizes count as much as they have") {
                                                  {.activation = third, .workspace_forward = 1}})[0]
         .total();
   };
-  CHECK(peak(10, 20, 30) == 55);    // B1 beside the records of F2
+  CHECK(peak(10, 20, 30) == 55);    // B1, with F2's saved activations
   CHECK(peak(100, 20, 30) == 220);  // B0
   CHECK(peak(1, 1, 1) == 7);
 }

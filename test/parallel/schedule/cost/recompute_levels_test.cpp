@@ -13,7 +13,7 @@ using namespace pptrain::schedule;
 
 namespace {
 
-// All levels of the rank's microbatches: visit(levels by cell).
+// Calls visit(levels by cell) for all levels of the rank's microbatches.
 template <typename Visit>
 void each_choice(const Schedule& s, const std::vector<size_t>& cells, int levels, const Visit& visit) {
   std::vector<int> choice(s.cells());
@@ -28,7 +28,8 @@ void each_choice(const Schedule& s, const std::vector<size_t>& cells, int levels
   while (next());
 }
 
-// Of levels 0 to 2, of which each keeps less and computes longer, in a size of its own for each microbatch.
+// Bytes and seconds of levels 0 to 2: each level keeps less and computes longer. Each microbatch has its own
+// size.
 struct Levels {
   Levels(const Schedule& s, bool by_cell) : schedule(s), bytes(3), seconds(3) {
     for (int level = 0; level < 3; ++level) {
@@ -71,8 +72,8 @@ struct Levels {
   std::vector<std::vector<double>> seconds;
 };
 
-// Fits, leaves no change that fits too, and saves nearly as much as the best of all choices. Returns its part
-// of that.
+// Checks that the levels fit and that no further change fits. Returns their saving relative to the best
+// choice.
 double check_levels(const Schedule& s, const Levels& given, int rank, int64_t room) {
   std::vector<size_t> cells;
   for (const int stage : s.stages_of(rank)) {
@@ -114,7 +115,7 @@ TEST_CASE("the levels of microbatches fit, have no room left, and save nearly wh
         const auto peak = [&](int level) {
           return peak_bytes(s, given.of(std::vector<int>(s.cells(), level)), rank).total();
         };
-        for (const int part : {0, 1, 2, 3}) {  // of the way from all to nothing that is computed again
+        for (const int part : {0, 1, 2, 3}) {  // quarters of the way from full recompute to none
           const double saved = check_levels(s, given, rank, peak(2) + (peak(0) - peak(2)) * part / 4);
           worst = std::min(worst, saved);
           sum += saved;

@@ -79,7 +79,7 @@ Simulation run(const std::string& name, int p, int m, int v, Times t, double wir
 }  // namespace
 
 TEST_CASE("interleaved and breadth-first idle (p - 1)(F + B) / v of a rank's times") {
-  const Times t{3, 4, 2};  // of one stage: a rank's are v times that
+  const Times t{3, 4, 2};  // of one stage; a rank has v stages
   for (int p = 1; p <= 8; ++p) {
     for (int v = 1; v <= 4; ++v) {
       for (int rounds = 1; rounds <= 4; ++rounds) {
@@ -165,7 +165,7 @@ TEST_CASE("unequal stages, a B of its own, transfers and pairs count as they cos
   CHECK(result.ranks[1].barrier == 2.5);
 
   const Schedule pair = parse_csv("0F0,(0F1;0B0)OVERLAP_F_B,0B1");
-  // Of 1 + 2 a forward's 0.75 and a backward's 1.5 are waiting: 1.25 of that has nothing to go on behind.
+  // In 1 + 2, the forward waits 0.75 and the backward 1.5; 1.25 of the waiting overlaps with nothing.
   CHECK(pair_duration({.forward_wire = 0.75}, {.backward_wire = 1.5}, ActionKind::backward) ==
         0.25 + 0.5 + 0.25 + 1.25);
   CHECK(simulate(pair, {.stages = {{.forward_wire = 0.75}}, .latency = {}}).step_time == 1 + 2.25 + 2);

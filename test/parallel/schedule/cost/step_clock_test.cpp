@@ -62,7 +62,7 @@ std::vector<Schedule> schedules() {
   return all;
 }
 
-// Every action's end again and again from those of all others, until none changes.
+// Computes every action's end from all others again and again until none changes.
 int64_t by_repetition(const Schedule& s, const SizedCosts& costs, const Sizes& sizes) {
   std::vector<int64_t> f(s.cells()), b(s.cells()), posted_f(s.cells()), posted_b(s.cells());
   std::vector<std::vector<int64_t>> of_s(s.microbatches, std::vector<int64_t>(s.ranks)), of_t = of_s;

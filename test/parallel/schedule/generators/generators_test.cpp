@@ -14,8 +14,8 @@ using pptrain::test::contains_text;
 
 namespace {
 
-// The most that any rank holds from F to W, in stage-microbatches, by the table of definitions; where it says
-// how much is reached with enough microbatches, `reached_from` is how many.
+// The peak number of stage-microbatches that any rank holds from F to W, by the table of definitions. The
+// peak is reached from `reached_from` microbatches on.
 struct Bound {
   int held = 0;
   int reached_from = 1;
@@ -52,8 +52,8 @@ void check_memory(const Schedule& s) {
   }
 }
 
-// Every channel of a rank may have one message in use and one ahead; a few more wait where a channel's order
-// asks.
+// Every channel of a rank may have one message in use and one ahead. A few more may wait if a channel's order
+// needs it.
 void check_buffers(const Schedule& s) {
   for (const InFlight& peak : in_flight(s)) {
     if (peak.receive_buffers > 2 + 2 * s.stages_per_rank) {
@@ -88,7 +88,7 @@ TEST_CASE("every schedule is sound for every size that it allows, within its mem
           validate(s);
           check_memory(s);
           ++sizes;
-          // Lowering proves each pass by itself; every seventh size, and all small ones.
+          // Lowering proves each pass by itself. Every seventh size, and all small ones.
           if ((p + m + v) % 7 == 0 || (p <= 4 && m <= 8)) check_buffers(lower(s));
         }
       }

@@ -1,4 +1,4 @@
-// The passes that place UNSHARD, RESHARD and REDUCE_GRAD, and what lower() makes of a list that has them.
+// The passes that place UNSHARD, RESHARD and REDUCE_GRAD, and lower() on a list that has them.
 #include <algorithm>
 #include <set>
 
@@ -22,8 +22,8 @@ size_t count(const Schedule& s, ActionKind kind) {
   return found;
 }
 
-// Calls visit for each way to share out parameters, with every schedule of p to 4 and m to 8, and its
-// forwards.
+// Calls visit for each way to shard parameters, with every schedule of p up to 4 and m up to 8, and with its
+// forwards alone.
 template <typename Visit>
 void for_every_sharding(Visit&& visit) {
   for (const std::string& name : schedule_names()) {
@@ -70,7 +70,7 @@ TEST_CASE("streamed, a stage is gathered one action before it is needed, and fre
                 "1UNSHARD,3UNSHARD,1F0,3F0,1F1,"));
   CHECK(streamed("0F0,1F0,1B0,0B0\n") ==
         "0UNSHARD,1UNSHARD,0F0,0RESHARD,1F0,0UNSHARD,1B0,1RESHARD,0B0,0RESHARD\n");
-  // A single W in between is no reason to free what is needed right after it; two are.
+  // Weights that are needed right after a single W are not freed for it; for two they are.
   CHECK(streamed("0F0,0I0,0W0,0F1,0I1,0W1\n") == "0UNSHARD,0F0,0I0,0W0,0F1,0I1,0RESHARD,0W1\n");
   CHECK(streamed("0F0,0F1,0I0,0I1,0W0,0W1,0F2,0I2,0W2\n") ==
         "0UNSHARD,0F0,0F1,0I0,0I1,0RESHARD,0W0,0UNSHARD,0W1,0F2,0I2,0RESHARD,0W2\n");
@@ -141,7 +141,7 @@ TEST_CASE("a list keeps the exchanges that it brings if the job can use them") {
   CHECK(lower(brings).actions == brings.actions);  // whole weights: they cost nothing
   CHECK(write_csv(lower(brings, {.gather = Gather::kept, .reduce = Reduce::microbatch})) ==
         "0UNSHARD,0F0,0F1,0RESHARD,0UNSHARD,0B0,0REDUCE_GRAD,0B1,0REDUCE_GRAD,0RESHARD\n");
-  // Stage 1 is never unsharded: what there is of UNSHARD and RESHARD goes.
+  // Stage 1 is never unsharded: lower() removes the list's own UNSHARD and RESHARD.
   const Schedule half = parse_csv("0UNSHARD,0F0,1F0,1B0,1REDUCE_GRAD,0B0,0REDUCE_GRAD\n");
   CHECK(lower(half).actions == half.actions);
   CHECK(write_csv(lower(half, {.gather = Gather::kept})) ==

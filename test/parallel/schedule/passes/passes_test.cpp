@@ -137,7 +137,7 @@ TEST_CASE("any placement has a forward-only list that keeps the ranks busy") {
           s.actions.resize(p);
           const Schedule forwards = lower(forward_only(s, m));
           CHECK(forwards.microbatches == m);
-          // On the V the last microbatch has to come back up from the rank at the bottom.
+          // On the V the last microbatch must come back up from the rank at the bottom.
           const bool is_v = placement == Placement::v;
           if (is_v ? v <= 2 : m % p == 0) {
             CHECK(simulate(forwards).step_time == m * v + (is_v && v == 2 ? 2 : 1) * (p - 1));

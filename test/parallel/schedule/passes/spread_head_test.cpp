@@ -14,7 +14,7 @@
 namespace pptrain::schedule {
 namespace {
 
-// A head that takes as long as `layers` of the `per_stage` layers of a stage: its F a third of it.
+// A spread head that costs as much as `layers` layers, with `per_stage` layers per stage. Its F is a third.
 Costs with_head(int ranks, double per_stage, double layers) {
   Costs costs{.stages = {{.forward = per_stage, .backward_input = per_stage, .backward_weight = per_stage}},
               .latency = {0.05}};
@@ -65,7 +65,8 @@ TEST_CASE("A spread head is sound under every schedule, whatever it costs") {
   }
 }
 
-// Where stages are equal and the head costs half of one, the last rank otherwise holds up all others.
+// With equal stages and a head that costs half of one, an unspread head makes all ranks wait for the last
+// one.
 TEST_CASE("A spread head shortens the step of every schedule") {
   for (const std::string& name : training_schedule_names()) {
     for (const auto& [ranks, microbatches] : {std::pair(2, 8), std::pair(4, 16), std::pair(8, 32)}) {
@@ -76,13 +77,12 @@ TEST_CASE("A spread head shortens the step of every schedule") {
       const double step = simulate(lower(spread_head(plain, costs)), costs).step_time;
       const double before = simulate(lower(plain), at_the_end(plain, costs, layers)).step_time;
       CHECK(step < 0.96 * before);
-      CHECK(step > microbatches * (3 * 4 + 3 * layers / ranks));  // which each rank computes
+      CHECK(step > microbatches * (3 * 4 + 3 * layers / ranks));  // each rank's computation
     }
   }
 }
 
-// Of what a schedule waits for besides: zb_h2 and zbv come within 8 % of the time in which all ranks only
-// compute.
+// Other waits stay small: these schedules come within 8 % of the time in which all ranks only compute.
 TEST_CASE("With a spread head ranks of the best schedules compute nearly all the time") {
   for (const char* name : {"zb_h2", "zbv", "interleaved_zb"}) {
     for (const auto& [ranks, microbatches] : {std::pair(2, 8), std::pair(4, 16), std::pair(8, 32)}) {

@@ -38,7 +38,7 @@ void for_every_schedule(Check&& check) {
 
 using Channel = std::pair<int, int>;
 
-// What a rank sends or posts, by channel, as (SEND_F of a stage, SEND_B of a stage) in their order.
+// A rank's sends or posts by channel, in order: (SEND_F of a stage, SEND_B of a stage).
 std::map<Channel, std::vector<std::string>> messages(const Schedule& s, int rank,
                                                      const std::vector<Action>& list, bool sends) {
   std::map<Channel, std::vector<std::string>> result;
@@ -73,7 +73,7 @@ bool takes_gradient(const Schedule& s, const Action& a) {
 TEST_CASE("prefixes wait for prefixes alone, and end at the first gradient in every schedule") {
   for_every_schedule([](const Schedule& s) {
     const Speculation speculation = speculate(s);
-    std::set<std::pair<int, int>> forwards;  // stage, microbatch: those that prefixes run
+    std::set<std::pair<int, int>> forwards;  // (stage, microbatch) that prefixes run
     for (int rank = 0; rank < s.ranks; ++rank) {
       for (size_t i = 0; i < speculation.prefix[rank]; ++i) {
         const Action& a = s.actions[rank][i];

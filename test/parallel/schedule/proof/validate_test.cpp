@@ -47,7 +47,7 @@ void swap(Schedule& s, int rank, const std::string& a, const std::string& b) {
   std::swap(s.actions[rank][place(s, rank, a)], s.actions[rank][place(s, rank, b)]);
 }
 
-// Takes the first such action to where `before` stands.
+// Moves the first such action to the place of `before`.
 void move(Schedule& s, int rank, const std::string& what, const std::string& before) {
   erase(s, rank, what);
   auto& list = s.actions[rank];
@@ -222,7 +222,7 @@ TEST_CASE("sharded lists: each mutation is found") {
     move(before, 1, "1REDUCE_GRAD", "1F0");
     CHECK_THAT(refusal(before), contains_text("no gradients yet") && contains_text(">1REDUCE_GRAD<"));
   }
-  // Of one rank alone, one list at a time has no REDUCE_GRAD.
+  // Only one rank's list lacks a REDUCE_GRAD.
   Schedule missing = sharded(Reduce::step);
   erase(missing, 2, "2REDUCE_GRAD");
   CHECK_THAT(refusal(missing), contains_text("2REDUCE_GRAD is missing"));

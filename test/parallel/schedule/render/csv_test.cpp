@@ -98,7 +98,7 @@ TEST_CASE("PyTorch's text with communication is read and proven") {
 }
 
 TEST_CASE("a file whose last rank skips a microbatch is refused, with the grid") {
-  // What PyTorch 2.11 prints for the last rank of 1F1B begins with microbatch 1.
+  // PyTorch 2.11's list for the last rank of 1F1B begins with microbatch 1.
   try {
     load_schedule(golden + "pytorch_1f1b_p4_m8_unsound.csv");
     FAIL("accepted");

@@ -34,7 +34,7 @@ TEST_CASE("the text grid is to scale, with idle time as dots") {
 TEST_CASE("passes that take the same time are drawn equally wide, and none before what it waits for") {
   for (const std::string name : {"gpipe", "1f1b", "zb_h1", "zb_h2"}) {
     const Schedule s = make_schedule({.name = name, .ranks = 3, .microbatches = 7});
-    // Times that are no multiples of each other, and messages that take time.
+    // Times that are not multiples of each other, and messages that take time.
     const Costs costs{.stages = {{1, 1.13, 0.71}, {1.37, 1.5, 0.9}, {2.09, 1.31, 1.71}}, .latency = {0.3}};
     const std::string text = render_text(s, costs, {.width = 4000});
     CAPTURE(name, text);
@@ -168,7 +168,7 @@ TEST_CASE("the trace has an event per compute action and an arrow per message") 
   for (const auto& list : s.actions) compute += list.size();
   CHECK(spans == compute);
   CHECK(last == Approx(simulation.step_time * 1000));
-  // Five boundaries of which the turn is inside a rank, forwards and backwards.
+  // Five boundaries, forwards and backwards; the turn is inside a rank.
   CHECK(arrows.size() == 4u * 7u * 2u);
   for (const auto& [id, ends] : arrows) CHECK((ends.first == 1 && ends.second == 1));
 }

@@ -29,7 +29,7 @@ Schedule shape_of(int ranks, int stages_per_rank, int microbatches, Placement pl
           .actions = {}};
 }
 
-// Memory counts microbatches of all layers of a rank, from F to W.
+// Memory counts the microbatches that a rank holds from F to W, over all its layers.
 SearchProblem microbatches_held(SearchProblem problem, int held) {
   const Schedule& shape = problem.shape;
   problem.bytes.assign(static_cast<size_t>(shape.stages()), {.activation = 1, .weight_operands = 1});
@@ -42,7 +42,7 @@ double time_of(const Schedule& lowered, const SearchProblem& problem) {
                                 : simulate(lowered, problem.costs).step_time;
 }
 
-// Sound, as long as it says, and within the room.
+// Checks that the result is sound, takes the reported time, and fits.
 void check(const SearchProblem& problem, const SearchResult& result) {
   CAPTURE(problem.shape.ranks, problem.shape.stages_per_rank, problem.shape.microbatches, result.named);
   CHECK_NOTHROW(validate(result.compute));
@@ -55,7 +55,7 @@ void check(const SearchProblem& problem, const SearchResult& result) {
   for (int rank = 0; rank < problem.shape.ranks; ++rank) CHECK(peaks[rank].total() <= problem.room[rank]);
 }
 
-// The fastest named schedule of the placement that fits, simulated here; 0 where none does.
+// The simulated time of the fastest named schedule of the placement that fits; 0 if none does.
 double best_named(const SearchProblem& problem) {
   double best = 0;
   for (const std::string& name : training_schedule_names()) {
@@ -82,7 +82,7 @@ double best_named(const SearchProblem& problem) {
   return best;
 }
 
-// Searches shortly and checks what is found, also against the named schedules: is it faster than each?
+// Searches shortly and checks the result, also against the named schedules. True if it is faster than all.
 bool beats_named(const SearchProblem& problem) {
   const SearchResult result = search_schedule(problem, 2);
   check(problem, result);
@@ -142,7 +142,7 @@ TEST_CASE("a searched schedule is sound, fits, and is never slower than the name
   constexpr int problems = 40;
   for (int i = 0; i < problems; ++i) {
     SearchProblem problem = random_problem(draw);
-    // What some named schedule takes, or a little more.
+    // The memory that some named schedule needs, or a little more.
     const Schedule like =
         lower(make_schedule({.name = problem.shape.stages_per_rank == 1 ? "1f1b" : "looped_bfs",
                              .ranks = problem.shape.ranks,
@@ -214,7 +214,7 @@ TEST_CASE("under post-validation an order with more microbatches in flight leave
   CAPTURE(result.named);
   CHECK(bubble(result.step_time) <= 1.3);
   CHECK(result.step_time < result.named_time);
-  // One stage a rank, as large as two of these.
+  // One stage per rank, as large as two of these.
   const Schedule zb_h2 = lower(make_schedule({"zb_h2", 8, 24, 1}));
   const double of_zb_h2 = post_validated_step_time(zb_h2, {.stages = {{2, 2.4, 1.6, -1}}, .latency = {0.05}});
   CHECK(bubble(of_zb_h2) > 5);
@@ -226,8 +226,7 @@ TEST_CASE("on two ranks the searched loop leaves no bubble but the first forward
   problem = microbatches_held(std::move(problem), 3);
   const SearchResult result = search_schedule(problem, 10);
   check(problem, result);
-  CHECK(std::abs(result.step_time - (8 * 6 + 1 + 0.2)) <
-        1e-6);  // the second rank's work, and what it waits for
+  CHECK(std::abs(result.step_time - (8 * 6 + 1 + 0.2)) < 1e-6);  // the second rank's work and waits
   CHECK(std::abs(least_step_time(problem) - result.step_time) < 1e-4);
   CHECK(result.named == "interleaved_zb");
   CHECK(result.named_time > 51);
@@ -275,16 +274,15 @@ TEST_CASE("a rank without room for a microbatch is refused") {
 
 namespace {
 
-// Looks through every order of a few passes with whole times: appends passes in the order of their
-// beginnings, each as early as it can begin after the others. What was appended in two ways with the same
-// times is looked at once.
+// Tries every order of a few passes with integer times. It appends passes in the order of their beginnings,
+// each as early as it can begin after the others. States with equal times are tried once.
 class AllOrders {
  public:
   // `held`: microbatches of a stage from F to W on a rank.
   AllOrders(const Schedule& shape, int f, int i, int w, int latency, int held)
       : s_(shape), time_{f, i, w}, latency_(latency), held_(held) {}
 
-  // Is there an order that ends by `limit`?
+  // True if some order ends by `limit`.
   bool ends_by(int limit) {
     limit_ = limit;
     seen_.clear();
@@ -335,7 +333,7 @@ class AllOrders {
     return false;
   }
 
-  // The stage's own F's and I's, then the last one's way back to the first stage.
+  // The stage's own F's and I's, then the way of the last I back to the first stage.
   int least_end(const State& state, int stage) const {
     const int inputs = s_.microbatches - state.done[3 * stage + 1];
     if (inputs == 0) return 0;

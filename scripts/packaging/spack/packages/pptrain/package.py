@@ -1,7 +1,7 @@
 # spack repo add scripts/packaging/spack && spack install pptrain
 #
-# Not built yet: Spack was not on the machine where this was written. The CMake options are those that
-# `cmake --install` is tested with. Set `git` to where you cloned pptrain from.
+# Not built yet: the author had no Spack. The tests of `cmake --install` use the same CMake options. Set `git` to the
+# address from which you cloned pptrain.
 from spack.package import *
 
 

@@ -1,7 +1,7 @@
-// Takes the place of core/kernels/cuda/cuda_api.h where the kernels are compiled by the C++ compiler for the
-// CPU: the same names, run by fibers. One block at a time; a thread of the block is a fiber that gives way at
-// each barrier and shuffle. What hardware leaves undefined is an Error here: a barrier or a shuffle that not
-// all threads reach.
+// Replaces core/kernels/cuda/cuda_api.h when the C++ compiler compiles the kernels for the CPU: the same
+// names, run by fibers. One block runs at a time; a thread of the block is a fiber that yields at each
+// barrier and shuffle. If not all threads reach a barrier or a shuffle (undefined on hardware), that is an
+// Error here.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -37,8 +37,8 @@ struct DeviceGuard {
 
 namespace emulator {
 
-// Blocks, and threads between barriers, run from last to first when set. A result that changes with it shows
-// a race.
+// If set, blocks, and threads between barriers, run from last to first. A result that changes with it shows a
+// race.
 inline bool reversed = false;
 
 void run_grid(const char* name, dim3 grid, unsigned threads, std::size_t shared_bytes,
@@ -62,7 +62,7 @@ T* dynamic_shared() {
 
 template <typename Words>
 void store_wide(void* to, const Words& words) {
-  *static_cast<Words*>(to) = words;  // as aligned as on a GPU, or UBSan says so
+  *static_cast<Words*>(to) = words;  // UBSan reports less alignment than a GPU needs
 }
 
 inline void __syncthreads() {
