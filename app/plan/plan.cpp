@@ -116,16 +116,13 @@ Plan make_plan(PlanBase base, schedule::Schedule lowered, pipeline::LayerAssignm
 
 PlanBase on_layout(PlanBase base, const Layout& layout) {
   if (base.mesh != layout.mesh) base = on_mesh(std::move(base), layout.mesh);
-  config::PipelineSplit split = base.job.distributed.pp_split;
   for (const LayoutFact& fact : layout_facts()) fact.write(layout, base.job);
-  base.job.distributed.pp_split = std::move(split);
   return base;
 }
 
 Plan make_plan(PlanBase base, const Layout& layout, schedule::Schedule lowered) {
   base = on_layout(std::move(base), layout);
   config::DistributedSection& d = base.job.distributed;
-  d.pp_split = {.text = "", .layers = pipeline::layers_per_stage(layout.layers)};
   d.pp_embedding_weight = d.pp_head_weight = 0;  // of an even split alone
   if (schedule_choice(layout.schedule) != ScheduleChoice::search) d.pp_memory_gb = 0;  // of auto and search
   return make_plan(std::move(base), std::move(lowered), layout.layers);

@@ -60,7 +60,7 @@ struct Plan : PlanBase {
 // Throws UsageError that names the key where the model or the mesh is impossible.
 PlanBase plan_base(const config::JobConfig& job);
 
-// The same job on another mesh; and on another layout, whose layers are not looked at.
+// The same job on another mesh; and on another layout, with its layers if it has them.
 PlanBase on_mesh(PlanBase base, const mesh::MeshShape& mesh);
 PlanBase on_layout(PlanBase base, const Layout& layout);
 

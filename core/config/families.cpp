@@ -32,6 +32,10 @@ bool takes(const ModelSection& model, std::string_view key) {
   return family != nullptr && family->takes(key);
 }
 
+bool has_rotary_embeddings(const ModelSection& model) {
+  return find_family(model.arch) == nullptr || takes(model, "rope_theta");
+}
+
 bool has_experts_of_mlp_width(const ModelSection& model) {
   return takes(model, "num_experts") && !takes(model, "moe_intermediate_size");
 }

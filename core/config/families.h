@@ -33,6 +33,9 @@ std::vector<std::string> families_with(std::string_view key);
 // False too for an arch that is not known.
 bool takes(const ModelSection& model, std::string_view key);
 
+// Also true for an arch that is not known.
+bool has_rotary_embeddings(const ModelSection& model);
+
 // Experts are as wide as an MLP would be (intermediate_size).
 bool has_experts_of_mlp_width(const ModelSection& model);
 

@@ -110,8 +110,7 @@ int64_t expert_width(const ModelSection& model) {
 }
 
 int64_t learned_positions(const ModelSection& model) {
-  return find_family(model.arch) != nullptr && !takes(model, "rope_theta") ? model.max_position_embeddings
-                                                                           : 0;
+  return has_rotary_embeddings(model) ? 0 : model.max_position_embeddings;
 }
 
 // At least the model's parameters: every layer counts as if it had an MLP and experts.

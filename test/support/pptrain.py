@@ -147,19 +147,22 @@ class Loaded:
                             [nothing.fileno(), out.fileno(), err.fileno()])
             self._socket.settimeout(timeout)
             try:
-                status = int.from_bytes(self._socket.recv(4), sys.byteorder)
+                answer = self._socket.recv(4)
             except TimeoutError:
                 os.killpg(self._server.pid, signal.SIGKILL)
                 self._one.clear()
                 raise subprocess.TimeoutExpired(command, timeout)
+            if len(answer) != 4:
+                raise AssertionError(f"loaded_pptrain ended without an answer: {command}")
+            status = int.from_bytes(answer, sys.byteorder)
             said = [file.seek(0) or file.read().decode() for file in (out, err)]
         return subprocess.CompletedProcess(command, os.waitstatus_to_exitcode(status), *said)
 
 
-def run(command, cwd, code=0, timeout=300, env=None, fresh=False, **options):
-    """The finished command's output; it must end with `code` (None: any). `fresh`: in its own new process."""
+def run(command, cwd, code=0, timeout=300, env=None, **options):
+    """The finished command's output; it must end with `code` (None: any)."""
     command = [str(word) for word in command]
-    loaded = None if fresh or env or options else Loaded.of(command)
+    loaded = None if env or options else Loaded.of(command)
     if loaded:
         done = loaded.run(command, cwd, timeout)
     else:

@@ -10,6 +10,10 @@
 namespace pptrain::config {
 namespace {
 
+bool is_rotary(const JobConfig& job) {
+  return has_rotary_embeddings(job.model);
+}
+
 bool has_plain_attention(const JobConfig& job) {
   return !takes(job.model, "kv_lora_rank");
 }
@@ -111,10 +115,6 @@ void add_experts(const SectionFields<ModelSection>& model) {
       .between(0, 1)
       .of_families()
       .decides(Effect::course);
-}
-
-bool has_rotary_embeddings(const JobConfig& job) {
-  return find_family(job.model.arch) == nullptr || takes(job.model, "rope_theta");
 }
 
 // Which tokens attention sees, and what rotates queries and keys. Names are those of Hugging Face's
@@ -249,7 +249,7 @@ void add_model(std::vector<Option>& options) {
   add_model_sizes(model);
   model("rope_theta", &ModelSection::rope_theta, "Base of the rotary frequencies.")
       .above(0)
-      .only_if("an arch with rotary embeddings", {"model.arch"}, has_rotary_embeddings);
+      .only_if("an arch with rotary embeddings", {"model.arch"}, is_rotary);
   model("rms_norm_eps", &ModelSection::rms_norm_eps,
         "Added to the mean square in every RMSNorm and to the variance in every LayerNorm.")
       .between(0, 1);
@@ -277,7 +277,7 @@ void add_rope_scaling(std::vector<Option>& options) {
        "How rotary frequencies are scaled. default: not at all. linear: all divided by factor. dynamic: "
        "rope_theta rises for sequences beyond max_position_embeddings. llama3 (Llama 3.1) and yarn (arXiv "
        "2309.00071): the low ones divided. longrope (arXiv 2402.13753): each divided by its own factor.")
-      .only_if("an arch with rotary embeddings", {"model.arch"}, has_rotary_embeddings);
+      .only_if("an arch with rotary embeddings", {"model.arch"}, is_rotary);
   rope("factor", &RopeScaling::factor, "Length of the context divided by the original length.")
       .at_least(1)
       .only_with(type, {"linear", "llama3", "dynamic", "yarn", "longrope"});
