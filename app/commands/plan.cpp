@@ -347,18 +347,17 @@ CLI::App* declare_plan(CLI::App& cli, PlanArguments& arguments) {
   add_option(*plan, "--watts W", arguments.rates.watts,
              "Watts of one rank, including its fraction of the host: prints the job's energy")
       ->check(CLI::PositiveNumber);
-  add_option(
+  CLI::Option* after = add_option(
       *plan, "--after PASS", arguments.after,
       "Prints the ranks' actions (CSV) after this pass; the passes turn the schedule's list into what ranks "
-      "run")
-      ->check(CLI::IsMember(schedule::pass_names()))
-      ->excludes(search)
-      ->excludes(format);
+      "run");
+  after->check(CLI::IsMember(schedule::pass_names()))->excludes(search)->excludes(format);
   add_option(*plan, "--compare FILE", arguments.compare,
              "Compares the prediction with a run's trace.json, or with the prediction for another job "
              "(.toml)")
       ->excludes(search)
-      ->excludes(format);
+      ->excludes(format)
+      ->excludes(after);
   return plan;
 }
 

@@ -207,6 +207,7 @@ class CommandLine(Case):
         self.assertTrue(all("RECV_F" in text for text in lists), lists)
         self.assertEqual(["REDUCE_GRAD" in text for text in lists], [False, True])
         self.assertIn("hoist_receives", self.pptrain("plan", "--config", self.job, "--after", "none", code=2).stderr)
+        self.pptrain("plan", "--config", self.job, "--after", "split_pairs", "--compare", self.job, code=2)
         svg = self.plan("--format", "svg").stdout
         self.assertEqual(xml.dom.minidom.parseString(svg).documentElement.tagName, "svg")
         trace = json.loads(self.plan("--format", "trace").stdout)
