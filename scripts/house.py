@@ -78,6 +78,14 @@ def complex_functions(root, files):
                    for f in lizard.analyze_file(str(root / file)).function_list if f.cyclomatic_complexity > COMPLEX), reverse=True)
 
 
+def tracked_files(root):
+    return subprocess.run(["git", "ls-files"], cwd=root, capture_output=True, text=True, check=True).stdout.split()
+
+
+def is_source(file):
+    return file.startswith(FLOORS) and file.endswith(SOURCES)
+
+
 def room(file):
     parts = file.split("/")
     return "/".join(parts[:2]) if len(parts) > 2 else parts[0]
@@ -100,8 +108,8 @@ def circles(edges):
 
 
 def count(root):
-    files = [f for f in subprocess.run(["git", "ls-files"], cwd=root, capture_output=True, text=True, check=True).stdout.split()]
-    sources = {f: (root / f).read_text() for f in files if f.startswith(FLOORS) and f.endswith(SOURCES)}
+    files = tracked_files(root)
+    sources = {f: (root / f).read_text() for f in files if is_source(f)}
     code = {f: without_comments(text) for f, text in sources.items()}
     edges = collections.defaultdict(set)
     for file, text in sources.items():
@@ -140,8 +148,7 @@ def main():
     parser.add_argument("--complex", action="store_true", help="prints the complex functions, and no table")
     options = parser.parse_args()
     if options.sentences or options.complex:
-        files = [f for f in subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
-                 if f.startswith(FLOORS) and f.endswith(SOURCES)]
+        files = [f for f in tracked_files(ROOT) if is_source(f)]
         for file in files if options.sentences else []:
             for sentence in long_sentences((ROOT / file).read_text()):
                 print(f"{file}: {len(sentence.split())} words: {sentence}")

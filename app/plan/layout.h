@@ -47,9 +47,10 @@ struct LayoutFact {
   bool chosen_at_start;  // by auto, cost or search at a run's start: rank 0 tells the others
   bool varies_on_mesh;   // among the layouts that `plan --search` lists for a mesh
   bool (*same)(const Layout&, const Layout&);
-  void (*read)(const config::JobConfig&,
-               Layout&);  // nothing for the layers, which need the schedule's stages
-  void (*write)(const Layout&, config::JobConfig&);  // nothing for layers that are not known yet
+  // Does nothing for the layers, which need the schedule's stages.
+  void (*read)(const config::JobConfig&, Layout&);
+  // Does nothing for layers that are not known yet.
+  void (*write)(const Layout&, config::JobConfig&);
 
   // Is it the same in all layouts on one mesh, except for those of a search over meshes?
   bool whole_layouts_alone() const { return set == Set::whole_if_sharded || set == Set::whole_if_reduced; }

@@ -20,7 +20,7 @@
 
 namespace pptrain::app {
 
-// What all plans of a job share, whatever auto and cost choose.
+// The part that all plans of a job share; auto and cost change nothing here.
 struct PlanBase {
   config::JobConfig job;
   models::ModelConfig model;
@@ -38,8 +38,8 @@ enum class Order {
   awaited,   // none yet: a stand-in until with_choices(), since rank 0 chooses what the job leaves open
 };
 
-// Its job holds what was chosen in place of auto, cost and 0: written as TOML, it reads back to this plan.
-// Where the order was found at the start, job_to_save() does.
+// Its job holds what was chosen in place of auto, cost and 0: written as TOML, it reads back to this plan. If
+// the order was found at the start, the job of job_to_save() does.
 struct Plan : PlanBase {
   pipeline::LayerAssignment layers;  // of each stage
   schedule::Schedule schedule;       // lowered and proven
@@ -56,8 +56,8 @@ struct Plan : PlanBase {
   bool keeps_schedule() const { return order == Order::spread || order == Order::searched; }
 };
 
-// Its job says what train.recompute is in the place of auto, and pp_head = "last" where spread is impossible.
-// Throws UsageError that names the key where the model or the mesh is impossible.
+// Its job says what train.recompute is in the place of auto, and pp_head = "last" if spread is impossible.
+// Throws UsageError that names the key if the model or the mesh is impossible.
 PlanBase plan_base(const config::JobConfig& job);
 
 // The same job on another mesh; and on another layout, with its layers if it has them.
@@ -88,12 +88,13 @@ ScheduleChoice schedule_choice(const std::string& pp_schedule);
 config::JobConfig job_to_save(const Plan& plan);
 std::filesystem::path kept_schedule(const config::JobConfig& job);
 
-// Pipeline ranks that share out the head: 1 where the last stage has it, or where that is still open.
+// Pipeline ranks that divide the head: 1 if the last stage has it, or if that is still open.
 int head_parts(const PlanBase& base);
 
-// In training: do pipeline ranks share out the embedding's state too (parallel/pipeline/embedding_shards.h)?
-// They do with a spread head, but where it is tied to it, a part of the model is frozen, ranks that share a
-// stage shard the embedding already, gradients are summed after each microbatch, or steps are validated late.
+// In training: do pipeline ranks shard the embedding's state too (parallel/pipeline/embedding_shards.h)? They
+// do with a spread head. Exceptions: embedding and head are tied, a part of the model is frozen, the ranks of
+// a stage shard the embedding already, gradients are summed after each microbatch, or steps are validated
+// late.
 bool shares_out_embedding(const PlanBase& base);
 
 // What lowering puts into the job's lists, for ranks that share the stages' parameters.
@@ -102,11 +103,11 @@ schedule::ShardOptions lower_options(const PlanBase& base);
 // What the job's generated schedule is to be.
 schedule::ScheduleSpec schedule_spec(const config::JobConfig& job);
 
-// The schedule that the job names, or that its file holds: computes alone, overlapped pairs as they stand
-// there, but S and T not where the job wants the head on the last stage. Throws UsageError.
+// The schedule that the job names, or that its file holds: compute actions alone, with overlapped pairs as
+// they are, and without S and T if the job wants the head on the last stage. Throws UsageError.
 schedule::Schedule given_schedule(const config::JobConfig& job);
 
-// The layers of `stages` stages as distributed.pp_split (not cost) shares them out. Throws UsageError.
+// The layers of `stages` stages as distributed.pp_split (not cost) divides them. Throws UsageError.
 pipeline::LayerAssignment split_layers(const config::JobConfig& job, int stages);
 
 // All that ranks must agree on before they train, by name: "train.seq_len" and the other keys of the job, the
