@@ -67,7 +67,7 @@ std::string schedule_text(const Layout& layout) {
 
 // The facts that rankings of schedules and of meshes show.
 using Columns = bool (*)(const LayoutFact&);
-constexpr Columns of_schedules = [](const LayoutFact& fact) { return !fact.whole_layouts_alone(); };
+constexpr Columns of_schedules = [](const LayoutFact& fact) { return !fact.of_mesh_rankings(); };
 constexpr Columns of_meshes = [](const LayoutFact&) { return true; };
 
 Json layout_json(const Layout& layout, Columns columns) {
@@ -79,20 +79,22 @@ Json layout_json(const Layout& layout, Columns columns) {
   return json;
 }
 
-std::string layout_columns(Columns columns) {
-  std::string header;
+// text(fact) of each of them, with commas between.
+template <typename Text>
+std::string csv_cells(Columns columns, const Text& text) {
+  std::string cells;
   for (const LayoutFact& fact : layout_facts()) {
-    if (columns(fact)) header += fmt::format("{}{}", header.empty() ? "" : ",", fact.column);
+    if (columns(fact)) cells += fmt::format("{}{}", cells.empty() ? "" : ",", text(fact));
   }
-  return header;
+  return cells;
+}
+
+std::string layout_columns(Columns columns) {
+  return csv_cells(columns, [](const LayoutFact& fact) { return fact.column; });
 }
 
 std::string layout_csv(const Layout& layout, Columns columns) {
-  std::string row;
-  for (const LayoutFact& fact : layout_facts()) {
-    if (columns(fact)) row += fmt::format("{}{}", row.empty() ? "" : ",", fact.text(layout, "+"));
-  }
-  return row;
+  return csv_cells(columns, [&](const LayoutFact& fact) { return fact.text(layout, "+"); });
 }
 
 // What the searched order of the ranking gains.

@@ -52,8 +52,8 @@ struct LayoutFact {
   // Does nothing for layers that are not known yet.
   void (*write)(const Layout&, config::JobConfig&);
 
-  // Is it the same in all layouts on one mesh, except for those of a search over meshes?
-  bool whole_layouts_alone() const { return set == Set::whole_if_sharded || set == Set::whole_if_reduced; }
+  // Do rankings of meshes alone show it, since a ranking of schedules leaves it as the job says?
+  bool of_mesh_rankings() const { return set == Set::whole_if_sharded || set == Set::whole_if_reduced; }
   // Its value in this layout, as TOML.
   std::string toml(const Layout& layout) const;
   // The same without quotes and brackets: "6,2".
