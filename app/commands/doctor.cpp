@@ -170,7 +170,7 @@ void Examination::links() {
   const auto all = comm::gather(world_, own, 0);
   if (!context_.root()) return;
   const auto slowest = std::ranges::max_element(all, {}, [](const auto& times) { return times[1]; });
-  const double forward = first.cost.forward;
+  const double forward = first.cost.time.forward;
   const std::string figures = fmt::format(
       "the slowest, at rank {}: {:.0f} us, {:.3g} Gb/s; an activation of {:.2f} MB takes {:.2f} ms, a "
       "forward pass {:.2f} ms",

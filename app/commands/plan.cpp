@@ -245,7 +245,7 @@ std::string compare_trace(const std::string& trace_path, const CostSource& sourc
     for (const schedule::Action& action : plan.compute.actions[rank]) {
       schedule::for_each_part(action, [&](const schedule::Action& part) {
         predicted[schedule::trace_category(part.kind)] +=
-            schedule::duration(schedule::cost_of(p.costs, plan.compute, part), part.kind);
+            schedule::cost_of(p.costs, plan.compute, part).time.of(part.kind);
       });
     }
     predicted["optimizer"] = p.optimizer_time[rank];

@@ -69,25 +69,6 @@ models::StageSlice blocks_of(const models::StageSlice& slice) {
 
 }  // namespace
 
-const PassTime& StagePasses::of(schedule::ActionKind pass) const {
-  switch (pass) {
-    case schedule::ActionKind::forward:
-      return forward;
-    case schedule::ActionKind::backward:
-      return backward;
-    case schedule::ActionKind::backward_input:
-      return backward_input;
-    case schedule::ActionKind::backward_weight:
-      return backward_weight;
-    case schedule::ActionKind::head_forward:
-      return head_forward;
-    case schedule::ActionKind::head_backward:
-      return head_backward;
-    default:
-      throw Error("an action that is no pass takes no time of one");
-  }
-}
-
 mesh::MeshShape seen_by_passes(const mesh::MeshShape& mesh) {
   // Keeps only the data ranks that the experts' group needs.
   const int inner = mesh.size(mesh::Group::replica) / mesh.dp_shard;
@@ -223,10 +204,10 @@ CostModel::Parts CostModel::parts(const models::StageSlice& slice, models::Recom
   const models::StageSlice blocks = blocks_of(slice);
   const Footprints& kept = footprints_->at(models::Recompute::none);
   const StageFootprint& own = kept.of(blocks);
-  Parts parts{.forward = time(own.forward.cost),
+  Parts parts{.forward = time(own.passes.forward.cost),
               .again = {},
-              .input = time(own.backward_input.cost),
-              .weight = time(own.backward_weight.cost),
+              .input = time(own.passes.backward_input.cost),
+              .weight = time(own.passes.backward_weight.cost),
               .embedding_forward = {},
               .embedding_weight = {},
               .head = {},
@@ -234,26 +215,27 @@ CostModel::Parts CostModel::parts(const models::StageSlice& slice, models::Recom
               .head_forward = {},
               .head_backward = {},
               .exchange = {}};
-  parts.again = time(footprint(blocks, recompute).backward_input.cost) - parts.input;
+  parts.again = time(footprint(blocks, recompute).passes.backward_input.cost) - parts.input;
   if (slice.embedding) {
     models::StageSlice first = blocks;
     first.embedding = true;
-    parts.embedding_forward = time(kept.of(first).forward.cost - own.forward.cost);
-    parts.embedding_weight = time(kept.of(first).backward_weight.cost - own.backward_weight.cost);
+    parts.embedding_forward = time(kept.of(first).passes.forward.cost - own.passes.forward.cost);
+    parts.embedding_weight =
+        time(kept.of(first).passes.backward_weight.cost - own.passes.backward_weight.cost);
   }
   if (slice.head) {
     models::StageSlice last = blocks;
     last.head = true;
     last.head_parts = slice.head_parts;
     if (slice.head_parts > 1) last.index = slice.head_parts;  // has no part of the head
-    parts.head = time(kept.of(last).forward.cost - own.forward.cost);
-    parts.norm_input = time(kept.of(last).backward_input.cost - own.backward_input.cost);
+    parts.head = time(kept.of(last).passes.forward.cost - own.passes.forward.cost);
+    parts.norm_input = time(kept.of(last).passes.backward_input.cost - own.passes.backward_input.cost);
   }
   if (slice.has_head_part()) {
     models::StageSlice with_part = blocks;
     with_part.head_parts = slice.head_parts;
-    parts.head_forward = time(kept.of(with_part).head_forward.cost);
-    parts.head_backward = time(kept.of(with_part).head_backward.cost);
+    parts.head_forward = time(kept.of(with_part).passes.head_forward.cost);
+    parts.head_backward = time(kept.of(with_part).passes.head_backward.cost);
   }
   parts.exchange = exchange_of_backward(footprint(slice, recompute), parts);
   return parts;
@@ -263,7 +245,7 @@ CostModel::Parts CostModel::parts(const models::StageSlice& slice, models::Recom
 // other gradient: the second gather of rows, for the weight gradient, and the sum of the input gradient
 // (core/nn/linear).
 PassTime CostModel::exchange_of_backward(const StageFootprint& stage, const Parts& parts) const {
-  PassTime exchange = time(stage.backward.cost) - parts.again;
+  PassTime exchange = time(stage.passes.backward.cost) - parts.again;
   exchange.compute = 0;
   constexpr auto tp = static_cast<size_t>(kernels::Wire::tp);
   const double behind =
@@ -303,16 +285,16 @@ StagePasses CostModel::passes(const models::StageSlice& slice, models::Recompute
 
 schedule::StageCost CostModel::stage(const models::StageSlice& slice, models::Recompute recompute) const {
   const StagePasses p = passes(slice, recompute);
+  using Seconds = schedule::PerPass<double>;
+  schedule::StageCost cost{
+      .time = Seconds::each([&](schedule::ActionKind pass) { return p.of(pass).total(); }),
+      .wire = Seconds::each([&](schedule::ActionKind pass) { return wire(p.of(pass)); })};
   const StageExchange within = within_passes(slice);
-  return {.forward = p.forward.total() + within.gather,
-          .backward_input = p.backward_input.total() + within.gather,
-          .backward_weight = p.backward_weight.total() + within.reduce() + within.adapters,
-          .backward = p.backward.total() + within.gather + within.reduce(),
-          .head_forward = p.head_forward.total(),
-          .head_backward = p.head_backward.total(),
-          .forward_wire = wire(p.forward),
-          .backward_input_wire = wire(p.backward_input),
-          .backward_wire = wire(p.backward)};
+  for (double* pass : {&cost.time.forward, &cost.time.backward, &cost.time.backward_input})
+    *pass += within.gather;
+  for (double* pass : {&cost.time.backward, &cost.time.backward_weight}) *pass += within.reduce();
+  cost.time.backward_weight += within.adapters;
+  return cost;
 }
 
 double CostModel::wire(const PassTime& pass) const {
@@ -460,10 +442,11 @@ class Calibrator {
   void each(const Visit& visit) const {
     for (size_t i = 0; i < parts_.size(); ++i) {
       MeasuredStage stage = measured_.stages[i];
-      for (double* pass : {&stage.forward, &stage.backward, &stage.backward_input})
+      schedule::PerPass<double>& own = stage.seconds;
+      for (double* pass : {&own.forward, &own.backward, &own.backward_input})
         subtract(*pass, within_[i].gather);
-      for (double* pass : {&stage.backward, &stage.backward_weight}) subtract(*pass, within_[i].reduce());
-      subtract(stage.backward_weight, within_[i].adapters);
+      for (double* pass : {&own.backward, &own.backward_weight}) subtract(*pass, within_[i].reduce());
+      subtract(own.backward_weight, within_[i].adapters);
       visit(stage, parts_[i]);
     }
   }
@@ -484,8 +467,9 @@ class Calibrator {
     Sum sum;
     each([&](const MeasuredStage& s, const Parts& p) {
       if (s.slice.head && !only_head) return;
-      sum.add(computing(s.forward, p.forward.waiting() + p.head.waiting(), p.embedding_forward.total()),
-              p.forward.compute + p.head.compute);
+      sum.add(
+          computing(s.seconds.forward, p.forward.waiting() + p.head.waiting(), p.embedding_forward.total()),
+          p.forward.compute + p.head.compute);
     });
     return sum.ratio();
   }
@@ -495,17 +479,17 @@ class Calibrator {
     each([&](const MeasuredStage& s, const Parts& p) {
       const double again = p.again.scaled(result_.forward).total();
       const double embedding = p.embedding_weight.total();
-      if (s.backward > 0) {
-        joint.add(computing(s.backward, p.exchange.waiting(), again + p.embedding_weight.compute),
+      if (s.seconds.backward > 0) {
+        joint.add(computing(s.seconds.backward, p.exchange.waiting(), again + p.embedding_weight.compute),
                   p.input.compute + p.weight.compute);
       }
-      if (s.backward_input > 0)
-        input.add(computing(s.backward_input, p.input.waiting(), again), p.input.compute);
-      if (s.backward_weight > 0)
-        weight.add(computing(s.backward_weight, p.weight.waiting(), embedding), p.weight.compute);
+      if (s.seconds.backward_input > 0)
+        input.add(computing(s.seconds.backward_input, p.input.waiting(), again), p.input.compute);
+      if (s.seconds.backward_weight > 0)
+        weight.add(computing(s.seconds.backward_weight, p.weight.waiting(), embedding), p.weight.compute);
       if (s.slice.head) {
         const double others = p.embedding_forward.total() + p.forward.scaled(result_.forward).total();
-        head.add(computing(s.forward, p.head.waiting(), others), p.head.compute);
+        head.add(computing(s.seconds.forward, p.head.waiting(), others), p.head.compute);
       }
     });
     result_.head = head.ratio();
@@ -517,9 +501,9 @@ class Calibrator {
   double scale_of_joint_backward() const {
     Sum sum;
     each([&](const MeasuredStage& s, const Parts& p) {
-      if (s.backward <= 0) return;
+      if (s.seconds.backward <= 0) return;
       const double others = p.again.scaled(result_.forward).total() + p.embedding_weight.compute;
-      sum.add(computing(s.backward, p.exchange.waiting(), others),
+      sum.add(computing(s.seconds.backward, p.exchange.waiting(), others),
               p.input.compute * result_.backward_input + p.weight.compute * result_.backward_weight);
     });
     return sum.ratio();
@@ -534,7 +518,7 @@ class Calibrator {
 Calibration calibrate(const PlanBase& run, const DeviceModel& device, const Measurement& measured) {
   if (measured.stages.empty()) throw UsageError("the measurement has no stages");
   for (const MeasuredStage& s : measured.stages) {
-    if (s.forward <= 0 || (s.backward <= 0 && s.backward_input <= 0))
+    if (s.seconds.forward <= 0 || (s.seconds.backward <= 0 && s.seconds.backward_input <= 0))
       throw UsageError("the measurement has a stage without a forward or a backward");
   }
   return Calibrator(CostModel(run, {.device = device}), measured).run();

@@ -27,13 +27,10 @@ namespace pptrain::app {
 // operations, so meshes that differ only in them have one shape.
 mesh::MeshShape seen_by_passes(const mesh::MeshShape& mesh);
 
-// Mean seconds of a run's actions on one stage; 0 if the run had none of the kind.
+// Mean seconds of a run's passes on one stage; 0 if the run had none of the kind.
 struct MeasuredStage {
   models::StageSlice slice;
-  double forward = 0;
-  double backward = 0;  // B at once
-  double backward_input = 0;
-  double backward_weight = 0;
+  schedule::PerPass<double> seconds;
 };
 
 struct Measurement {

@@ -90,10 +90,7 @@ std::vector<MeasuredStage> measured_stages(const TraceSummary& trace) {
       return value_or_zero(trace.stages.at(i), schedule::trace_category(kind));
     };
     stages.push_back({.slice = models::stage_slice(trace.layers, static_cast<int>(i)),
-                      .forward = mean(schedule::ActionKind::forward),
-                      .backward = mean(schedule::ActionKind::backward),
-                      .backward_input = mean(schedule::ActionKind::backward_input),
-                      .backward_weight = mean(schedule::ActionKind::backward_weight)});
+                      .seconds = schedule::PerPass<double>::each(mean)});
   }
   return stages;
 }

@@ -111,15 +111,16 @@ class DryStage {
     for (const data::Microbatch& data : data_)
       footprint.boundary =
           std::max(footprint.boundary, static_cast<int64_t>(stage_.empty_boundary(data).nbytes()));
-    footprint.forward = forward(footprint.activation);
-    footprint.backward = backward(footprint.activation, [&](int i) { stage_.backward(i, gradient(i)); });
+    footprint.passes.forward = forward(footprint.activation);
+    footprint.passes.backward =
+        backward(footprint.activation, [&](int i) { stage_.backward(i, gradient(i)); });
     // GEMMs on the side stream have a workspace of their own.
-    if (beside_) footprint.backward.workspace += kernels::gemm_workspace_bytes;
+    if (beside_) footprint.passes.backward.workspace += kernels::gemm_workspace_bytes;
     forward(footprint.activation);
-    footprint.backward_input =
+    footprint.passes.backward_input =
         backward(footprint.activation, [&](int i) { stage_.backward_input(i, gradient(i)); });
     footprint.weight_operands = stage_.pending_bytes() / slices();
-    footprint.backward_weight =
+    footprint.passes.backward_weight =
         backward(footprint.weight_operands, [&](int i) { stage_.backward_weight(i); });
     const models::StageSlice& slice = stage_.slice();
     if (slice.has_head_part()) measure_head(footprint);
@@ -172,13 +173,13 @@ class DryStage {
       forward.workspace -= held;
       const at::Tensor statistics = at::empty({stage_.slice().head_parts, data.labels.numel(), numbers},
                                               at::TensorOptions().device(at::kMeta).dtype(at::kFloat));
-      add(footprint.head_forward, forward);
-      add(footprint.head_backward,
+      add(footprint.passes.head_forward, forward);
+      add(footprint.passes.head_backward,
           pass(held, [&] { stage_.head_backward(0, data, statistics, /*with_gradients=*/true); }));
       footprint.head += held / slices();
     }
-    footprint.head_forward.cost = mean(footprint.head_forward.cost, slices());
-    footprint.head_backward.cost = mean(footprint.head_backward.cost, slices());
+    footprint.passes.head_forward.cost = mean(footprint.passes.head_forward.cost, slices());
+    footprint.passes.head_backward.cost = mean(footprint.passes.head_backward.cost, slices());
   }
 
   int slices() const { return static_cast<int>(data_.size()); }
@@ -243,14 +244,10 @@ class DryStage {
 schedule::StageBytes StageFootprint::bytes() const {
   return {.activation = activation,
           .weight_operands = weight_operands,
-          .workspace_forward = forward.workspace,
-          .workspace_backward = backward.workspace,
-          .workspace_backward_input = backward_input.workspace,
-          .workspace_backward_weight = backward_weight.workspace,
+          .workspace = schedule::PerPass<int64_t>::each(
+              [&](schedule::ActionKind pass) { return passes.of(pass).workspace; }),
           .message = boundary,
           .head = head,
-          .workspace_head_forward = head_forward.workspace,
-          .workspace_head_backward = head_backward.workspace,
           .head_gradient = head_gradient};
 }
 
@@ -291,13 +288,10 @@ StageFootprint extended(const StageFootprint& a, const StageFootprint& b, int n,
                    .activation = extended(a.activation, b.activation, n),
                    .weight_operands = extended(a.weight_operands, b.weight_operands, n),
                    .boundary = b.boundary,
-                   .forward = extended(a.forward, b.forward, n),
-                   .backward = extended(a.backward, b.backward, n),
-                   .backward_input = extended(a.backward_input, b.backward_input, n),
-                   .backward_weight = extended(a.backward_weight, b.backward_weight, n),
+                   .passes = schedule::PerPass<PassFootprint>::each([&](schedule::ActionKind pass) {
+                     return extended(a.passes.of(pass), b.passes.of(pass), n);
+                   }),
                    .head = b.head,
-                   .head_forward = b.head_forward,
-                   .head_backward = b.head_backward,
                    .head_gradient = b.head_gradient};
   const auto layer = b.groups.begin() + before;
   const std::vector<GroupFootprint> more(layer, layer + (std::ssize(b.groups) - std::ssize(a.groups)));

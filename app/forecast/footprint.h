@@ -81,16 +81,10 @@ struct StageFootprint {
   int64_t weight_operands = 0;  // bytes from I to W
   int64_t boundary = 0;         // bytes that go to the next stage, and of their gradient
 
-  PassFootprint forward;
-  PassFootprint backward;         // B
-  PassFootprint backward_input;   // I; what is recomputed is in it
-  PassFootprint backward_weight;  // W
+  schedule::PerPass<PassFootprint> passes = {};  // what B and I recompute is in them
 
-  // For a stage with a part of a spread head.
-  int64_t head = 0;             // bytes from S to T
-  PassFootprint head_forward;   // S
-  PassFootprint head_backward;  // T
-  int64_t head_gradient = 0;    // last stage: bytes of all terms of a microbatch, from T to B or I
+  int64_t head = 0;           // of a stage with a part of a spread head: bytes from S to T
+  int64_t head_gradient = 0;  // last stage: bytes of all terms of a microbatch, from T to B or I
 
   schedule::StageBytes bytes() const;  // as schedule::peak_bytes wants it
 };

@@ -158,10 +158,10 @@ class RankTimer {
     });
     stage.take_loss();
     return {.slice = stage.slice(),
-            .forward = median(forward),
-            .backward = joint,
-            .backward_input = median(input),
-            .backward_weight = median(weight)};
+            .seconds = {.forward = median(forward),
+                        .backward = joint,
+                        .backward_input = median(input),
+                        .backward_weight = median(weight)}};
   }
 
   data::Microbatch data_;
@@ -215,9 +215,9 @@ Measured measure(const PlanBase& base, std::span<const models::StageSlice> slice
   mean.product_flops = std::ranges::max(results, {}, &Measured::product_flops).product_flops;
   mean.passes.optimizer = average([](const Measured& one) { return one.passes.optimizer; });
   for (size_t i = 0; i < slices.size(); ++i) {
-    for (double MeasuredStage::*part : {&MeasuredStage::forward, &MeasuredStage::backward,
-                                        &MeasuredStage::backward_input, &MeasuredStage::backward_weight})
-      mean.passes.stages[i].*part = average([&](const Measured& one) { return one.passes.stages[i].*part; });
+    mean.passes.stages[i].seconds = schedule::PerPass<double>::each([&](schedule::ActionKind pass) {
+      return average([&](const Measured& one) { return one.passes.stages[i].seconds.of(pass); });
+    });
   }
   return mean;
 }
@@ -228,8 +228,8 @@ std::string too_long(const CostModel& costs, std::span<const models::StageSlice>
   double longest = 0;
   for (const models::StageSlice& slice : slices) {
     parameters += costs.footprint(slice).parameters;
-    const schedule::StageCost cost = costs.stage(slice);
-    longest = std::max(longest, cost.forward + cost.backward);
+    const auto time = costs.stage(slice).time;
+    longest = std::max(longest, time.forward + time.backward);
   }
   if (parameters > most_parameters) return "its blocks are too large to measure here";
   return longest > longest_pass * 4 ? "its passes are too long to measure here" : "";

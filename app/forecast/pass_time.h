@@ -6,7 +6,7 @@
 #include <numeric>
 
 #include "core/kernels/cost.h"
-#include "parallel/schedule/action.h"
+#include "parallel/schedule/per_pass.h"
 
 namespace pptrain::app {
 
@@ -45,15 +45,6 @@ struct PassTime {
   }
 };
 
-// Passes of one microbatch on one stage.
-struct StagePasses {
-  PassTime forward;
-  PassTime backward;  // B at once
-  PassTime backward_input;
-  PassTime backward_weight;
-  PassTime head_forward, head_backward;  // S, T
-
-  const PassTime& of(schedule::ActionKind pass) const;  // F, B, I, W, S or T; throws Error for anything else
-};
+using StagePasses = schedule::PerPass<PassTime>;  // of one microbatch on one stage
 
 }  // namespace pptrain::app

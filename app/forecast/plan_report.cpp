@@ -274,7 +274,7 @@ nlohmann::ordered_json stages_json(const Plan& plan, const schedule::Costs& cost
   for (int stage = 0; stage < plan.schedule.stages(); ++stage) {
     const auto [first, end] = plan.layers[static_cast<size_t>(stage)];
     const auto seconds = [&](schedule::ActionKind kind) {
-      return schedule::duration(costs.stages[static_cast<size_t>(stage)], kind);
+      return costs.stages[static_cast<size_t>(stage)].time.of(kind);
     };
     stages.push_back({{"stage", stage},
                       {"rank", plan.schedule.rank_of(stage)},

@@ -17,10 +17,9 @@ int64_t tokens_of_step(const Plan& plan) {
 // The part of an overlapped pair's exchanges that the other half does not hide.
 double left_to_wait(const schedule::StageCost& forward, const schedule::StageCost& backward,
                     schedule::ActionKind kind) {
-  using schedule::ActionKind;
-  const double wires = schedule::wire(forward, ActionKind::forward) + schedule::wire(backward, kind);
-  const double hidden = schedule::duration(forward, ActionKind::forward) +
-                        schedule::duration(backward, kind) - schedule::pair_duration(forward, backward, kind);
+  const double wires = forward.wire.forward + backward.wire.of(kind);
+  const double hidden =
+      forward.time.forward + backward.time.of(kind) - schedule::pair_duration(forward, backward, kind);
   return wires > 0 ? 1 - hidden / wires : 1;
 }
 

@@ -116,7 +116,7 @@ class MicrobatchLevels {
       for (int stage = 0; stage < lowered_.stages(); ++stage) {
         const StageForecast& own = costs.of(costs.slice(plan.layers, stage), models::all_recomputes[level]);
         bytes.push_back(own.bytes);
-        seconds.push_back(schedule::duration(own.cost, schedule::ActionKind::backward));
+        seconds.push_back(own.cost.time.backward);
       }
     }
     for (size_t stage = 0; stage < most.size(); ++stage) {

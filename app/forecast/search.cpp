@@ -49,11 +49,11 @@ std::vector<int64_t> numbers_of_slices(const PlanBase& base, int64_t micro_batch
 void count_head(schedule::Costs& costs, const schedule::Schedule& shape) {
   const std::vector<schedule::StageCost> parts = costs.stages;  // of the head: [rank], of its first stage
   for (int stage = 0; stage < shape.stages(); ++stage) {
-    const schedule::StageCost& part = parts[static_cast<size_t>(shape.rank_of(stage))];
-    schedule::StageCost& own = costs.stages[static_cast<size_t>(stage)];
+    const auto& part = parts[static_cast<size_t>(shape.rank_of(stage))].time;
+    auto& own = costs.stages[static_cast<size_t>(stage)].time;
     own.forward += part.head_forward / shape.stages_per_rank;
     own.backward_input += part.head_backward / shape.stages_per_rank;
-    if (own.backward >= 0) own.backward += part.head_backward / shape.stages_per_rank;
+    own.backward += part.head_backward / shape.stages_per_rank;
   }
 }
 

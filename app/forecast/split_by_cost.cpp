@@ -39,8 +39,8 @@ class Work {
       for (const auto& [pass, count] : passes) {
         const auto& [stage, kind, pair] = pass;
         const schedule::StageCost& cost = costs.stages.at(stage);
-        const double hidden = pair ? schedule::wire(cost, kind) : 0;  // at most
-        seconds += (schedule::duration(cost, kind) - hidden) * static_cast<double>(count);
+        const double hidden = pair ? cost.wire.of(kind) : 0;  // at most
+        seconds += (cost.time.of(kind) - hidden) * static_cast<double>(count);
       }
       most = std::max(most, seconds);
     }

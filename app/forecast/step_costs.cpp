@@ -76,19 +76,17 @@ schedule::SizedCosts balance_costs(const Plan& plan) {
   const schedule::Costs one = costs_of(plan, source, 1, row), two = costs_of(plan, source, 2, row),
                         shorter = costs_of(plan, source, 1, half);
   schedule::SizedCosts costs;
-  const auto add = [&](SizedCost& cost, const auto& seconds) {
-    cost = fitted(seconds(one), seconds(two), seconds(shorter), row, half);
+  const auto fit = [&](const auto& seconds) {
+    return fitted(seconds(one), seconds(two), seconds(shorter), row, half);
   };
   for (size_t stage = 0; stage < one.stages.size(); ++stage) {
-    auto& own = costs.emplace_back();
-    constexpr size_t kinds = static_cast<size_t>(schedule::ActionKind::head_backward) + 1;
-    for (size_t kind = 0; kind < kinds; ++kind)
-      add(own[kind], [&](const schedule::Costs& of) {
-        return schedule::duration(of.stages[stage], static_cast<schedule::ActionKind>(kind));
-      });
+    schedule::StageSizedCosts& own = costs.emplace_back();
+    own.passes = schedule::PerPass<SizedCost>::each([&](schedule::ActionKind pass) {
+      return fit([&](const schedule::Costs& of) { return of.stages[stage].time.of(pass); });
+    });
     if (stage + 1 < one.stages.size())
-      add(own[kinds], [&](const schedule::Costs& of) { return of.latency[stage]; });
-    add(own[kinds + 1], [&](const schedule::Costs& of) { return of.head_latency; });
+      own.transfer = fit([&](const schedule::Costs& of) { return of.latency[stage]; });
+    own.head_transfer = fit([&](const schedule::Costs& of) { return of.head_latency; });
   }
   return costs;
 }

@@ -83,7 +83,7 @@ StepPace planned(const Plan& plan, const CostSource& source) {
     RankShares& shares = pace.ranks[rank];
     for (const schedule::Action& action : schedule::timed_actions(plan.compute.actions[rank]))
       shares[place(share_of(action.kind))] +=
-          schedule::duration(schedule::cost_of(p.costs, plan.compute, action), action.kind);
+          schedule::cost_of(p.costs, plan.compute, action).time.of(action.kind);
     if (costs.load() > 1) {  // passes take longer while other ranks use the cores
       const double longer = p.pipeline.ranks[rank].busy / sum_of(shares);
       for (double& share : shares) share *= longer;

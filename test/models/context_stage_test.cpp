@@ -179,6 +179,6 @@ TEST_CASE("a context-parallel stage holds the bytes that a dry run predicts") {
   });
   CHECK(bytes[0] == predicted.activation);
   CHECK(bytes[1] == predicted.activation);
-  CHECK(predicted.forward.cost.on(kernels::Wire::cp).bytes > 0);
+  CHECK(predicted.passes.forward.cost.on(kernels::Wire::cp).bytes > 0);
   CHECK(predicted.boundary == 16 * model.hidden * 4);
 }

@@ -310,7 +310,7 @@ TEST_CASE("what a rank holds of a stage and of a microbatch is divided by the te
   CHECK(static_cast<double>(shared.gradient_bytes) < 0.26 * static_cast<double>(alone.gradient_bytes));
   CHECK(footprint(4, false, false).boundary * 4 == footprint(1, false, false).boundary);
   // A row of the whole vocabulary's logits is 32 KiB, all rows are 32 MiB: chunks of 16 MiB bound both.
-  CHECK(shared.forward.workspace < alone.forward.workspace);
+  CHECK(shared.passes.forward.workspace < alone.passes.forward.workspace);
 }
 
 TEST_CASE("what tensor-parallel ranks send is four exchanges of a layer forward, and six backward") {
@@ -324,12 +324,12 @@ TEST_CASE("what tensor-parallel ranks send is four exchanges of a layer forward,
   // A gather and a scatter each move the other rank's half of [tokens, hidden] in bfloat16.
   const double exchange = static_cast<double>(tokens / 2 * model.hidden * 2);
   const app::StageFootprint none = footprint(Recompute::none, 1);
-  CHECK(sent(none.forward) == 4 * exchange);
-  CHECK(sent(none.backward) == 6 * exchange);
-  CHECK(sent(none.backward_input) == 4 * exchange);
-  CHECK(sent(none.backward_weight) == 4 * exchange);
-  CHECK(sent(footprint(Recompute::none, 3).forward) == 12 * exchange);
-  CHECK(sent(footprint(Recompute::cheap, 1).backward) == 6 * exchange);  // rows of products are kept
-  CHECK(sent(footprint(Recompute::selective, 1).backward) == 7 * exchange);
-  CHECK(sent(footprint(Recompute::full, 1).backward) == 9 * exchange);
+  CHECK(sent(none.passes.forward) == 4 * exchange);
+  CHECK(sent(none.passes.backward) == 6 * exchange);
+  CHECK(sent(none.passes.backward_input) == 4 * exchange);
+  CHECK(sent(none.passes.backward_weight) == 4 * exchange);
+  CHECK(sent(footprint(Recompute::none, 3).passes.forward) == 12 * exchange);
+  CHECK(sent(footprint(Recompute::cheap, 1).passes.backward) == 6 * exchange);  // rows of products are kept
+  CHECK(sent(footprint(Recompute::selective, 1).passes.backward) == 7 * exchange);
+  CHECK(sent(footprint(Recompute::full, 1).passes.backward) == 9 * exchange);
 }

@@ -77,19 +77,11 @@ class Account {
     return messages_ || !table_.crosses[stage] ? of(stage + 1, microbatch).message : 0;
   }
 
-  // The workspace of F, B, I or W.
-  static int64_t StageBytes::*workspace(ActionKind kind) {
-    if (kind == ActionKind::forward) return &StageBytes::workspace_forward;
-    if (kind == ActionKind::backward) return &StageBytes::workspace_backward;
-    return kind == ActionKind::backward_input ? &StageBytes::workspace_backward_input
-                                              : &StageBytes::workspace_backward_weight;
-  }
-
   size_t moment() const { return history_->totals.size(); }
   size_t cell(const Action& part) const { return s_.cell(part.stage, part.microbatch); }
   // Up to the last moment so far.
-  void use(const Action& part, int64_t StageBytes::*what, size_t begin) {
-    if (history_ != nullptr) history_->uses[cell(part)].push_back({what, begin, moment()});
+  void use(const Action& part, int64_t StageBytes::*held, size_t begin) {
+    if (history_ != nullptr) history_->uses[cell(part)].push_back({held, part.kind, begin, moment()});
   }
 
   void compute(const Action& part) {
@@ -111,11 +103,11 @@ class Account {
         break;
       case ActionKind::head_forward:
         now_.activations += stage.head;
-        work(stage.workspace_head_forward);
+        work(stage.workspace.head_forward);
         break;
       case ActionKind::head_backward:
         if (has_last_ && !s_.forward_only) now_.buffers += head_gradient(part);
-        work(stage.workspace_head_backward);
+        work(stage.workspace.head_backward);
         now_.activations -= stage.head;
         break;
       default:
@@ -144,12 +136,12 @@ class Account {
 
   // F, B, I or W, with the other half of a pair.
   void run_pass(const Action& part) {
-    int64_t bytes = of(part).*workspace(part.kind);
-    if (beside_) bytes += of(*beside_).*workspace(beside_->kind);
+    int64_t bytes = of(part).workspace.of(part.kind);
+    if (beside_) bytes += of(*beside_).workspace.of(beside_->kind);
     work(bytes);
     if (history_ == nullptr) return;
-    use(part, workspace(part.kind), moment() - 1);
-    if (beside_) use(*beside_, workspace(beside_->kind), moment() - 1);
+    use(part, /*held=*/nullptr, moment() - 1);
+    if (beside_) use(*beside_, /*held=*/nullptr, moment() - 1);
   }
 
   void work(int64_t workspace) {

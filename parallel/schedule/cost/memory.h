@@ -6,6 +6,7 @@
 #include <span>
 #include <vector>
 
+#include "parallel/schedule/per_pass.h"
 #include "parallel/schedule/schedule.h"
 
 namespace pptrain::schedule {
@@ -23,21 +24,15 @@ struct InFlight {
 // follows it.
 std::vector<InFlight> in_flight(const Schedule& schedule);
 
-// Bytes of one microbatch on one stage. A workspace is the most that an action holds besides activations and
-// weight operands. Its input and output tensors count in the workspace while it runs, unless they are among
-// the activations or operands that it keeps.
+// Bytes of one microbatch on one stage.
 struct StageBytes {
   int64_t activation = 0;       // from F to B or I; the stage's input included
   int64_t weight_operands = 0;  // from I to W
-  int64_t workspace_forward = 0;
-  int64_t workspace_backward = 0;  // B
-  int64_t workspace_backward_input = 0;
-  int64_t workspace_backward_weight = 0;
-  int64_t message = 0;  // the stage's input, or the gradient of it
-  // The rank's part of a spread head, counted at its first stage: from S to T, and the workspaces of S and T.
-  int64_t head = 0;
-  int64_t workspace_head_forward = 0;
-  int64_t workspace_head_backward = 0;
+  // The most that a pass holds besides activations and weight operands. Its input and output tensors count
+  // while it runs, unless they are among the activations or operands that it keeps.
+  PerPass<int64_t> workspace = {};
+  int64_t message = 0;        // the stage's input, or the gradient of it
+  int64_t head = 0;           // the rank's part of a spread head, from S to T; counts at its first stage
   int64_t head_gradient = 0;  // of the last stage: all ranks' terms of one microbatch, from T to B or I
 
   // Not of a microbatch. Gathered weights that the rank holds from UNSHARD to RESHARD in addition to its own

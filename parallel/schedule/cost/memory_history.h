@@ -12,9 +12,14 @@
 namespace pptrain::schedule {
 
 struct MemoryHistory {
-  // The rank holds `what` of one microbatch on one stage from moment `begin` to one before `end`.
+  // The rank holds these bytes of one microbatch on one stage from moment `begin` to one before `end`.
   struct Use {
-    int64_t StageBytes::*what;
+    int64_t of(const StageBytes& bytes) const {
+      return held == nullptr ? bytes.workspace.of(pass) : bytes.*held;
+    }
+
+    int64_t StageBytes::*held;  // null: the workspace of `pass`
+    ActionKind pass;
     size_t begin;
     size_t end;
   };

@@ -101,7 +101,7 @@ class LevelChooser {
     const StageBytes& before = of(change.from, change.stage, microbatch);
     const StageBytes& after = of(change.to, change.stage, microbatch);
     for (const MemoryHistory::Use& use : history_.uses[s_.cell(change.stage, microbatch)])
-      visit(use, after.*use.what - before.*use.what);
+      visit(use, use.of(after) - use.of(before));
   }
 
   std::vector<Change> sorted_changes() const {

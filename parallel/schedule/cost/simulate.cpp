@@ -250,7 +250,7 @@ class Simulator {
     if (action.kind == ActionKind::overlapped_pair) {
       return pair_duration(cost(forward_of(action)), cost(backward_of(action)), action.backward_kind);
     }
-    return schedule::duration(cost(action), action.kind);
+    return cost(action).time.of(action.kind);
   }
 
   void step(int rank, size_t i, const Action& action) {
@@ -330,41 +330,11 @@ class Simulator {
 
 }  // namespace
 
-double wire(const StageCost& cost, ActionKind kind) {
-  switch (kind) {
-    case ActionKind::forward:
-      return cost.forward_wire;
-    case ActionKind::backward_input:
-      return cost.backward_input_wire;
-    case ActionKind::backward:
-      return cost.backward_wire;
-    default:
-      return 0;
-  }
-}
-
 double pair_duration(const StageCost& forward, const StageCost& backward, ActionKind backward_kind) {
-  const double wire_f = wire(forward, ActionKind::forward), wire_b = wire(backward, backward_kind);
-  const double compute_f = duration(forward, ActionKind::forward) - wire_f;
-  const double compute_b = duration(backward, backward_kind) - wire_b;
+  const double wire_f = forward.wire.forward, wire_b = backward.wire.of(backward_kind);
+  const double compute_f = forward.time.forward - wire_f;
+  const double compute_b = backward.time.of(backward_kind) - wire_b;
   return compute_f + compute_b + std::max(0.0, wire_f - compute_b) + std::max(0.0, wire_b - compute_f);
-}
-
-double duration(const StageCost& cost, ActionKind kind) {
-  switch (kind) {
-    case ActionKind::forward:
-      return cost.forward;
-    case ActionKind::backward_input:
-      return cost.backward_input;
-    case ActionKind::backward_weight:
-      return cost.backward_weight;
-    case ActionKind::head_forward:
-      return cost.head_forward;
-    case ActionKind::head_backward:
-      return cost.head_backward;
-    default:
-      return cost.backward >= 0 ? cost.backward : cost.backward_input + cost.backward_weight;
-  }
 }
 
 StageCost cost_of(const Costs& costs, const Schedule& schedule, const Action& pass) {

@@ -3,28 +3,23 @@
 
 #include <vector>
 
+#include "parallel/schedule/per_pass.h"
 #include "parallel/schedule/schedule.h"
 
 namespace pptrain::schedule {
 
 // Times of one microbatch on one stage. Any unit; results are in the same.
 struct StageCost {
-  double forward = 1;
-  double backward_input = 1;
-  double backward_weight = 1;
-  double backward = -1;  // of B at once; negative: backward_input + backward_weight
-  // S and T of the rank's part of a spread head, counted at its first stage.
-  double head_forward = 1;
-  double head_backward = 1;
-  // The part of F, of I and of B in which the rank only waits for exchanges with ranks of its stage.
-  double forward_wire = 0;
-  double backward_input_wire = 0;
-  double backward_wire = 0;
+  // S and T of the rank's part of a spread head count at its first stage.
+  PerPass<double> time = {.forward = 1,
+                          .backward = 2,
+                          .backward_input = 1,
+                          .backward_weight = 1,
+                          .head_forward = 1,
+                          .head_backward = 1};
+  // The part of it in which the rank only waits for exchanges with ranks of its stage.
+  PerPass<double> wire = {};
 };
-
-// The time of F, B, I, W, S or T.
-double duration(const StageCost& cost, ActionKind kind);
-double wire(const StageCost& cost, ActionKind kind);  // the part of it that only waits
 
 // The time of an overlapped pair: the exchanges that each half waits for overlap with the other half's
 // computation.
@@ -43,7 +38,7 @@ struct ExchangeCost {
 };
 
 struct Costs {
-  std::vector<StageCost> stages;  // one per stage; a single one serves all; none: all times 1.
+  std::vector<StageCost> stages;  // one per stage; a single one serves all; none: StageCost{}
   // From the end of a send to the arrival of the data, per boundary (stage s to s + 1 and back); a single one
   // serves all, none is 0. Boundaries inside a rank cost nothing.
   std::vector<double> latency;

@@ -3,7 +3,6 @@
 #include <spdlog/fmt/fmt.h>
 
 #include <algorithm>
-#include <tuple>
 
 #include "core/base/error.h"
 #include "parallel/schedule/proof/replay.h"
@@ -33,6 +32,8 @@ class StepClock {
   void add(const Schedule& schedule, const PlacementTable& table, int rank, const Action& action);
 
   std::vector<Event> events_;  // in an order in which they can happen
+  // Each stage's passes, in the order of ActionKind; its transfer; its head's transfer.
+  static constexpr int transfer = PerPass<SizedCost>::kinds, of_stage = transfer + 2;
   std::vector<SizedCost> costs_;
   size_t ranks_ = 1, moments_ = 2;
 };
@@ -44,7 +45,12 @@ StepClock::StepClock(const Schedule& schedule, const SizedCosts& costs)
   if (std::ssize(costs) != stages)
     throw Error(fmt::format("step clock: costs of {} stages for {}", costs.size(), stages));
   costs_.emplace_back();  // of what costs nothing
-  for (const auto& stage : costs) costs_.insert(costs_.end(), stage.begin(), stage.end());
+  for (const StageSizedCosts& stage : costs) {
+    for (int pass = 0; pass < transfer; ++pass)
+      costs_.push_back(stage.passes.of(static_cast<ActionKind>(pass)));
+    costs_.push_back(stage.transfer);
+    costs_.push_back(stage.head_transfer);
+  }
   const PlacementTable table(schedule);
   const auto visit = [&](int rank, size_t, const Action& action) {
     if (!is_compute(action.kind) && !is_receive(action.kind)) return;
@@ -56,7 +62,6 @@ StepClock::StepClock(const Schedule& schedule, const SizedCosts& costs)
 
 void StepClock::add(const Schedule& schedule, const PlacementTable& table, int rank, const Action& action) {
   enum Moment : uint32_t { end_f, end_b, posted_f, posted_b };
-  constexpr int of_stage = std::tuple_size_v<SizedCosts::value_type>, transfer = of_stage - 2;
   const auto moment = [&](Moment which, int stage) {
     return static_cast<uint32_t>(2 + 4 * schedule.cell(stage, action.microbatch) + which);
   };

@@ -2,12 +2,12 @@
 // enough for thousands of steps a second (core/data/balance.h).
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <functional>
 #include <span>
 #include <vector>
 
+#include "parallel/schedule/per_pass.h"
 #include "parallel/schedule/schedule.h"
 
 namespace pptrain::schedule {
@@ -21,10 +21,14 @@ struct SizedCost {
   int64_t of(int64_t tokens, int64_t squares) const { return fixed + token * tokens + square * squares; }
 };
 
-// [stage] The costs of F, B, I, W, S and T, in the order of ActionKind. Then those of a transfer to the next
-// stage, or from it, and of the transfer that S, and the last stage's B or I, take from another rank. With
-// sequence slices: of one slice, the mean of the microbatch's slices.
-using SizedCosts = std::vector<std::array<SizedCost, 8>>;
+// With sequence slices: of one slice, the mean of the microbatch's slices.
+struct StageSizedCosts {
+  PerPass<SizedCost> passes;
+  SizedCost transfer;       // to the next stage, or from it
+  SizedCost head_transfer;  // that S, and the last stage's B or I, take from another rank
+};
+
+using SizedCosts = std::vector<StageSizedCosts>;  // [stage]
 
 // The last rank's end, in ticks, by each whole microbatch's tokens and the sum of its documents' squared
 // lengths. It counts passes and transfers as simulate() does, without exchanges that overlap with passes; the

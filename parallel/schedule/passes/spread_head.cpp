@@ -70,7 +70,7 @@ class Spreading {
     const StageCost cost = one_for(costs_.stages, action.stage);
     if (action.kind == ActionKind::overlapped_pair)
       return pair_duration(cost, one_for(costs_.stages, action.backward_stage), action.backward_kind);
-    return duration(cost, action.kind);
+    return cost.time.of(action.kind);
   }
 
   bool is_ready(const Action& action, double now) const {
@@ -165,18 +165,17 @@ std::vector<Costs> orderings(const Costs& costs) {
   if (costs.stages.empty()) return {costs};
   Costs thirds = costs, even;
   double sum = 0;
+  const auto set = [](PerPass<double>& time, double third) {
+    time.forward = time.backward_input = time.backward_weight = third;
+    time.backward = 2 * third;
+  };
   for (StageCost& stage : thirds.stages) {
-    const double third = (stage.forward + duration(stage, ActionKind::backward)) / 3;
-    stage.forward = stage.backward_input = stage.backward_weight = third;
-    stage.backward = 2 * third;
+    const double third = (stage.time.forward + stage.time.backward) / 3;
+    set(stage.time, third);
     sum += third;
   }
   even.stages = thirds.stages;
-  for (StageCost& stage : even.stages) {
-    stage.forward = stage.backward_input = stage.backward_weight =
-        sum / static_cast<double>(even.stages.size());
-    stage.backward = 2 * stage.forward;
-  }
+  for (StageCost& stage : even.stages) set(stage.time, sum / static_cast<double>(even.stages.size()));
   return {costs, thirds, even};
 }
 

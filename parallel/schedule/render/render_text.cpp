@@ -159,12 +159,8 @@ class Grid {
   Costs in_characters(const Costs& costs) const {
     Costs drawn{.stages = {}, .latency = {}};
     for (int stage = 0; stage < s_.stages(); ++stage) {
-      drawn.stages.push_back({.forward = mean(ActionKind::forward, stage),
-                              .backward_input = mean(ActionKind::backward_input, stage),
-                              .backward_weight = mean(ActionKind::backward_weight, stage),
-                              .backward = mean(ActionKind::backward, stage),
-                              .head_forward = mean(ActionKind::head_forward, stage),
-                              .head_backward = mean(ActionKind::head_backward, stage)});
+      drawn.stages.push_back(
+          {.time = PerPass<double>::each([&](ActionKind pass) { return mean(pass, stage); })});
     }
     drawn.head_latency = std::round(costs.head_latency / unit_);
     // A pair takes the sum of its halves, which have no other times if all passes of a stage are in pairs.
@@ -178,12 +174,13 @@ class Grid {
   }
 
   void fill_pair(Costs& drawn, const Costs& costs, int stage, int backward_stage) const {
-    StageCost& front = drawn.stages[static_cast<size_t>(stage)];
-    StageCost& back = drawn.stages[static_cast<size_t>(backward_stage)];
-    const StageCost given = one_for(costs.stages, backward_stage);
-    if (front.forward == 0) front.forward = characters(one_for(costs.stages, stage).forward);
-    if (back.backward == 0) back.backward = characters(duration(given, ActionKind::backward));
-    if (back.backward_input == 0) back.backward_input = characters(given.backward_input);
+    const auto fill = [&](int of, ActionKind pass) {
+      double& time = drawn.stages[static_cast<size_t>(of)].time.of(pass);
+      if (time == 0) time = characters(one_for(costs.stages, of).time.of(pass));
+    };
+    fill(stage, ActionKind::forward);
+    fill(backward_stage, ActionKind::backward);
+    fill(backward_stage, ActionKind::backward_input);
   }
 
   // The first `shown` characters of a rank.

@@ -109,9 +109,7 @@ Instance::Instance(const SearchProblem& problem)
 
 // A tick is a part of the busiest rank's work.
 void Instance::add_times(const SearchProblem& problem) {
-  const auto seconds = [&](int s, int pass) {
-    return schedule::duration(one_for(problem.costs.stages, s), kinds[pass]);
-  };
+  const auto seconds = [&](int s, int pass) { return one_for(problem.costs.stages, s).time.of(kinds[pass]); };
   std::vector<double> work(static_cast<size_t>(ranks));
   for (int s = 0; s < stages; ++s) {
     for (int k = 0; k < 3; ++k) work[rank_of[s]] += microbatches * seconds(s, k);
@@ -123,7 +121,7 @@ void Instance::add_times(const SearchProblem& problem) {
   for (int s = 0; s < stages; ++s) {
     auto& own = time.emplace_back();
     for (int k = 0; k < passes; ++k) own[k] = ticks(seconds(s, k));
-    if (one_for(problem.costs.stages, s).backward < 0) own[3] = own[1] + own[2];
+    if (own[1] + own[2] - own[3] == 1) ++own[3];  // rounded: not shorter than I and W
     whole_backward |= own[3] < own[1] + own[2];
     const bool crosses = s + 1 < stages && shape.crosses_ranks(s);
     latency.push_back(crosses ? ticks(one_for(problem.costs.latency, s)) : 0);
@@ -168,8 +166,8 @@ void Instance::add_loads(const SearchProblem& problem) {
     const int64_t kept = handed_over(s) - handed_over(s - 1);
     left.push_back({own.activation + kept, own.weight_operands - own.activation - kept, -own.weight_operands,
                     -own.activation - kept});
-    most.push_back({own.activation + own.workspace_forward, own.workspace_backward_input,
-                    own.workspace_backward_weight, own.workspace_backward});
+    most.push_back({own.activation + own.workspace.forward, own.workspace.backward_input,
+                    own.workspace.backward_weight, own.workspace.backward});
     for (int k = 0; k < passes; ++k) most[s][k] = std::max(most[s][k], left[s][k]);
   }
 }

@@ -57,13 +57,9 @@ enum class Backward { joint, apart, both };
 Measurement measurement(const CostModel& truth, Backward backward) {
   Measurement measured;
   for (const StageSlice& slice : {first, last}) {
-    const schedule::StageCost cost = truth.stage(slice);
-    MeasuredStage stage{.slice = slice, .forward = cost.forward};
-    if (backward != Backward::joint) {
-      stage.backward_input = cost.backward_input;
-      stage.backward_weight = cost.backward_weight;
-    }
-    if (backward != Backward::apart) stage.backward = cost.backward;
+    MeasuredStage stage{.slice = slice, .seconds = truth.stage(slice).time};
+    if (backward == Backward::joint) stage.seconds.backward_input = stage.seconds.backward_weight = 0;
+    if (backward == Backward::apart) stage.seconds.backward = 0;
     measured.stages.push_back(stage);
   }
   measured.optimizer = truth.optimizer(first).seconds + truth.optimizer(last).seconds;
@@ -72,7 +68,7 @@ Measurement measurement(const CostModel& truth, Backward backward) {
 }
 
 void check_equal(const CostModel& a, const CostModel& b, const StageSlice& slice, Backward measured) {
-  const schedule::StageCost x = a.stage(slice), y = b.stage(slice);
+  const auto x = a.stage(slice).time, y = b.stage(slice).time;
   CHECK(x.forward == Approx(y.forward).epsilon(1e-9));
   CHECK(x.backward == Approx(y.backward).epsilon(1e-9));
   if (measured == Backward::joint) return;
@@ -86,8 +82,8 @@ TEST_CASE("a pass takes at least its operations, and not much more where product
   const DeviceModel& device = find_device("H100");
   const CostModel costs(base_of(), {.device = device});
   for (const StageSlice& slice : {first, last}) {
-    const schedule::StageCost time = costs.stage(slice);
-    const StageFootprint& f = costs.footprint(slice);
+    const auto time = costs.stage(slice).time;
+    const auto& f = costs.footprint(slice).passes;
     for (const auto& [seconds, pass] : {std::pair<double, const PassFootprint&>(time.forward, f.forward),
                                         {time.backward_input, f.backward_input},
                                         {time.backward_weight, f.backward_weight}}) {
@@ -107,7 +103,7 @@ TEST_CASE("a pass takes at least its operations, and not much more where product
 TEST_CASE("a head in small chunks costs a pass over its weight and gradient for each") {
   const ModelConfig model = large_model();
   const auto head = [&](at::DeviceType device) {
-    return dry_run(model, last, {.length = 4096, .device = device}).forward;
+    return dry_run(model, last, {.length = 4096, .device = device}).passes.forward;
   };
   const double weights = 128256.0 * 4096;
   const auto chunks = [&](int64_t rows) { return std::ceil(4096.0 / static_cast<double>(rows)); };
@@ -122,11 +118,11 @@ TEST_CASE("a plan for a GPU counts the head's chunks of a GPU: four equal ones o
   PlanBase four = base_of();
   four.job.train.micro_batch_size = 4;  // 16,384 rows of logits; 1 GiB holds 4,185
   const CostModel costs(four, {.device = find_device("H100")});
-  const PassFootprint& head = costs.footprint(last).forward;
+  const PassFootprint& head = costs.footprint(last).passes.forward;
   CHECK(head.workspace > int64_t{4096} * 256512);
   StageSlice body = last;
   body.head = false;
-  const kernels::Cost blocks = costs.footprint(body).forward.cost;
+  const kernels::Cost blocks = costs.footprint(body).passes.forward.cost;
   const double weights = 128256.0 * 4096;
   // Two GEMMs read the weight in each chunk.
   CHECK(head.cost.weight_bytes - blocks.weight_bytes == Approx(4 * 2 * weights * 2));
@@ -137,16 +133,16 @@ TEST_CASE("recompute repeats the blocks' forward in the backward") {
   const CostModel plain(base_of(), h200), full(base_of(large_model(), config::Recompute::full), h200);
   StageSlice middle = first;
   middle.embedding = false;
-  const schedule::StageCost a = plain.stage(middle), b = full.stage(middle);
+  const auto a = plain.stage(middle).time, b = full.stage(middle).time;
   // The whole forward except the last GEMM: nothing reads its result.
   const kernels::Cost last_product{.product_flops = 2.0 * 5 * 4096 * 4096 * 14336};
   CHECK(b.backward_input > a.backward_input + 0.7 * a.forward);
   CHECK(b.backward_input < a.backward_input + a.forward);
   const auto flops = [&](const CostModel& costs) {
-    return costs.footprint(middle).backward_input.cost.product_flops;
+    return costs.footprint(middle).passes.backward_input.cost.product_flops;
   };
-  CHECK(flops(full) ==
-        flops(plain) + plain.footprint(middle).forward.cost.product_flops - last_product.product_flops);
+  CHECK(flops(full) == flops(plain) + plain.footprint(middle).passes.forward.cost.product_flops -
+                           last_product.product_flops);
   CHECK(b.forward == a.forward);
   CHECK(b.backward_weight == a.backward_weight);
 }
@@ -160,7 +156,7 @@ TEST_CASE("each stage costs what its own recompute does") {
     const CostModel alone(base_of(large_model(), base.job.train.recompute.most(index)), h200);
     StageSlice slice = first;
     slice.index = index;
-    CHECK(mixed.stage(slice).backward == alone.stage(slice).backward);
+    CHECK(mixed.stage(slice).time.backward == alone.stage(slice).time.backward);
     CHECK(mixed.footprint(slice).activation == alone.footprint(slice).activation);
     CHECK(mixed.footprint(slice, Recompute::none).activation > alone.footprint(slice).activation);
   }
@@ -206,7 +202,7 @@ TEST_CASE("a device that copies itself exchanges within its passes, others do be
   CHECK(exchange.gather > 0);
   CHECK(shared.beside_passes(first).gather == 0);
   CHECK(shared.beside_passes(first).reduce == 0);
-  const schedule::StageCost before = alone.stage(first), after = shared.stage(first);
+  const auto before = alone.stage(first).time, after = shared.stage(first).time;
   CHECK(after.forward == Approx(before.forward + exchange.gather));
   CHECK(after.backward_input == Approx(before.backward_input + exchange.gather));
   CHECK(after.backward_weight > before.backward_weight + exchange.reduce());
@@ -214,7 +210,7 @@ TEST_CASE("a device that copies itself exchanges within its passes, others do be
                                                    after.backward_weight - before.backward_weight));
 
   const CostModel kept(over_four_ranks(false), cpu);
-  CHECK(kept.stage(first).forward == before.forward);
+  CHECK(kept.stage(first).time.forward == before.forward);
   CHECK(kept.beside_passes(first).gather == kept.exchange(first).gather);
 
   const CostModel gpu(over_four_ranks(true), {.device = find_device("h100")});
@@ -234,7 +230,8 @@ TEST_CASE("weight gradients of adapters wait for the adapters' weights where eac
   const double gather = streamed.exchange(first).adapters;
   CHECK(gather > 0);
   CHECK(gather < streamed.exchange(first).gather / 10);
-  CHECK(streamed.stage(first).backward_weight == Approx(kept.stage(first).backward_weight + gather));
+  CHECK(streamed.stage(first).time.backward_weight ==
+        Approx(kept.stage(first).time.backward_weight + gather));
 }
 
 TEST_CASE("Muon's products are counted, each matrix once over the ranks that hold parts of it") {
@@ -264,6 +261,7 @@ TEST_CASE("Muon's products are counted, each matrix once over the ranks that hol
 TEST_CASE("a measurement without stages or passes is refused, a device that does not exist too") {
   const DeviceModel& device = find_device("cpu");
   CHECK_THROWS_AS(calibrate(base_of(), device, {}), UsageError);
-  CHECK_THROWS_AS(calibrate(base_of(), device, {.stages = {{.slice = first, .forward = 1}}}), UsageError);
+  CHECK_THROWS_AS(calibrate(base_of(), device, {.stages = {{.slice = first, .seconds = {.forward = 1}}}}),
+                  UsageError);
   CHECK_THROWS_WITH(find_device("h300"), pptrain::test::contains_text("cpu, a100, h100, h200, b200"));
 }

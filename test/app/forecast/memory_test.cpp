@@ -134,13 +134,13 @@ TEST_CASE("a part of a spread head holds what is predicted between S and T, and 
     AllocationCounter counter;
     Tensor own = stage.head_forward(0, data, h.clone());
     CHECK(stage.head_bytes() == predicted.head);
-    CHECK(close(predicted.head_forward.workspace, counter.peak() - predicted.head, tokens));
+    CHECK(close(predicted.passes.head_forward.workspace, counter.peak() - predicted.head, tokens));
     const Tensor all = own.unsqueeze(0).expand({parts, -1, -1}).contiguous();
     own.reset();
     counter.restart();
     const Tensor term = stage.head_backward(0, data, all, /*with_gradients=*/true);
     const int64_t given = static_cast<int64_t>(all.nbytes());
-    CHECK(close(predicted.head_backward.workspace, counter.peak() - predicted.head - given, tokens));
+    CHECK(close(predicted.passes.head_backward.workspace, counter.peak() - predicted.head - given, tokens));
     CHECK(stage.head_bytes() == 0);
   }
 }
@@ -186,11 +186,11 @@ TEST_CASE("what F, B, I and W take beside that is as predicted, within 1 %") {
       INFO(pass << ": " << expected.workspace << " predicted, " << measured << " measured");
       CHECK(close(expected.workspace, measured, tokens));
     };
-    check("F", predicted.forward, f);
-    check("B", predicted.backward, b);
-    check("B beside", c.predicted(*stage, 5, 13, /*overlap=*/true).backward, beside);
-    check("I", predicted.backward_input, i);
-    check("W", predicted.backward_weight, w);
+    check("F", predicted.passes.forward, f);
+    check("B", predicted.passes.backward, b);
+    check("B beside", c.predicted(*stage, 5, 13, /*overlap=*/true).passes.backward, beside);
+    check("I", predicted.passes.backward_input, i);
+    check("W", predicted.passes.backward_weight, w);
   }
 }
 
@@ -208,27 +208,28 @@ TEST_CASE("on a GPU passes also take what its libraries take") {
                          .overlap = overlap});
   };
   const int64_t product = int64_t{32} << 20;
+  using Passes = schedule::PerPass<app::PassFootprint>;
   const app::StageFootprint cpu = footprint({}), ampere = footprint({80, 108}), hopper = footprint({90, 132});
   for (const auto* gpu : {&ampere, &hopper}) {
     CHECK(gpu->activation == cpu.activation);
     CHECK(gpu->weight_operands == cpu.weight_operands);
-    for (const auto pass : {&app::StageFootprint::forward, &app::StageFootprint::backward_weight}) {
-      CHECK((gpu->*pass).workspace >= product);
-      CHECK((gpu->*pass).workspace <= (cpu.*pass).workspace + product);
+    for (const auto pass : {&Passes::forward, &Passes::backward_weight}) {
+      CHECK((gpu->passes.*pass).workspace >= product);
+      CHECK((gpu->passes.*pass).workspace <= (cpu.passes.*pass).workspace + product);
     }
   }
-  for (const auto pass : {&app::StageFootprint::backward, &app::StageFootprint::backward_input}) {
+  for (const auto pass : {&Passes::backward, &Passes::backward_input}) {
     // FlashAttention-2 has one sum of dq for every 8 multiprocessors: 14, or 25.
-    CHECK((footprint({80, 200}).*pass).workspace - (ampere.*pass).workspace ==
+    CHECK((footprint({80, 200}).passes.*pass).workspace - (ampere.passes.*pass).workspace ==
           int64_t{11} * 2048 * 8 * 64 * 4);
     // cuDNN holds the gradient of the scores.
     const int64_t scores = int64_t{8} * 2048 * 2048 * 2 + 2048 * 8 * 4;
-    CHECK((hopper.*pass).workspace > scores);
-    CHECK((hopper.*pass).workspace <= scores + (cpu.*pass).workspace);
+    CHECK((hopper.passes.*pass).workspace > scores);
+    CHECK((hopper.passes.*pass).workspace <= scores + (cpu.passes.*pass).workspace);
   }
   // Overlapped weight gradients have scratch memory of their own.
-  const int64_t beside = footprint({90, 132}, true).backward.workspace;
-  CHECK(beside >= hopper.backward.workspace + product);
-  CHECK(beside <=
-        int64_t{8} * 2048 * 2048 * 2 + 2048 * 8 * 4 + product + footprint({}, true).backward.workspace);
+  const int64_t beside = footprint({90, 132}, true).passes.backward.workspace;
+  CHECK(beside >= hopper.passes.backward.workspace + product);
+  CHECK(beside <= int64_t{8} * 2048 * 2048 * 2 + 2048 * 8 * 4 + product +
+                      footprint({}, true).passes.backward.workspace);
 }

@@ -203,15 +203,15 @@ TEST_CASE("the stages' F, I and W sum to the model's FLOPs") {
   kernels::Cost sum;
   for (int i = 0; i < 3; ++i) {
     const app::StageFootprint& f = footprints.of(models::stage_slice(assignment, i));
-    CHECK(f.backward_weight.cost.attention_flops == 0);
-    CHECK(f.backward.cost == f.backward_input.cost + f.backward_weight.cost);
-    sum += f.forward.cost + f.backward.cost;
+    CHECK(f.passes.backward_weight.cost.attention_flops == 0);
+    CHECK(f.passes.backward.cost == f.passes.backward_input.cost + f.passes.backward_weight.cost);
+    sum += f.passes.forward.cost + f.passes.backward.cost;
   }
   // Attention has two GEMMs forward and five backward; six are useful, since the scores are computed twice.
   CHECK(sum.product_flops + sum.attention_flops * 6 / 7 == Approx(32 * models::flops_per_token(model, 16)));
   // The head's three GEMMs are in the last stage's F, so that F costs more than its layers.
   const auto products = [&](bool head) {
-    return footprints.of({.end_layer = 1, .head = head}).forward.cost.product_flops;
+    return footprints.of({.end_layer = 1, .head = head}).passes.forward.cost.product_flops;
   };
   CHECK(products(true) - products(false) == 32 * 6.0 * 61 * 40);
 }
@@ -247,15 +247,16 @@ TEST_CASE("what is recomputed is added to I") {
   const double product = 2.0 * 2 * 32 * 40 * 56;  // FLOPs of gate, up or down
   const auto flops = [](const app::PassFootprint& pass) { return pass.cost.product_flops; };
   // cheap repeats no GEMM; it frees two norms' outputs, the MLP's product and two columns of rstd.
-  CHECK(flops(cheap.backward_input) == flops(none.backward_input));
-  CHECK(cheap.backward_input.cost.bytes > none.backward_input.cost.bytes);
+  CHECK(flops(cheap.passes.backward_input) == flops(none.passes.backward_input));
+  CHECK(cheap.passes.backward_input.cost.bytes > none.passes.backward_input.cost.bytes);
   CHECK(none.activation - cheap.activation == 2 * 32 * ((2 * 40 + 56) * 2 + 2 * 4));
   CHECK(cheap.weight_operands == none.weight_operands);
   // Both norms run again in each layer; the MLP's product comes with its gradient.
-  CHECK(cheap.backward_input.cost.kernels == none.backward_input.cost.kernels + 2 * 2);
-  CHECK(flops(selective.backward_input) == flops(none.backward_input) + 2 * product);
-  CHECK(flops(full.backward_input) == flops(none.backward_input) + flops(none.forward) - product);
-  CHECK(full.forward.cost == none.forward.cost);
+  CHECK(cheap.passes.backward_input.cost.kernels == none.passes.backward_input.cost.kernels + 2 * 2);
+  CHECK(flops(selective.passes.backward_input) == flops(none.passes.backward_input) + 2 * product);
+  CHECK(flops(full.passes.backward_input) ==
+        flops(none.passes.backward_input) + flops(none.passes.forward) - product);
+  CHECK(full.passes.forward.cost == none.passes.forward.cost);
   CHECK(full.activation < selective.activation);
   CHECK(selective.activation < cheap.activation);
   for (const models::Recompute recompute : models::all_recomputes)

@@ -112,7 +112,7 @@ TEST_CASE("a plan knows what an overlapped pair hides") {
     CHECK_THAT(app::render_plan(plan, p, costs, source, {.width = 100}),
                contains_text("communication of a step"));
     const schedule::StageCost& first = p.costs.stages[0];
-    return std::tuple(p.pipeline.ranks[0].busy, first.forward_wire + first.backward_wire, waited);
+    return std::tuple(p.pipeline.ranks[0].busy, first.wire.forward + first.wire.backward, waited);
   };
   const Overrides far = {"distributed.ranks_per_host=1", "distributed.host_link_gbps=10"};
   const auto [apart, wire, waited_apart] = busy(far, true);
@@ -588,7 +588,7 @@ TEST_CASE("costs are measured on this machine, and scale the model to it") {
   // Its times of a stage are the times of the same passes here. The bounds allow for a busy machine's noise
   // and exclude a mistake in units.
   const app::CostModel costs(plan, source);
-  const schedule::StageCost stage = costs.stage(models::stage_slice(plan.layers, 0));
+  const auto stage = costs.stage(models::stage_slice(plan.layers, 0)).time;
   const double flops = 2.0 * 256 * 2 * (2 * 128 * 32 + 2 * 128 * 16 + 3 * 128 * 384);
   CHECK(stage.forward > flops / (3 * *source.product_flops));
   CHECK(stage.forward < 1);
@@ -623,10 +623,10 @@ TEST_CASE("costs from a run's trace give back its own times") {
   for (size_t i = 0; i < 2; ++i) {
     // The last stage's forward is as measured, or more if noise would leave nothing for the head.
     const double forward = trace.stages[i].at("forward");
-    if (i == 0) CHECK(costs.stages[i].forward == Approx(forward).epsilon(1e-6));
-    CHECK(costs.stages[i].forward >= forward * (1 - 1e-6));
+    if (i == 0) CHECK(costs.stages[i].time.forward == Approx(forward).epsilon(1e-6));
+    CHECK(costs.stages[i].time.forward >= forward * (1 - 1e-6));
     measured += trace.stages[i].at("backward");
-    predicted += costs.stages[i].backward;
+    predicted += costs.stages[i].time.backward;
   }
   CHECK(predicted == Approx(measured).epsilon(0.01));
 
@@ -697,9 +697,9 @@ TEST_CASE("costs from a trace of one mesh predict another") {
   const CostSource source = app::make_cost_source(plan, trace_path);
   const schedule::Costs costs = app::predict(plan, source).costs;
   // Each boundary between stages costs a little itself.
-  CHECK(costs.stages[0].forward + costs.stages[1].forward ==
+  CHECK(costs.stages[0].time.forward + costs.stages[1].time.forward ==
         Approx(trace.stages[0].at("forward")).epsilon(0.02));
-  CHECK(costs.stages[0].backward + costs.stages[1].backward ==
+  CHECK(costs.stages[0].time.backward + costs.stages[1].time.backward ==
         Approx(trace.stages[0].at("backward")).epsilon(0.02));
   // The optimizer's time follows the parameters that a rank steps: here all, on two stages half each.
   const app::Prediction p = app::predict(plan, source);
@@ -721,7 +721,7 @@ TEST_CASE("what a traced run waited for its links within its passes is no part o
   const CostSource source = app::make_cost_source(plan, trace_path);
   CHECK(source.device.between_hosts.bandwidth == Approx(2e9 / 8));
   CHECK(source.device.between_hosts.latency == Approx(1e-6));
-  const schedule::StageCost cost = app::predict(plan, source).costs.stages[0];
+  const auto cost = app::predict(plan, source).costs.stages[0].time;
   CHECK(cost.forward == Approx(trace.stages[0].at("forward")).epsilon(1e-6));
   CHECK(cost.backward == Approx(trace.stages[0].at("backward")).epsilon(1e-6));
 }

@@ -161,15 +161,12 @@ TEST_CASE("a long stage follows from short ones, exactly") {
       CHECK(followed.activation == run.activation);
       CHECK(followed.weight_operands == run.weight_operands);
       CHECK(followed.boundary == run.boundary);
-      const std::pair<const PassFootprint&, const PassFootprint&> passes[] = {
-          {followed.forward, run.forward},
-          {followed.backward, run.backward},
-          {followed.backward_input, run.backward_input},
-          {followed.backward_weight, run.backward_weight}};
-      for (const auto& [one, other] : passes) {
+      schedule::PerPass<bool>::each([&](schedule::ActionKind pass) {
+        const PassFootprint &one = followed.passes.of(pass), &other = run.passes.of(pass);
         CHECK((one.cost == other.cost));
         CHECK(one.workspace == other.workspace);
-      }
+        return true;
+      });
     }
   }
 }

@@ -1,6 +1,7 @@
 #include "parallel/schedule/action.h"
 
 #include "core/base/error.h"
+#include "parallel/schedule/per_pass.h"
 #include "test/support/catch.h"
 
 using namespace pptrain;
@@ -45,4 +46,16 @@ TEST_CASE("what is not an action is refused") {
     INFO(text);
     CHECK_THROWS_AS(parse_action(text), UsageError);
   }
+}
+
+TEST_CASE("a value for each pass is found by its kind, and an action that is no pass has none") {
+  const auto all = PerPass<std::string>::each([](ActionKind pass) { return to_string({pass, 0, 0}); });
+  CHECK(all.forward == "0F0");
+  CHECK(all.backward == "0B0");
+  CHECK(all.backward_input == "0I0");
+  CHECK(all.backward_weight == "0W0");
+  CHECK(all.head_forward == "0S0");
+  CHECK(all.head_backward == "0T0");
+  CHECK(all.of(ActionKind::backward_weight) == "0W0");
+  CHECK_THROWS_WITH(all.of(ActionKind::send_f), "no value for 0SEND_F0, which is no pass");
 }

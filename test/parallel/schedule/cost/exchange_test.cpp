@@ -5,6 +5,7 @@
 #include "parallel/schedule/passes/passes.h"
 #include "parallel/schedule/render/csv.h"
 #include "test/support/catch.h"
+#include "test/support/passes_of.h"
 
 using namespace pptrain;
 using namespace pptrain::schedule;
@@ -12,8 +13,9 @@ using namespace pptrain::schedule;
 namespace {
 
 Simulation run(const char* csv, ExchangeCost exchange, bool streamed = false) {
-  return simulate(parse_csv(csv),
-                  {.stages = {{4, 4, 4, -1}}, .latency = {}, .exchange = {exchange}, .streamed = streamed});
+  return simulate(
+      parse_csv(csv),
+      {.stages = {passes_of(4, 4, 4)}, .latency = {}, .exchange = {exchange}, .streamed = streamed});
 }
 
 std::vector<double> ends(const Simulation& s) {
@@ -64,9 +66,10 @@ TEST_CASE("streamed passes take as long as their gather, and show the first grou
 
 TEST_CASE("streamed, the first group of the next stage comes behind the action before") {
   const Schedule two = add_unshard(parse_csv("0F0,1F0,1B0,0B0\n"), Gather::streamed);
-  const Simulation s = simulate(
-      two,
-      {.stages = {{4, 4, 4, -1}}, .latency = {}, .exchange = {{.gather = 2, .groups = 4}}, .streamed = true});
+  const Simulation s = simulate(two, {.stages = {passes_of(4, 4, 4)},
+                                      .latency = {},
+                                      .exchange = {{.gather = 2, .groups = 4}},
+                                      .streamed = true});
   REQUIRE(write_csv(two) == "0UNSHARD,1UNSHARD,0F0,0RESHARD,1F0,0UNSHARD,1B0,1RESHARD,0B0,0RESHARD\n");
   CHECK(ends(s) == Times{0.5, 1, 4.5, 4.5, 8.5, 9, 16.5, 16.5, 24.5, 24.5});
 }
@@ -89,8 +92,8 @@ TEST_CASE("a step ends with its reductions, of which the last backward hides all
 
 TEST_CASE("reduced after each microbatch, a backward waits for the buffers of the one before") {
   const Schedule list = parse_csv("0F0,0B0,0REDUCE_GRAD,0F1,0B1,0REDUCE_GRAD\n");
-  const Simulation s =
-      simulate(list, {.stages = {{1, 1, 1, -1}}, .latency = {}, .exchange = {{.reduce = 6, .groups = 2}}});
+  const Simulation s = simulate(
+      list, {.stages = {passes_of(1, 1, 1)}, .latency = {}, .exchange = {{.reduce = 6, .groups = 2}}});
   CHECK(s.spans[0][2].start == 2);
   CHECK(ends(s) == Times{1, 3, 8, 4, 9, 14});  // the second backward's last group waits until 8
   CHECK(s.ranks[0].wait_for_exchange == 3);

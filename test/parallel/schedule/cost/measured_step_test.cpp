@@ -6,6 +6,7 @@
 #include "parallel/schedule/passes/passes.h"
 #include "parallel/schedule/render/csv.h"
 #include "test/support/catch.h"
+#include "test/support/passes_of.h"
 
 using namespace pptrain;
 using namespace pptrain::schedule;
@@ -46,7 +47,7 @@ TEST_CASE("a simulated step splits as the simulation says") {
           lower(make_schedule({.name = name, .ranks = p, .microbatches = 2 * p, .stages_per_rank = v}));
       Costs costs{.stages = {}, .latency = {0.25}};
       for (int stage = 0; stage < s.stages(); ++stage) {
-        costs.stages.push_back({1.0 + 0.1 * stage, 1.5, 0.5 + 0.2 * (stage % 2), -1});
+        costs.stages.push_back(passes_of(1.0 + 0.1 * stage, 1.5, 0.5 + 0.2 * (stage % 2)));
       }
       const Simulation simulation = simulate(s, costs);
       const auto split = split_step(s, as_measured(s, simulation));

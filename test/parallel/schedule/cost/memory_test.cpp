@@ -64,8 +64,8 @@ TEST_CASE("stages of unequal size: the peak is where the bytes are, not the coun
   const Schedule s = parse_csv("0F0,0F1,1F0,1B0,0B0,1F1,1B1,0B1\n");
   REQUIRE(s.stages() == 2);
   const std::vector<StageBytes> stages = {
-      {.activation = 10, .workspace_forward = 3, .workspace_backward = 4},
-      {.activation = 100, .workspace_forward = 30, .workspace_backward = 20, .message = 7}};
+      {.activation = 10, .workspace = {.forward = 3, .backward = 4}},
+      {.activation = 100, .workspace = {.forward = 30, .backward = 20}, .message = 7}};
   const MemorySplit rank = peak_bytes(s, stages)[0];
   CHECK(rank.activations == 120);
   CHECK(rank.workspace == 30);
@@ -77,12 +77,10 @@ TEST_CASE("stages of unequal size: the peak is where the bytes are, not the coun
 
 TEST_CASE("operands that I leaves wait for W, and each action has its own workspace") {
   const Schedule s = parse_csv("0F0,0I0,0F1,0W0,0B1\n");
-  const MemorySplit rank = uniform(s, {.activation = 10,
-                                       .weight_operands = 8,
-                                       .workspace_forward = 1,
-                                       .workspace_backward = 2,
-                                       .workspace_backward_input = 5,
-                                       .workspace_backward_weight = 3})[0];
+  const MemorySplit rank =
+      uniform(s, {.activation = 10,
+                  .weight_operands = 8,
+                  .workspace = {.forward = 1, .backward = 2, .backward_input = 5, .backward_weight = 3}})[0];
   CHECK(rank.total() == 21);  // W0 runs while F1's activations are there
   CHECK(rank.activations == 10);
   CHECK(rank.weight_operands == 8);
@@ -102,7 +100,7 @@ TEST_CASE("messages: a receive from its post, an output to one action after its 
 
 TEST_CASE("a forward-only schedule keeps nothing from one forward to the next") {
   const auto ranks =
-      uniform(parse_csv("0F0,0F1\n1F0,1F1\n"), {.activation = 10, .workspace_forward = 2, .message = 0});
+      uniform(parse_csv("0F0,0F1\n1F0,1F1\n"), {.activation = 10, .workspace = {.forward = 2}, .message = 0});
   CHECK(ranks[0].activations == 10);
   CHECK(ranks[0].total() == 12);
 }
@@ -138,9 +136,9 @@ TEST_CASE("bytes of another number of stages are refused") {
 TEST_CASE("microbatches of other sizes count as much as they have") {
   const Schedule s = parse_csv("0F0,0F1,0B0,0F2,0B1,0B2\n");
   const auto peak = [&](int64_t first, int64_t second, int64_t third) {
-    return peak_bytes(s, std::vector<StageBytes>{{.activation = first, .workspace_backward = first},
-                                                 {.activation = second, .workspace_backward = 5},
-                                                 {.activation = third, .workspace_forward = 1}})[0]
+    return peak_bytes(s, std::vector<StageBytes>{{.activation = first, .workspace = {.backward = first}},
+                                                 {.activation = second, .workspace = {.backward = 5}},
+                                                 {.activation = third, .workspace = {.forward = 1}}})[0]
         .total();
   };
   CHECK(peak(10, 20, 30) == 55);    // B1, with F2's saved activations

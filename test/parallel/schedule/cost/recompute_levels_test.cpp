@@ -43,10 +43,10 @@ struct Levels {
   static StageBytes of_level(int level, int64_t size) {
     return {.activation = size * (12 - 4 * level),
             .weight_operands = size * 7,
-            .workspace_forward = size * (1 + 3 * level),
-            .workspace_backward = size * (4 + 2 * level),
-            .workspace_backward_input = size * (3 + level),
-            .workspace_backward_weight = size,
+            .workspace = {.forward = size * (1 + 3 * level),
+                          .backward = size * (4 + 2 * level),
+                          .backward_input = size * (3 + level),
+                          .backward_weight = size},
             .message = 1};
   }
   std::vector<StageBytes> of(const std::vector<int>& levels) const {

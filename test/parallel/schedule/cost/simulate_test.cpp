@@ -12,12 +12,13 @@
 #include "parallel/schedule/proof/validate.h"
 #include "parallel/schedule/render/csv.h"
 #include "test/support/catch.h"
+#include "test/support/passes_of.h"
 
 using namespace pptrain;
 using namespace pptrain::schedule;
 
 TEST_CASE("gpipe and 1f1b idle (p - 1)(F + B) on every rank") {
-  const StageCost cost{.forward = 3, .backward_input = 4, .backward_weight = 2, .backward = -1};
+  const StageCost cost = passes_of(3, 4, 2);
   for (const std::string name : {"gpipe", "1f1b"}) {
     for (int p = 1; p <= 9; ++p) {
       for (const int m : {p, p + 1, 2 * p, 31}) {
@@ -39,7 +40,7 @@ TEST_CASE("gpipe and 1f1b idle (p - 1)(F + B) on every rank") {
 
 TEST_CASE("microbatches of one stage may take different times") {
   const Schedule s = parse_csv("0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n");
-  const StageCost quick{.forward = 1, .backward = 1}, slow{.forward = 1, .backward = 5};
+  const StageCost quick = passes_of(1, 1, 1, 1), slow = passes_of(1, 1, 1, 5);
   const auto step = [&](const std::vector<StageCost>& cells) {
     return simulate(s, {.stages = {quick}, .latency = {}, .cells = cells}).step_time;
   };
@@ -51,7 +52,7 @@ TEST_CASE("microbatches of one stage may take different times") {
   CHECK(step({quick, quick, quick, slow}) == 10);
   CHECK_THROWS_AS(step({quick, quick, slow}), Error);
   CHECK(cost_of({.stages = {quick}, .latency = {}, .cells = {quick, quick, slow, quick}}, s, backward(1, 0))
-            .backward == 5);
+            .time.backward == 5);
 }
 
 TEST_CASE("the bubble fraction is the textbook's") {
@@ -71,8 +72,8 @@ struct Times {
 
 Simulation run(const std::string& name, int p, int m, int v, Times t, double wire = 0) {
   const Schedule s = make_schedule({.name = name, .ranks = p, .microbatches = m, .stages_per_rank = v});
-  const StageCost cost{
-      .forward = t.f, .backward_input = t.i, .backward_weight = t.w, .backward = -1, .forward_wire = wire};
+  StageCost cost = passes_of(t.f, t.i, t.w);
+  cost.wire.forward = wire;
   return simulate(s, {.stages = {cost}, .latency = {}});
 }
 
@@ -152,7 +153,7 @@ TEST_CASE("wall bubbles of 8 ranks and 32 microbatches, F = I = W") {
 TEST_CASE("unequal stages, a B of its own, transfers and pairs count as they cost") {
   // Rank 1: F0 waits until 1 + 0.5; its F takes 2, its B 10.
   const Schedule s = parse_csv("0F0,0B0\n1F0,1B0\n");
-  const Costs costs{.stages = {{1, 1, 1, -1}, {2, 1, 1, 10}}, .latency = {0.5}};
+  const Costs costs{.stages = {passes_of(1, 1, 1), passes_of(2, 1, 1, 10)}, .latency = {0.5}};
   const Simulation result = simulate(s, costs);
   CHECK(result.spans[1][0].start == 1.5);
   CHECK(result.spans[1][1].end == 13.5);
@@ -166,9 +167,9 @@ TEST_CASE("unequal stages, a B of its own, transfers and pairs count as they cos
 
   const Schedule pair = parse_csv("0F0,(0F1;0B0)OVERLAP_F_B,0B1");
   // In 1 + 2, the forward waits 0.75 and the backward 1.5; 1.25 of the waiting overlaps with nothing.
-  CHECK(pair_duration({.forward_wire = 0.75}, {.backward_wire = 1.5}, ActionKind::backward) ==
+  CHECK(pair_duration({.wire = {.forward = 0.75}}, {.wire = {.backward = 1.5}}, ActionKind::backward) ==
         0.25 + 0.5 + 0.25 + 1.25);
-  CHECK(simulate(pair, {.stages = {{.forward_wire = 0.75}}, .latency = {}}).step_time == 1 + 2.25 + 2);
+  CHECK(simulate(pair, {.stages = {{.wire = {.forward = 0.75}}}, .latency = {}}).step_time == 1 + 2.25 + 2);
 
   CHECK_THROWS_AS(simulate(s, {.stages = {{}, {}, {}}, .latency = {}}), Error);
   CHECK_THROWS_AS(simulate(s, {.stages = {}, .latency = {1, 2}}), Error);

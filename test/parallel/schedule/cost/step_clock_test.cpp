@@ -23,12 +23,14 @@ SizedCost drawn(std::mt19937& random) {
 SizedCosts drawn_costs(int stages, std::mt19937& random) {
   SizedCosts costs;
   for (int stage = 0; stage < stages; ++stage) {
-    for (SizedCost& cost : costs.emplace_back()) cost = drawn(random);
+    const auto any = [&](ActionKind) { return drawn(random); };
+    StageSizedCosts& own = costs.emplace_back();
+    own.passes = PerPass<SizedCost>::each(any);
+    own.transfer = drawn(random);
+    own.head_transfer = drawn(random);
   }
   return costs;
 }
-
-constexpr size_t transfer = 6, head_transfer = 7;  // of a stage's costs
 
 struct Sizes {
   std::vector<int64_t> tokens, squares;
@@ -91,20 +93,20 @@ int64_t by_repetition(const Schedule& s, const SizedCosts& costs, const Sizes& s
         if (a.kind == ActionKind::forward && a.stage > 0) {
           arrived = f[s.cell(a.stage - 1, a.microbatch)];
           if (s.crosses_ranks(a.stage - 1))
-            arrived = std::max(arrived, posted_f[own]) + of(costs[a.stage - 1][transfer]);
+            arrived = std::max(arrived, posted_f[own]) + of(costs[a.stage - 1].transfer);
         } else if (is_gradient(a.kind) && a.stage + 1 < s.stages()) {
           arrived = b[s.cell(a.stage + 1, a.microbatch)];
           if (s.crosses_ranks(a.stage))
-            arrived = std::max(arrived, posted_b[own]) + of(costs[a.stage][transfer]);
+            arrived = std::max(arrived, posted_b[own]) + of(costs[a.stage].transfer);
         } else if (is_gradient(a.kind) && s.spread_head) {
-          arrived = std::ranges::max(of_t[a.microbatch]) + of(costs[a.stage][head_transfer]);
+          arrived = std::ranges::max(of_t[a.microbatch]) + of(costs[a.stage].head_transfer);
         } else if (a.kind == ActionKind::head_forward) {
           arrived = f[s.cell(last_stage, a.microbatch)];
-          if (rank != s.rank_of(last_stage)) arrived += of(costs[a.stage][head_transfer]);
+          if (rank != s.rank_of(last_stage)) arrived += of(costs[a.stage].head_transfer);
         } else if (a.kind == ActionKind::head_backward) {
           arrived = std::ranges::max(of_s[a.microbatch]);
         }
-        now = std::max(now, arrived) + of(costs[a.stage][static_cast<size_t>(a.kind)]);
+        now = std::max(now, arrived) + of(costs[a.stage].passes.of(a.kind));
         if (a.kind == ActionKind::forward) set(f[own], now);
         if (is_gradient(a.kind)) set(b[own], now);
         if (a.kind == ActionKind::head_forward) set(of_s[a.microbatch][rank], now);
@@ -122,17 +124,17 @@ TEST_CASE("a step of equal microbatches ends when the simulation says") {
   std::mt19937 random(1);
   for (const Schedule& s : schedules()) {
     SizedCosts costs = drawn_costs(s.stages(), random);
-    for (auto& stage : costs) stage[head_transfer] = costs[0][head_transfer];  // the simulation knows one
+    for (auto& stage : costs) stage.head_transfer = costs[0].head_transfer;  // the simulation knows one
     const Sizes sizes = drawn_sizes(s.microbatches, /*alike=*/true, random);
     Costs simulated;
     const auto seconds = [&](const SizedCost& cost) {
       return static_cast<double>(cost.of(sizes.tokens[0], sizes.squares[0]));
     };
-    for (const auto& [f, b, i, w, head_f, head_b, message, of_head] : costs) {
+    for (const StageSizedCosts& stage : costs) {
       simulated.stages.push_back(
-          {seconds(f), seconds(i), seconds(w), seconds(b), seconds(head_f), seconds(head_b)});
-      simulated.latency.push_back(seconds(message));
-      simulated.head_latency = seconds(of_head);
+          {.time = PerPass<double>::each([&](ActionKind pass) { return seconds(stage.passes.of(pass)); })});
+      simulated.latency.push_back(seconds(stage.transfer));
+      simulated.head_latency = seconds(stage.head_transfer);
     }
     simulated.latency.pop_back();
     CAPTURE(s.name, s.microbatches);

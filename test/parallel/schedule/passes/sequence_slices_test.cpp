@@ -58,10 +58,8 @@ TEST_CASE("1f1b of sequence slices has the bubble and the activations of Seq1F1B
         if (microbatches * slices < ranks) continue;  // 1f1b wants as many
         CAPTURE(ranks, microbatches, slices);
         const Schedule schedule = make("1f1b", ranks, microbatches, slices);
-        const StageCost cost{.forward = 1, .backward_input = 1, .backward_weight = 1, .backward = 2};
         const int all = microbatches * slices;
-        CHECK(simulate(schedule, {.stages = {cost}, .latency = {0}}).step_time ==
-              Approx(3 * (all + ranks - 1)));
+        CHECK(simulate(schedule, {.stages = {}, .latency = {0}}).step_time == Approx(3 * (all + ranks - 1)));
         const std::vector<InFlight> held = in_flight(schedule);
         for (int rank = 0; rank < ranks; ++rank)
           CHECK(held[static_cast<size_t>(rank)].activations == std::min(all, ranks - rank + slices - 1));

@@ -10,16 +10,16 @@
 #include "parallel/schedule/proof/validate.h"
 #include "parallel/schedule/render/csv.h"
 #include "test/support/catch.h"
+#include "test/support/passes_of.h"
 
 namespace pptrain::schedule {
 namespace {
 
 // A spread head that costs as much as `layers` layers, with `per_stage` layers per stage. Its F is a third.
 Costs with_head(int ranks, double per_stage, double layers) {
-  Costs costs{.stages = {{.forward = per_stage, .backward_input = per_stage, .backward_weight = per_stage}},
-              .latency = {0.05}};
-  costs.stages[0].head_forward = layers / ranks;
-  costs.stages[0].head_backward = 2 * layers / ranks;
+  Costs costs{.stages = {passes_of(per_stage, per_stage, per_stage)}, .latency = {0.05}};
+  costs.stages[0].time.head_forward = layers / ranks;
+  costs.stages[0].time.head_backward = 2 * layers / ranks;
   costs.head_latency = 0.05;
   return costs;
 }
@@ -28,7 +28,7 @@ Costs with_head(int ranks, double per_stage, double layers) {
 Costs at_the_end(const Schedule& schedule, const Costs& spread, double layers) {
   Costs costs = spread;
   costs.stages.resize(static_cast<size_t>(schedule.stages()), spread.stages[0]);
-  costs.stages.back().forward += 3 * layers;
+  costs.stages.back().time.forward += 3 * layers;
   return costs;
 }
 

@@ -10,6 +10,7 @@
 #include "parallel/schedule/generators/generators.h"
 #include "parallel/schedule/passes/passes.h"
 #include "test/support/catch.h"
+#include "test/support/passes_of.h"
 
 using namespace pptrain;
 using namespace pptrain::schedule;
@@ -117,7 +118,7 @@ TEST_CASE("without the barrier zb_h2 and zbv have no bubble if F = I = W") {
 }
 
 TEST_CASE("post-validation never costs time") {
-  const Costs costs{.stages = {{1, 1.3, 0.8, -1}}, .latency = {0.1}};
+  const Costs costs{.stages = {passes_of(1, 1.3, 0.8)}, .latency = {0.1}};
   for_every_schedule([&](const Schedule& s) {
     if (s.microbatches % 8 != 0) return;
     CHECK(post_validated_step_time(s, costs) <= simulate(s, costs).step_time * (1 + 1e-12));

@@ -12,6 +12,7 @@
 #include "parallel/schedule/passes/passes.h"
 #include "parallel/schedule/render/text_layout.h"
 #include "test/support/catch.h"
+#include "test/support/passes_of.h"
 
 using namespace pptrain::schedule;
 using pptrain::test::contains_text;
@@ -23,7 +24,7 @@ TEST_CASE("the text grid is to scale, with idle time as dots") {
         "rank 0 F0 F1 .  .  B0--- .  B1---\n"
         "rank 1 .  F0 B0--- F1 B1--- .  .\n");
   // In milliseconds; B takes two and a half times what F does.
-  const Costs costs{.stages = {{0.01, 0.015, 0.01}}, .latency = {}};
+  const Costs costs{.stages = {passes_of(0.01, 0.015, 0.01)}, .latency = {}};
   CHECK(render_text(s, costs, {.seconds = true}) ==
         "ms     0               50\n"
         "rank 0 F0 F1 .  .  . B0----- .  B1-----\n"
@@ -35,7 +36,9 @@ TEST_CASE("passes that take the same time are drawn equally wide, and none befor
   for (const std::string name : {"gpipe", "1f1b", "zb_h1", "zb_h2"}) {
     const Schedule s = make_schedule({.name = name, .ranks = 3, .microbatches = 7});
     // Times that are not multiples of each other, and messages that take time.
-    const Costs costs{.stages = {{1, 1.13, 0.71}, {1.37, 1.5, 0.9}, {2.09, 1.31, 1.71}}, .latency = {0.3}};
+    const Costs costs{
+        .stages = {passes_of(1, 1.13, 0.71), passes_of(1.37, 1.5, 0.9), passes_of(2.09, 1.31, 1.71)},
+        .latency = {0.3}};
     const std::string text = render_text(s, costs, {.width = 4000});
     CAPTURE(name, text);
     std::map<std::pair<int, char>, std::set<size_t>> widths;
@@ -199,7 +202,7 @@ TEST_CASE("the svg's title counts whole microbatches") {
 
 TEST_CASE("the svg's axis has a unit, and its legend what is drawn") {
   const Schedule s = make_schedule({.name = "1f1b", .ranks = 2, .microbatches = 2});
-  const Simulation simulation = simulate(s, {.stages = {{0.01, 0.01, 0.01}}, .latency = {}});
+  const Simulation simulation = simulate(s, {.stages = {passes_of(0.01, 0.01, 0.01)}, .latency = {}});
   const std::string svg = render_svg(s, simulation, /*seconds=*/true);
   CHECK_THAT(svg,
              contains_text("passes 90.0 ms") && contains_text(">ms</text>") && contains_text(">20</text>"));
@@ -256,7 +259,7 @@ TEST_CASE("a value crosses ranks from the stage that makes it, a gradient to the
 
 TEST_CASE("pairs are drawn by the costs of their passes, given once or for each stage") {
   const Schedule s = make_schedule({.name = "dualpipe_v", .ranks = 3, .microbatches = 7});
-  const StageCost cost{1, 1.5, 1};
+  const StageCost cost = passes_of(1, 1.5, 1);
   const Costs once{.stages = {cost}, .latency = {}};
   const Costs each{.stages = std::vector(static_cast<size_t>(s.stages()), cost), .latency = {}};
   CHECK(render_text(s, once) == render_text(s, each));

@@ -12,6 +12,7 @@
 #include "parallel/schedule/generators/generators.h"
 #include "parallel/schedule/proof/validate.h"
 #include "test/support/catch.h"
+#include "test/support/passes_of.h"
 
 using namespace pptrain;
 using namespace pptrain::schedule;
@@ -116,18 +117,18 @@ SearchProblem random_problem(Draw& draw) {
     if (equal && stage > 0) {
       problem.costs.stages.push_back(problem.costs.stages[0]);
     } else {
-      StageCost cost{draw.from(.5, 2), draw.from(.5, 2), draw.from(.3, 1.5), -1};
-      if (draw.below(3) == 0)
-        cost.backward = (cost.backward_input + cost.backward_weight) * draw.from(.8, 1.1);
+      const double f = draw.from(.5, 2), i = draw.from(.5, 2), w = draw.from(.3, 1.5);
+      StageCost cost = passes_of(f, i, w);
+      if (draw.below(3) == 0) cost.time.backward *= draw.from(.8, 1.1);
       problem.costs.stages.push_back(cost);
     }
     const int64_t activation = 100 + draw.below(100);
     problem.bytes.push_back({.activation = activation,
                              .weight_operands = activation * draw.below(100) / 100,
-                             .workspace_forward = draw.below(40),
-                             .workspace_backward = draw.below(60),
-                             .workspace_backward_input = draw.below(50),
-                             .workspace_backward_weight = draw.below(30),
+                             .workspace = {.forward = draw.below(40),
+                                           .backward = draw.below(60),
+                                           .backward_input = draw.below(50),
+                                           .backward_weight = draw.below(30)},
                              .message = draw.below(20)});
   }
   problem.costs.latency = {draw.from(0, .3)};
@@ -191,7 +192,7 @@ TEST_CASE("under a bound of memory the bubble is as short as an annealed schedul
       {4, 26.9, "v_min", 35.4}, {6, 15.5, "v_half", 21.3}, {7, 11.2, "v_half", 21.3}, {8, 9.0, "zbv", 9.5}};
   for (const auto& [held, percent, named, named_percent] : figures) {
     SearchProblem problem{.shape = shape_of(8, 2, 16, Placement::v)};
-    problem.costs = {.stages = {{1, 1.2, 0.8, -1}}, .latency = {0.05}};
+    problem.costs = {.stages = {passes_of(1, 1.2, 0.8)}, .latency = {0.05}};
     problem = microbatches_held(std::move(problem), held);
     const SearchResult result = search_schedule(problem, 30);
     check(problem, result);
@@ -205,7 +206,7 @@ TEST_CASE("under a bound of memory the bubble is as short as an annealed schedul
 
 TEST_CASE("under post-validation an order with more microbatches in flight leaves hardly a bubble") {
   SearchProblem problem{.shape = shape_of(8, 2, 24, Placement::v)};
-  problem.costs = {.stages = {{1, 1.2, 0.8, -1}}, .latency = {0.05}};
+  problem.costs = {.stages = {passes_of(1, 1.2, 0.8)}, .latency = {0.05}};
   problem.post_validated = true;
   problem = microbatches_held(std::move(problem), 15);
   const auto bubble = [](double time) { return 100 * (1 - 6 * 24 / time); };
@@ -216,13 +217,14 @@ TEST_CASE("under post-validation an order with more microbatches in flight leave
   CHECK(result.step_time < result.named_time);
   // One stage per rank, as large as two of these.
   const Schedule zb_h2 = lower(make_schedule({"zb_h2", 8, 24, 1}));
-  const double of_zb_h2 = post_validated_step_time(zb_h2, {.stages = {{2, 2.4, 1.6, -1}}, .latency = {0.05}});
+  const double of_zb_h2 =
+      post_validated_step_time(zb_h2, {.stages = {passes_of(2, 2.4, 1.6)}, .latency = {0.05}});
   CHECK(bubble(of_zb_h2) > 5);
 }
 
 TEST_CASE("on two ranks the searched loop leaves no bubble but the first forward pass") {
   SearchProblem problem{.shape = shape_of(2, 2, 8, Placement::loop)};
-  problem.costs = {.stages = {{1, 1.2, 0.8, -1}}, .latency = {0.2}};
+  problem.costs = {.stages = {passes_of(1, 1.2, 0.8)}, .latency = {0.2}};
   problem = microbatches_held(std::move(problem), 3);
   const SearchResult result = search_schedule(problem, 10);
   check(problem, result);
@@ -234,7 +236,7 @@ TEST_CASE("on two ranks the searched loop leaves no bubble but the first forward
 
 TEST_CASE("the same problem gives the same list, with any number of threads") {
   SearchProblem problem{.shape = shape_of(4, 2, 8, Placement::v)};
-  problem.costs = {.stages = {{1, 1.3, 0.7, -1}}, .latency = {0.1}};
+  problem.costs = {.stages = {passes_of(1, 1.3, 0.7)}, .latency = {0.1}};
   problem = microbatches_held(std::move(problem), 4);
   const SearchResult one = search_schedule(problem, 4, 1);
   for (const int threads : {1, 3, 8})
@@ -244,17 +246,15 @@ TEST_CASE("the same problem gives the same list, with any number of threads") {
 TEST_CASE("an order without room for its messages is changed a little, not given up") {
   // Stages of a model with a head on the last one; zbv fits.
   SearchProblem problem{.shape = shape_of(12, 2, 36, Placement::v)};
-  problem.costs.stages.assign(24, {1, 1.15, 0.95, 0.99 * 2.1});
-  problem.costs.stages.front() = {1.015, 1.15, 1, 0.99 * 2.15};
-  problem.costs.stages.back() = {1.3, 1.75, 0.95, 0.99 * 2.7};
+  problem.costs.stages.assign(24, passes_of(1, 1.15, 0.95, 0.99 * 2.1));
+  problem.costs.stages.front() = passes_of(1.015, 1.15, 1, 0.99 * 2.15);
+  problem.costs.stages.back() = passes_of(1.3, 1.75, 0.95, 0.99 * 2.7);
   problem.costs.latency = {0.05};
-  problem.bytes.assign(24, {.activation = 1000,
-                            .weight_operands = 600,
-                            .workspace_forward = 100,
-                            .workspace_backward = 200,
-                            .workspace_backward_input = 150,
-                            .workspace_backward_weight = 100,
-                            .message = 50});
+  problem.bytes.assign(
+      24, {.activation = 1000,
+           .weight_operands = 600,
+           .workspace = {.forward = 100, .backward = 200, .backward_input = 150, .backward_weight = 100},
+           .message = 50});
   problem.room.assign(12, 24'400);
   const SearchResult result = search_schedule(problem, 5);
   check(problem, result);
@@ -382,7 +382,7 @@ class AllOrders {
 
 void check_optimal(const Schedule& shape, int f, int i, int w, int latency, int held) {
   SearchProblem problem{.shape = shape};
-  problem.costs = {.stages = {{1.0 * f, 1.0 * i, 1.0 * w, -1}}, .latency = {1.0 * latency}};
+  problem.costs = {.stages = {passes_of(1.0 * f, 1.0 * i, 1.0 * w)}, .latency = {1.0 * latency}};
   problem.bytes.assign(static_cast<size_t>(shape.stages()), {.activation = 1, .weight_operands = 1});
   problem.room.assign(static_cast<size_t>(shape.ranks), held);
   const SearchResult result = search_schedule(problem, 20);
