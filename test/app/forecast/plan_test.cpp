@@ -710,7 +710,7 @@ TEST_CASE("what a traced run waited for its links within its passes is no part o
   const TemporaryFolder folder;
   const Overrides job = {"distributed.tp=2",
                          "distributed.ranks_per_host=1",
-                         "distributed.host_link_gbps=2",
+                         "distributed.host_link_gbps=10",
                          "distributed.host_latency_us=1",
                          "train.seq_len=64",
                          "train.steps=5"};
@@ -719,7 +719,7 @@ TEST_CASE("what a traced run waited for its links within its passes is no part o
   const app::TraceSummary trace = app::read_trace(trace_path);
   const app::Plan plan = plan_with(job);
   const CostSource source = app::make_cost_source(plan, trace_path);
-  CHECK(source.device.between_hosts.bandwidth == Approx(2e9 / 8));
+  CHECK(source.device.between_hosts.bandwidth == Approx(10e9 / 8));
   CHECK(source.device.between_hosts.latency == Approx(1e-6));
   const auto cost = app::predict(plan, source).costs.stages[0].time;
   CHECK(cost.forward == Approx(trace.stages[0].at("forward")).epsilon(1e-6));
