@@ -47,48 +47,11 @@ std::vector<nn::TextPiece> pieces_of(const data::Microbatch& data) {
 
 }  // namespace
 
-StageSlice whole_model(const ModelConfig& model) {
-  return {.index = 0,
-          .first_layer = 0,
-          .end_layer = static_cast<int>(model.layers),
-          .embedding = true,
-          .head = true};
-}
-
-StageSlice stage_slice(const pipeline::LayerAssignment& assignment, int index, int head_parts,
-                       bool embedding_in_shards) {
-  const auto& [start, end] = assignment.at(static_cast<size_t>(index));
-  return {.index = index,
-          .first_layer = start,
-          .end_layer = end,
-          .embedding = index == 0,
-          .head = static_cast<size_t>(index) + 1 == assignment.size(),
-          .head_parts = head_parts,
-          .embedding_in_shards = embedding_in_shards};
-}
-
 template <typename Declare>
 TransformerStage::Groups TransformerStage::declare(const Declare& declare) {
   const size_t first = store_.groups().size();
   declare();
   return {first, store_.groups().size()};
-}
-
-void TransformerStage::acquire(const Groups& groups, nn::Use use) const {
-  if (access_ == nullptr) return;
-  for (const size_t group : groups) access_->acquire(group, use);
-}
-
-void TransformerStage::release(const Groups& groups, nn::Use use) const {
-  if (access_ == nullptr) return;
-  for (const size_t group : groups | std::views::reverse) access_->release(group, use);
-}
-
-template <typename Body>
-void TransformerStage::with(const Groups& groups, nn::Use use, const Body& body) const {
-  acquire(groups, use);
-  body();
-  release(groups, use);
 }
 
 TransformerStage::TransformerStage(const ModelConfig& model, const StageSlice& slice, Recompute recompute,
@@ -153,7 +116,7 @@ nn::LinearCrossEntropy TransformerStage::make_head(nn::Weight& weight) const {
 at::Tensor TransformerStage::copy_of_head_part() {
   require(slice_.has_head_part(), slice_, "it has no part of the head");
   at::Tensor copy;
-  with(head_groups_, nn::Use::forward, [&] { copy = head_weight_->compute.clone(); });
+  weights_.with(head_groups_, nn::Use::forward, [&] { copy = head_weight_->compute.clone(); });
   return copy;
 }
 
@@ -232,8 +195,8 @@ Residual TransformerStage::enter(const data::Microbatch& data, at::Tensor input)
     require(data.tokens.dim() == 1 && data.tokens.size(0) == data.token_count(), slice_,
             "ids [{}] of a list of {} tokens", fmt::join(data.tokens.sizes(), ", "), data.token_count());
     Residual residual;
-    with(embedding_groups_, nn::Use::forward,
-         [&] { residual.stream = embedding_->forward(data.tokens, data.positions); });
+    weights_.with(embedding_groups_, nn::Use::forward,
+                  [&] { residual.stream = embedding_->forward(data.tokens, data.positions); });
     return residual;
   }
   const int64_t rows = share(data);
@@ -248,48 +211,44 @@ Residual TransformerStage::run_blocks(const data::Microbatch& data, at::Tensor i
   Residual residual = enter(data, std::move(input));
   for (size_t i = 0; i < blocks_.size(); ++i) {
     Block::Saved dropped;
-    with(block_groups_[i], nn::Use::forward,
-         [&] { residual = blocks_[i].forward(std::move(residual), info, dropped); });
+    weights_.with(block_groups_[i], nn::Use::forward,
+                  [&] { residual = blocks_[i].forward(std::move(residual), info, dropped); });
   }
   return residual;
 }
 
-void TransformerStage::add_loss(const at::Tensor& loss) {
-  loss_ = loss_.defined() ? loss_.add(loss) : loss;
-}
-
 at::Tensor TransformerStage::forward(int microbatch, const data::Microbatch& data, at::Tensor input) {
-  require(!records_.contains(microbatch), slice_, "microbatch {} ran forward twice without a backward",
+  require(!records_.saved.contains(microbatch), slice_, "microbatch {} ran forward twice without a backward",
           microbatch);
   const Recompute recompute = recompute_[static_cast<size_t>(microbatch) % recompute_.size()];
   nn::TokenInfo info = info_of(data);
   info.computed_again = recompute == Recompute::full;
   Residual residual = enter(data, std::move(input));
-  Record& record = records_[microbatch];
+  StageRecord& record = records_.saved[microbatch];
   record.info = std::move(info);
   if (embedding_) record.tokens = data.tokens;
   record.blocks.resize(blocks_.size());
   for (size_t i = 0; i < blocks_.size(); ++i) {
     record.blocks[i].recompute = recompute;
-    with(block_groups_[i], nn::Use::forward,
-         [&] { residual = blocks_[i].forward(std::move(residual), record.info, record.blocks[i]); });
+    weights_.with(block_groups_[i], nn::Use::forward,
+                  [&] { residual = blocks_[i].forward(std::move(residual), record.info, record.blocks[i]); });
   }
   if (!slice_.head) return sum(std::move(residual));
   if (!slice_.has_whole_head()) {
     at::Tensor normed;
-    with(norm_groups_, nn::Use::forward,
-         [&] { normed = norm_->forward(residual.stream, std::move(residual.delta), record.norm); });
+    weights_.with(norm_groups_, nn::Use::forward,
+                  [&] { normed = norm_->forward(residual.stream, std::move(residual.delta), record.norm); });
     return normed;
   }
 
-  with(norm_groups_, nn::Use::backward, [&] {
+  weights_.with(norm_groups_, nn::Use::backward, [&] {
     nn::Norm::Saved saved;
     const at::Tensor normed = norm_->forward(residual.stream, std::move(residual.delta), saved);
     at::Tensor dh = at::empty_like(normed);
     at::Tensor loss;
-    with(head_groups_, nn::Use::backward, [&] { loss = head_->forward_backward(normed, data.labels, dh); });
-    if (keeps_losses_) microbatch_losses_[microbatch] = loss;
-    add_loss(loss);
+    weights_.with(head_groups_, nn::Use::backward,
+                  [&] { loss = head_->forward_backward(normed, data.labels, dh); });
+    losses_.add(microbatch, loss);
     record.dy = norm_->backward(saved, dh, {});
   });
   return {};
@@ -297,7 +256,7 @@ at::Tensor TransformerStage::forward(int microbatch, const data::Microbatch& dat
 
 at::Tensor TransformerStage::final_norm(Residual residual) const {
   at::Tensor y;
-  with(norm_groups_, nn::Use::forward, [&] {
+  weights_.with(norm_groups_, nn::Use::forward, [&] {
     nn::Norm::Saved dropped;
     y = norm_->forward(residual.stream, std::move(residual.delta), dropped);
   });
@@ -310,9 +269,8 @@ at::Tensor TransformerStage::forward_only(const data::Microbatch& data, at::Tens
   const at::Tensor normed = final_norm(std::move(residual));
   if (!slice_.has_whole_head()) return normed;
   at::Tensor losses;
-  with(head_groups_, nn::Use::forward, [&] { losses = head_->losses(normed, data.labels); });
-  add_loss(losses.sum(at::kDouble));
-  if (loss_listener_) loss_listener_(data, losses);
+  weights_.with(head_groups_, nn::Use::forward, [&] { losses = head_->losses(normed, data.labels); });
+  losses_.add_of_tokens(data, losses);
   return {};
 }
 
@@ -337,36 +295,36 @@ at::Tensor TransformerStage::logits(const data::Microbatch& data, at::Tensor inp
       chosen_rows(final_norm(run_blocks(data, std::move(input))), data.token_count(), rows);
   if (lent) return make_head(lent_head_).logits(normed);
   at::Tensor logits;
-  with(head_groups_, nn::Use::forward, [&] { logits = head_->logits(normed); });
+  weights_.with(head_groups_, nn::Use::forward, [&] { logits = head_->logits(normed); });
   return logits;
 }
 
-TransformerStage::Record TransformerStage::take_record(int microbatch) {
-  auto node = records_.extract(microbatch);
+StageRecord TransformerStage::take_record(int microbatch) {
+  auto node = records_.saved.extract(microbatch);
   require(!node.empty(), slice_, "backward of microbatch {}, which did not run forward", microbatch);
   return std::move(node.mapped());
 }
 
 // The gradient at the last block's output.
-at::Tensor TransformerStage::gradient_of_blocks(Record& record, at::Tensor dy, nn::Use use) {
+at::Tensor TransformerStage::gradient_of_blocks(StageRecord& record, at::Tensor dy, nn::Use use) {
   if (!slice_.head) return dy;
   if (slice_.has_whole_head()) return std::move(record.dy);
-  with(norm_groups_, use, [&] { dy = norm_->backward(record.norm, dy, {}); });
+  weights_.with(norm_groups_, use, [&] { dy = norm_->backward(record.norm, dy, {}); });
   record.norm = {};
   return dy;
 }
 
-at::Tensor TransformerStage::backward_blocks(Record& record, at::Tensor dy, nn::Use use,
+at::Tensor TransformerStage::backward_blocks(StageRecord& record, at::Tensor dy, nn::Use use,
                                              std::span<nn::WeightGradQueue> queues) {
   at::Tensor grad = gradient_of_blocks(record, std::move(dy), use);
   for (size_t i = blocks_.size(); i-- > 0;) {
-    with(block_groups_[i], use,
-         [&] { grad = blocks_[i].backward_input(record.blocks[i], grad, record.info, queues[i]); });
+    weights_.with(block_groups_[i], use,
+                  [&] { grad = blocks_[i].backward_input(record.blocks[i], grad, record.info, queues[i]); });
   }
   return grad;
 }
 
-at::Tensor TransformerStage::backward_blocks_at_once(Record& record, at::Tensor dy) {
+at::Tensor TransformerStage::backward_blocks_at_once(StageRecord& record, at::Tensor dy) {
   std::vector<nn::WeightGradQueue> queues(blocks_.size(),
                                           nn::WeightGradQueue(nn::WeightGradQueue::Mode::immediate));
   return backward_blocks(record, std::move(dy), nn::Use::backward, queues);
@@ -374,17 +332,17 @@ at::Tensor TransformerStage::backward_blocks_at_once(Record& record, at::Tensor 
 
 // The sharding hooks see an I of each block, and a W that starts with it and ends one block later: a
 // reduction must not begin before the current stream has joined the side stream.
-at::Tensor TransformerStage::backward_blocks_beside(Record& record, at::Tensor dy) {
+at::Tensor TransformerStage::backward_blocks_beside(StageRecord& record, at::Tensor dy) {
   std::vector<nn::WeightGradQueue> queues(blocks_.size(), nn::WeightGradQueue(*side_));
   const auto join = [&](size_t i) {
     queues[i].join();
-    release(block_groups_[i], nn::Use::backward_weight);
+    weights_.release(block_groups_[i], nn::Use::backward_weight);
   };
   at::Tensor grad = gradient_of_blocks(record, std::move(dy), nn::Use::backward);
   for (size_t i = blocks_.size(); i-- > 0;) {
-    acquire(block_groups_[i], nn::Use::backward_weight);
-    with(block_groups_[i], nn::Use::backward_input,
-         [&] { grad = blocks_[i].backward_input(record.blocks[i], grad, record.info, queues[i]); });
+    weights_.acquire(block_groups_[i], nn::Use::backward_weight);
+    weights_.with(block_groups_[i], nn::Use::backward_input,
+                  [&] { grad = blocks_[i].backward_input(record.blocks[i], grad, record.info, queues[i]); });
     if (i + 1 < blocks_.size()) join(i + 1);
   }
   join(0);
@@ -392,75 +350,63 @@ at::Tensor TransformerStage::backward_blocks_beside(Record& record, at::Tensor d
 }
 
 at::Tensor TransformerStage::backward(int microbatch, at::Tensor dy) {
-  Record record = take_record(microbatch);
+  StageRecord record = take_record(microbatch);
   at::Tensor grad = side_ != nullptr ? backward_blocks_beside(record, std::move(dy))
                                      : backward_blocks_at_once(record, std::move(dy));
   if (!embedding_) return grad;
-  with(embedding_groups_, nn::Use::backward_weight,
-       [&] { embedding_->backward_weight(record.tokens, record.info.positions, grad); });
+  weights_.with(embedding_groups_, nn::Use::backward_weight,
+                [&] { embedding_->backward_weight(record.tokens, record.info.positions, grad); });
   return {};
 }
 
 at::Tensor TransformerStage::backward_input(int microbatch, at::Tensor dy) {
-  require(!pending_.contains(microbatch), slice_, "the weight gradients of microbatch {} are still pending",
-          microbatch);
-  Record record = take_record(microbatch);
+  require(!records_.pending.contains(microbatch), slice_,
+          "the weight gradients of microbatch {} are still pending", microbatch);
+  StageRecord record = take_record(microbatch);
   record.queues.assign(blocks_.size(), nn::WeightGradQueue(nn::WeightGradQueue::Mode::deferred));
   at::Tensor grad = backward_blocks(record, std::move(dy), nn::Use::backward_input, record.queues);
   record.blocks.clear();
   if (embedding_ && embedding_->learns()) record.dy = grad;
-  pending_.emplace(microbatch, std::move(record));
+  records_.pending.emplace(microbatch, std::move(record));
   return embedding_ ? at::Tensor() : grad;
 }
 
 // In the order of the input gradients, which made them.
 void TransformerStage::backward_weight(int microbatch) {
-  auto node = pending_.extract(microbatch);
+  auto node = records_.pending.extract(microbatch);
   require(!node.empty(), slice_, "no weight gradients of microbatch {} are pending", microbatch);
-  Record& pending = node.mapped();
+  StageRecord& pending = node.mapped();
   for (size_t i = blocks_.size(); i-- > 0;)
-    with(block_groups_[i], nn::Use::backward_weight, [&] { pending.queues[i].run(); });
+    weights_.with(block_groups_[i], nn::Use::backward_weight, [&] { pending.queues[i].run(); });
   if (!embedding_ || !embedding_->learns()) return;
-  with(embedding_groups_, nn::Use::backward_weight,
-       [&] { embedding_->backward_weight(pending.tokens, pending.info.positions, pending.dy); });
+  weights_.with(embedding_groups_, nn::Use::backward_weight,
+                [&] { embedding_->backward_weight(pending.tokens, pending.info.positions, pending.dy); });
 }
 
 at::Tensor TransformerStage::head_forward(int microbatch, const data::Microbatch& data, at::Tensor h) {
   require(slice_.has_head_part(), slice_, "it has no part of the head");
-  nn::LinearCrossEntropy::Pending& pending = head_pending_[microbatch];
+  nn::LinearCrossEntropy::Pending& pending = records_.of_head[microbatch];
   at::Tensor statistics;
-  with(head_groups_, nn::Use::forward,
-       [&] { statistics = head_->statistics(h, data.labels.reshape({-1}), pending); });
+  weights_.with(head_groups_, nn::Use::forward,
+                [&] { statistics = head_->statistics(h, data.labels.reshape({-1}), pending); });
   return statistics;
 }
 
 at::Tensor TransformerStage::head_backward(int microbatch, const data::Microbatch& data,
                                            const at::Tensor& statistics, bool with_gradients) {
-  auto node = head_pending_.extract(microbatch);
+  auto node = records_.of_head.extract(microbatch);
   require(!node.empty(), slice_, "T of microbatch {}, which did not run S", microbatch);
   at::Tensor losses, dh;
-  with(head_groups_, with_gradients ? nn::Use::backward : nn::Use::forward, [&] {
+  weights_.with(head_groups_, with_gradients ? nn::Use::backward : nn::Use::forward, [&] {
     losses =
         head_->finish(node.mapped(), data.labels.reshape({-1}), statistics, with_gradients ? &dh : nullptr);
   });
-  const at::Tensor loss = losses.sum(at::kDouble);
-  if (with_gradients && keeps_losses_) microbatch_losses_[microbatch] = loss;
-  add_loss(loss);
-  if (!with_gradients && loss_listener_) loss_listener_(data, losses);
+  if (with_gradients) {
+    losses_.add(microbatch, losses.sum(at::kDouble));
+  } else {
+    losses_.add_of_tokens(data, losses);
+  }
   return dh;
-}
-
-double TransformerStage::take_loss() {
-  const double loss = loss_.defined() ? loss_.item<double>() : 0;
-  loss_.reset();
-  return loss;
-}
-
-std::vector<double> TransformerStage::microbatch_losses(int64_t count) const {
-  std::vector<double> losses(static_cast<size_t>(count));
-  for (size_t i = 0; i < losses.size(); ++i)
-    losses[i] = microbatch_losses_.at(static_cast<int>(i)).item<double>();
-  return losses;
 }
 
 std::map<int, at::Tensor> TransformerStage::take_loads() {
@@ -474,45 +420,9 @@ std::map<int, at::Tensor> TransformerStage::take_loads() {
 
 void TransformerStage::discard() {
   records_.clear();
-  pending_.clear();
-  head_pending_.clear();
   for (const auto& attention : slice_attention_) attention->discard();
-  loss_.reset();
+  losses_.clear();
   take_loads();
-}
-
-int64_t TransformerStage::saved_bytes() const {
-  std::vector<at::Tensor> tensors;
-  for (const auto& [microbatch, record] : records_) {
-    for (const auto& block : record.blocks) {
-      const auto saved = saved_tensors(block);
-      tensors.insert(tensors.end(), saved.begin(), saved.end());
-    }
-    tensors.push_back(record.dy);
-    const auto norm = record.norm.tensors();
-    tensors.insert(tensors.end(), norm.begin(), norm.end());
-  }
-  return nn::storage_bytes(tensors);
-}
-
-int64_t TransformerStage::head_bytes() const {
-  std::vector<at::Tensor> tensors;
-  for (const auto& [microbatch, pending] : head_pending_) {
-    tensors.insert(tensors.end(), pending.begin(), pending.end());
-  }
-  return nn::storage_bytes(tensors);
-}
-
-int64_t TransformerStage::pending_bytes() const {
-  std::vector<at::Tensor> tensors;
-  for (const auto& [microbatch, pending] : pending_) {
-    for (const nn::WeightGradQueue& queue : pending.queues) {
-      const auto operands = queue.operands();
-      tensors.insert(tensors.end(), operands.begin(), operands.end());
-    }
-    tensors.push_back(pending.dy);
-  }
-  return nn::storage_bytes(tensors);
 }
 
 }  // namespace pptrain::models

@@ -10,11 +10,9 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
-#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
-#include <ranges>
 #include <span>
 #include <utility>
 #include <vector>
@@ -27,39 +25,14 @@
 #include "core/nn/token_info.h"
 #include "core/nn/vocabulary.h"
 #include "core/nn/weight_access.h"
-#include "core/nn/weight_grad_queue.h"
 #include "models/block.h"
 #include "models/model_config.h"
-#include "parallel/pipeline/split_layers.h"
+#include "models/stage_losses.h"
+#include "models/stage_records.h"
+#include "models/stage_slice.h"
 #include "parallel/pipeline/stage.h"
 
 namespace pptrain::models {
-
-// Which part of the model a stage holds.
-struct StageSlice {
-  int index = 0;
-  int first_layer = 0;
-  int end_layer = 0;  // one past the last
-  bool embedding = false;
-  bool head = false;  // with the final norm
-  // Pipeline ranks that the head's vocabulary is sharded over. With more than one, the stage with `head` has
-  // only the norm, and the first stage of each rank has a part of the vocabulary, in the order of these
-  // stages.
-  int head_parts = 1;
-  // The embedding's state is sharded over them too (parallel/pipeline/embedding_shards.h): the first stage of
-  // each rank declares the embedding's parameters, though only stage 0 embeds tokens.
-  bool embedding_in_shards = false;
-
-  bool has_head_part() const { return head_parts > 1 && index < head_parts; }
-  bool has_whole_head() const { return head && head_parts == 1; }
-  bool has_embedding_shard() const { return embedding_in_shards && has_head_part(); }
-};
-
-// The model as one stage.
-StageSlice whole_model(const ModelConfig& model);
-// Stage `index` of the assignment; the embedding is on stage 0, the head on the last one or in parts.
-StageSlice stage_slice(const pipeline::LayerAssignment& assignment, int index, int head_parts = 1,
-                       bool embedding_in_shards = false);
 
 // Parameters, by global name: `embed.weight`, `embed_positions.weight`;
 // `layers.N.{attn_norm,attn_post_norm,mlp_norm,mlp_post_norm}.{weight,bias}`,
@@ -89,7 +62,7 @@ class TransformerStage final : public pipeline::Stage {
   void recompute_by_microbatch(std::vector<Recompute> levels) { recompute_ = std::move(levels); }
 
   // Tells `access` from now on which groups a pass uses; it must outlive the stage's passes.
-  void use_weights(nn::WeightAccess& access) { access_ = &access; }
+  void use_weights(nn::WeightAccess& access) { weights_ = nn::GroupUses(&access); }
 
   // From now on B computes the weight gradients of blocks on `side`, overlapped with the input gradients. The
   // current stream joins block i's after the input gradients of block i - 1, and block 0's at the end of
@@ -104,10 +77,7 @@ class TransformerStage final : public pipeline::Stage {
     if (head_) head_->smooth_labels(fraction);
   }
 
-  // Called with the loss of each token of this rank's list, float32 [tokens], on the last stage's
-  // forward_only().
-  using LossListener = std::function<void(const data::Microbatch& data, const at::Tensor& losses)>;
-  void hear_losses(LossListener listener) { loss_listener_ = std::move(listener); }
+  void hear_losses(StageLosses::Listener listener) { losses_.hear(std::move(listener)); }
 
   int index() const override { return slice_.index; }
   bool is_first() const override { return slice_.embedding; }
@@ -127,11 +97,10 @@ class TransformerStage final : public pipeline::Stage {
   at::Tensor head_backward(int microbatch, const data::Microbatch& data, const at::Tensor& statistics,
                            bool with_gradients) override;
 
-  double take_loss() override;
-  // What each of `count` microbatches added to the loss in the last step of forward(), after
-  // keep_microbatch_losses().
-  void keep_microbatch_losses() { keeps_losses_ = true; }
-  std::vector<double> microbatch_losses(int64_t count) const;
+  double take_loss() override { return losses_.take(); }
+  // What each of `count` microbatches added to the loss in the last step, after keep_microbatch_losses().
+  void keep_microbatch_losses() { losses_.keep_microbatches(); }
+  std::vector<double> microbatch_losses(int64_t count) const { return losses_.of_microbatches(count); }
   void discard() override;
   nn::ParameterStore& parameters() override { return store_; }
 
@@ -157,32 +126,14 @@ class TransformerStage final : public pipeline::Stage {
   const ModelConfig& model() const { return model_; }
   const StageSlice& slice() const { return slice_; }
 
-  // Bytes of the activations that microbatches between F and I/B save; shared memory is counted once. Tensors
-  // of the microbatch itself (tokens, labels, positions) are not counted.
-  int64_t saved_bytes() const;
-  // The same between I and W: the two operands of each pending weight gradient.
-  int64_t pending_bytes() const;
-  // The same between S and T.
-  int64_t head_bytes() const;
+  // Bytes of all microbatches between F and I or B, between I and W, and between S and T.
+  int64_t saved_bytes() const { return records_.saved_bytes(); }
+  int64_t pending_bytes() const { return records_.pending_bytes(); }
+  int64_t head_bytes() const { return records_.head_bytes(); }
 
  private:
-  struct Record {
-    nn::TokenInfo info;
-    at::Tensor tokens;                             // first stage
-    std::vector<Block::Saved> blocks;              // from F to B or I
-    std::vector<nn::WeightGradQueue> queues = {};  // from I to W, of each block
-    // Last stage, from F on: gradient at the last block's output. First stage, from I on: at the embedding's.
-    at::Tensor dy;
-    nn::Norm::Saved norm = {};  // last stage of a head in parts
-  };
-  // Indices in the store, which follow each other.
-  using Groups = std::ranges::iota_view<size_t, size_t>;
+  using Groups = nn::GroupUses::Groups;
 
-  void acquire(const Groups& groups, nn::Use use) const;
-  void release(const Groups& groups, nn::Use use) const;
-  // Runs `body` while it may use the groups so.
-  template <typename Body>
-  void with(const Groups& groups, nn::Use use, const Body& body) const;
   // Runs `declare`, and returns the groups that it declared.
   template <typename Declare>
   Groups declare(const Declare& declare);
@@ -197,16 +148,15 @@ class TransformerStage final : public pipeline::Stage {
   Residual enter(const data::Microbatch& data, at::Tensor input) const;
   Residual run_blocks(const data::Microbatch& data, at::Tensor input) const;
   at::Tensor final_norm(Residual residual) const;
-  at::Tensor gradient_of_blocks(Record& record, at::Tensor dy, nn::Use use);
+  at::Tensor gradient_of_blocks(StageRecord& record, at::Tensor dy, nn::Use use);
   void declare_head();
   nn::LinearCrossEntropy make_head(nn::Weight& weight) const;
-  void add_loss(const at::Tensor& loss);
-  Record take_record(int microbatch);
+  StageRecord take_record(int microbatch);
   // queues: of each block.
-  at::Tensor backward_blocks(Record& record, at::Tensor dy, nn::Use use,
+  at::Tensor backward_blocks(StageRecord& record, at::Tensor dy, nn::Use use,
                              std::span<nn::WeightGradQueue> queues);
-  at::Tensor backward_blocks_at_once(Record& record, at::Tensor dy);
-  at::Tensor backward_blocks_beside(Record& record, at::Tensor dy);
+  at::Tensor backward_blocks_at_once(StageRecord& record, at::Tensor dy);
+  at::Tensor backward_blocks_beside(StageRecord& record, at::Tensor dy);
 
   ModelConfig model_;
   StageSlice slice_;
@@ -224,16 +174,11 @@ class TransformerStage final : public pipeline::Stage {
 
   Groups embedding_groups_, norm_groups_, head_groups_;
   std::vector<Groups> block_groups_;
-  nn::WeightAccess* access_ = nullptr;
+  nn::GroupUses weights_;
   nn::SideStream* side_ = nullptr;  // for weight gradients, if any
 
-  std::map<int, Record> records_;                                // from F to B or I
-  std::map<int, Record> pending_;                                // from I to W
-  std::map<int, nn::LinearCrossEntropy::Pending> head_pending_;  // from S to T
-  at::Tensor loss_;  // float64 scalar on the device, undefined when nothing was added
-  bool keeps_losses_ = false;
-  std::map<int, at::Tensor> microbatch_losses_;  // last stage: float64 scalars
-  LossListener loss_listener_;
+  StageRecords records_;
+  StageLosses losses_;
 };
 
 }  // namespace pptrain::models

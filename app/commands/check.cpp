@@ -33,7 +33,7 @@
 #include "core/kernels/device_name.h"
 #include "core/metrics/progress_text.h"
 #include "models/flops.h"
-#include "models/transformer_stage.h"
+#include "models/stage_slice.h"
 
 namespace pptrain::app {
 

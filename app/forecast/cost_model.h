@@ -18,7 +18,7 @@
 #include "app/forecast/sharding.h"
 #include "app/plan/plan.h"
 #include "models/model_config.h"
-#include "models/transformer_stage.h"
+#include "models/stage_slice.h"
 #include "parallel/schedule/cost/simulate.h"
 
 namespace pptrain::app {

@@ -15,7 +15,7 @@
 #include "core/config/differences.h"
 #include "core/metrics/peak_flops.h"
 #include "models/flops.h"
-#include "models/transformer_stage.h"
+#include "models/stage_slice.h"
 #include "parallel/schedule/render/render.h"
 
 namespace pptrain::app {

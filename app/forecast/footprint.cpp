@@ -15,6 +15,7 @@
 #include "core/tokens/context_split.h"
 #include "models/flops.h"
 #include "models/learning.h"
+#include "models/transformer_stage.h"
 #include "parallel/comm/dry/dry_communicator.h"
 
 namespace pptrain::app {

@@ -13,7 +13,7 @@
 #include "core/optim/footprint.h"
 #include "models/model_config.h"
 #include "models/stage_parallelism.h"
-#include "models/transformer_stage.h"
+#include "models/stage_slice.h"
 #include "parallel/mesh/device_mesh.h"
 #include "parallel/schedule/cost/memory.h"
 

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "app/plan/plan.h"
-#include "models/transformer_stage.h"
+#include "models/stage_slice.h"
 #include "parallel/schedule/cost/memory.h"
 #include "parallel/schedule/cost/recompute_levels.h"
 

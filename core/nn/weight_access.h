@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <ranges>
 
 namespace pptrain::nn {
 
@@ -28,6 +29,34 @@ class WeightAccess {
   // to a group's gradients; a head takes its part in F, and says B.
   virtual void acquire(std::size_t group, Use use) = 0;
   virtual void release(std::size_t group, Use use) = 0;
+};
+
+// Uses of groups that follow each other in the store; of no effect without an access.
+class GroupUses {
+ public:
+  using Groups = std::ranges::iota_view<size_t, size_t>;
+
+  explicit GroupUses(WeightAccess* access = nullptr) : access_(access) {}
+
+  void acquire(const Groups& groups, Use use) const {
+    if (access_ == nullptr) return;
+    for (const size_t group : groups) access_->acquire(group, use);
+  }
+  void release(const Groups& groups, Use use) const {
+    if (access_ == nullptr) return;
+    for (const size_t group : groups | std::views::reverse) access_->release(group, use);
+  }
+
+  // Runs `body` while it may use the groups so.
+  template <typename Body>
+  void with(const Groups& groups, Use use, const Body& body) const {
+    acquire(groups, use);
+    body();
+    release(groups, use);
+  }
+
+ private:
+  WeightAccess* access_;
 };
 
 }  // namespace pptrain::nn

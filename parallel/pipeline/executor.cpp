@@ -18,33 +18,14 @@ namespace pptrain::pipeline {
 using schedule::Action;
 using schedule::ActionKind;
 
-namespace {
-
-// "RECV_F stage 5 microbatch 7"
-std::string describe(const Action& action) {
-  if (action.kind == ActionKind::overlapped_pair) return schedule::to_string(action);
-  std::string word = schedule::to_string(action);
-  std::erase_if(word, [](char c) { return c >= '0' && c <= '9'; });
-  return action.microbatch < 0
-             ? fmt::format("{} stage {}", word, action.stage)
-             : fmt::format("{} stage {} microbatch {}", word, action.stage, action.microbatch);
-}
-
-template <typename Map>
-auto take(Map& map, const typename Map::key_type& key, const char* what) {
-  auto node = map.extract(key);
-  if (node.empty()) {
-    throw Error(fmt::format("no {} for stage {} microbatch {}: the schedule's order is wrong", what,
-                            key.first, key.second));
-  }
-  return std::move(node.mapped());
-}
-
-}  // namespace
-
 Executor::Executor(std::vector<StageWithWeights> stages, comm::Communicator& pipeline,
                    const schedule::Schedule& schedule)
-    : stages_(std::move(stages)), pipeline_(pipeline), schedule_(schedule.without_actions()) {
+    : stages_(std::move(stages)),
+      pipeline_(pipeline),
+      schedule_(schedule.without_actions()),
+      boundaries_(pipeline, schedule_, [this](const Action& message) {
+        return stage(message.stage).empty_boundary(microbatches_[message.microbatch]);
+      }) {
   if (schedule_.ranks != pipeline_.size()) {
     throw Error(fmt::format("the schedule is for {} pipeline ranks, the mesh has {}", schedule_.ranks,
                             pipeline_.size()));
@@ -114,7 +95,8 @@ schedule::InFlight Executor::run(std::span<const data::Microbatch> microbatches,
   peak_ = {};
   in_flight_ = 0;
   weight_operands_ = 0;
-  reset_marks();
+  boundaries_.count_anew();
+  times_.reset();
   if (!pipeline_.holds_device()) expect_head(0);
   const comm::ActivityScope walking(activity_, comm::ActivityKind::work, "the schedule's list");
   size_t begin = 0;
@@ -131,6 +113,7 @@ schedule::InFlight Executor::run(std::span<const data::Microbatch> microbatches,
   }
   run_range(begin, schedule_.actions[pipeline_.rank()].size());
   finish();
+  peak_.receive_buffers = boundaries_.most_posted();
   return peak_;
 }
 
@@ -144,7 +127,7 @@ void Executor::run_range(size_t begin, size_t end) {
     }
     mark_on_device(action);
     pipeline_.progress();
-    reap_sends(/*wait=*/false);
+    boundaries_.forget_sent();
   }
 }
 
@@ -154,29 +137,28 @@ void Executor::run_range(size_t begin, size_t end) {
 // embedding's gradient from backwards of the first, the loads of routers from backwards of each block.
 void Executor::run_pair(const Action& pair, const Passes& passes) {
   const std::array<Action, 2> halves{schedule::forward_of(pair), schedule::backward_of(pair)};
-  const size_t first = timed_;
+  const size_t first = times_.count();
   comm::in_turns([&] { execute(halves[0], passes[0]); }, [&] { execute(halves[1], passes[1]); },
                  [&](bool second) {
-                   now_ = first + (second ? 1 : 0);
-                   mark(goes_on_);
+                   times_.goes_on(first + (second ? 1 : 0));
                    if (activity_ != nullptr)
-                     activity_->set(comm::ActivityKind::work, describe(halves[second ? 1 : 0]));
+                     activity_->set(comm::ActivityKind::work, in_words(halves[second ? 1 : 0]));
                  });
 }
 
 // Runs the action, and names it in the errors that it throws.
 void Executor::execute(const Action& action, const Pass& pass) {
-  if (activity_ != nullptr) activity_->set(comm::ActivityKind::work, describe(action));
+  if (activity_ != nullptr) activity_->set(comm::ActivityKind::work, in_words(action));
   if (logs(Subsystem::schedule, spdlog::level::trace))
-    log_of(Subsystem::schedule).trace("{}", describe(action));
+    log_of(Subsystem::schedule).trace("{}", in_words(action));
   try {
     dispatch(action, pass);
   } catch (const PeerFailure&) {
     throw;
   } catch (const comm::WaitTimeout& error) {
-    throw comm::WaitTimeout(fmt::format("in {}: {}", describe(action), error.what()));
+    throw comm::WaitTimeout(fmt::format("in {}: {}", in_words(action), error.what()));
   } catch (const std::exception& error) {
-    kernels::throw_from(fmt::format("in {}", describe(action)), error);
+    kernels::throw_from(fmt::format("in {}", in_words(action)), error);
   }
 }
 
@@ -185,82 +167,29 @@ void Executor::mark_on_device(const Action& action) {
   if (activity_ == nullptr || device_.is_cpu() || !schedule::is_compute(action.kind)) return;
   const auto mark = std::make_shared<c10::Event>(device_.type());
   mark->record(c10::impl::VirtualGuardImpl(device_.type()).getStream(device_));
-  activity_->enqueued(describe(action), [mark] { return mark->query(); });
+  activity_->enqueued(in_words(action), [mark] { return mark->query(); });
 }
 
 // All ranks do so together. A message that only one side has begun is completed by the other, with values
 // that are not read; after that the channels are as they were before the step.
 void Executor::throw_away_prefix() {
-  for (const auto& [source, due] : due_receives_) {
-    if (!due.empty()) post_receives_up_to(Action(due.back()));
-  }
-  for (const Action& action : speculation_->drain[pipeline_.rank()]) {
-    if (schedule::is_receive(action.kind)) {
-      post_receive(action);
-    } else {
-      send(empty_boundary(action), action);
-    }
-  }
-  for (auto* received : {&received_inputs_, &received_gradients_}) {
-    for (auto& [key, receive] : *received) wait_for(receive);
-    received->clear();
-  }
-  reap_sends(/*wait=*/true);
-  for (auto* values : {&local_inputs_, &local_gradients_, &outputs_, &input_gradients_}) values->clear();
+  boundaries_.discard(speculation_->drain[pipeline_.rank()]);
   for (const StageWithWeights& s : stages_) {
     s.stage.discard();
     s.weights.discard();
   }
   in_flight_ = 0;
-  reset_marks();  // the step is timed as it is walked in the end
-}
-
-void Executor::reset_marks() {
-  marks_.reset(timed_on_);
-  marked_.clear();
-  timed_ = 0;
-}
-
-// For the next action that is timed.
-void Executor::begin_times() {
-  now_ = timed_++;
-  mark(waits_);
-}
-
-void Executor::mark(int moment) {
-  if (!timed_on_) return;
-  marks_.mark();
-  marked_.emplace_back(now_, moment);
-}
-
-// An action takes the time from its start, and from each of its later turns, to the next mark.
-std::vector<ActionTime> Executor::times() {
-  const auto marks = marks_.times();
-  std::vector<ActionTime> times(marks.empty() ? 0 : timed_);
-  for (size_t i = 0; i < marks.size(); ++i) {
-    const auto& [action, moment] = marked_[i];
-    ActionTime& time = times[action];
-    if (moment == waits_) time.wait = marks[i];
-    if (moment == starts_) time.start = time.end = marks[i];
-    if (moment == starts_ || moment == goes_on_) time.end += marks[i + 1] - marks[i];
-  }
-  for (size_t i = 1; i < times.size(); ++i) {  // the second half of a pair stands behind the first one
-    const auto early = std::max(times[i - 1].end - times[i].start, TimeMarks::Clock::duration::zero());
-    times[i].wait = std::max(times[i].wait, times[i - 1].end);
-    times[i].start += early;
-    times[i].end += early;
-  }
-  return times;
+  times_.reset();  // the step is timed as it is walked in the end
 }
 
 void Executor::dispatch(const Action& action, const Pass& pass) {
   switch (action.kind) {
     case ActionKind::recv_f:
     case ActionKind::recv_b:
-      return receive(action);
+      return boundaries_.receive(action);
     case ActionKind::send_f:
     case ActionKind::send_b:
-      return post_send(action);
+      return boundaries_.send(action);
     case ActionKind::unshard:
     case ActionKind::reshard:
     case ActionKind::reduce_grad:
@@ -271,7 +200,7 @@ void Executor::dispatch(const Action& action, const Pass& pass) {
 }
 
 void Executor::compute(const Action& action, const Pass& pass) {
-  begin_times();
+  times_.begin();
   find(action.stage).weights.begin_pass(pass);
   if (action.kind == ActionKind::forward) {
     run_forward(action);
@@ -280,18 +209,18 @@ void Executor::compute(const Action& action, const Pass& pass) {
   } else if (action.kind == ActionKind::head_backward) {
     run_head_backward(action);
   } else if (action.kind == ActionKind::backward_weight) {
-    mark(starts_);
+    times_.starts();
     stage(action.stage).backward_weight(action.microbatch);
     count_held(0, -1);
   } else {
     run_backward(action);
   }
-  mark(ends_);
+  times_.ends();
 }
 
 void Executor::run_on_weights(const Action& action, const Pass& pass) {
-  begin_times();
-  mark(starts_);
+  times_.begin();
+  times_.starts();
   WeightActions& weights = find(action.stage).weights;
   if (action.kind == ActionKind::unshard) {
     weights.unshard(pass.next);
@@ -300,42 +229,41 @@ void Executor::run_on_weights(const Action& action, const Pass& pass) {
   } else {
     weights.reduce_grad();
   }
-  mark(ends_);
+  times_.ends();
 }
 
 void Executor::run_forward(const Action& action) {
   Stage& s = stage(action.stage);
-  at::Tensor input = take_input(local_inputs_, ActionKind::recv_f, action, !s.is_first());
-  mark(starts_);
+  at::Tensor input = s.is_first() ? at::Tensor() : boundaries_.take(action);
+  times_.starts();
   const data::Microbatch& data = microbatches_[action.microbatch];
   if (!schedule_.forward_only) count_held(1, 0);
   at::Tensor output = schedule_.forward_only ? s.forward_only(data, std::move(input))
                                              : s.forward(action.microbatch, data, std::move(input));
   if (s.is_last()) return;
   if (ends_in_head(s)) return head_->give_h(action.microbatch, std::move(output));
-  auto& destination = is_local(action.stage + 1) ? local_inputs_[{action.stage + 1, action.microbatch}]
-                                                 : outputs_[{action.stage, action.microbatch}];
-  destination = std::move(output);
+  boundaries_.give(action, std::move(output));
 }
 
 void Executor::run_backward(const Action& action) {
   Stage& s = stage(action.stage);
-  at::Tensor dy = ends_in_head(s) ? head_->take_gradient(action.microbatch, waits(action))
-                                  : take_input(local_gradients_, ActionKind::recv_b, action, !s.is_last());
-  mark(starts_);
+  at::Tensor dy;
+  if (ends_in_head(s)) {
+    dy = head_->take_gradient(action.microbatch, waits(action));
+  } else if (!s.is_last()) {
+    dy = boundaries_.take(action);
+  }
+  times_.starts();
   at::Tensor dx = action.kind == ActionKind::backward ? s.backward(action.microbatch, std::move(dy))
                                                       : s.backward_input(action.microbatch, std::move(dy));
   count_held(-1, action.kind == ActionKind::backward_input ? 1 : 0);
-  if (s.is_first()) return;
-  auto& destination = is_local(action.stage - 1) ? local_gradients_[{action.stage - 1, action.microbatch}]
-                                                 : input_gradients_[{action.stage, action.microbatch}];
-  destination = std::move(dx);
+  if (!s.is_first()) boundaries_.give(action, std::move(dx));
 }
 
 void Executor::run_head_forward(const Action& action) {
   if (pipeline_.holds_device()) expect_head(action.microbatch);
   at::Tensor h = head_->take_h(action.microbatch, waits(action));
-  mark(starts_);
+  times_.starts();
   if (!pipeline_.holds_device()) expect_head(action.microbatch + 1);
   const data::Microbatch& data = microbatches_[action.microbatch];
   head_->give_statistics(action.microbatch,
@@ -344,7 +272,7 @@ void Executor::run_head_forward(const Action& action) {
 
 void Executor::run_head_backward(const Action& action) {
   const at::Tensor statistics = head_->take_statistics(action.microbatch, waits(action));
-  mark(starts_);
+  times_.starts();
   const data::Microbatch& data = microbatches_[action.microbatch];
   const bool trains = !schedule_.forward_only;
   at::Tensor term = stage(action.stage).head_backward(action.microbatch, data, statistics, trains);
@@ -360,9 +288,9 @@ void Executor::expect_head(int microbatch) {
 HeadExchange::Wait Executor::waits(const Action& action) {
   return [this, action](comm::Work& work, const std::string& what) {
     const comm::ActivityScope waiting(activity_, comm::ActivityKind::wait,
-                                      activity_ != nullptr ? what + " in " + describe(action) : "");
+                                      activity_ != nullptr ? what + " in " + in_words(action) : "");
     work.wait([&] {
-      return fmt::format("pipeline rank {} waits for {} in {}", pipeline_.rank(), what, describe(action));
+      return fmt::format("pipeline rank {} waits for {} in {}", pipeline_.rank(), what, in_words(action));
     });
   };
 }
@@ -375,95 +303,12 @@ void Executor::count_held(int activations, int weight_operands) {
   peak_.held = std::max(peak_.held, in_flight_ + weight_operands_);
 }
 
-at::Tensor Executor::take_input(std::map<Key, at::Tensor>& local, ActionKind receive, const Action& action,
-                                bool expected) {
-  if (!expected) return {};
-  const Key key{action.stage, action.microbatch};
-  if (auto node = local.extract(key)) return std::move(node.mapped());
-  post_receives_up_to({receive, action.stage, action.microbatch});
-  Message message = take(received(receive), key, "received tensor");
-  wait_for(message);
-  return std::move(message.tensor);
-}
-
-void Executor::wait_for(Message& receive) {
-  const comm::ActivityScope waiting(activity_, comm::ActivityKind::wait,
-                                    activity_ != nullptr ? describe(receive.action) : "");
-  receive.work->wait([&] {
-    return fmt::format("pipeline rank {} waits for {}", pipeline_.rank(), describe(receive.action));
-  });
-}
-
-at::Tensor Executor::empty_boundary(const Action& action) {
-  return stage(action.stage).empty_boundary(microbatches_[action.microbatch]);
-}
-
-// A receive that holds the device is posted only at its consumer. Posted earlier, its message may depend on
-// what this rank runs in between. If that is a kernel's first run, which waits for the device, both wait for
-// ever. At the consumer even receives that block in place cannot deadlock (schedule::add_communication).
-void Executor::receive(const Action& action) {
-  if (!pipeline_.holds_device()) return post_receive(action);
-  due_receives_[source_of(action)].push_back(action);
-}
-
-// Also posts receives from the same rank that are due before it: messages come in the order in which they
-// were sent.
-void Executor::post_receives_up_to(const Action& last) {
-  std::deque<Action>& due = due_receives_[source_of(last)];
-  if (std::ranges::find(due, last) == due.end()) return;
-  for (bool posted = false; !posted;) {
-    const Action action = due.front();
-    due.pop_front();
-    post_receive(action);
-    posted = action == last;
-  }
-}
-
-void Executor::post_receive(const Action& action) {
-  at::Tensor tensor = empty_boundary(action);
-  auto work = pipeline_.irecv(tensor, source_of(action));
-  received(action.kind)[{action.stage, action.microbatch}] = {std::move(tensor), std::move(work), action};
-  const int posted = static_cast<int>(received_inputs_.size() + received_gradients_.size());
-  peak_.receive_buffers = std::max(peak_.receive_buffers, posted);
-}
-
-void Executor::post_send(const Action& action) {
-  const bool forward = action.kind == ActionKind::send_f;
-  auto& values = forward ? outputs_ : input_gradients_;
-  send(take(values, {action.stage, action.microbatch}, "computed tensor"), action);
-}
-
-void Executor::send(at::Tensor tensor, const Action& action) {
-  auto work = pipeline_.isend(tensor, schedule_.rank_of(schedule::other_stage(action)));
-  sends_.push_back({std::move(tensor), std::move(work), action});
-}
-
-void Executor::reap_sends(bool wait) {
-  if (wait) {
-    for (Message& send : sends_) {
-      const comm::ActivityScope waiting(activity_, comm::ActivityKind::wait,
-                                        activity_ != nullptr ? "the end of " + describe(send.action) : "");
-      send.work->wait([&] {
-        return fmt::format("pipeline rank {} waits to finish {}", pipeline_.rank(), describe(send.action));
-      });
-    }
-    sends_.clear();
-    return;
-  }
-  std::erase_if(sends_, [](Message& send) { return send.work->done(); });
-}
-
 void Executor::finish() {
-  reap_sends(/*wait=*/true);
+  boundaries_.finish();
   if (head_)
     head_->finish([](comm::Work& work, const std::string& what) { work.wait([&] { return what; }); });
   for (const StageWithWeights& s : stages_) s.weights.finish();
-  const bool all_posted =
-      std::ranges::all_of(due_receives_, [](const auto& source) { return source.second.empty(); });
-  const bool clean = all_posted && local_inputs_.empty() && local_gradients_.empty() &&
-                     received_inputs_.empty() && received_gradients_.empty() && outputs_.empty() &&
-                     input_gradients_.empty();
-  if (!clean || in_flight_ != 0 || weight_operands_ != 0)
+  if (in_flight_ != 0 || weight_operands_ != 0)
     throw Error("the schedule left values behind: it is not complete");
 }
 
@@ -472,10 +317,6 @@ const StageWithWeights& Executor::find(int stage) const {
     if (s.stage.index() == stage) return s;
   }
   throw Error(fmt::format("stage {} is not on pipeline rank {}", stage, pipeline_.rank()));
-}
-
-bool Executor::is_local(int stage) const {
-  return schedule_.rank_of(stage) == pipeline_.rank();
 }
 
 }  // namespace pptrain::pipeline

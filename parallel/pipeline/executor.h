@@ -5,33 +5,24 @@
 
 #include <array>
 #include <cstddef>
-#include <deque>
 #include <functional>
-#include <map>
 #include <memory>
 #include <optional>
 #include <span>
-#include <utility>
 #include <vector>
 
 #include "core/data/microbatch.h"
 #include "parallel/comm/communicator.h"
 #include "parallel/comm/liveness/activity.h"
+#include "parallel/pipeline/action_times.h"
+#include "parallel/pipeline/boundary_exchange.h"
 #include "parallel/pipeline/head_exchange.h"
 #include "parallel/pipeline/stage.h"
-#include "parallel/pipeline/time_marks.h"
 #include "parallel/schedule/cost/memory.h"
 #include "parallel/schedule/proof/speculation.h"
 #include "parallel/schedule/schedule.h"
 
 namespace pptrain::pipeline {
-
-// When an action ran. The halves of an overlapped pair stand one after the other, each as long as its turns.
-struct ActionTime {
-  TimeMarks::Clock::time_point wait;   // its turn came: it waits for its receive, if it has one
-  TimeMarks::Clock::time_point start;  // it had its input
-  TimeMarks::Clock::time_point end;
-};
 
 class Executor {
  public:
@@ -41,16 +32,19 @@ class Executor {
   // Collective over `pipeline` if the schedule's head is spread.
   Executor(std::vector<StageWithWeights> stages, comm::Communicator& pipeline,
            const schedule::Schedule& schedule);
+  Executor(const Executor&) = delete;
+  Executor& operator=(const Executor&) = delete;
 
   // Reports to `activity`, which must outlive the executor, what this rank does and which receive it waits
   // for. If `device` is a GPU, it also reports which actions the GPU has done.
   void report_to(comm::Activity* activity, c10::Device device = c10::kCPU) {
     activity_ = activity;
     device_ = device;
+    boundaries_.report_to(activity);
   }
 
   // From now on times are of the host's clock (the CPU, as at first), of a device's, or not taken at all.
-  void time_on(std::optional<c10::Device> device) { timed_on_ = device; }
+  void time_on(std::optional<c10::Device> device) { times_.time_on(device); }
 
   // Before the first run() with `validate`. schedule: the executor's.
   void prepare_validation(const schedule::Schedule& schedule);
@@ -68,16 +62,9 @@ class Executor {
 
   // Times of the last run: one for each of schedule::timed_actions, or none. On a device it waits for the
   // device.
-  std::vector<ActionTime> times();
+  std::vector<ActionTime> times() { return times_.read(); }
 
  private:
-  using Key = std::pair<int, int>;  // stage, microbatch
-  struct Message {                  // under way
-    at::Tensor tensor;
-    std::unique_ptr<comm::Work> work;
-    schedule::Action action;  // that sends or receives it
-  };
-
   using Passes = std::array<Pass, 2>;  // of an action, or of the two of a pair
   void log_list() const;
   static std::vector<Passes> find_passes(const std::vector<schedule::Action>& list);
@@ -87,11 +74,6 @@ class Executor {
   void run_pair(const schedule::Action& pair, const Passes& passes);
   void execute(const schedule::Action& action, const Pass& pass);
   void dispatch(const schedule::Action& action, const Pass& pass);
-  // Moments of an action. goes_on: after the other half of its pair.
-  static constexpr int waits_ = 0, starts_ = 1, goes_on_ = 2, ends_ = 3;
-  void reset_marks();
-  void begin_times();
-  void mark(int moment);
   void compute(const schedule::Action& action, const Pass& pass);
   void run_on_weights(const schedule::Action& action, const Pass& pass);
   void run_forward(const schedule::Action& action);
@@ -104,26 +86,9 @@ class Executor {
     return head_ != nullptr && stage.index() + 1 == schedule_.stages();
   }
   void count_held(int activations, int weight_operands);
-  void receive(const schedule::Action& action);
-  void post_receives_up_to(const schedule::Action& last);
-  void post_receive(const schedule::Action& action);
-  void post_send(const schedule::Action& action);
-  void send(at::Tensor tensor, const schedule::Action& action);
-  at::Tensor take_input(std::map<Key, at::Tensor>& local, schedule::ActionKind receive,
-                        const schedule::Action& action, bool expected);
-  std::map<Key, Message>& received(schedule::ActionKind receive) {
-    return receive == schedule::ActionKind::recv_f ? received_inputs_ : received_gradients_;
-  }
-  int source_of(const schedule::Action& receive) const {
-    return schedule_.rank_of(schedule::other_stage(receive));
-  }
-  at::Tensor empty_boundary(const schedule::Action& action);  // for the action's message
-  void wait_for(Message& receive);
-  void reap_sends(bool wait);
   void finish();
   const StageWithWeights& find(int stage) const;
   Stage& stage(int index) const { return find(index).stage; }
-  bool is_local(int stage) const;
 
   std::vector<StageWithWeights> stages_;
   comm::Communicator& pipeline_;
@@ -134,19 +99,10 @@ class Executor {
   std::vector<Passes> passes_;      // of this rank's actions
 
   std::span<const data::Microbatch> microbatches_;
-  // Values between actions. Keys name the stage that consumes (inputs) or produced (outputs) them.
-  std::map<Key, at::Tensor> local_inputs_, local_gradients_;
-  std::map<Key, Message> received_inputs_, received_gradients_;
-  std::map<int, std::deque<schedule::Action>> due_receives_;  // [source] not posted yet
-  std::map<Key, at::Tensor> outputs_, input_gradients_;
-  std::deque<Message> sends_;
+  BoundaryExchange boundaries_;
   std::unique_ptr<HeadExchange> head_;  // of a head in parts
-  schedule::InFlight peak_;             // of the run
-  std::optional<c10::Device> timed_on_ = c10::kCPU;
-  TimeMarks marks_;
-  std::vector<std::pair<size_t, int>> marked_;  // [mark] the timed action, by its number, and the moment
-  size_t timed_ = 0;                            // actions so far
-  size_t now_ = 0;                              // the one that goes on
+  ActionTimes times_;
+  schedule::InFlight peak_;  // of the run
   int in_flight_ = 0;
   int weight_operands_ = 0;
 };

@@ -126,6 +126,14 @@ std::string to_string(const Action& action) {
   return fmt::format("{}{}{}", action.stage, word, action.microbatch);
 }
 
+std::string in_words(const Action& action) {
+  if (action.kind == ActionKind::overlapped_pair) return to_string(action);
+  const std::string_view word = words[static_cast<size_t>(action.kind)].text;
+  return action.microbatch < 0
+             ? fmt::format("{} stage {}", word, action.stage)
+             : fmt::format("{} stage {} microbatch {}", word, action.stage, action.microbatch);
+}
+
 Action parse_action(std::string_view text) {
   const std::string_view trimmed = trim(text);
   if (trimmed.empty()) refuse(text, "it is empty");

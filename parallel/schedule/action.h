@@ -110,6 +110,8 @@ constexpr void for_each_part(const Action& action, Visit&& visit) {
 
 // PyTorch's text: "2F0", "1SEND_F3", "0UNSHARD", "(0F3;3B0)OVERLAP_F_B".
 std::string to_string(const Action& action);
+// "RECV_F stage 5 microbatch 7"; of a pair as to_string.
+std::string in_words(const Action& action);
 // Throws UsageError on text that is not an action. PyTorch's FULL_BACKWARD is read as B.
 Action parse_action(std::string_view text);
 
