@@ -59,14 +59,12 @@ std::unique_ptr<nn::SideStream> side_stream_of(const RunContext& context, Purpos
   return nn::make_side_stream(context.device);
 }
 
-// Rows as elements, as tied_gradient.h takes them.
-std::vector<std::pair<int64_t, int64_t>> elements_of(std::vector<std::pair<int64_t, int64_t>> rows,
-                                                     int64_t columns) {
-  for (auto& [first, count] : rows) {
-    first *= columns;
-    count *= columns;
-  }
-  return rows;
+// [pipeline rank] its rows of the head as elements.
+std::vector<nn::ElementRun> tied_elements(const RankModel& model, int64_t columns) {
+  std::vector<nn::ElementRun> elements;
+  for (const auto& [first, count] : model.head_rows())
+    elements.push_back({.global = first * columns, .local = 0, .length = count * columns});
+  return elements;
 }
 
 }  // namespace
@@ -83,7 +81,7 @@ RankModel::RankModel(RunContext& context, Purpose purpose)
     add_stage(stage, parallelism);
   if (purpose == Purpose::train && context.model.tied)
     pipeline::connect_tied(context.mesh.along(mesh::Axis::pp), schedule_.rank_of(0),
-                           elements_of(head_rows(), context.model.hidden));
+                           tied_elements(*this, context.model.hidden));
   if (embedding_in_shards()) pipeline::connect_embedding(context.mesh.along(mesh::Axis::pp));
   if (purpose == Purpose::train && context.job.train.check_weights) watch_weights();
 }
@@ -245,7 +243,7 @@ void RankModel::exchange_embedding_gradients() {
   if (!embedding.defined() && !head.defined()) return;  // frozen, or on other ranks
   pipeline::sum_tied_gradients(context_.mesh.along(mesh::Axis::pp), context_.mesh.of(mesh::Group::fsdp),
                                schedule_.rank_of(0), embedding, head,
-                               elements_of(head_rows(), context_.model.hidden));
+                               tied_elements(*this, context_.model.hidden));
 }
 
 std::vector<std::pair<int64_t, int64_t>> RankModel::head_rows() const {

@@ -2,9 +2,9 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
-#include <ATen/ops/zeros.h>
 
 #include <algorithm>
+#include <vector>
 
 #include "core/nn/parameter.h"
 #include "parallel/comm/links.h"
@@ -12,25 +12,54 @@
 namespace pptrain::pipeline {
 namespace {
 
-// Sums gradients of the same elements, which lie on two ranks of the pipeline or on one.
-void sum_pair(comm::Communicator& pipeline, int first_rank, int head_rank, at::Tensor embedding,
-              at::Tensor head) {
-  if (first_rank == head_rank) {
-    if (pipeline.rank() != first_rank) return;
-    embedding.add_(head);
-    head.copy_(embedding);
-    return;
+using nn::ElementRun;
+
+at::Tensor of(const at::Tensor& embedding, const ElementRun& run) {
+  return embedding.narrow(0, run.global, run.length);
+}
+
+// The elements of one owner's shard of a part.
+ElementRun shard_of(const ElementRun& part, int owner, int owners) {
+  const int64_t size = nn::shard_elements(part.length, owners), begin = std::min(owner * size, part.length);
+  return {.global = part.global + begin, .local = 0, .length = std::min(size, part.length - begin)};
+}
+
+// Does every owner's shard of the embedding, of `size` elements, hold those of its shards of the parts?
+bool shards_match(std::span<const ElementRun> parts, int owners, int64_t size) {
+  for (const ElementRun& part : parts) {
+    for (int owner = 0; owner < owners; ++owner) {
+      const auto [begin, local, length] = shard_of(part, owner, owners);
+      if (length > 0 && (begin < owner * size || begin + length > (owner + 1) * size)) return false;
+    }
   }
-  if (pipeline.rank() != first_rank && pipeline.rank() != head_rank) return;
-  const bool first = pipeline.rank() == first_rank;
-  const int other = first ? head_rank : first_rank;
-  at::Tensor own = first ? embedding : head;
-  at::Tensor received = at::empty_like(own);
-  auto receive = pipeline.irecv(received, other);
-  auto send = pipeline.isend(own, other);
+  return true;
+}
+
+// own += the other rank's gradient of the same elements.
+void add_others(comm::Communicator& pipeline, int other, at::Tensor own) {
+  const at::Tensor received = at::empty_like(own);
+  const auto receive = pipeline.irecv(received, other), send = pipeline.isend(own, other);
   receive->wait([] { return "tied embedding gradient"; });
   send->wait([] { return "tied embedding gradient"; });
   own.add_(received);  // a + b and b + a are the same bits
+}
+
+// runs: [rank] those of the first rank's `embedding` whose gradient the rank's `head` begins with.
+void sum_over_pipeline(comm::Communicator& pipeline, int first_rank, const at::Tensor& embedding,
+                       const at::Tensor& head, std::span<const ElementRun> runs) {
+  const int me = pipeline.rank();
+  for (int rank = 0; rank < pipeline.size(); ++rank) {
+    const ElementRun& run = runs[static_cast<size_t>(rank)];
+    if (run.length == 0) continue;
+    if (me == first_rank && rank != me) add_others(pipeline, rank, of(embedding, run));
+    if (rank != me) continue;
+    at::Tensor own = head.narrow(0, 0, run.length);
+    if (me == first_rank) {
+      own.copy_(of(embedding, run).add_(own));
+    } else {
+      add_others(pipeline, first_rank, own);
+    }
+  }
 }
 
 }  // namespace
@@ -38,58 +67,30 @@ void sum_pair(comm::Communicator& pipeline, int first_rank, int head_rank, at::T
 // Each rank of `pieces` sums the elements that its own shards of the head's parts have. If the embedding is
 // sharded differently, its gradient is made whole for that, and the sums are gathered.
 void sum_tied_gradients(comm::Communicator& pipeline, comm::Communicator& pieces, int first_rank,
-                        const at::Tensor& embedding, const at::Tensor& head,
-                        std::span<const std::pair<int64_t, int64_t>> parts) {
-  const bool first = pipeline.rank() == first_rank;
-  const auto shard = [&](size_t rank) { return nn::shard_elements(parts[rank].second, pieces.size()); };
-  // Of the owner's shard of a part: its begin in the part, and the number of its elements that are no gap.
-  const auto piece = [&](size_t rank, int owner) {
-    const int64_t elements = parts[rank].second, begin = std::min(owner * shard(rank), elements);
-    return std::pair(begin, std::min(shard(rank), elements - begin));
-  };
-  const auto has_part = [](const auto& part) { return part.second > 0; };
-  const auto head_rank = static_cast<size_t>(std::ranges::find_if(parts, has_part) - parts.begin());
-  const bool whole_head = std::ranges::count_if(parts, has_part) == 1;
-  const bool alike = pieces.size() == 1 || (first && whole_head && shard(head_rank) == embedding.numel());
-  at::Tensor whole = embedding;
-  if (first && !alike) {
-    whole = at::empty({pieces.size(), embedding.numel()}, embedding.options());
-    pieces.all_gather(whole, embedding);
-    whole = whole.flatten();
+                        at::Tensor embedding, const at::Tensor& head, std::span<const ElementRun> parts) {
+  const int owner = pieces.rank(), owners = pieces.size();
+  std::vector<ElementRun> own;
+  for (const ElementRun& part : parts) own.push_back(shard_of(part, owner, owners));
+  if (pipeline.rank() != first_rank) return sum_over_pipeline(pipeline, first_rank, {}, head, own);
+  const int64_t size = embedding.numel();
+  if (shards_match(parts, owners, size)) {
+    for (ElementRun& run : own) run.global -= owner * size;
+    return sum_over_pipeline(pipeline, first_rank, embedding, head, own);
   }
+  const at::Tensor whole = at::empty({owners * size}, embedding.options());
+  pieces.iall_gather(whole, embedding)->wait();
+  sum_over_pipeline(pipeline, first_rank, whole, head, own);
   for (size_t rank = 0; rank < parts.size(); ++rank) {
-    const auto [begin, count] = piece(rank, pieces.rank());
-    if (count == 0) continue;
-    const int64_t place = alike && pieces.size() > 1 ? 0 : parts[rank].first + begin;
-    const int other = static_cast<int>(rank);
-    sum_pair(pipeline, first_rank, other, first ? whole.narrow(0, place, count) : at::Tensor(),
-             pipeline.rank() == other ? head.narrow(0, 0, count) : at::Tensor());
+    std::vector<int64_t> counts;
+    for (int i = 0; i < owners; ++i) counts.push_back(shard_of(parts[rank], i, owners).length);
+    pieces.iall_gather(of(whole, parts[rank]), of(whole, own[rank]), counts)->wait();
   }
-  if (!first || alike) return;
-  const auto each_piece = [&](int owner, const at::Tensor& sums, const auto& visit) {
-    int64_t at = 0;
-    for (size_t rank = 0; rank < parts.size(); ++rank) {
-      const auto [begin, count] = piece(rank, owner);
-      visit(whole.narrow(0, parts[rank].first + begin, count), sums.narrow(0, at, count));
-      at += shard(rank);
-    }
-  };
-  int64_t size = 0;
-  for (size_t rank = 0; rank < parts.size(); ++rank) size += shard(rank);
-  const at::Tensor own = at::zeros({size}, embedding.options());
-  const at::Tensor all = at::empty({pieces.size(), size}, embedding.options());
-  each_piece(pieces.rank(), own, [](const at::Tensor& from, at::Tensor to) { to.copy_(from); });
-  pieces.all_gather(all, own);
-  for (int owner = 0; owner < pieces.size(); ++owner)
-    each_piece(owner, all[owner], [](at::Tensor to, const at::Tensor& from) { to.copy_(from); });
-  at::Tensor result = embedding;
-  result.copy_(whole.narrow(0, pieces.rank() * embedding.numel(), embedding.numel()));
+  embedding.copy_(whole.narrow(0, owner * size, size));
 }
 
-void connect_tied(comm::Communicator& pipeline, int first_rank,
-                  std::span<const std::pair<int64_t, int64_t>> parts) {
+void connect_tied(comm::Communicator& pipeline, int first_rank, std::span<const nn::ElementRun> parts) {
   comm::connect_with_one(pipeline, first_rank,
-                         [&](int rank) { return parts[static_cast<size_t>(rank)].second > 0; });
+                         [&](int rank) { return parts[static_cast<size_t>(rank)].length > 0; });
 }
 
 }  // namespace pptrain::pipeline

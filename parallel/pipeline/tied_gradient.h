@@ -4,10 +4,9 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <cstdint>
 #include <span>
-#include <utility>
 
+#include "core/nn/slice.h"
 #include "parallel/comm/communicator.h"
 
 namespace pptrain::pipeline {
@@ -17,14 +16,11 @@ namespace pptrain::pipeline {
 // `pieces`, the ranks that parameter groups are sharded over. Gradients are this rank's shards
 // (nn::shard_elements), float32 [elements]: of the embedding on first_rank, of a part of the head if `parts`
 // says so, and undefined otherwise. The weight is the first of its group.
-// parts: [pipeline rank] the first element of the whole embedding in the rank's part of the head, and the
-// number of its elements; 0 if it has no part.
+// parts: [pipeline rank] the elements of the whole embedding in the rank's part of the head, if it has one.
 void sum_tied_gradients(comm::Communicator& pipeline, comm::Communicator& pieces, int first_rank,
-                        const at::Tensor& embedding, const at::Tensor& head,
-                        std::span<const std::pair<int64_t, int64_t>> parts);
+                        at::Tensor embedding, const at::Tensor& head, std::span<const nn::ElementRun> parts);
 
 // Sets up the links over which sum_tied_gradients() sends. Collective over `pipeline`.
-void connect_tied(comm::Communicator& pipeline, int first_rank,
-                  std::span<const std::pair<int64_t, int64_t>> parts);
+void connect_tied(comm::Communicator& pipeline, int first_rank, std::span<const nn::ElementRun> parts);
 
 }  // namespace pptrain::pipeline

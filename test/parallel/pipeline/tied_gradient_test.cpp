@@ -30,11 +30,12 @@ TEST_CASE("both uses of a tied weight end with the same sum, on every layout") {
     CAPTURE(p, shards, spread, behind);
     const at::Tensor embedding = at::randn({rows * columns}), head = at::randn({rows * columns});
     const at::Tensor sum = at::add(embedding, head), more = at::randn({behind ? others : 0});
-    std::vector<std::pair<int64_t, int64_t>> parts(static_cast<size_t>(p));
-    if (!spread) parts.back() = {0, rows * columns};
+    std::vector<nn::ElementRun> parts(static_cast<size_t>(p));
+    if (!spread) parts.back().length = rows * columns;
     for (int rank = 0; spread && rank < p; ++rank) {
       const nn::TensorShard part{.rank = rank, .size = p};
-      parts[static_cast<size_t>(rank)] = {part.begin(rows, rank) * columns, part.count(rows) * columns};
+      parts[static_cast<size_t>(rank)] = {
+          .global = part.begin(rows, rank) * columns, .local = 0, .length = part.count(rows) * columns};
     }
     // The rank's shard of a buffer of these values.
     const auto shard_of = [shards = shards](const at::Tensor& values, int owner) {
@@ -50,7 +51,7 @@ TEST_CASE("both uses of a tied weight end with the same sum, on every layout") {
       for (int i = 0; i < p; ++i) column.push_back(i * shards + owner);
       for (int i = 0; i < shards; ++i) row.push_back(stage * shards + i);
       const auto pipeline = world.subgroup(column), pieces = world.subgroup(row);
-      const auto [begin, count] = parts[static_cast<size_t>(stage)];
+      const auto [begin, local, count] = parts[static_cast<size_t>(stage)];
       at::Tensor mine_embedding, mine_head;
       if (stage == 0) mine_embedding = shard_of(at::cat({embedding, more}), owner);
       if (count > 0) mine_head = shard_of(head.narrow(0, begin, count), owner);
