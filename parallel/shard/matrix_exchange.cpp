@@ -8,7 +8,6 @@
 #include <map>
 #include <memory>
 #include <numeric>
-#include <optional>
 #include <sstream>
 #include <string>
 #include <utility>
@@ -19,17 +18,23 @@ namespace pptrain::shard {
 namespace {
 
 using optim::MatrixPart;
+using Items = std::vector<Transfer::Item>;
 
 // A part that one rank holds, or several alike.
 struct SharedPart {
+  struct Holder {
+    int rank = 0;
+    size_t part = 0;  // its number of the part
+  };
   nn::SliceShape shape;
-  std::vector<std::pair<int, size_t>> holders;  // rank, and its number of the part; ascending
+  std::vector<Holder> holders;  // by rank
 };
 
 struct Matrix {
   std::string name;
   std::vector<int64_t> shape;
   std::vector<SharedPart> parts;
+  std::vector<int> holders;  // of any part; once for each part
   int owner = 0;
   size_t round = 0;
 
@@ -39,14 +44,11 @@ struct Matrix {
   }
 };
 
-bool overlap(const Rectangle& a, const Rectangle& b) {
-  return a.row < b.row + b.rows && b.row < a.row + a.rows && a.col < b.col + b.cols && b.col < a.col + a.cols;
-}
-
-bool overlap(const SharedPart& a, const SharedPart& b) {
-  for (const Rectangle& x : rectangles(a.shape)) {
-    for (const Rectangle& y : rectangles(b.shape)) {
-      if (overlap(x, y)) return true;
+bool overlap(const SharedPart& one, const SharedPart& other) {
+  for (const Rectangle& a : rectangles(one.shape)) {
+    for (const Rectangle& b : rectangles(other.shape)) {
+      const bool rows = a.row < b.row + b.rows && b.row < a.row + a.rows;
+      if (rows && a.col < b.col + b.cols && b.col < a.col + a.cols) return true;
     }
   }
   return false;
@@ -78,7 +80,8 @@ void add(Matrix& matrix, const MatrixPart& part, int rank, size_t number) {
   auto same = std::ranges::find(matrix.parts, part.shape, &SharedPart::shape);
   if (same == matrix.parts.end())
     same = matrix.parts.insert(same, SharedPart{.shape = part.shape, .holders = {}});
-  same->holders.emplace_back(rank, number);
+  same->holders.push_back({rank, number});
+  matrix.holders.push_back(rank);
 }
 
 // Costliest first.
@@ -101,94 +104,43 @@ void assign(std::vector<Matrix>& matrices, size_t ranks, int64_t elements) {
   std::vector<double> load(ranks, 0.0);
   std::vector<int64_t> filled(ranks, 0);  // elements in the owner's round
   std::vector<size_t> round(ranks, 0);
+  const auto load_and_rank = [&](int rank) { return std::pair(load[rank], rank); };
   for (Matrix& matrix : matrices) {
-    matrix.owner = matrix.parts.front().holders.front().first;
-    for (const SharedPart& part : matrix.parts) {
-      for (const auto& [rank, number] : part.holders) {
-        const std::pair here(load[rank], rank), best(load[matrix.owner], matrix.owner);
-        if (here < best) matrix.owner = rank;
-      }
-    }
-    const int owner = matrix.owner;
+    const int owner = std::ranges::min(matrix.holders, {}, load_and_rank);
     load[owner] += matrix.cost();
     if (filled[owner] > 0 && filled[owner] + matrix.numel() > elements / static_cast<int64_t>(ranks)) {
       ++round[owner];
       filled[owner] = 0;
     }
     filled[owner] += matrix.numel();
+    matrix.owner = owner;
     matrix.round = round[owner];
   }
 }
 
-// The data between one rank and each other rank, before it is put in message order.
-class TransferBuilder {
- public:
-  explicit TransferBuilder(size_t ranks) : parts_(ranks), pieces_(ranks) {
-    transfer_.part_counts.resize(ranks, 0);
-    transfer_.piece_counts.resize(ranks, 0);
-  }
-
-  void add_part(int owner, size_t part, int64_t elements) {
-    parts_[owner].push_back(part);
-    transfer_.part_counts[owner] += elements;
-  }
-  void add_piece(int holder, size_t matrix, const nn::SliceShape& shape) {
-    pieces_[holder].push_back({matrix, shape});
-    transfer_.piece_counts[holder] += shape.numel();
-  }
-
-  Transfer build() {
-    for (const auto& list : parts_) transfer_.parts.insert(transfer_.parts.end(), list.begin(), list.end());
-    for (const auto& list : pieces_)
-      transfer_.pieces.insert(transfer_.pieces.end(), list.begin(), list.end());
-    return std::move(transfer_);
-  }
-
- private:
-  Transfer transfer_;
-  std::vector<std::vector<size_t>> parts_;            // [owner]
-  std::vector<std::vector<Transfer::Piece>> pieces_;  // [holder]
-};
-
-// One rank's view of a round, matrix by matrix.
-class RoundBuilder {
- public:
-  RoundBuilder(size_t ranks, int rank) : rank_(rank), in_(ranks), out_(ranks) {}
-
-  void add(const Matrix& matrix) {
-    const size_t place = round_.owned.size();
-    if (matrix.owner == rank_) round_.owned.push_back(matrix.shape);
-    for (const SharedPart& part : matrix.parts) {
-      const auto distance = [&](const auto& holder) { return std::abs(holder.first - matrix.owner); };
-      const int sender = std::ranges::min(part.holders, {}, distance).first;
-      for (const auto& [holder, number] : part.holders) {
-        if (holder == matrix.owner) {
-          if (holder == rank_) round_.at_home.emplace_back(number, place);
-          continue;
-        }
-        if (holder == sender) add_to(in_, matrix, place, part, holder, number);
-        add_to(out_, matrix, place, part, holder, number);
-      }
+// Adds to a rank's view of a round what it does with one part of a matrix, whose place in `owned` this is.
+void add(MatrixRound& round, int rank, const Matrix& matrix, size_t place, const SharedPart& part) {
+  const auto distance = [&](const auto& holder) { return std::abs(holder.rank - matrix.owner); };
+  const int sender = std::ranges::min(part.holders, {}, distance).rank;
+  const auto add_to = [&](Transfer& transfer, const SharedPart::Holder& holder) {
+    if (holder.rank == rank) transfer.parts.push_back({matrix.owner, holder.part, part.shape});
+    if (matrix.owner == rank) transfer.pieces.push_back({holder.rank, place, part.shape});
+  };
+  for (const SharedPart::Holder& holder : part.holders) {
+    if (holder.rank == matrix.owner) {
+      if (holder.rank == rank) round.at_home.emplace_back(holder.part, place);
+      continue;
     }
+    if (holder.rank == sender) add_to(round.in, holder);
+    add_to(round.out, holder);
   }
+}
 
-  MatrixRound build() {
-    round_.in = in_.build();
-    round_.out = out_.build();
-    return std::move(round_);
-  }
-
- private:
-  void add_to(TransferBuilder& transfer, const Matrix& matrix, size_t place, const SharedPart& part,
-              int holder, size_t number) {
-    if (holder == rank_) transfer.add_part(matrix.owner, number, part.shape.numel());
-    if (matrix.owner == rank_) transfer.add_piece(holder, place, part.shape);
-  }
-
-  int rank_;
-  MatrixRound round_;
-  TransferBuilder in_, out_;
-};
+// In the order of the matrices for each other rank.
+void sort_by_rank(Transfer& transfer) {
+  std::ranges::stable_sort(transfer.parts, {}, &Transfer::Item::rank);
+  std::ranges::stable_sort(transfer.pieces, {}, &Transfer::Item::rank);
+}
 
 std::string write(const std::vector<optim::MatrixPart>& parts) {
   std::string text;
@@ -224,27 +176,22 @@ void take(const at::Tensor& matrix, const nn::SliceShape& shape, const at::Tenso
   for (const Rectangle& r : rectangles(shape)) view_in_part(part, r).copy_(view_in(matrix, r));
 }
 
-// Calls body(item, its elements of `message`) for parts or pieces one after the other.
-template <class Items, class Size, class Body>
-void walk(const Items& items, const at::Tensor& message, const Size& size, const Body& body) {
+// Calls body(item, its elements of `message`) for one item after the other.
+template <class Body>
+void walk(const Items& items, const at::Tensor& message, const Body& body) {
   int64_t at = 0;
-  for (const auto& item : items) {
-    at::Tensor elements = message.narrow(0, at, size(item));
+  for (const Transfer::Item& item : items) {
+    at::Tensor elements = message.narrow(0, at, item.shape.numel());
     body(item, elements);
     at += elements.numel();
   }
 }
 
-int64_t size_of(const Transfer::Piece& piece) {
-  return piece.shape.numel();
-}
-
-int64_t sum(const std::vector<int64_t>& counts) {
-  return std::accumulate(counts.begin(), counts.end(), int64_t{0});
-}
-
-std::string waiting() {
-  return "whole matrices of the optimizer";
+// [rank] elements that the items have in its message.
+std::vector<int64_t> counts(const Items& items, int ranks) {
+  std::vector<int64_t> result(static_cast<size_t>(ranks));
+  for (const Transfer::Item& item : items) result[static_cast<size_t>(item.rank)] += item.shape.numel();
+  return result;
 }
 
 }  // namespace
@@ -253,14 +200,19 @@ std::vector<MatrixRound> plan_matrix_rounds(std::span<const std::vector<MatrixPa
                                             int64_t elements) {
   std::vector<Matrix> matrices = collect(parts);
   assign(matrices, parts.size(), elements);
-  std::vector<RoundBuilder> rounds;
+  std::vector<MatrixRound> rounds;
   for (const Matrix& matrix : matrices) {
-    while (rounds.size() <= matrix.round) rounds.emplace_back(parts.size(), rank);
-    rounds[matrix.round].add(matrix);
+    if (rounds.size() <= matrix.round) rounds.resize(matrix.round + 1);
+    MatrixRound& round = rounds[matrix.round];
+    const size_t place = round.owned.size();
+    if (matrix.owner == rank) round.owned.push_back(matrix.shape);
+    for (const SharedPart& part : matrix.parts) add(round, rank, matrix, place, part);
   }
-  std::vector<MatrixRound> result;
-  for (RoundBuilder& round : rounds) result.push_back(round.build());
-  return result;
+  for (MatrixRound& round : rounds) {
+    sort_by_rank(round.in);
+    sort_by_rank(round.out);
+  }
+  return rounds;
 }
 
 std::vector<Rectangle> rectangles(const nn::SliceShape& shape) {
@@ -283,128 +235,124 @@ std::vector<Rectangle> rectangles(const nn::SliceShape& shape) {
 
 namespace {
 
-class Exchange {
- public:
-  Exchange(comm::Communicator& ranks, std::vector<optim::MatrixPart> parts, int64_t elements);
-
-  void run(const at::TensorOptions& options, const optim::MatrixOperation& operation);
-
- private:
-  // A transfer under way: the messages to and from parts and pieces.
-  struct Flight {
-    at::Tensor parts, pieces;
-    std::unique_ptr<comm::Work> work;
-  };
-  Flight send_operands(const MatrixRound& round, const optim::MatrixOperation& operation);
-  std::vector<at::Tensor> make_whole(const MatrixRound& round, Flight flight,
-                                     const optim::MatrixOperation& operation);
-  Flight send_results(const MatrixRound& round, const std::vector<at::Tensor>& results,
-                      const optim::MatrixOperation& operation);
-  void take_results(const MatrixRound& round, Flight flight, const optim::MatrixOperation& operation);
-  Flight messages(const Transfer& transfer) const;
-  at::Tensor empty(int64_t elements) const;
-
-  comm::Communicator& ranks_;
-  std::vector<optim::MatrixPart> parts_;
-  std::vector<MatrixRound> rounds_;
-  at::TensorOptions options_;  // of the run under way
+// A transfer under way: the message to this rank.
+struct Flight {
+  at::Tensor received;
+  std::unique_ptr<comm::Work> work;
 };
 
-Exchange::Exchange(comm::Communicator& ranks, std::vector<optim::MatrixPart> parts, int64_t elements)
-    : ranks_(ranks), parts_(std::move(parts)) {
-  const std::string own = write(parts_);
-  std::vector<std::vector<optim::MatrixPart>> all;
-  for (int rank = 0; rank < ranks.size(); ++rank)
-    all.push_back(read(comm::broadcast_string(ranks, own, rank)));
-  rounds_ = plan_matrix_rounds(all, ranks.rank(), elements);
-}
+// One run of the exchange.
+class Run {
+ public:
+  Run(comm::Communicator& ranks, const std::vector<MatrixPart>& parts, const at::TensorOptions& options,
+      const optim::MatrixOperation& operation)
+      : ranks_(ranks), parts_(parts), options_(options), operation_(operation) {}
 
-at::Tensor Exchange::empty(int64_t elements) const {
-  return at::empty({elements}, options_);
-}
+  void walk_rounds(const std::vector<MatrixRound>& rounds) const;
 
-Exchange::Flight Exchange::messages(const Transfer& transfer) const {
-  return {.parts = empty(sum(transfer.part_counts)), .pieces = empty(sum(transfer.piece_counts)), .work = {}};
-}
+ private:
+  Flight send_operands(const MatrixRound& round) const;
+  std::vector<at::Tensor> make_whole(const MatrixRound& round, Flight flight) const;
+  Flight send_results(const MatrixRound& round, const std::vector<at::Tensor>& results) const;
+  void take_results(const MatrixRound& round, Flight flight) const;
+  at::Tensor empty(int64_t elements) const { return at::empty({elements}, options_); }
+  at::Tensor message(const Items& items) const;
 
-void Exchange::run(const at::TensorOptions& options, const optim::MatrixOperation& operation) {
-  options_ = options;
-  std::optional<Flight> operands, results;
-  if (!rounds_.empty()) operands = send_operands(rounds_.front(), operation);
-  for (size_t i = 0; i < rounds_.size(); ++i) {
-    Flight next;
-    if (i + 1 < rounds_.size()) next = send_operands(rounds_[i + 1], operation);
-    std::vector<at::Tensor> matrices =
-        make_whole(rounds_[i], *std::exchange(operands, std::move(next)), operation);
-    for (at::Tensor& matrix : matrices) matrix = operation.transform(std::move(matrix));
-    if (results) take_results(rounds_[i - 1], *std::exchange(results, std::nullopt), operation);
-    results = send_results(rounds_[i], matrices, operation);
+  // fill(item, its elements of the message from this rank).
+  template <class Fill>
+  Flight start(const Items& sent, const Items& received, const Fill& fill) const {
+    const at::Tensor message_from_here = message(sent);
+    walk(sent, message_from_here, fill);
+    Flight flight{.received = message(received), .work = {}};
+    flight.work = ranks_.iall_to_all(flight.received, counts(received, ranks_.size()), message_from_here,
+                                     counts(sent, ranks_.size()));
+    return flight;
   }
-  if (results) take_results(rounds_.back(), *std::move(results), operation);
+  // use(item, its elements).
+  template <class Use>
+  static void finish(const Flight& flight, const Items& received, const Use& use) {
+    flight.work->wait([] { return "whole matrices of the optimizer"; });
+    walk(received, flight.received, use);
+  }
+
+  comm::Communicator& ranks_;
+  const std::vector<MatrixPart>& parts_;
+  const at::TensorOptions& options_;
+  const optim::MatrixOperation& operation_;
+};
+
+at::Tensor Run::message(const Items& items) const {
+  const std::vector<int64_t> elements = counts(items, ranks_.size());
+  return empty(std::accumulate(elements.begin(), elements.end(), int64_t{0}));
 }
 
-Exchange::Flight Exchange::send_operands(const MatrixRound& round, const optim::MatrixOperation& operation) {
-  Flight flight = messages(round.in);
-  walk(
-      round.in.parts, flight.parts, [&](size_t part) { return parts_[part].shape.numel(); },
-      [&](size_t part, at::Tensor& elements) { operation.read(part, elements); });
-  flight.work = ranks_.iall_to_all(flight.pieces, round.in.piece_counts, flight.parts, round.in.part_counts);
-  return flight;
+void Run::walk_rounds(const std::vector<MatrixRound>& rounds) const {
+  Flight operands, results;
+  if (!rounds.empty()) operands = send_operands(rounds.front());
+  for (size_t i = 0; i < rounds.size(); ++i) {
+    Flight next = i + 1 < rounds.size() ? send_operands(rounds[i + 1]) : Flight();
+    std::vector<at::Tensor> matrices = make_whole(rounds[i], std::exchange(operands, std::move(next)));
+    for (at::Tensor& matrix : matrices) matrix = operation_.transform(std::move(matrix));
+    if (i > 0) take_results(rounds[i - 1], std::move(results));
+    results = send_results(rounds[i], matrices);
+  }
+  if (!rounds.empty()) take_results(rounds.back(), std::move(results));
+}
+
+Flight Run::send_operands(const MatrixRound& round) const {
+  return start(round.in.parts, round.in.pieces, [&](const Transfer::Item& part, at::Tensor& elements) {
+    operation_.read(part.index, elements);
+  });
 }
 
 // Each matrix has memory of its own, so that GEMMs see the same alignment (and give the same bits) on
 // whichever rank it is made whole.
-std::vector<at::Tensor> Exchange::make_whole(const MatrixRound& round, Flight flight,
-                                             const optim::MatrixOperation& operation) {
+std::vector<at::Tensor> Run::make_whole(const MatrixRound& round, Flight flight) const {
   std::vector<at::Tensor> matrices;
   for (const auto& shape : round.owned) matrices.push_back(at::empty(shape, options_));
   for (const auto& [part, matrix] : round.at_home) {
     const nn::SliceShape& shape = parts_[part].shape;
     at::Tensor elements = shape.is_whole() ? matrices[matrix].view({-1}) : empty(shape.numel());
-    operation.read(part, elements);
+    operation_.read(part, elements);
     if (!shape.is_whole()) put(elements, shape, matrices[matrix]);
   }
-  flight.work->wait(waiting);
-  walk(round.in.pieces, flight.pieces, size_of,
-       [&](const Transfer::Piece& piece, const at::Tensor& elements) {
-         put(elements, piece.shape, matrices[piece.matrix]);
-       });
+  finish(flight, round.in.pieces, [&](const Transfer::Item& piece, const at::Tensor& elements) {
+    put(elements, piece.shape, matrices[piece.index]);
+  });
   return matrices;
 }
 
-Exchange::Flight Exchange::send_results(const MatrixRound& round, const std::vector<at::Tensor>& results,
-                                        const optim::MatrixOperation& operation) {
-  Flight flight = messages(round.out);
-  walk(round.out.pieces, flight.pieces, size_of,
-       [&](const Transfer::Piece& piece, const at::Tensor& elements) {
-         take(results[piece.matrix], piece.shape, elements);
-       });
-  flight.work =
-      ranks_.iall_to_all(flight.parts, round.out.part_counts, flight.pieces, round.out.piece_counts);
+Flight Run::send_results(const MatrixRound& round, const std::vector<at::Tensor>& results) const {
+  Flight flight =
+      start(round.out.pieces, round.out.parts, [&](const Transfer::Item& piece, const at::Tensor& elements) {
+        take(results[piece.index], piece.shape, elements);
+      });
   for (const auto& [part, matrix] : round.at_home) {
     const nn::SliceShape& shape = parts_[part].shape;
     const at::Tensor elements = shape.is_whole() ? results[matrix].view({-1}) : empty(shape.numel());
     if (!shape.is_whole()) take(results[matrix], shape, elements);
-    operation.write(part, elements);
+    operation_.write(part, elements);
   }
   return flight;
 }
 
-void Exchange::take_results(const MatrixRound& round, Flight flight,
-                            const optim::MatrixOperation& operation) {
-  flight.work->wait(waiting);
-  walk(
-      round.out.parts, flight.parts, [&](size_t part) { return parts_[part].shape.numel(); },
-      [&](size_t part, const at::Tensor& elements) { operation.write(part, elements); });
+void Run::take_results(const MatrixRound& round, Flight flight) const {
+  finish(flight, round.out.parts, [&](const Transfer::Item& part, const at::Tensor& elements) {
+    operation_.write(part.index, elements);
+  });
 }
 
 }  // namespace
 
 optim::MatrixExchange make_matrix_exchange(comm::Communicator& ranks, std::vector<optim::MatrixPart> parts,
                                            int64_t elements) {
-  const auto exchange = std::make_shared<Exchange>(ranks, std::move(parts), elements);
-  return [exchange](const at::TensorOptions& options, const optim::MatrixOperation& operation) {
-    exchange->run(options, operation);
+  const std::string own = write(parts);
+  std::vector<std::vector<optim::MatrixPart>> all;
+  for (int rank = 0; rank < ranks.size(); ++rank)
+    all.push_back(read(comm::broadcast_string(ranks, own, rank)));
+  return [&ranks, parts = std::move(parts), rounds = plan_matrix_rounds(all, ranks.rank(), elements)](
+             const at::TensorOptions& options, const optim::MatrixOperation& operation) {
+    Run(ranks, parts, options, operation).walk_rounds(rounds);
   };
 }
 

@@ -13,17 +13,16 @@
 
 namespace pptrain::shard {
 
-// One exchange between parts and whole matrices. Lists are in the order in which elements lie in messages: by
-// the other rank, this one left out.
+// One exchange between parts and whole matrices. Both lists are in the order in which elements lie in
+// messages: by the other rank, which is never this one.
 struct Transfer {
-  struct Piece {
-    size_t matrix = 0;  // place in MatrixRound::owned
+  struct Item {
+    int rank = 0;      // the other one
+    size_t index = 0;  // number of the part, or place in MatrixRound::owned
     nn::SliceShape shape;
   };
-  std::vector<size_t> parts;          // this rank's, of matrices that others own
-  std::vector<int64_t> part_counts;   // [rank] elements of them
-  std::vector<Piece> pieces;          // of matrices owned here, that others hold
-  std::vector<int64_t> piece_counts;  // [rank]
+  std::vector<Item> parts;   // this rank's, of matrices that the others own
+  std::vector<Item> pieces;  // of matrices owned here, that the others hold
 };
 
 // What one rank does in one round.
