@@ -31,10 +31,27 @@ int64_t sum_of_sizes(const ModelConfig& model, bool active, const Weight& weight
   return sum;
 }
 
+// FLOPs of one token in its GEMMs with weights.
+double weight_flops(const ModelConfig& model) {
+  return static_cast<double>(sum_of_sizes(model, /*active=*/true, [](const nn::ParameterSpec& spec) {
+    const bool counts =
+        spec.role == nn::Role::matrix || spec.role == nn::Role::head || spec.role == nn::Role::router;
+    return counts ? (spec.frozen ? 4 : 6) : 0;
+  }));
+}
+
 // Twice the keys that a token of a document sees on average.
 double seen_keys(int64_t seq, int64_t window) {
   const auto all = static_cast<double>(seq), own = static_cast<double>(window);
   return window == 0 || window >= seq ? all : own * (2 - own / all);
+}
+
+// FLOPs of one token in its attention.
+double attention_flops(const ModelConfig& model, int64_t seq) {
+  double keys = 0;  // twice the average number of keys that a token sees, over all layers
+  for (int64_t layer = 0; layer < model.layers; ++layer) keys += seen_keys(seq, model.kind(layer).window);
+  const int64_t v_dim = model.kv_rank > 0 ? model.v_dim : model.head_dim;
+  return 3 * keys * static_cast<double>(model.heads * (model.head_dim + v_dim));
 }
 
 }  // namespace
@@ -60,22 +77,11 @@ std::string parameters_text(const ModelConfig& model) {
 }
 
 double flops_per_token(const ModelConfig& model, int64_t seq) {
-  const int64_t products = sum_of_sizes(model, /*active=*/true, [](const nn::ParameterSpec& spec) {
-    const bool counts =
-        spec.role == nn::Role::matrix || spec.role == nn::Role::head || spec.role == nn::Role::router;
-    return counts ? (spec.frozen ? 4 : 6) : 0;
-  });
-  double keys = 0;  // twice the average number of keys that a token sees, over all layers
-  for (int64_t layer = 0; layer < model.layers; ++layer) keys += seen_keys(seq, model.kind(layer).window);
-  const int64_t v_dim = model.kv_rank > 0 ? model.v_dim : model.head_dim;
-  return static_cast<double>(products) +
-         3 * keys * static_cast<double>(model.heads * (model.head_dim + v_dim));
+  return weight_flops(model) + attention_flops(model, seq);
 }
 
 int64_t attention_length(const ModelConfig& model) {
-  const double products = flops_per_token(model, 0);
-  const double attention = flops_per_token(model, 1) - products;
-  return std::clamp(std::llround(products / attention), 1LL, 1LL << 24);
+  return std::clamp(std::llround(weight_flops(model) / attention_flops(model, 1)), 1LL, 1LL << 24);
 }
 
 }  // namespace pptrain::models

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "core/base/error.h"
+#include "models/flops.h"
 #include "parallel/comm/collectives.h"
 
 namespace pptrain::app {
@@ -78,8 +79,12 @@ mesh::MeshShape seen_by_passes(const mesh::MeshShape& mesh) {
   return seen;
 }
 
+FootprintCache::FootprintCache(const models::ModelConfig& model)
+    : model_(model), attention_length_(models::attention_length(model)) {}
+
 std::shared_ptr<const FootprintCache::Each> FootprintCache::of(BatchShape batch) {
   batch.recompute = models::Recompute::none;
+  batch.attention_length = attention_length_;
   const auto found = std::ranges::find_if(
       known_, [&](const auto& each) { return each->at(models::Recompute::none).batch() == batch; });
   if (found != known_.end()) return *found;

@@ -75,11 +75,13 @@ class FootprintCache {
  public:
   using Each = std::map<models::Recompute, Footprints>;
 
-  explicit FootprintCache(const models::ModelConfig& model) : model_(model) {}
+  explicit FootprintCache(const models::ModelConfig& model);
+  // Sets the batch's attention length.
   std::shared_ptr<const Each> of(BatchShape batch);
 
  private:
   models::ModelConfig model_;
+  int64_t attention_length_;
   std::vector<std::shared_ptr<const Each>> known_;
 };
 

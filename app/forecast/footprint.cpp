@@ -13,7 +13,6 @@
 #include "core/data/microbatch.h"
 #include "core/kernels/dry_run.h"
 #include "core/tokens/context_split.h"
-#include "models/flops.h"
 #include "models/learning.h"
 #include "models/transformer_stage.h"
 #include "parallel/comm/dry/dry_communicator.h"
@@ -43,10 +42,10 @@ data::Microbatch meta_microbatch(const BatchShape& batch) {
 }
 
 // The microbatch, or its slices.
-std::vector<data::Microbatch> meta_microbatches(const models::ModelConfig& model, const BatchShape& batch) {
+std::vector<data::Microbatch> meta_microbatches(const BatchShape& batch) {
   const data::Microbatch whole = meta_microbatch(batch);
   if (batch.sequence_slices == 1) return {whole};
-  return data::cut_in_slices(whole, batch.sequence_slices, models::attention_length(model), batch.mesh.tp, 0);
+  return data::cut_in_slices(whole, batch.sequence_slices, batch.attention_length, batch.mesh.tp, 0);
 }
 
 // The groups of one rank, which runs without the others.
@@ -96,7 +95,7 @@ class DryStage {
   DryStage(const models::ModelConfig& model, const models::StageSlice& slice, const BatchShape& batch)
       : groups_(batch),
         stage_(model, slice, batch.recompute, groups_.parallelism()),
-        data_(meta_microbatches(model, batch)),
+        data_(meta_microbatches(batch)),
         beside_(batch.overlap && batch.gpu.is_gpu()),
         run_(batch.gpu) {
     stage_.materialise(at::kMeta, batch.bfloat16 ? at::kBFloat16 : at::kFloat);

@@ -1,4 +1,5 @@
 // Sizes and costs, against published figures and against sums made by hand.
+#include <cmath>
 #include <functional>
 #include <string>
 
@@ -7,6 +8,7 @@
 #include "models/flops.h"
 #include "models/model_config.h"
 #include "models/registry.h"
+#include "test/app/family_jobs.h"
 #include "test/models/small_model.h"
 #include "test/support/catch.h"
 
@@ -180,6 +182,17 @@ TEST_CASE("FLOPs per token") {
   const double met = 48 * (attention + 128 * 2048 + experts) + 151936.0 * 2048;
   CHECK(models::flops_per_token(models::make_model_config(qwen3_30b_a3b(), 8), 4096) ==
         6 * met + 6.0 * 48 * 4096 * 4096);
+}
+
+TEST_CASE("the attention of a document of a family's attention length costs what its GEMMs do") {
+  for (const models::Architecture* family : models::architectures) {
+    CAPTURE(family->name);
+    const models::ModelConfig model =
+        app::parse_plan(test::family_job_text(), "small.toml", test::family_settings(*family)).model;
+    const double gemms = models::flops_per_token(model, 0);
+    CHECK(models::attention_length(model) ==
+          std::llround(gemms / (models::flops_per_token(model, 1) - gemms)));
+  }
 }
 
 TEST_CASE("which layers are sparse") {
