@@ -1,20 +1,18 @@
 #include "app/generate/generator.h"
 
-#include <ATen/core/IListRef.h>
-#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <spdlog/fmt/fmt.h>
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 
 #include "app/plan/plan.h"
 #include "core/attention/cache.h"
 #include "core/base/error.h"
 #include "core/data/microbatch.h"
 #include "models/decoder.h"
-#include "parallel/comm/links.h"
 #include "parallel/comm/liveness/activity.h"
 
 namespace pptrain::app {
@@ -78,7 +76,6 @@ Generator::Generator(RunContext& context, RankModel& model, GenerateOptions opti
     if (!own.attention) throw Error("this model was not built to generate");
     stages_.push_back({*own.stage, *own.weights, *own.attention, nullptr});
   }
-  if (placement_.spread_head) comm::connect_to_one(pipeline_, last_rank());
 }
 
 void Generator::check(const models::ModelConfig& model, std::span<const int64_t> prompt, int64_t number,
@@ -122,31 +119,26 @@ void Generator::run(std::vector<Sequence>& sequences, const Listener& listener) 
   }
 }
 
-// Sends the parts of a spread head, from the first stage of each rank, to the last stage: tokens then need no
-// more messages than with a whole head.
+// Gathers the parts of a spread head, from the first stage of each rank, for the last stage: tokens then need
+// no more messages than with a whole head.
 void Generator::lend_head() {
   StageState& own = stages_.front();
   own.weights.begin_pass({.kind = schedule::ActionKind::head_forward,
                           .next = schedule::ActionKind::forward,
                           .reduce_follows = false});
   Tensor part = own.stage.copy_of_head_part();
-  if (pipeline_.rank() != last_rank()) {
-    auto work = pipeline_.isend(part, last_rank());
+  const bool last = pipeline_.rank() == last_rank();
+  std::vector<int64_t> from, to(static_cast<size_t>(pipeline_.size()));
+  for (const auto& [first, rows] : model_.head_rows()) from.push_back(last ? rows * part.size(1) : 0);
+  to[static_cast<size_t>(last_rank())] = part.numel();
+  const Tensor head = at::empty({std::accumulate(from.begin(), from.end(), int64_t{0})}, part.options());
+  auto work = pipeline_.iall_to_all(head, from, part, to);
+  if (!last) {
     sends_.emplace_back(std::move(part), std::move(work));
     return;
   }
-  std::vector<Tensor> parts;
-  for (const auto& [first, rows] : model_.head_rows()) {
-    const auto rank = static_cast<int>(parts.size());
-    if (rank == last_rank()) {
-      parts.push_back(part);
-      continue;
-    }
-    parts.push_back(at::empty({rows, part.size(1)}, part.options()));
-    const auto work = pipeline_.irecv(parts.back(), rank);
-    work->wait([&] { return fmt::format("the head's part of pipeline rank {}", rank); });
-  }
-  stages_.back().stage.lend_head(at::cat(parts));
+  work->wait([] { return "the head's parts of the other pipeline ranks"; });
+  stages_.back().stage.lend_head(head.view({-1, part.size(1)}));
 }
 
 // Tokens that only give every tensor-parallel rank a row have slots of one token at the end.

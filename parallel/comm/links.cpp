@@ -5,14 +5,6 @@
 
 namespace pptrain::comm {
 
-void connect_to_one(Communicator& group, int one) {
-  std::vector<std::pair<int, int>> pairs;
-  for (int rank = 0; rank < group.size(); ++rank) {
-    if (rank != one) pairs.emplace_back(rank, one);
-  }
-  group.connect(pairs);
-}
-
 void connect_with_one(Communicator& group, int one, const std::function<bool(int rank)>& with) {
   std::vector<std::pair<int, int>> pairs;
   for (int rank = 0; rank < group.size(); ++rank) {

@@ -7,10 +7,8 @@
 
 namespace pptrain::comm {
 
-// Sets up the links from each other rank to rank `one`. Collective over `group`: Communicator::connect().
-void connect_to_one(Communicator& group, int one);
-
-// In both directions between rank `one` and each other rank for which `with` is true.
+// Sets up the links in both directions between rank `one` and each other rank for which `with` is true.
+// Collective over `group`: Communicator::connect().
 void connect_with_one(
     Communicator& group, int one, const std::function<bool(int rank)>& with = [](int) { return true; });
 
