@@ -173,9 +173,9 @@ shard::ShardRanks RankModel::ranks_of(bool experts) {
   mesh::DeviceMesh& mesh = context_.mesh;
   comm::Communicator& replicas = mesh.along(mesh::Axis::dp_replicate);
   if (experts && context_.model.sparse.experts > 0) {
-    return {.pieces = mesh.of(mesh::Group::efsdp), .replicas = replicas, .sum = mesh.of(mesh::Group::eloss)};
+    return {.shards = mesh.of(mesh::Group::efsdp), .replicas = replicas, .sum = mesh.of(mesh::Group::eloss)};
   }
-  return {.pieces = mesh.of(mesh::Group::fsdp),
+  return {.shards = mesh.of(mesh::Group::fsdp),
           .replicas = replicas,
           .sum = mesh.of(mesh::Group::loss),
           .tp_copies = &mesh.along(mesh::Axis::tp),

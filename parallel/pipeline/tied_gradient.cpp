@@ -64,11 +64,11 @@ void sum_over_pipeline(comm::Communicator& pipeline, int first_rank, const at::T
 
 }  // namespace
 
-// Each rank of `pieces` sums the elements that its own shards of the head's parts have. If the embedding is
+// Each rank of `shards` sums the elements that its own shards of the head's parts have. If the embedding is
 // sharded differently, its gradient is made whole for that, and the sums are gathered.
-void sum_tied_gradients(comm::Communicator& pipeline, comm::Communicator& pieces, int first_rank,
+void sum_tied_gradients(comm::Communicator& pipeline, comm::Communicator& shards, int first_rank,
                         at::Tensor embedding, const at::Tensor& head, std::span<const ElementRun> parts) {
-  const int owner = pieces.rank(), owners = pieces.size();
+  const int owner = shards.rank(), owners = shards.size();
   std::vector<ElementRun> own;
   for (const ElementRun& part : parts) own.push_back(shard_of(part, owner, owners));
   if (pipeline.rank() != first_rank) return sum_over_pipeline(pipeline, first_rank, {}, head, own);
@@ -78,12 +78,12 @@ void sum_tied_gradients(comm::Communicator& pipeline, comm::Communicator& pieces
     return sum_over_pipeline(pipeline, first_rank, embedding, head, own);
   }
   const at::Tensor whole = at::empty({owners * size}, embedding.options());
-  pieces.iall_gather(whole, embedding)->wait();
+  shards.iall_gather(whole, embedding)->wait();
   sum_over_pipeline(pipeline, first_rank, whole, head, own);
   for (size_t rank = 0; rank < parts.size(); ++rank) {
     std::vector<int64_t> counts;
     for (int i = 0; i < owners; ++i) counts.push_back(shard_of(parts[rank], i, owners).length);
-    pieces.iall_gather(of(whole, parts[rank]), of(whole, own[rank]), counts)->wait();
+    shards.iall_gather(of(whole, parts[rank]), of(whole, own[rank]), counts)->wait();
   }
   embedding.copy_(whole.narrow(0, owner * size, size));
 }

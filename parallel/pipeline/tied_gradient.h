@@ -13,11 +13,11 @@ namespace pptrain::pipeline {
 
 // Each use of the weight has a gradient of its own on every layout, even if both live on one rank; here each
 // becomes embedding + head (float32), the same bits everywhere. Collective over `pipeline`, and over
-// `pieces`, the ranks that parameter groups are sharded over. Gradients are this rank's shards
+// `shards`, the ranks that parameter groups are sharded over. Gradients are this rank's shards
 // (nn::shard_elements), float32 [elements]: of the embedding on first_rank, of a part of the head if `parts`
 // says so, and undefined otherwise. The weight is the first of its group.
 // parts: [pipeline rank] the elements of the whole embedding in the rank's part of the head, if it has one.
-void sum_tied_gradients(comm::Communicator& pipeline, comm::Communicator& pieces, int first_rank,
+void sum_tied_gradients(comm::Communicator& pipeline, comm::Communicator& shards, int first_rank,
                         at::Tensor embedding, const at::Tensor& head, std::span<const nn::ElementRun> parts);
 
 // Sets up the links over which sum_tied_gradients() sends. Collective over `pipeline`.

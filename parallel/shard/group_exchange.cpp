@@ -27,9 +27,9 @@ bool shared(const comm::Communicator* ranks) {
 GroupExchange::GroupExchange(nn::ParameterGroup& group, const ShardRanks& ranks)
     : group_(group), ranks_(ranks) {
   const nn::ShardPlace place = group.place().of_pipeline ? nn::ShardPlace() : group.place();
-  if (place.count != ranks.pieces.size() || place.index != ranks.pieces.rank()) {
+  if (place.count != ranks.shards.size() || place.index != ranks.shards.rank()) {
     throw Error(fmt::format("parameter group {} is shard {} of {}, but this is rank {} of {}", group.name(),
-                            place.index, place.count, ranks.pieces.rank(), ranks.pieces.size()));
+                            place.index, place.count, ranks.shards.rank(), ranks.shards.size()));
   }
   const int replicas = ranks.replicas.size();
   if (ranks.sum.size() != place.count * replicas ||
@@ -41,11 +41,11 @@ GroupExchange::GroupExchange(nn::ParameterGroup& group, const ShardRanks& ranks)
 }
 
 std::unique_ptr<comm::Work> GroupExchange::unshard() {
-  if (ranks_.pieces.size() == 1) return comm::join();
+  if (!is_sharded()) return comm::join();
   group_.restore_whole_compute();
   std::vector<std::unique_ptr<comm::Work>> works;
   for (const nn::Buffer* buffer : group_.buffers())
-    works.push_back(ranks_.pieces.iall_gather(buffer->whole_compute, buffer->rounded()));
+    works.push_back(ranks_.shards.iall_gather(buffer->whole_compute, buffer->rounded()));
   return comm::join(std::move(works));
 }
 
@@ -65,10 +65,10 @@ bool GroupExchange::is_summed(size_t buffer) const {
   return ranks_.sum.size() > 1 || shared(copies(buffer));
 }
 
-at::Tensor GroupExchange::own_part(size_t buffer) {
+at::Tensor GroupExchange::own_shard(size_t buffer) {
   const at::Tensor& whole = group_.buffers().at(buffer)->whole_grad;
-  const int64_t size = whole.numel() / ranks_.pieces.size();
-  return whole.narrow(0, size * ranks_.pieces.rank(), size);
+  const int64_t size = whole.numel() / ranks_.shards.size();
+  return whole.narrow(0, size * ranks_.shards.rank(), size);
 }
 
 // With R replicas of P shards, the rank with part r of shard p has number p R + r in `sum`. It gets the r-th
@@ -78,19 +78,19 @@ GroupExchange::SumSteps GroupExchange::sum_steps(size_t buffer) {
   const at::Tensor whole = group_.buffers().at(buffer)->whole_grad;
   if (comm::Communicator* const ranks = copies(buffer); shared(ranks))
     steps[0] = [ranks, whole] { return ranks->iall_reduce_sum(whole); };
-  const int pieces = ranks_.pieces.size();
+  const int shards = ranks_.shards.size();
   if (ranks_.sum.size() == 1) return steps;
-  if (pieces == 1) {
+  if (!is_sharded()) {
     steps[1] = [&ranks = ranks_.sum, whole] { return ranks.iall_reduce_sum(whole); };
     return steps;
   }
-  const at::Tensor own = own_part(buffer);
+  const at::Tensor own = own_shard(buffer);
   const int me = ranks_.replicas.rank();
   const std::vector<int64_t> parts = even_counts(own.numel(), ranks_.replicas.size());
   const int64_t begin = std::accumulate(parts.begin(), parts.begin() + me, int64_t{0});
   const at::Tensor part = own.narrow(0, begin, parts[me]);
   std::vector<int64_t> counts;
-  for (int piece = 0; piece < pieces; ++piece) counts.insert(counts.end(), parts.begin(), parts.end());
+  for (int shard = 0; shard < shards; ++shard) counts.insert(counts.end(), parts.begin(), parts.end());
   steps[1] = [&ranks = ranks_.sum, whole, part, counts] {
     return ranks.ireduce_scatter_sum(part, whole, counts);
   };

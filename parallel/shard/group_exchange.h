@@ -15,7 +15,7 @@ namespace pptrain::shard {
 
 // The ranks that parameter groups are sharded over. All must outlive their users.
 struct ShardRanks {
-  comm::Communicator& pieces;    // that groups are sharded over; rank r has shard r
+  comm::Communicator& shards;    // that groups are sharded over; rank r has shard r
   comm::Communicator& replicas;  // that hold the same shard
   // Whose gradients are summed: both together, replicas innermost. The sum of parts in rank order then has
   // the same bits however the ranks are divided between the two.
@@ -33,7 +33,11 @@ class GroupExchange {
   // with shards on pipeline ranks counts as whole.
   GroupExchange(nn::ParameterGroup& group, const ShardRanks& ranks);
 
-  // Gathers all shards' compute weights: once the work is done, layers may use them. Collective over pieces.
+  // Is there another shard?
+  bool is_sharded() const { return ranks_.shards.size() > 1; }
+
+  // Gathers all shards' compute weights: once the work is done, layers may use them. Collective over the
+  // shards.
   std::unique_ptr<comm::Work> unshard();
 
   // Frees the compute weights of a sharded group until unshard(). Local; no unshard() may be under way.
@@ -44,15 +48,15 @@ class GroupExchange {
 
   // The steps that sum one buffer's whole gradients in rank order: over copies, then over the ranks with
   // other samples, then the replicas' exchange of parts. Each step begins when the one before is done; after
-  // the last, this rank's part of the whole gradient is the sum. A step may be empty: then there is nothing
+  // the last, this rank's shard of the whole gradient is the sum. A step may be empty: then there is nothing
   // to do. gradient_sums.h runs them.
   using Step = std::function<std::unique_ptr<comm::Work>()>;
   using SumSteps = std::array<Step, 3>;
   SumSteps sum_steps(size_t buffer);
 
   nn::ParameterGroup& group() const { return group_; }
-  // This rank's part of one buffer's whole gradient.
-  at::Tensor own_part(size_t buffer);
+  // This rank's shard of one buffer's whole gradient.
+  at::Tensor own_shard(size_t buffer);
 
  private:
   comm::Communicator* copies(size_t buffer) const;

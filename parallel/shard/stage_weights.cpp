@@ -68,9 +68,8 @@ StageWeights::StageWeights(nn::ParameterStore& store, const ShardRanks& dense, c
   }
 }
 
-bool StageWeights::divided(size_t group) const {
-  const nn::ShardPlace& place = groups_.at(group).exchange.group().place();
-  return place.count > 1 && !place.of_pipeline;
+bool StageWeights::is_sharded(size_t group) const {
+  return groups_.at(group).exchange.is_sharded();
 }
 
 // --- weights ---
@@ -100,7 +99,7 @@ void StageWeights::discard() {
 
 void StageWeights::gather(size_t index) {
   Group& group = groups_[index];
-  if (!divided(index) || group.whole || group.gather) return;
+  if (!is_sharded(index) || group.whole || group.gather) return;
   group.gather = group.exchange.unshard();
   most_whole_ = std::max(most_whole_, whole_groups());
 }
@@ -135,7 +134,7 @@ std::vector<size_t> StageWeights::upcoming(size_t count) const {
 // The next group, and the one after a small one: its gather would not hide behind so little.
 void StageWeights::gather_ahead() {
   for (const size_t next : upcoming(most_streamed_groups)) {
-    const bool missing = divided(next) && !groups_[next].whole && !groups_[next].gather;
+    const bool missing = is_sharded(next) && !groups_[next].whole && !groups_[next].gather;
     if (missing && whole_groups() >= most_streamed_groups) return;
     if (missing) gather(next);
     if (!schedule::is_small_group(elements(groups_[next].exchange.group()), largest_)) return;
@@ -174,7 +173,7 @@ void StageWeights::acquire(size_t index, nn::Use use) {
   sums_.advance();
   if (nn::reads_weights(use)) {
     acquired_.push_back(index);
-    if (divided(index)) {
+    if (is_sharded(index)) {
       if (!group.whole && !group.gather && options_.gather != Gather::streamed) {
         throw Error(fmt::format("the weights of {} are not gathered: the schedule lacks an UNSHARD",
                                 group.exchange.group().name()));
@@ -200,7 +199,7 @@ void StageWeights::release(size_t index, nn::Use use) {
     const bool last = pass_.reduce_follows && schedule::is_weight_gradient(pass_.kind);
     if (options_.reduce == Reduce::microbatch || last) begin_sums(index, use);
   }
-  if (options_.gather != Gather::streamed || !nn::reads_weights(use) || !divided(index)) return;
+  if (options_.gather != Gather::streamed || !nn::reads_weights(use) || !is_sharded(index)) return;
   const std::vector<size_t> soon = upcoming(most_streamed_groups);
   if (std::ranges::find(soon, index) == soon.end()) free(index);
 }
@@ -237,7 +236,7 @@ void StageWeights::begin_sums(size_t index, nn::Use use) {
       continue;
     }
     sums_.begin(group.exchange, buffer, [&group, &parameters, buffer] {
-      parameters.buffers()[buffer]->grad.add_(group.exchange.own_part(buffer));
+      parameters.buffers()[buffer]->grad.add_(group.exchange.own_shard(buffer));
       parameters.release_whole_grad(buffer);
     });
   }

@@ -58,7 +58,7 @@ class StageWeights final : public pipeline::WeightActions, public nn::WeightAcce
   struct Group;
   using Order = std::vector<size_t>;  // groups in the order in which a pass acquires their weights
 
-  bool divided(size_t group) const;
+  bool is_sharded(size_t group) const;
   void gather(size_t group);
   void wait_for_gather(size_t group);
   void free(size_t group);

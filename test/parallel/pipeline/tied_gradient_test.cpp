@@ -50,12 +50,12 @@ TEST_CASE("both uses of a tied weight end with the same sum, on every layout") {
       std::vector<int> column, row;
       for (int i = 0; i < p; ++i) column.push_back(i * shards + owner);
       for (int i = 0; i < shards; ++i) row.push_back(stage * shards + i);
-      const auto pipeline = world.subgroup(column), pieces = world.subgroup(row);
+      const auto pipeline = world.subgroup(column), group = world.subgroup(row);
       const auto [begin, local, count] = parts[static_cast<size_t>(stage)];
       at::Tensor mine_embedding, mine_head;
       if (stage == 0) mine_embedding = shard_of(at::cat({embedding, more}), owner);
       if (count > 0) mine_head = shard_of(head.narrow(0, begin, count), owner);
-      pipeline::sum_tied_gradients(*pipeline, *pieces, 0, mine_embedding, mine_head, parts);
+      pipeline::sum_tied_gradients(*pipeline, *group, 0, mine_embedding, mine_head, parts);
       const std::lock_guard lock(mutex);
       if (stage == 0) CHECK(at::equal(mine_embedding, shard_of(at::cat({sum, more}), owner)));
       if (count > 0) CHECK(at::equal(mine_head, shard_of(sum.narrow(0, begin, count), owner)));

@@ -83,7 +83,7 @@ class RecordingCommunicator final : public comm::Communicator {
 // A rank in a group with two shards, two replicas of each, and tensor parallelism.
 struct Rank {
   explicit Rank(Transport& transport)
-      : pieces("pieces", 2, transport),
+      : shards("shards", 2, transport),
         replicas("replicas", 2, transport),
         sum("sum", 4, transport),
         tp("tp", 2, transport),
@@ -92,11 +92,11 @@ struct Rank {
     group.add({{.name = "norm", .shape = {1500}, .role = nn::Role::norm, .copies = nn::Copies::tp}});
     group.materialise(at::kCPU, at::kFloat, true, {.index = 0, .count = 2});
     exchange = std::make_unique<shard::GroupExchange>(
-        group, shard::ShardRanks{.pieces = pieces, .replicas = replicas, .sum = sum, .tp_copies = &tp});
+        group, shard::ShardRanks{.shards = shards, .replicas = replicas, .sum = sum, .tp_copies = &tp});
     REQUIRE(group.buffers().size() == 2);
     norm = group.buffers()[0]->copies == nn::Copies::tp ? 0 : 1;
   }
-  RecordingCommunicator pieces, replicas, sum, tp;
+  RecordingCommunicator shards, replicas, sum, tp;
   nn::ParameterGroup group;
   std::unique_ptr<shard::GroupExchange> exchange;
   size_t norm = 0;
@@ -111,9 +111,9 @@ Log run(Transport& transport) {
   rank.tp.irecv(at::Tensor(), 1);
   sums.advance();
   sums.begin(*rank.exchange, 1 - rank.norm, [&] { ++finished; });
-  rank.pieces.isend(at::Tensor(), 1);
+  rank.shards.isend(at::Tensor(), 1);
   sums.advance();
-  rank.pieces.irecv(at::Tensor(), 1);
+  rank.shards.irecv(at::Tensor(), 1);
   sums.finish([] { return "a test"; });
   CHECK(finished == 2);
   CHECK(sums.empty());
@@ -124,7 +124,7 @@ Log run(Transport& transport) {
 
 TEST_CASE("where waits order streams, collectives begin in the program's order, whatever is done when") {
   const Log expected{"tp all-reduce",      "sum reduce-scatter",  "replicas all-gather", "tp receive",
-                     "sum reduce-scatter", "replicas all-gather", "pieces send",         "pieces receive"};
+                     "sum reduce-scatter", "replicas all-gather", "shards send",         "shards receive"};
   Transport never{.done = [] { return false; }}, at_once{.done = [] { return true; }};
   CHECK(run(never) == expected);
   CHECK(run(at_once) == expected);

@@ -88,10 +88,10 @@ TEST_CASE("a divided group gathers what a whole one holds, and sums what all ran
           whole.buffers()[i]->whole_compute.numel();  // a sharded buffer may end in a longer gap
       CHECK(same_bits(group.buffers()[i]->whole_compute.narrow(0, 0, common),
                       whole.buffers()[i]->whole_compute));
-      const Tensor own = exchange.own_part(i);
+      const Tensor own = exchange.own_shard(i);
       CHECK(own.numel() == group.buffers()[i]->grad.numel());
       const Tensor total = sum_over(group.buffers()[i]->whole_grad, all);
-      CHECK(same_bits(own, total.narrow(0, groups.piece * own.numel(), own.numel())));
+      CHECK(same_bits(own, total.narrow(0, groups.shard * own.numel(), own.numel())));
       if (!own_gradient) CHECK(same_bits(own, group.buffers()[i]->grad));
     }
   });
@@ -123,8 +123,8 @@ TEST_CASE("gradients of copies are summed over the ranks that hold them first") 
       const bool norm = group.buffers()[i]->copies == nn::Copies::tp;
       const Tensor total =
           norm ? sum_over(like, {0, 1}) + sum_over(like, {2, 3}) : sum_over(like, {tp, tp + 2});
-      const Tensor own = exchange.own_part(i);
-      CHECK(same_bits(own, total.narrow(0, groups.piece * own.numel(), own.numel())));
+      const Tensor own = exchange.own_shard(i);
+      CHECK(same_bits(own, total.narrow(0, groups.shard * own.numel(), own.numel())));
     }
   });
 }
@@ -137,7 +137,7 @@ TEST_CASE("a group that is divided otherwise is refused by name") {
       declare(group);
       const nn::ShardPlace division{.index = divided ? world.rank() : 0, .count = divided ? 2 : 1};
       group.materialise(at::kCPU, at::kFloat, true, division);
-      const shard::GroupExchange exchange(group, {.pieces = world, .replicas = *alone, .sum = *alone});
+      const shard::GroupExchange exchange(group, {.shards = world, .replicas = *alone, .sum = *alone});
     });
   };
   CHECK_THROWS_WITH(run(false), test::contains_text("layers.7 is shard 0 of 1"));

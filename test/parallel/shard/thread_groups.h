@@ -11,21 +11,21 @@
 namespace pptrain::test {
 
 struct ThreadGroups {
-  // World rank = piece * replicas + replica.
+  // World rank = shard * replicas + replica.
   ThreadGroups(comm::Communicator& world, int replicas)
-      : piece(world.rank() / replicas),
+      : shard(world.rank() / replicas),
         replica(world.rank() % replicas),
-        pieces(comm::split(world, [=](int rank) { return rank % replicas; })),
-        same_piece(comm::split(world, [=](int rank) { return rank / replicas; })),
+        shards(comm::split(world, [=](int rank) { return rank % replicas; })),
+        same_shard(comm::split(world, [=](int rank) { return rank / replicas; })),
         sum(world.duplicate()) {}
 
-  shard::ShardRanks ranks() const { return {.pieces = *pieces, .replicas = *same_piece, .sum = *sum}; }
+  shard::ShardRanks ranks() const { return {.shards = *shards, .replicas = *same_shard, .sum = *sum}; }
   nn::ShardPlace division(bool own_gradient = false) const {
-    return {.index = piece, .count = pieces->size(), .own_gradient = own_gradient};
+    return {.index = shard, .count = shards->size(), .own_gradient = own_gradient};
   }
 
-  int piece, replica;
-  std::unique_ptr<comm::Communicator> pieces, same_piece, sum;
+  int shard, replica;
+  std::unique_ptr<comm::Communicator> shards, same_shard, sum;
 };
 
 }  // namespace pptrain::test
