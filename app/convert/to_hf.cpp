@@ -71,14 +71,14 @@ class ParameterSource {
 
  private:
   // Elements [begin, end) of a tensor, which these parts fill.
-  struct Range {
+  struct WeightRange {
     uint64_t begin = 0, end = 0;
     std::vector<models::HfWeight> parts;
   };
-  static std::vector<Range> ranges(std::vector<models::HfWeight> parts, uint64_t elements);
+  static std::vector<WeightRange> ranges(std::vector<models::HfWeight> parts, uint64_t elements);
   void read(const models::HfWeight& part);
   void read(const std::string& parameter, at::Tensor& values);
-  std::span<const float> values(const Range& range);  // valid until the next call
+  std::span<const float> values(const WeightRange& range);  // valid until the next call
 
   checkpoint::Reader reader_;
   std::optional<MergedParameters> merged_;
@@ -86,10 +86,10 @@ class ParameterSource {
   at::Tensor values_;
 };
 
-std::vector<ParameterSource::Range> ParameterSource::ranges(std::vector<models::HfWeight> parts,
-                                                            uint64_t elements) {
+std::vector<ParameterSource::WeightRange> ParameterSource::ranges(std::vector<models::HfWeight> parts,
+                                                                  uint64_t elements) {
   if (!std::ranges::all_of(parts, &models::HfWeight::is_contiguous)) return {{0, elements, std::move(parts)}};
-  std::vector<Range> result;
+  std::vector<WeightRange> result;
   for (models::HfWeight& part : parts) {
     const auto begin = static_cast<uint64_t>(part.first);
     const auto count = static_cast<uint64_t>(c10::multiply_integers(part.shape));
@@ -98,7 +98,7 @@ std::vector<ParameterSource::Range> ParameterSource::ranges(std::vector<models::
   return result;
 }
 
-std::span<const float> ParameterSource::values(const Range& range) {
+std::span<const float> ParameterSource::values(const WeightRange& range) {
   const std::string key = range.parts.front().tensor + ' ' + range.parts.front().parameter;
   if (held_ != key) {
     held_.clear();
@@ -153,7 +153,7 @@ io::SafetensorsWriter::Fill ParameterSource::fill(const io::TensorSpec& spec,
     const uint64_t size = c10::elementSize(type);
     uint64_t element = begin / size;
     while (!piece.empty()) {
-      const Range& range = *std::prev(std::ranges::upper_bound(all, element, {}, &Range::begin));
+      const WeightRange& range = *std::prev(std::ranges::upper_bound(all, element, {}, &WeightRange::begin));
       const uint64_t within = element - range.begin;
       const uint64_t count = std::min<uint64_t>(piece.size() / size, range.end - element);
       to_type(type, values(range).subspan(within, count), piece.first(count * size), what);

@@ -15,14 +15,14 @@ namespace pptrain::app {
 namespace {
 
 // One thing to change. Nothing if the layout has it already or cannot have it.
-struct Change {
+struct JobChange {
   std::function<bool(Layout&)> make;
   std::function<std::string(const Layout&)> set;
   const char* note = "";
 };
 
-std::vector<Change> changes() {
-  std::vector<Change> all;
+std::vector<JobChange> changes() {
+  std::vector<JobChange> all;
   all.push_back({[](Layout& layout) {
                    return layout.mesh.size(mesh::Group::stage) > 1 &&
                           !std::exchange(layout.every_microbatch, true);
@@ -151,7 +151,7 @@ std::vector<Remedy> remedies(const Plan& plan, const CostSource& source, double 
   std::vector<Remedy> alone;
   Remedy together;
   Layout changed = whole;
-  for (const Change& change : changes()) {
+  for (const JobChange& change : changes()) {
     const auto price = [&](Layout& layout, Remedy remedy) -> std::optional<Remedy> {
       if (!change.make(layout)) return std::nullopt;
       const std::optional<Prediction> p = pricing.price(layout);

@@ -17,7 +17,7 @@ namespace {
 
 // A parameter's place in the model: its stage, and its number in the stage's declarations. Ranks that shard a
 // layer's experts count their own.
-struct Found {
+struct NotFinite {
   int64_t place = 0;
   std::string name;
 };
@@ -38,8 +38,8 @@ bool is_finite(const at::Tensor& tensor) {
 
 // This rank's values that are not finite, in the model's order.
 template <typename Value>
-std::vector<Found> find_not_finite(std::span<const RankModel::RankStage> stages, Value value) {
-  std::vector<Found> found;
+std::vector<NotFinite> find_not_finite(std::span<const RankModel::RankStage> stages, Value value) {
+  std::vector<NotFinite> found;
   for (const RankModel::RankStage& own : stages) {
     nn::ParameterStore& parameters = own.stage->parameters();
     std::map<std::string, int64_t> numbers;
@@ -52,13 +52,13 @@ std::vector<Found> find_not_finite(std::span<const RankModel::RankStage> stages,
           {own.stage->index() * places_of_stage + numbers.at(slice->spec.name), slice->spec.name});
     }
   }
-  std::ranges::sort(found, {}, &Found::place);
+  std::ranges::sort(found, {}, &NotFinite::place);
   return found;
 }
 
 // The name nearest to the loss, or else to the input, that any rank gives; "" if none gives one.
-std::string nearest(comm::Communicator& world, const std::vector<Found>& found, bool to_loss) {
-  const Found* const own = found.empty() ? nullptr : to_loss ? &found.back() : &found.front();
+std::string nearest(comm::Communicator& world, const std::vector<NotFinite>& found, bool to_loss) {
+  const NotFinite* const own = found.empty() ? nullptr : to_loss ? &found.back() : &found.front();
   const at::Tensor mine = at::empty({1}, at::kLong);
   *mine.mutable_data_ptr<int64_t>() = own == nullptr ? nowhere : to_loss ? -own->place : own->place;
   const at::Tensor all = at::empty({world.size(), 1}, at::kLong);
@@ -72,7 +72,7 @@ std::string nearest(comm::Communicator& world, const std::vector<Found>& found, 
 }  // namespace
 
 std::string describe_not_finite(comm::Communicator& world, std::span<const RankModel::RankStage> stages) {
-  const std::vector<Found> gradients = find_not_finite(stages, &nn::Slice::grad);
+  const std::vector<NotFinite> gradients = find_not_finite(stages, &nn::Slice::grad);
   const std::string weight = nearest(world, find_not_finite(stages, &nn::Slice::values), /*to_loss=*/false);
   const std::string nearest_to_loss = nearest(world, gradients, /*to_loss=*/true);
   const std::string nearest_to_input = nearest(world, gradients, /*to_loss=*/false);

@@ -42,9 +42,9 @@ double time_of(const nlohmann::json& record) {
 }
 
 // Takes the lines one by one.
-class Reader {
+class RunReader {
  public:
-  explicit Reader(RunData& run) : run_(run) {
+  explicit RunReader(RunData& run) : run_(run) {
     for (const std::string& key : series_keys()) columns_.push_back(&run.steps.series[key]);
   }
 
@@ -130,7 +130,7 @@ void read_metrics(const fs::path& file, RunData& run) {
     throw UsageError(fmt::format("{} {}; expected a run's folder, or a file like its metrics.jsonl",
                                  file.string(), kind.empty() ? "cannot be read" : "is " + kind));
   }
-  Reader reader(run);
+  RunReader reader(run);
   int64_t number = 0;
   for (std::string text; std::getline(in, text);) {
     ++number;

@@ -37,7 +37,7 @@ bool begun_by_restart(const SavedRun& saved, const config::JobConfig& job) {
          saved.step < saved.job->train.steps && same_but_for_layout(*saved.job, job);
 }
 
-StartFrom restart(const config::JobConfig& job, const Progress& progress, std::string& remark) {
+StartFrom restart(const config::JobConfig& job, const SavedProgress& progress, std::string& remark) {
   if (!progress.newest || !begun_by_restart(*progress.newest, job)) return StartFrom::nothing;
   remark = fmt::format(
       "checkpoint.resume = \"restart\" has begun the run in {}, which is at step {} of {}: it goes on. To "
@@ -134,7 +134,7 @@ ResumeTerms check_weights_alone(const SavedRun& saved, const config::JobConfig& 
 
 }  // namespace
 
-StartFrom choose_start(const config::JobConfig& job, const Progress& progress, std::string& remark) {
+StartFrom choose_start(const config::JobConfig& job, const SavedProgress& progress, std::string& remark) {
   remark.clear();
   const config::Resume resume = config::resume_of(job.checkpoint.resume);
   if (resume == config::Resume::restart) return restart(job, progress, remark);
@@ -151,10 +151,12 @@ StartFrom choose_start(const config::JobConfig& job, const Progress& progress, s
   return resume == config::Resume::named ? StartFrom::named : StartFrom::nothing;
 }
 
-Progress find_progress(const fs::path& checkpoints, const Report& report, checkpoint::KnownProblems& known) {
-  Progress progress{.checkpoints = static_cast<int64_t>(checkpoint::list_step_folders(checkpoints).size()),
-                    .newest = {},
-                    .problem = {}};
+SavedProgress find_progress(const fs::path& checkpoints, const Report& report,
+                            checkpoint::KnownProblems& known) {
+  SavedProgress progress{
+      .checkpoints = static_cast<int64_t>(checkpoint::list_step_folders(checkpoints).size()),
+      .newest = {},
+      .problem = {}};
   std::optional<fs::path> newest;
   try {
     newest = checkpoint::find_resumable(checkpoints, report, known);
@@ -254,7 +256,7 @@ ResumeTerms check_resume(const SavedRun& saved, const config::JobConfig& job, co
 Start find_start(const config::JobConfig& job, const std::string& data, const Base& base,
                  const Report& report, checkpoint::KnownProblems& known) {
   Start start;
-  const Progress progress = find_progress(fs::path(job.run.dir) / "checkpoints", report, known);
+  const SavedProgress progress = find_progress(fs::path(job.run.dir) / "checkpoints", report, known);
   start.from = choose_start(job, progress, start.remark);
   if (start.from == StartFrom::nothing) return start;
   const SavedRun saved = start.from == StartFrom::own_checkpoint

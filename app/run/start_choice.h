@@ -28,7 +28,7 @@ struct SavedRun {
 };
 
 // What earlier starts left in run.dir.
-struct Progress {
+struct SavedProgress {
   int64_t checkpoints = 0;         // step folders, sound or not
   std::optional<SavedRun> newest;  // the newest that may be sound
   std::string problem;             // why there is none, if there are checkpoints
@@ -45,7 +45,7 @@ enum class StartFrom {
 // over, and it acts once: an unfinished run of this very job, begun with that word, goes on, so a requeued
 // job advances, on another layout too. Throws Error if run.dir holds checkpoints and none is sound. `remark`:
 // for the user, "" unless the choice may surprise.
-StartFrom choose_start(const config::JobConfig& job, const Progress& progress, std::string& remark);
+StartFrom choose_start(const config::JobConfig& job, const SavedProgress& progress, std::string& remark);
 
 // --- Reading a run's folder.
 
@@ -54,8 +54,8 @@ using Report = std::function<void(const std::string&)>;
 
 // Reads a folder of checkpoints. `known`: those that cannot be used (checkpoint::find_resumable); skipped
 // ones are added.
-Progress find_progress(const std::filesystem::path& checkpoints, const Report& report,
-                       checkpoint::KnownProblems& known);
+SavedProgress find_progress(const std::filesystem::path& checkpoints, const Report& report,
+                            checkpoint::KnownProblems& known);
 
 // The checkpoint that a user names: a step folder, or the newest sound one of a folder of them or of a run's
 // folder. Throws UsageError if nothing has the name, Error if there is no sound one.

@@ -53,15 +53,15 @@ nlohmann::json end_beside(const fs::path& folder) {
 }
 
 // A folder in the making: gone with this object, unless it was renamed.
-class Part {
+class PartFolder {
  public:
-  explicit Part(fs::path path) : path_(std::move(path)) { fs::create_directory(path_); }
-  ~Part() {
+  explicit PartFolder(fs::path path) : path_(std::move(path)) { fs::create_directory(path_); }
+  ~PartFolder() {
     std::error_code ignored;
     fs::remove_all(path_, ignored);
   }
-  Part(const Part&) = delete;
-  Part& operator=(const Part&) = delete;
+  PartFolder(const PartFolder&) = delete;
+  PartFolder& operator=(const PartFolder&) = delete;
   const fs::path& path() const { return path_; }
 
  private:
@@ -153,7 +153,7 @@ fs::path make_cache(std::span<const fs::path> folders, const std::string& name, 
   const auto tokenizer = request.format.has_tokens()
                              ? std::nullopt
                              : std::optional(tokenizer::Tokenizer::load(request.tokenizer));
-  const Part part(folder / fmt::format("{}{}", part_prefix(name), ::getpid()));
+  const PartFolder part(folder / fmt::format("{}{}", part_prefix(name), ::getpid()));
   if (tokenizer && !request.end_id) request.end_id = tokenizer->eos_id();
   const int64_t ids = std::max<int64_t>(tokenizer ? tokenizer->vocab_size() : request.format.vocab_size,
                                         request.end_id.value_or(0) + 1);

@@ -133,10 +133,10 @@ using Json = nlohmann::json;
 
 namespace {
 
-enum class Kind { header, record, bad };
+enum class LineKind { header, record, bad };
 
 struct Line {
-  Kind kind = Kind::bad;
+  LineKind kind = LineKind::bad;
   int64_t step = 0;
 };
 
@@ -145,7 +145,7 @@ Line classify(const std::string& text) {
   if (!json.is_object()) return {};
   const auto step = json.find("step");
   if (step == json.end() || !step->is_number_integer()) return {};
-  return {.kind = json.contains("start") ? Kind::header : Kind::record, .step = step->get<int64_t>()};
+  return {.kind = json.contains("start") ? LineKind::header : LineKind::record, .step = step->get<int64_t>()};
 }
 
 // Calls visit(text, line, number) for each line, the first being 1. Returns whether the last one is ended.
@@ -167,7 +167,7 @@ bool absent(const fs::path& file) {
 }
 
 bool stays(const Line& line, int64_t last) {
-  return line.kind != Kind::bad && line.step <= last;
+  return line.kind != LineKind::bad && line.step <= last;
 }
 
 // What there is to move.
@@ -183,8 +183,8 @@ Survey survey(const fs::path& file, int64_t last) {
   Survey found;
   found.ended = each_line(file, [&](const std::string&, const Line& line, int64_t number) {
     if (!stays(line, last)) ++found.moving;
-    if (line.kind == Kind::record) ++found.records;
-    if (line.kind == Kind::bad && found.bad++ == 0) found.first_bad = number;
+    if (line.kind == LineKind::record) ++found.records;
+    if (line.kind == LineKind::bad && found.bad++ == 0) found.first_bad = number;
   });
   return found;
 }
@@ -238,10 +238,10 @@ void divide(const fs::path& file, int64_t last, NewFile& kept, NewFile* moved) {
   bool any_moved = false;
   each_line(file, [&](const std::string& text, const Line& line, int64_t) {
     if (stays(line, last)) {
-      if (line.kind == Kind::header) header = text;
+      if (line.kind == LineKind::header) header = text;
       return kept.add_line(text);
     }
-    if (!any_moved && line.kind != Kind::header && !header.empty()) moved->add_line(header);
+    if (!any_moved && line.kind != LineKind::header && !header.empty()) moved->add_line(header);
     any_moved = true;
     moved->add_line(text);
   });

@@ -95,10 +95,10 @@ constexpr std::string_view gap = "  ";
 constexpr size_t shortest_bar = 10, longest_bar = 26;  // with brackets
 
 // Place of a field in the line; the bar comes first. fields_of says what gives way to what.
-enum class Place { bar, step, phase, loss, norm, lr, tokens, mfu, memory, left };
+enum class FieldPlace { bar, step, phase, loss, norm, lr, tokens, mfu, memory, left };
 
 struct Field {
-  Place place;
+  FieldPlace place;
   std::string text;
 };
 
@@ -111,22 +111,23 @@ std::string number(const char* name, double value, int digits) {
 std::vector<Field> fields_of(const Progress& p) {
   std::vector<Field> fields;
   const int64_t step = p.latest ? p.latest->step : p.first_step;
-  fields.push_back({Place::step, fmt::format("step {}/{}", step, p.last_step)});
-  if (!p.phase.empty()) fields.push_back({Place::phase, p.phase});
+  fields.push_back({FieldPlace::step, fmt::format("step {}/{}", step, p.last_step)});
+  if (!p.phase.empty()) fields.push_back({FieldPlace::phase, p.phase});
   if (p.latest) {
     fields.push_back(
-        {Place::loss, p.latest->skipped ? skipped_text(*p.latest) : number("loss", p.latest->loss, 4)});
+        {FieldPlace::loss, p.latest->skipped ? skipped_text(*p.latest) : number("loss", p.latest->loss, 4)});
   }
-  if (p.seconds_left) fields.push_back({Place::left, duration_text(*p.seconds_left) + " left"});
+  if (p.seconds_left) fields.push_back({FieldPlace::left, duration_text(*p.seconds_left) + " left"});
   if (p.latest) {
-    fields.push_back({Place::tokens, with_commas(std::llround(p.latest->tokens_per_s)) + " tok/s"});
+    fields.push_back({FieldPlace::tokens, with_commas(std::llround(p.latest->tokens_per_s)) + " tok/s"});
   }
-  fields.push_back({Place::bar, std::string(shortest_bar, ' ')});
+  fields.push_back({FieldPlace::bar, std::string(shortest_bar, ' ')});
   if (p.latest) {
-    fields.push_back({Place::norm, number("norm", p.latest->grad_norm, 3)});
-    fields.push_back({Place::lr, fmt::format("lr {:.2e}", p.latest->lr)});
-    if (p.latest->mfu > 0) fields.push_back({Place::mfu, fmt::format("mfu {:.1f}%", 100 * p.latest->mfu)});
-    fields.push_back({Place::memory, fmt::format("mem {:.2f} GB", p.latest->memory_gb)});
+    fields.push_back({FieldPlace::norm, number("norm", p.latest->grad_norm, 3)});
+    fields.push_back({FieldPlace::lr, fmt::format("lr {:.2e}", p.latest->lr)});
+    if (p.latest->mfu > 0)
+      fields.push_back({FieldPlace::mfu, fmt::format("mfu {:.1f}%", 100 * p.latest->mfu)});
+    fields.push_back({FieldPlace::memory, fmt::format("mem {:.2f} GB", p.latest->memory_gb)});
   }
   return fields;
 }
@@ -157,9 +158,10 @@ std::string bar(const Progress& p, size_t width) {
 
 std::string colored(const Field& field, const Progress& p) {
   const char* code = nullptr;
-  if (field.place == Place::bar) code = "\x1b[36m";                                           // cyan
-  if (field.place == Place::phase) code = "\x1b[33m";                                         // yellow
-  if (field.place == Place::loss && p.latest && p.latest->skipped) code = "\x1b[31m\x1b[1m";  // red, bold
+  if (field.place == FieldPlace::bar) code = "\x1b[36m";    // cyan
+  if (field.place == FieldPlace::phase) code = "\x1b[33m";  // yellow
+  if (field.place == FieldPlace::loss && p.latest && p.latest->skipped)
+    code = "\x1b[31m\x1b[1m";  // red, bold
   return code == nullptr ? field.text : code + field.text + "\x1b[m";
 }
 
@@ -173,7 +175,8 @@ std::string progress_text(const Progress& progress, int columns, bool color) {
   const size_t left = fit(fields, width);
   if (fields.empty()) return step.substr(0, width);
   for (Field& field : fields) {
-    if (field.place == Place::bar) field.text = bar(progress, std::min(shortest_bar + left, longest_bar));
+    if (field.place == FieldPlace::bar)
+      field.text = bar(progress, std::min(shortest_bar + left, longest_bar));
   }
   std::ranges::stable_sort(fields, {}, &Field::place);
   std::string line;

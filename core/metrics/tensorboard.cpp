@@ -56,7 +56,7 @@ constexpr uint32_t session_log_status = 1;
 constexpr uint64_t status_start = 1;
 
 // The protocol buffers' encoding: each field is its number with its wire type, then its value.
-class Message {
+class ProtobufMessage {
  public:
   void add_varint(uint32_t field, uint64_t value) {
     append_varint(field << 3 | 0);
@@ -92,8 +92,8 @@ class Message {
   std::string bytes_;
 };
 
-Message event_at(double wall_time, int64_t step) {
-  Message event;
+ProtobufMessage event_at(double wall_time, int64_t step) {
+  ProtobufMessage event;
   event.add_double(event_wall_time, wall_time);
   event.add_varint(event_step, static_cast<uint64_t>(step));
   return event;
@@ -101,7 +101,7 @@ Message event_at(double wall_time, int64_t step) {
 
 // What a file begins with: Event{wall_time, file_version = "brain.Event:2"}. wall_time: seconds since 1970.
 std::string version_event(double wall_time) {
-  Message event;
+  ProtobufMessage event;
   event.add_double(event_wall_time, wall_time);
   event.add_bytes(event_file_version, "brain.Event:2");
   return event.bytes();
@@ -110,23 +110,23 @@ std::string version_event(double wall_time) {
 // Event{wall_time, step, session_log{status = START}}: readers forget what earlier files have of `step` and
 // after.
 std::string restart_event(double wall_time, int64_t step) {
-  Message log;
+  ProtobufMessage log;
   log.add_varint(session_log_status, status_start);
-  Message event = event_at(wall_time, step);
+  ProtobufMessage event = event_at(wall_time, step);
   event.add_bytes(event_session_log, log.bytes());
   return event.bytes();
 }
 
 // Event{wall_time, step, summary{value{tag, simple_value}...}}. Values become float32.
 std::string scalars_event(double wall_time, int64_t step, std::span<const Figure> figures) {
-  Message summary;
+  ProtobufMessage summary;
   for (const Figure& figure : figures) {
-    Message value;
+    ProtobufMessage value;
     value.add_bytes(value_tag, figure.tag);
     value.add_float(value_simple_value, static_cast<float>(figure.value));
     summary.add_bytes(summary_value, value.bytes());
   }
-  Message event = event_at(wall_time, step);
+  ProtobufMessage event = event_at(wall_time, step);
   event.add_bytes(event_summary, summary.bytes());
   return event.bytes();
 }
@@ -134,9 +134,9 @@ std::string scalars_event(double wall_time, int64_t step, std::span<const Figure
 // The event as a record of the file: length, masked CRC-32C of the length, event, masked CRC-32C of the
 // event.
 std::string framed(std::string_view event) {
-  Message length;
+  ProtobufMessage length;
   length.append_fixed(static_cast<uint64_t>(event.size()));
-  Message record;
+  ProtobufMessage record;
   record.append(length.bytes());
   record.append_fixed(masked_crc32c(length.bytes()));
   record.append(event);

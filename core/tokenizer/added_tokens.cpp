@@ -16,11 +16,11 @@ class TokenFinder {
  public:
   void add(const std::string& text, size_t token);
   bool empty() const { return tokens_.empty(); }
-  struct Found {
+  struct FoundToken {
     size_t begin, end, token;
   };
   // The first one at `from` or behind; begin = npos: none.
-  Found find(std::string_view text, size_t from) const;
+  FoundToken find(std::string_view text, size_t from) const;
 
  private:
   std::unordered_map<std::string, size_t> tokens_;
@@ -37,7 +37,7 @@ void TokenFinder::add(const std::string& text, size_t token) {
   std::ranges::sort(lengths, std::greater());
 }
 
-TokenFinder::Found TokenFinder::find(std::string_view text, size_t from) const {
+TokenFinder::FoundToken TokenFinder::find(std::string_view text, size_t from) const {
   std::string candidate;
   for (size_t at = from; at < text.size(); ++at) {
     const auto first = static_cast<unsigned char>(text[at]);
@@ -130,7 +130,7 @@ void AddedTokens::cut(const TokenFinder* finder, std::string_view input, const T
   size_t done = 0;
   if (finder != nullptr && !finder->empty()) {
     for (size_t from = 0;;) {
-      const TokenFinder::Found found = finder->find(input, from);
+      const TokenFinder::FoundToken found = finder->find(input, from);
       if (found.begin == std::string_view::npos) break;
       const AddedToken& added = tokens_[found.token];
       if (added.special && touches(quoted, found.begin, found.end)) {

@@ -48,8 +48,8 @@ bool is_of(Category category, std::string_view name) {
   return category[0] == name[0] && (name.size() == 1 || category[1] == name[1]);
 }
 
-void add_ranges(CharacterBits& set, std::span<const Range> ranges) {
-  for (const Range& range : ranges) {
+void add_ranges(CharacterBits& set, std::span<const CodeRange> ranges) {
+  for (const CodeRange& range : ranges) {
     for (uint32_t c = range.first; c <= range.last; ++c) set.set(c);
   }
 }
@@ -71,7 +71,7 @@ void add_escape(CharacterBits& set, char escape) {
     return;
   }
   for (const char* name : {"L", "M", "Nd", "Nl", "Pc"}) add_property(set, name);
-  for (const Range& range : word_ranges) {
+  for (const CodeRange& range : word_ranges) {
     if (range.last >= 0x100) add_ranges(set, std::span(&range, 1));
   }
 }

@@ -113,7 +113,7 @@ Decoder::Decoder(const JsonPart& part) : none_(false) {
 }
 
 void Decoder::add_each_alone(std::function<std::string(const std::string&)> decode) {
-  steps_.push_back({Kind::each_alone, [decode = std::move(decode)](Tokens& tokens) {
+  steps_.push_back({StepKind::each_alone, [decode = std::move(decode)](Tokens& tokens) {
                       std::ranges::transform(tokens, tokens.begin(), decode);
                     }});
 }
@@ -125,16 +125,16 @@ void Decoder::add(const JsonPart& part) {
     for (const JsonPart& each : part.at("decoders").elements()) add(each);
   } else if (type == "ByteLevel") {
     part.only({"type", "add_prefix_space", "trim_offsets", "use_regex"});
-    steps_.push_back({Kind::byte_level, [](Tokens& tokens) {
+    steps_.push_back({StepKind::byte_level, [](Tokens& tokens) {
                         std::ranges::transform(tokens, tokens.begin(), as_bytes);
                         tokens.assign(1, repaired(joined(tokens)));
                       }});
   } else if (type == "ByteFallback") {
     part.only({"type"});
-    steps_.push_back({Kind::byte_fallback, fall_back});
+    steps_.push_back({StepKind::byte_fallback, fall_back});
   } else if (type == "Fuse") {
     part.only({"type"});
-    steps_.push_back({Kind::fuse, [](Tokens& tokens) { tokens.assign(1, joined(tokens)); }});
+    steps_.push_back({StepKind::fuse, [](Tokens& tokens) { tokens.assign(1, joined(tokens)); }});
   } else if (type == "Strip") {
     part.only({"type", "content", "start", "stop"});
     add_each_alone([content = part.character("content"), start = part.at("start").integer(0, 1 << 20),
@@ -149,7 +149,7 @@ void Decoder::add(const JsonPart& part) {
     part.only({"type", "replacement", "prepend_scheme", "split", "add_prefix_space", "str_rep"});
     const auto scheme = part.find("prepend_scheme");
     const bool never = (scheme && scheme->text() == "never") || !part.flag("add_prefix_space", true);
-    steps_.push_back({never ? Kind::each_alone : Kind::other,
+    steps_.push_back({never ? StepKind::each_alone : StepKind::other,
                       [never, mark = part.character("replacement")](Tokens& tokens) {
                         show_spaces(mark, !never, tokens);
                       }});
@@ -168,15 +168,15 @@ void Decoder::set_tokens(const std::unordered_map<int32_t, std::string>& tokens)
     known_[static_cast<size_t>(id)] = true;
   }
   const auto left = std::ranges::find_if(
-      steps_, [](Kind kind) { return kind != Kind::each_alone; }, &Step::first);
+      steps_, [](StepKind kind) { return kind != StepKind::each_alone; }, &Step::first);
   for (auto step = steps_.begin(); step != left; ++step) step->second(texts);
   steps_.erase(steps_.begin(), left);
   // A last step that joins the texts: each ByteLevel before it makes bytes of single texts.
-  if (is(0, Kind::byte_level) && steps_.size() == 1) {
+  if (is(0, StepKind::byte_level) && steps_.size() == 1) {
     std::ranges::transform(texts, texts.begin(), as_bytes);
     steps_.clear();
   }
-  if (is(0, Kind::fuse) && steps_.size() == 1) steps_.clear();
+  if (is(0, StepKind::fuse) && steps_.size() == 1) steps_.clear();
   texts_.clear();
   begins_.assign(1, 0);
   for (const std::string& text : texts) {
@@ -185,7 +185,7 @@ void Decoder::set_tokens(const std::unordered_map<int32_t, std::string>& tokens)
   }
 }
 
-bool Decoder::is(size_t step, Kind kind) const {
+bool Decoder::is(size_t step, StepKind kind) const {
   return step < steps_.size() && steps_[step].first == kind;
 }
 
@@ -217,7 +217,7 @@ std::string Decoder::join_fallback(std::span<const int32_t> ids) const {
 size_t Decoder::bytes_of(int32_t id) const {
   if (!has(id)) return 0;
   const std::string_view text = text_of(id);
-  return is(0, Kind::byte_fallback) && byte_of(text) ? 1 : text.size();
+  return is(0, StepKind::byte_fallback) && byte_of(text) ? 1 : text.size();
 }
 
 std::string Decoder::decode(std::span<const int32_t> ids) const {
@@ -230,7 +230,7 @@ std::string Decoder::decode(std::span<const int32_t> ids) const {
   }
   Tokens tokens;
   size_t next = 0;
-  if (is(0, Kind::byte_fallback) && is(1, Kind::fuse)) {
+  if (is(0, StepKind::byte_fallback) && is(1, StepKind::fuse)) {
     tokens.push_back(join_fallback(ids));
     next = 2;
   } else {

@@ -32,11 +32,11 @@ class Decoder {
 
  private:
   // From a list of texts to another. each_alone: what comes of a text takes its place.
-  enum class Kind { each_alone, byte_level, byte_fallback, fuse, other };
-  using Step = std::pair<Kind, std::function<void(std::vector<std::string>&)>>;
+  enum class StepKind { each_alone, byte_level, byte_fallback, fuse, other };
+  using Step = std::pair<StepKind, std::function<void(std::vector<std::string>&)>>;
   void add(const JsonPart& part);
   void add_each_alone(std::function<std::string(const std::string&)> decode);
-  bool is(size_t step, Kind kind) const;
+  bool is(size_t step, StepKind kind) const;
   bool has(int32_t id) const;
   std::string_view text_of(int32_t id) const;
   std::string join_fallback(std::span<const int32_t> ids) const;

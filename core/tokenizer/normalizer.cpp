@@ -30,20 +30,20 @@ auto per_character(Each each) {
 
 // SentencePiece's "nmt" rule: controls go, other blanks become spaces.
 void append_nmt(std::string& out, uint32_t c) {
-  struct Range {
+  struct Characters {
     uint32_t first, last;
   };
   constexpr std::array controls =
-      std::to_array<Range>({{1, 8}, {0xb, 0xb}, {0xe, 0x1f}, {0x7f, 0x7f}, {0x8f, 0x8f}, {0x9f, 0x9f}});
-  constexpr std::array blanks = std::to_array<Range>({{9, 0xa},
-                                                      {0xc, 0xd},
-                                                      {0x1680, 0x1680},
-                                                      {0x200b, 0x200f},
-                                                      {0x2028, 0x2029},
-                                                      {0x2581, 0x2581},
-                                                      {0xfeff, 0xfeff},
-                                                      {0xfffd, 0xfffd}});
-  const auto holds = [c](const Range& range) { return c >= range.first && c <= range.last; };
+      std::to_array<Characters>({{1, 8}, {0xb, 0xb}, {0xe, 0x1f}, {0x7f, 0x7f}, {0x8f, 0x8f}, {0x9f, 0x9f}});
+  constexpr std::array blanks = std::to_array<Characters>({{9, 0xa},
+                                                           {0xc, 0xd},
+                                                           {0x1680, 0x1680},
+                                                           {0x200b, 0x200f},
+                                                           {0x2028, 0x2029},
+                                                           {0x2581, 0x2581},
+                                                           {0xfeff, 0xfeff},
+                                                           {0xfffd, 0xfffd}});
+  const auto holds = [c](const Characters& range) { return c >= range.first && c <= range.last; };
   if (std::ranges::any_of(controls, holds)) return;
   append_utf8(out, std::ranges::any_of(blanks, holds) ? ' ' : c);
 }

@@ -137,9 +137,10 @@ class Translator : private PatternReader {
     return ranges;
   }
 
-  static std::string ranges_of(std::span<const Range> ranges) {
+  static std::string ranges_of(std::span<const CodeRange> ranges) {
     std::string text;
-    for (const Range& range : ranges) text += fmt::format("\\x{{{:x}}}-\\x{{{:x}}}", range.first, range.last);
+    for (const CodeRange& range : ranges)
+      text += fmt::format("\\x{{{:x}}}-\\x{{{:x}}}", range.first, range.last);
     return text;
   }
 
@@ -152,7 +153,7 @@ class Translator : private PatternReader {
   std::string word_set(bool in_class) const {
     std::string set;
     for (const std::string_view category : {"L", "M", "Nd", "Nl", "Pc"}) set += category_set(category);
-    for (const Range& range : word_ranges) {
+    for (const CodeRange& range : word_ranges) {
       if (in_class && range.last < 0x100) continue;
       set += ranges_of(std::span(&range, 1));
     }

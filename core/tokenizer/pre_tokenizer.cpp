@@ -146,15 +146,17 @@ auto split_at_characters(bool (*is_match)(uint32_t), Behavior behavior) {
 
 // Runs of word characters, and of what is neither such nor blank.
 void cut_words(const TextSpan& span, StepScratch& /*scratch*/, const SpanSink& sink) {
-  enum class Kind { none, blank, word, other };
-  Kind last = Kind::none;
+  enum class CharKind { none, blank, word, other };
+  CharKind last = CharKind::none;
   size_t begin = 0, at = 0;
   const auto end_run = [&] {
-    if (last == Kind::word || last == Kind::other) sink(sub_span(span, begin, at));
+    if (last == CharKind::word || last == CharKind::other) sink(sub_span(span, begin, at));
   };
   while (at < span.text.size()) {
     const CodePoint c = code_point(span.text, at);
-    const Kind kind = is_word(c.value) ? Kind::word : is_white_space(c.value) ? Kind::blank : Kind::other;
+    const CharKind kind = is_word(c.value)          ? CharKind::word
+                          : is_white_space(c.value) ? CharKind::blank
+                                                    : CharKind::other;
     if (kind != last) {
       end_run();
       begin = at;

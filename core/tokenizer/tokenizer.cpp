@@ -63,7 +63,7 @@ std::string token_text(const JsonPart& token) {
 }
 
 // Tokens around a text: "post_processor" of tokenizer.json, as far as it acts on one text.
-struct Template {
+struct TokenTemplate {
   std::vector<int32_t> before, after;
   bool read = false;  // is there one that adds tokens?
 
@@ -86,7 +86,7 @@ int32_t read_named_id(const JsonPart& part) {
   return read_id(pair[1]);
 }
 
-void Template::add(const JsonPart& part) {
+void TokenTemplate::add(const JsonPart& part) {
   const std::string type = part.type();
   if (type == "Sequence") {
     part.only({"type", "processors"});
@@ -108,7 +108,7 @@ void Template::add(const JsonPart& part) {
   read = true;
 }
 
-void Template::add_pieces(const JsonPart& part) {
+void TokenTemplate::add_pieces(const JsonPart& part) {
   bool text_seen = false;
   for (const JsonPart& piece : part.at("single").elements()) {
     piece.only({"Sequence", "SpecialToken"});
@@ -149,7 +149,7 @@ struct Tokenizer::Parts {
   PreTokenizer pre_tokenizer;
   Bpe model;
   AddedTokens added;
-  Template around;
+  TokenTemplate around;
   Decoder decoder;
   std::unordered_map<int32_t, std::string> shown;  // all tokens as they are decoded
   std::unordered_set<int32_t> special;

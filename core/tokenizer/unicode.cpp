@@ -101,8 +101,8 @@ constexpr uint32_t code_points = 0x110000;
 constexpr uint32_t first_combining = 0x300;  // below it every character is in NFC and none combines backwards
 using CodePointSet = std::bitset<code_points>;
 
-bool contains(std::span<const Range> ranges, uint32_t c) {
-  const auto after = std::ranges::upper_bound(ranges, c, {}, &Range::first);
+bool contains(std::span<const CodeRange> ranges, uint32_t c) {
+  const auto after = std::ranges::upper_bound(ranges, c, {}, &CodeRange::first);
   return after != ranges.begin() && c <= std::prev(after)->last;
 }
 
@@ -190,7 +190,7 @@ class StableSet {
     if (form != NormalForm::nfc && form != NormalForm::nfkc) {
       for (uint32_t c = 0xac00; c <= 0xd7a3; ++c) stable_.reset(c);
     }
-    for (const Range& range : inert_ranges) {
+    for (const CodeRange& range : inert_ranges) {
       for (uint32_t c = range.first; c <= range.last; ++c) {
         stable_.set(c);
         inert_.set(c);

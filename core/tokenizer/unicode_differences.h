@@ -9,7 +9,7 @@
 
 namespace pptrain::tokenizer {
 
-struct Range {
+struct CodeRange {
   uint32_t first, last;  // code points, both within
 };
 struct NewerRange {
@@ -67,7 +67,7 @@ inline constexpr std::array<NewerRange, 125> newer_ranges{{
 }};
 
 // Of a pattern's \w, beside letters, marks, Nd, Nl and Pc.
-inline constexpr std::array<Range, 7> word_ranges{{
+inline constexpr std::array<CodeRange, 7> word_ranges{{
     {0xb2, 0xb3},
     {0xb9, 0xb9},
     {0xbc, 0xbe},
@@ -78,7 +78,7 @@ inline constexpr std::array<Range, 7> word_ranges{{
 }};
 
 // Left as they are by the package's normal forms, where nothing moves over them.
-inline constexpr std::array<Range, 47> inert_ranges{{
+inline constexpr std::array<CodeRange, 47> inert_ranges{{
     {0x7fd, 0x7fd},     {0x898, 0x89f},     {0x8ca, 0x8d3},     {0x9fe, 0x9fe},     {0xc3c, 0xc3c},
     {0xd3b, 0xd3c},     {0xeba, 0xeba},     {0x1715, 0x1715},   {0x1abf, 0x1ace},   {0x1df6, 0x1dfa},
     {0x32ff, 0x32ff},   {0xa7f2, 0xa7f4},   {0xa82c, 0xa82c},   {0xab69, 0xab69},   {0x10781, 0x10785},
@@ -92,7 +92,7 @@ inline constexpr std::array<Range, 47> inert_ranges{{
 }};
 
 // Marks that the package's StripAccents leaves.
-inline constexpr std::array<Range, 87> no_mark_ranges{{
+inline constexpr std::array<CodeRange, 87> no_mark_ranges{{
     {0x7fd, 0x7fd},     {0x897, 0x89f},     {0x8ca, 0x8d3},     {0x9fe, 0x9fe},     {0xafa, 0xaff},
     {0xb55, 0xb55},     {0xc04, 0xc04},     {0xc3c, 0xc3c},     {0xcf3, 0xcf3},     {0xd00, 0xd00},
     {0xd3b, 0xd3c},     {0xd81, 0xd81},     {0xeba, 0xeba},     {0xece, 0xece},     {0x1715, 0x1715},
@@ -114,12 +114,12 @@ inline constexpr std::array<Range, 87> no_mark_ranges{{
 }};
 
 // What it takes, and is none.
-inline constexpr std::array<Range, 1> mark_ranges{{
+inline constexpr std::array<CodeRange, 1> mark_ranges{{
     {0x1cf2, 0x1cf3},
 }};
 
 // Numbers of the package's Digits that Unicode 14 does not have.
-inline constexpr std::array<Range, 12> number_ranges{{
+inline constexpr std::array<CodeRange, 12> number_ranges{{
     {0x10d40, 0x10d49},
     {0x116d0, 0x116e3},
     {0x11bf0, 0x11bf9},
@@ -135,7 +135,7 @@ inline constexpr std::array<Range, 12> number_ranges{{
 }};
 
 // What the package's Punctuation leaves.
-inline constexpr std::array<Range, 39> no_punctuation_ranges{{
+inline constexpr std::array<CodeRange, 39> no_punctuation_ranges{{
     {0x61d, 0x61d},     {0x9fd, 0x9fd},     {0xa76, 0xa76},     {0xc77, 0xc77},     {0xc84, 0xc84},
     {0x1b4e, 0x1b4f},   {0x1b7d, 0x1b7f},   {0x2e43, 0x2e4f},   {0x2e52, 0x2e5d},   {0x10d6e, 0x10d6e},
     {0x10ead, 0x10ead}, {0x10f55, 0x10f59}, {0x10f86, 0x10f89}, {0x113d4, 0x113d5}, {0x113d7, 0x113d8},
@@ -147,7 +147,7 @@ inline constexpr std::array<Range, 39> no_punctuation_ranges{{
 }};
 
 // What it cuts at, and is none.
-inline constexpr std::array<Range, 9> punctuation_ranges{{
+inline constexpr std::array<CodeRange, 9> punctuation_ranges{{
     {0x24, 0x24},
     {0x2b, 0x2b},
     {0x3c, 0x3e},
@@ -160,7 +160,7 @@ inline constexpr std::array<Range, 9> punctuation_ranges{{
 }};
 
 // Of a pattern's \p{Han}: the script in Unicode 16.
-inline constexpr std::array<Range, 22> han_ranges{{
+inline constexpr std::array<CodeRange, 22> han_ranges{{
     {0x2e80, 0x2e99},   {0x2e9b, 0x2ef3},   {0x2f00, 0x2fd5},   {0x3005, 0x3005},   {0x3007, 0x3007},
     {0x3021, 0x3029},   {0x3038, 0x303b},   {0x3400, 0x4dbf},   {0x4e00, 0x9fff},   {0xf900, 0xfa6d},
     {0xfa70, 0xfad9},   {0x16fe2, 0x16fe3}, {0x16ff0, 0x16ff1}, {0x20000, 0x2a6df}, {0x2a700, 0x2b739},

@@ -32,7 +32,7 @@ HEAD = """\
 
 namespace pptrain::tokenizer {
 
-struct Range {
+struct CodeRange {
   uint32_t first, last;  // code points, both within
 };
 struct NewerRange {
@@ -86,7 +86,7 @@ def write(name, rows, comment):
 
 
 def write_ranges(name, codes, comment):
-    write(("Range", name), [f"{{0x{a:x}, 0x{b:x}}}" for a, b in ranges(codes)], comment)
+    write(("CodeRange", name), [f"{{0x{a:x}, 0x{b:x}}}" for a, b in ranges(codes)], comment)
 
 
 def main():

@@ -134,8 +134,8 @@ struct Inbox {
 };
 
 // The ranks of one communicator, as world ranks, and their inboxes.
-struct Group {
-  explicit Group(std::vector<int> ranks) : members(std::move(ranks)), inboxes(members.size()) {}
+struct ThreadGroup {
+  explicit ThreadGroup(std::vector<int> ranks) : members(std::move(ranks)), inboxes(members.size()) {}
   const std::vector<int> members;
   std::deque<Inbox> inboxes;
 };
@@ -165,14 +165,15 @@ struct World {
   }
 
   // A group of some ranks of `parent`: made by the first of them to come, given to each of them once.
-  std::shared_ptr<Group> meet(const Group& parent, uint64_t number, std::span<const int> members) {
+  std::shared_ptr<ThreadGroup> meet(const ThreadGroup& parent, uint64_t number,
+                                    std::span<const int> members) {
     const std::lock_guard lock(mutex);
     const auto key = std::make_pair(&parent, number);
     auto& [group, taken] = meeting[key];
     if (!group) {
       std::vector<int> ranks;
       for (const int member : members) ranks.push_back(parent.members[member]);
-      group = std::make_shared<Group>(std::move(ranks));
+      group = std::make_shared<ThreadGroup>(std::move(ranks));
     }
     const auto result = group;
     if (++taken == members.size()) meeting.erase(key);
@@ -183,13 +184,13 @@ struct World {
   std::atomic<bool> failed = false;
   std::mutex mutex;
   std::string failure;
-  std::map<std::pair<const Group*, uint64_t>, std::pair<std::shared_ptr<Group>, size_t>> meeting;
+  std::map<std::pair<const ThreadGroup*, uint64_t>, std::pair<std::shared_ptr<ThreadGroup>, size_t>> meeting;
 };
 
 class ThreadWork final : public Work {
  public:
-  ThreadWork(std::shared_ptr<World> world, std::shared_ptr<Group> group, OperationPtr operation, int rank,
-             int peer, bool is_send, std::chrono::milliseconds timeout)
+  ThreadWork(std::shared_ptr<World> world, std::shared_ptr<ThreadGroup> group, OperationPtr operation,
+             int rank, int peer, bool is_send, std::chrono::milliseconds timeout)
       : world_(std::move(world)),
         group_(std::move(group)),
         operation_(std::move(operation)),
@@ -241,7 +242,7 @@ class ThreadWork final : public Work {
   }
 
   std::shared_ptr<World> world_;
-  std::shared_ptr<Group> group_;
+  std::shared_ptr<ThreadGroup> group_;
   OperationPtr operation_;
   int rank_;
   int peer_;
@@ -251,7 +252,7 @@ class ThreadWork final : public Work {
 
 class ThreadCommunicator final : public MessageCommunicator {
  public:
-  ThreadCommunicator(std::shared_ptr<World> world, std::shared_ptr<Group> group, int rank,
+  ThreadCommunicator(std::shared_ptr<World> world, std::shared_ptr<ThreadGroup> group, int rank,
                      std::chrono::milliseconds timeout, Lane lane = Lane::messages)
       : MessageCommunicator(timeout),
         world_(std::move(world)),
@@ -317,7 +318,7 @@ class ThreadCommunicator final : public MessageCommunicator {
   }
 
   std::shared_ptr<World> world_;
-  std::shared_ptr<Group> group_;
+  std::shared_ptr<ThreadGroup> group_;
   int rank_;
   Lane lane_;
   GroupCounts groups_;
@@ -328,7 +329,7 @@ class ThreadCommunicator final : public MessageCommunicator {
 std::vector<std::unique_ptr<Communicator>> make_thread_world(int size) {
   if (size < 1) throw Error(fmt::format("a world needs at least one rank, not {}", size));
   const auto world = std::make_shared<World>(size);
-  const auto all = std::make_shared<Group>(all_ranks(size));
+  const auto all = std::make_shared<ThreadGroup>(all_ranks(size));
   std::vector<std::unique_ptr<Communicator>> ranks;
   for (int rank = 0; rank < size; ++rank)
     ranks.push_back(std::make_unique<ThreadCommunicator>(world, all, rank, default_timeout));

@@ -13,7 +13,7 @@ namespace pptrain::schedule {
 
 struct MemoryHistory {
   // The rank holds these bytes of one microbatch on one stage from moment `begin` to one before `end`.
-  struct Use {
+  struct Holding {
     int64_t of(const StageBytes& bytes) const {
       return held == nullptr ? bytes.workspace.of(pass) : bytes.*held;
     }
@@ -23,8 +23,8 @@ struct MemoryHistory {
     size_t begin;
     size_t end;
   };
-  std::vector<int64_t> totals;         // [moment] bytes of the rank
-  std::vector<std::vector<Use>> uses;  // [cell] of what differs with recompute
+  std::vector<int64_t> totals;             // [moment] bytes of the rank
+  std::vector<std::vector<Holding>> uses;  // [cell] of what differs with recompute
 };
 
 // The history of one rank, as peak_bytes() walks its list; the peak is the largest total. Throws Error as

@@ -100,7 +100,7 @@ class LevelChooser {
   void each_use(const Change& change, int microbatch, const Visit& visit) const {
     const StageBytes& before = of(change.from, change.stage, microbatch);
     const StageBytes& after = of(change.to, change.stage, microbatch);
-    for (const MemoryHistory::Use& use : history_.uses[s_.cell(change.stage, microbatch)])
+    for (const MemoryHistory::Holding& use : history_.uses[s_.cell(change.stage, microbatch)])
       visit(use, use.of(after) - use.of(before));
   }
 
@@ -122,7 +122,7 @@ class LevelChooser {
   double held_longer(const Change& change) const {
     double sum = 0;
     for (int mb = 0; mb < s_.microbatches; ++mb) {
-      each_use(change, mb, [&](const MemoryHistory::Use& use, int64_t bytes) {
+      each_use(change, mb, [&](const MemoryHistory::Holding& use, int64_t bytes) {
         sum += static_cast<double>(bytes) * static_cast<double>(use.end - use.begin);
       });
     }
@@ -145,11 +145,13 @@ class LevelChooser {
 
   // Counts the change, unless it does not fit.
   bool fits(const Change& change, int microbatch) {
-    each_use(change, microbatch,
-             [&](const MemoryHistory::Use& use, int64_t bytes) { total_->add(use.begin, use.end, bytes); });
+    each_use(change, microbatch, [&](const MemoryHistory::Holding& use, int64_t bytes) {
+      total_->add(use.begin, use.end, bytes);
+    });
     if (total_->of_all() <= room_) return true;
-    each_use(change, microbatch,
-             [&](const MemoryHistory::Use& use, int64_t bytes) { total_->add(use.begin, use.end, -bytes); });
+    each_use(change, microbatch, [&](const MemoryHistory::Holding& use, int64_t bytes) {
+      total_->add(use.begin, use.end, -bytes);
+    });
     return false;
   }
 

@@ -19,7 +19,7 @@ config::JobConfig job_of(const std::string& resume) {
 }
 
 // A folder in which `job` saved step 40, the newest sound checkpoint.
-Progress at_step_40(const config::JobConfig& job) {
+SavedProgress at_step_40(const config::JobConfig& job) {
   return {.checkpoints = 2,
           .newest = SavedRun{.folder = "runs/x/checkpoints/step_40",
                              .step = 40,
@@ -34,11 +34,11 @@ Progress at_step_40(const config::JobConfig& job) {
 }  // namespace
 
 TEST_CASE("what a start goes on from") {
-  const Progress unused{};
-  const Progress used = at_step_40(job_of("auto"));
+  const SavedProgress unused{};
+  const SavedProgress used = at_step_40(job_of("auto"));
   struct Case {
     const char* resume;
-    Progress progress;
+    SavedProgress progress;
     StartFrom from;
     const char* remark;  // part of it; empty: none
   };
@@ -66,7 +66,8 @@ TEST_CASE("what a start goes on from") {
 
 TEST_CASE("a folder whose checkpoints are all damaged is not taken for a new one") {
   std::string remark;
-  const Progress damaged{.checkpoints = 3, .newest = {}, .problem = "none of the checkpoints can be used."};
+  const SavedProgress damaged{
+      .checkpoints = 3, .newest = {}, .problem = "none of the checkpoints can be used."};
   for (const char* resume : {"auto", "none", "old/step_7"}) {
     CHECK_THROWS_WITH(
         choose_start(job_of(resume), damaged, remark),
@@ -79,7 +80,7 @@ TEST_CASE("\"restart\" starts over once: the same job, requeued, goes on") {
   const config::JobConfig job = job_of("restart");
   std::string remark;
   const auto from = [&](const config::JobConfig& saved, int64_t step = 40) {
-    Progress progress = at_step_40(saved);
+    SavedProgress progress = at_step_40(saved);
     progress.newest->step = step;
     return choose_start(job, progress, remark);
   };
@@ -98,7 +99,7 @@ TEST_CASE("\"restart\" starts over once: the same job, requeued, goes on") {
   other.optimizer.lr = 1;
   CHECK(from(other) == StartFrom::nothing);
   CHECK(from(job_of("none")) == StartFrom::nothing);
-  Progress without_job = at_step_40(job);
+  SavedProgress without_job = at_step_40(job);
   without_job.newest->job.reset();
   CHECK(choose_start(job, without_job, remark) == StartFrom::nothing);
 }
