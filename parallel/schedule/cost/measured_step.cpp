@@ -4,9 +4,11 @@
 
 #include <algorithm>
 #include <limits>
+#include <optional>
 
 #include "core/base/error.h"
 #include "parallel/schedule/cost/idle_split.h"
+#include "parallel/schedule/inputs.h"
 
 namespace pptrain::schedule {
 namespace {
@@ -21,12 +23,7 @@ struct Occupied {
 class Splitter {
  public:
   Splitter(const Schedule& schedule, std::span<const RankStep> ranks)
-      : s_(schedule),
-        ranks_(ranks),
-        end_f_(s_.cells(), -never),
-        end_b_(end_f_),
-        end_s_(static_cast<size_t>(schedule.microbatches), -never),
-        end_t_(end_s_) {
+      : s_(schedule), ranks_(ranks), inputs_(schedule), ends_(schedule, -never) {
     if (ranks.size() != s_.actions.size()) {
       throw Error(fmt::format("split_step: {} ranks for a schedule of {}", ranks.size(), s_.actions.size()));
     }
@@ -68,36 +65,23 @@ class Splitter {
     }
     for (size_t i = 0; i < actions_[rank].size(); ++i) {
       const Action& action = actions_[rank][i];
-      const double end = ranks_[rank].actions[i].end;
-      if (action.kind == ActionKind::forward) end_f_[s_.cell(action.stage, action.microbatch)] = end;
-      if (is_gradient(action.kind)) end_b_[s_.cell(action.stage, action.microbatch)] = end;
-      if (is_of_head(action.kind)) {
-        double& last = (action.kind == ActionKind::head_forward ? end_s_ : end_t_)[action.microbatch];
-        last = std::max(last, end);
-      }
+      if (action.kind == ActionKind::backward_weight || !is_compute(action.kind)) continue;
+      ends_[action] = std::max(ends_[action], ranks_[rank].actions[i].end);
     }
   }
 
   double input_made(const Action& action) const {
-    if (action.kind == ActionKind::forward && action.stage > 0 && s_.crosses_ranks(action.stage - 1)) {
-      return end_f_[s_.cell(action.stage - 1, action.microbatch)];
-    }
-    if (is_gradient(action.kind) && action.stage + 1 < s_.stages() && s_.crosses_ranks(action.stage)) {
-      return end_b_[s_.cell(action.stage + 1, action.microbatch)];
-    }
-    const auto mb = static_cast<size_t>(action.microbatch);
-    const int last = s_.stages() - 1;
-    if (action.kind == ActionKind::head_forward) return end_f_[s_.cell(last, action.microbatch)];
-    if (action.kind == ActionKind::head_backward) return end_s_[mb];
-    return s_.spread_head && is_gradient(action.kind) && action.stage == last ? end_t_[mb] : -never;
+    if (!is_compute(action.kind)) return -never;
+    const std::optional<Input> input = inputs_.of(action);
+    const bool of_others = input && (input->boundary >= 0 || action.kind == ActionKind::head_backward);
+    return of_others ? ends_[input->pass] : -never;
   }
 
   const Schedule& s_;
   std::span<const RankStep> ranks_;
   std::vector<std::vector<Action>> actions_;  // [rank] timed_actions
-  std::vector<double> end_f_;                 // [stage x microbatch]
-  std::vector<double> end_b_;
-  std::vector<double> end_s_, end_t_;  // [microbatch] of the last rank that did it
+  Inputs inputs_;
+  PassTable<double> ends_;  // of the last rank
 };
 
 }  // namespace

@@ -8,6 +8,7 @@
 
 #include "core/base/error.h"
 #include "parallel/schedule/cost/idle_split.h"
+#include "parallel/schedule/inputs.h"
 #include "parallel/schedule/proof/replay.h"
 #include "parallel/schedule/proof/speculation.h"
 
@@ -161,15 +162,15 @@ class Simulator {
   Simulator(const Schedule& schedule, const Costs& costs, const Start& start)
       : s_(schedule),
         start_(start),
-        table_(schedule),
+        inputs_(schedule),
         messages_(schedule.has_communication()),
         costs_(expanded(costs.stages, static_cast<size_t>(schedule.stages()), StageCost{}, "stage costs")),
         latency_(expanded(costs.latency, static_cast<size_t>(std::max(schedule.stages() - 1, 1)), 0.0,
                           "latencies")),
         head_latency_(costs.head_latency),
         cells_(costs.cells),
-        end_f_(schedule.cells()),
-        end_b_(schedule.cells()),
+        ends_(schedule),
+        posted_(schedule),
         free_(expanded(start.free, static_cast<size_t>(schedule.ranks), 0.0, "starting times")),
         last_end_(static_cast<size_t>(schedule.ranks)) {
     if (!cells_.empty() && cells_.size() != s_.cells())
@@ -177,14 +178,6 @@ class Simulator {
     if (!costs.exchange.empty()) {
       exchange_.emplace(s_, expanded(costs.exchange, static_cast<size_t>(s_.stages()), {}, "exchange costs"),
                         costs.streamed);
-    }
-    if (schedule.spread_head) {
-      end_s_.resize(static_cast<size_t>(schedule.microbatches));
-      end_t_.resize(static_cast<size_t>(schedule.microbatches));
-    }
-    if (messages_) {
-      posted_f_.resize(schedule.cells());
-      posted_b_.resize(schedule.cells());
     }
     result_.ranks.resize(static_cast<size_t>(s_.ranks));
     for (const auto& list : s_.actions) result_.spans.emplace_back().reserve(list.size());
@@ -207,39 +200,20 @@ class Simulator {
   }
 
  private:
-  // When the input of an action is computed elsewhere, and when it has arrived here.
-  struct Input {
+  // When the input of a pass is computed, and when it has arrived on the pass's rank.
+  struct Arrival {
     double made = 0;
     double arrived = 0;
   };
 
-  Input input_of(const Action& action) const {
-    const int stage = action.stage;
-    const int mb = action.microbatch;
-    if (action.kind == ActionKind::forward && stage > 0) {
-      return arrival(stage - 1, end_f_[s_.cell(stage - 1, mb)], posted_f_, s_.cell(stage, mb));
-    }
-    if (is_gradient(action.kind) && stage + 1 < s_.stages()) {
-      return arrival(stage, end_b_[s_.cell(stage + 1, mb)], posted_b_, s_.cell(stage, mb));
-    }
-    return s_.spread_head ? input_of_head(action) : Input{};
-  }
-
-  // For S, T, and B or I of the last stage: what ranks exchange of the head.
-  Input input_of_head(const Action& action) const {
-    const auto mb = static_cast<size_t>(action.microbatch);
-    const int last = s_.stages() - 1;
-    if (action.kind == ActionKind::head_forward) {
-      const double made = end_f_[s_.cell(last, action.microbatch)];
-      return {made, made + (action.stage == table_.rank_of[last] ? 0 : head_latency_)};
-    }
-    if (action.kind == ActionKind::head_backward) return {end_s_[mb], end_s_[mb]};
-    return is_gradient(action.kind) ? Input{end_t_[mb], end_t_[mb] + head_latency_} : Input{};
-  }
-
-  Input arrival(int boundary, double made, const std::vector<double>& posted, size_t cell) const {
-    if (!table_.crosses[boundary]) return {made, made};
-    return {made, std::max(made, messages_ ? posted[cell] : 0.0) + latency_[boundary]};
+  Arrival arrival(const Action& pass) const {
+    if (pass.kind == ActionKind::backward_weight) return {};  // the rank has it
+    const std::optional<Input> input = inputs_.of(pass);
+    if (!input) return {};
+    const double made = ends_[input->pass];
+    if (input->boundary < 0) return {made, made};
+    if (input->boundary + 1 == s_.stages()) return {made, made + head_latency_};
+    return {made, std::max(made, messages_ ? posted_[pass] : 0.0) + latency_[input->boundary]};
   }
 
   const StageCost& cost(const Action& part) const {
@@ -258,9 +232,9 @@ class Simulator {
     if (!start_.gate.empty() && i == start_.gate[rank]) free = std::max(free, start_.open);
     Span& span = result_.spans[rank].emplace_back(Span{free, free});
     if (!is_compute(action.kind)) return communicate(rank, action, free, span);
-    Input input;
+    Arrival input;
     for_each_part(action, [&](const Action& part) {
-      const Input one = input_of(part);
+      const Arrival one = arrival(part);
       input.made = std::max(input.made, one.made);
       input.arrived = std::max(input.arrived, one.arrived);
     });
@@ -283,8 +257,7 @@ class Simulator {
   }
 
   void communicate(int rank, const Action& action, double free, Span& span) {
-    if (action.kind == ActionKind::recv_f) posted_f_[s_.cell(action.stage, action.microbatch)] = free;
-    if (action.kind == ActionKind::recv_b) posted_b_[s_.cell(action.stage, action.microbatch)] = free;
+    if (is_receive(action.kind)) posted_[pass_of(action)] = free;
     if (exchange_ && action.kind == ActionKind::unshard) span = exchange_->unshard(rank, action.stage, free);
     if (exchange_ && action.kind == ActionKind::reduce_grad)
       span = exchange_->reduce(rank, action.stage, free);
@@ -292,12 +265,7 @@ class Simulator {
 
   void ended(int rank, const Action& part, const Span& span) {
     idle_[rank].see(part, span);
-    if (part.kind == ActionKind::forward) end_f_[s_.cell(part.stage, part.microbatch)] = span.end;
-    if (is_gradient(part.kind)) end_b_[s_.cell(part.stage, part.microbatch)] = span.end;
-    if (is_of_head(part.kind)) {
-      double& end = (part.kind == ActionKind::head_forward ? end_s_ : end_t_)[part.microbatch];
-      end = std::max(end, span.end);
-    }
+    if (part.kind != ActionKind::backward_weight) ends_[part] = std::max(ends_[part], span.end);
   }
 
   void split_idle(int rank) {
@@ -309,17 +277,14 @@ class Simulator {
 
   const Schedule& s_;
   const Start& start_;
-  PlacementTable table_;
+  Inputs inputs_;
   bool messages_;
   std::vector<StageCost> costs_;
   std::vector<double> latency_;
   double head_latency_;
   const std::vector<StageCost>& cells_;  // in the place of costs_, if there are some
-  std::vector<double> end_s_, end_t_;    // [microbatch] of the last rank so far that did it; empty without
-  std::vector<double> end_f_;            // [stage x microbatch]
-  std::vector<double> end_b_;
-  std::vector<double> posted_f_;  // by the receiver's stage; empty without communication
-  std::vector<double> posted_b_;
+  PassTable<double> ends_;               // of the last rank so far
+  PassTable<double> posted_;             // receives of the pass's input
   std::vector<double> free_;             // [rank] when its last action so far ends
   std::vector<double> last_end_;         // [rank] of its last compute action so far
   std::vector<std::vector<Span>> gaps_;  // [rank] between its compute actions

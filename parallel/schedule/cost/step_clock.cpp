@@ -3,8 +3,10 @@
 #include <spdlog/fmt/fmt.h>
 
 #include <algorithm>
+#include <optional>
 
 #include "core/base/error.h"
+#include "parallel/schedule/inputs.h"
 #include "parallel/schedule/proof/replay.h"
 
 namespace pptrain::schedule {
@@ -28,8 +30,9 @@ class StepClock {
     bool receive = false;
   };
 
-  // Adds a compute action or a receive.
-  void add(const Schedule& schedule, const PlacementTable& table, int rank, const Action& action);
+  // The event of a compute action or a receive.
+  static Event event_of(const Schedule& schedule, const Inputs& inputs, const PassTable<char>& passes,
+                        const Action& action);
 
   std::vector<Event> events_;  // in an order in which they can happen
   // Each stage's passes, in the order of ActionKind; its transfer; its head's transfer.
@@ -39,8 +42,7 @@ class StepClock {
 };
 
 StepClock::StepClock(const Schedule& schedule, const SizedCosts& costs)
-    : ranks_(static_cast<size_t>(schedule.ranks)),
-      moments_(2 + 4 * schedule.cells() + 2 * static_cast<size_t>(schedule.microbatches)) {
+    : ranks_(static_cast<size_t>(schedule.ranks)) {
   const int stages = schedule.stages();
   if (std::ssize(costs) != stages)
     throw Error(fmt::format("step clock: costs of {} stages for {}", costs.size(), stages));
@@ -51,63 +53,48 @@ StepClock::StepClock(const Schedule& schedule, const SizedCosts& costs)
     costs_.push_back(stage.transfer);
     costs_.push_back(stage.head_transfer);
   }
-  const PlacementTable table(schedule);
+  const Inputs inputs(schedule);
+  const PassTable<char> passes(schedule);
+  moments_ += 2 * passes.size();
   const auto visit = [&](int rank, size_t, const Action& action) {
     if (!is_compute(action.kind) && !is_receive(action.kind)) return;
-    for_each_part(action, [&](const Action& part) { add(schedule, table, rank, part); });
+    for_each_part(action, [&](const Action& part) {
+      events_.push_back(event_of(schedule, inputs, passes, part));
+      events_.back().rank = static_cast<uint32_t>(rank);
+    });
   };
   if (!Replay(schedule, ReceiveModel::at_consumer, schedule.has_communication()).run(visit))
     throw Error("step clock: the schedule " + schedule.name + " deadlocks; validate it first");
 }
 
-void StepClock::add(const Schedule& schedule, const PlacementTable& table, int rank, const Action& action) {
-  enum Moment : uint32_t { end_f, end_b, posted_f, posted_b };
-  const auto moment = [&](Moment which, int stage) {
-    return static_cast<uint32_t>(2 + 4 * schedule.cell(stage, action.microbatch) + which);
+StepClock::Event StepClock::event_of(const Schedule& schedule, const Inputs& inputs,
+                                     const PassTable<char>& passes, const Action& action) {
+  const auto end_of = [&](const Action& pass) { return static_cast<uint32_t>(2 + passes.place(pass)); };
+  const auto posted_for = [&](const Action& pass) {
+    return static_cast<uint32_t>(2 + passes.size() + passes.place(pass));
   };
-  const auto head = [&](ActionKind kind) {
-    const size_t part =
-        2 * static_cast<size_t>(action.microbatch) + (kind == ActionKind::head_forward ? 0 : 1);
-    return static_cast<uint32_t>(2 + 4 * schedule.cells() + part);
+  const auto cost_of = [](int stage, int which) {
+    return static_cast<uint32_t>(1 + of_stage * stage + which);
   };
-  const int stage = action.stage, last = schedule.stages() - 1;
-  Event event{.rank = static_cast<uint32_t>(rank),
-              .microbatch = static_cast<uint32_t>(action.microbatch / schedule.sequence_slices)};
-  const auto input = [&](Moment made, int from, Moment posted, int boundary) {
-    event.input = moment(made, from);
-    if (!table.crosses[static_cast<size_t>(boundary)]) return;
-    event.posted = moment(posted, stage);
-    event.transfer = static_cast<uint32_t>(1 + of_stage * boundary + transfer);
-  };
-  const auto from_head = [&](uint32_t made) {
-    event.input = made;
-    event.transfer = static_cast<uint32_t>(1 + of_stage * stage + transfer + 1);
-  };
+  Event event{.microbatch = static_cast<uint32_t>(action.microbatch / schedule.sequence_slices)};
   if (is_receive(action.kind)) {
     event.receive = true;
-    event.own = moment(action.kind == ActionKind::recv_f ? posted_f : posted_b, stage);
-    events_.push_back(event);
-    return;
+    event.own = posted_for(pass_of(action));
+    return event;
   }
-  event.cost = static_cast<uint32_t>(1 + of_stage * stage + static_cast<int>(action.kind));
-  if (action.kind == ActionKind::forward) {
-    event.own = moment(end_f, stage);
-    if (stage > 0) input(end_f, stage - 1, posted_f, stage - 1);
-  } else if (is_gradient(action.kind)) {
-    event.own = moment(end_b, stage);
-    if (stage < last) input(end_b, stage + 1, posted_b, stage);
-    if (stage == last && schedule.spread_head) from_head(head(ActionKind::head_backward));
-  } else if (is_of_head(action.kind)) {
-    event.own = head(action.kind);
-    if (action.kind == ActionKind::head_backward) {
-      event.input = head(ActionKind::head_forward);
-    } else if (rank == table.rank_of[static_cast<size_t>(last)]) {
-      event.input = moment(end_f, last);
-    } else {
-      from_head(moment(end_f, last));
-    }
+  event.cost = cost_of(action.stage, static_cast<int>(action.kind));
+  if (action.kind != ActionKind::backward_weight) event.own = end_of(action);
+  const std::optional<Input> input = inputs.of(action);
+  if (!input) return event;
+  event.input = end_of(input->pass);
+  if (input->boundary < 0) return event;
+  if (input->boundary + 1 == schedule.stages()) {
+    event.transfer = cost_of(action.stage, transfer + 1);
+  } else {
+    event.transfer = cost_of(input->boundary, transfer);
+    event.posted = posted_for(action);
   }
-  events_.push_back(event);
+  return event;
 }
 
 int64_t StepClock::end(std::span<const int64_t> tokens, std::span<const int64_t> squares) const {

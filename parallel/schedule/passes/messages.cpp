@@ -7,42 +7,27 @@
 #include <vector>
 
 #include "core/base/error.h"
+#include "parallel/schedule/inputs.h"
 #include "parallel/schedule/passes/passes.h"
 
 namespace pptrain::schedule {
 namespace {
 
-// Which action uses a message: looked up when receives are placed.
-class Consumers {
- public:
-  explicit Consumers(const Schedule& schedule)
-      : s_(schedule), forward_(schedule.cells()), gradient_(schedule.cells()) {
-    for (const auto& list : s_.actions) {
-      uint32_t number = 0;
-      for (const Action& action : list) {
-        if (!is_compute(action.kind)) continue;
-        for_each_part(action, [&](const Action& part) {
-          const size_t cell = s_.cell(part.stage, part.microbatch);
-          if (part.kind == ActionKind::forward) forward_[cell] = number;
-          if (is_gradient(part.kind)) gradient_[cell] = number;
-        });
-        ++number;
-      }
+// The number of each F, B and I among the compute actions of its rank.
+PassTable<uint32_t> numbers_of(const Schedule& schedule) {
+  PassTable<uint32_t> numbers(schedule);
+  for (const auto& list : schedule.actions) {
+    uint32_t number = 0;
+    for (const Action& action : list) {
+      if (!is_compute(action.kind)) continue;
+      for_each_part(action, [&](const Action& part) {
+        if (part.kind != ActionKind::backward_weight) numbers[part] = number;
+      });
+      ++number;
     }
   }
-
-  // The F, or the B or I, that uses what the receive brings: its number among the compute actions of its
-  // rank.
-  uint32_t of(const Action& receive) const {
-    const auto& numbers = receive.kind == ActionKind::recv_f ? forward_ : gradient_;
-    return numbers[s_.cell(receive.stage, receive.microbatch)];
-  }
-
- private:
-  const Schedule& s_;
-  std::vector<uint32_t> forward_;  // [stage x microbatch]
-  std::vector<uint32_t> gradient_;
-};
+  return numbers;
+}
 
 // Half the size of an action and its place: a step has a million of them.
 struct PlacedReceive {
@@ -70,7 +55,7 @@ class CommunicationPass {
   explicit CommunicationPass(const Schedule& schedule)
       : s_(schedule),
         table_(schedule),
-        consumers_(schedule),
+        numbers_(numbers_of(schedule)),
         channels_(static_cast<size_t>(schedule.ranks)) {}
 
   Schedule run() {
@@ -100,7 +85,8 @@ class CommunicationPass {
       for_each_send(action, [&](const Action& send) {
         const Action receive = receive_of(send);
         channel(table_.rank_of[receive.stage], rank)
-            .receives.push_back({consumers_.of(receive), receive.kind, receive.stage, receive.microbatch});
+            .receives.push_back(
+                {numbers_[pass_of(receive)], receive.kind, receive.stage, receive.microbatch});
       });
     }
   }
@@ -157,7 +143,7 @@ class CommunicationPass {
 
   const Schedule& s_;
   PlacementTable table_;
-  Consumers consumers_;
+  PassTable<uint32_t> numbers_;
   std::vector<std::vector<Channel>> channels_;  // [receiving rank]
 };
 
@@ -171,8 +157,8 @@ struct ChannelState {
 // One rank's list: its compute actions are numbered, and a receive stands before one of them.
 class Hoist {
  public:
-  Hoist(const Schedule& schedule, const PlacementTable& table, const Consumers& consumers, int rank)
-      : table_(table), consumers_(consumers), list_(schedule.actions[rank]) {}
+  Hoist(const Schedule& schedule, const PlacementTable& table, const PassTable<uint32_t>& numbers, int rank)
+      : table_(table), numbers_(numbers), list_(schedule.actions[rank]) {}
 
   // A receive that moves goes before the last compute action, which therefore is held back in `last_`
   // with the sends that follow it; one that does not waits in `staying_` for the next compute action.
@@ -204,7 +190,7 @@ class Hoist {
   void place(const Action& receive) {
     ChannelState& channel = channel_from(table_.rank_of[other_stage(receive)]);
     channel.last_place = place_in(channel);
-    channel.waiting.push_back(consumers_.of(receive));
+    channel.waiting.push_back(numbers_[pass_of(receive)]);
     (channel.last_place < computes_ ? result_ : staying_).push_back(receive);
   }
 
@@ -223,7 +209,7 @@ class Hoist {
   }
 
   const PlacementTable& table_;
-  const Consumers& consumers_;
+  const PassTable<uint32_t>& numbers_;
   const std::vector<Action>& list_;
   size_t computes_ = 0;  // compute actions so far
   std::vector<ChannelState> channels_;
@@ -239,10 +225,10 @@ Schedule add_communication(const Schedule& schedule) {
 
 Schedule hoist_receives(const Schedule& schedule) {
   const PlacementTable table(schedule);
-  const Consumers consumers(schedule);
+  const PassTable<uint32_t> numbers = numbers_of(schedule);
   Schedule result = schedule.without_actions();
   for (int rank = 0; rank < schedule.ranks; ++rank) {
-    result.actions[rank] = Hoist(schedule, table, consumers, rank).run();
+    result.actions[rank] = Hoist(schedule, table, numbers, rank).run();
   }
   return result;
 }

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "parallel/schedule/inputs.h"
 #include "parallel/schedule/schedule.h"
 
 namespace pptrain::schedule {
@@ -37,35 +38,28 @@ class Replay {
   const std::vector<size_t>& positions() const { return next_; }
 
  private:
-  // What has happened to a microbatch of a stage. `arrived`: the neighbouring stage's rank can use it.
-  enum State : uint8_t;
+  // Of what a pass makes, on the ranks that need it.
+  enum State : uint8_t { made = 1, arrived = 2 };
 
-  bool is(State state, int stage, int microbatch) const {
-    return (states_[schedule_.cell(stage, microbatch)] & state) != 0;
-  }
   bool ready(const Action& action) const {
     if (action.kind != ActionKind::overlapped_pair) return part_ready(action);
     return part_ready(forward_of(action)) && part_ready(backward_of(action));
   }
   bool part_ready(const Action& action) const;
   void part_done(const Action& action);
-  bool head_done(const std::vector<int>& ranks, int mb) const {
-    return ranks[static_cast<size_t>(mb)] == schedule_.ranks;
-  }
-  void count_head(std::vector<int>& ranks, int mb);
+  void hand_on(const Action& pass, bool sent);
   void wake(int rank);
-  void wake_all();
 
   const Schedule& schedule_;
   ReceiveModel model_;
-  PlacementTable table_;
-  std::vector<uint8_t> by_message_;   // [boundary] what crosses it travels in a message
-  std::vector<uint8_t> states_;       // [stage x microbatch] of State
-  std::vector<int> head_f_, head_b_;  // [microbatch] ranks that have done S, and T; empty without
-  std::vector<size_t> next_;          // [rank]
-  std::vector<size_t> ends_;          // [rank]
-  std::vector<int> queue_;            // ranks that may be able to go on
-  std::vector<uint8_t> queued_;       // [rank]
+  bool by_messages_;
+  Inputs inputs_;
+  PassTable<uint8_t> states_;    // of State
+  std::vector<int> parts_done_;  // [microbatch x 2 (S, T)] ranks that have done it; empty with a whole head
+  std::vector<size_t> next_;     // [rank]
+  std::vector<size_t> ends_;     // [rank]
+  std::vector<int> queue_;       // ranks that may be able to go on
+  std::vector<uint8_t> queued_;  // [rank]
 };
 
 template <typename Visit>
