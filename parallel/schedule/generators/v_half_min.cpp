@@ -6,11 +6,12 @@
 #include <array>
 #include <cstdint>
 #include <deque>
+#include <optional>
 #include <utility>
 #include <vector>
 
 #include "parallel/schedule/generators/generator_list.h"
-#include "parallel/schedule/passes/pass_clock.h"
+#include "parallel/schedule/passes/list_scheduler.h"
 
 namespace pptrain::schedule {
 namespace {
@@ -62,22 +63,21 @@ std::deque<Action> slot_order(const Schedule& schedule, int rank, const FirstSlo
 // the slots need. If there is none, it takes a W of the drain. Whatever fills an idle step delays nothing.
 class Squeeze {
  public:
-  Squeeze(Schedule& schedule, std::vector<std::deque<Action>> lists)
-      : s_(schedule), clock_(schedule), lists_(std::move(lists)) {
-    input_done_.assign(s_.cells(), 0);
-    held_.assign(s_.ranks, 0);
-    drain_.resize(s_.ranks);
-    weight_listed_.assign(s_.cells(), 0);
+  Squeeze(const Schedule& shape, std::vector<std::deque<Action>> lists)
+      : s_(shape),
+        scheduler_(shape),
+        lists_(std::move(lists)),
+        held_(lists_.size()),
+        weights_listed_(static_cast<size_t>(shape.stages())) {
     for (const auto& list : lists_) note_list(list);
   }
 
-  void run() {
-    clock_.run([this](int rank, int64_t step) { take_one(rank, step); });
+  Schedule run() {
+    return scheduler_.run([this](int rank, int64_t step) { return take_one(rank, step); },
+                          [](const Action&) { return 1; });
   }
 
  private:
-  size_t at(const Action& action) const { return s_.cell(action.stage, action.microbatch); }
-
   // The memory that the slots need, and which W's have a slot.
   void note_list(const std::deque<Action>& list) {
     int held = 0;
@@ -86,19 +86,14 @@ class Squeeze {
       most_held_ = std::max(most_held_, held);
       if (action.kind != ActionKind::backward_weight) continue;
       --held;
-      weight_listed_[at(action)] = 1;
+      ++weights_listed_[action.stage];
     }
-  }
-
-  bool ready(const Action& action, int64_t step) const {
-    if (action.kind == ActionKind::backward_weight) return input_done_[at(action)] != 0;
-    return clock_.input(action) <= step;
   }
 
   // The place in the rank's list of what it can run now; the list's size if there is nothing.
   size_t choose(int rank, int64_t step) const {
     const auto& list = lists_[rank];
-    if (list.empty() || ready(list.front(), step)) return 0;
+    if (list.empty() || scheduler_.is_ready(list.front(), step)) return 0;
     constexpr size_t kinds = 6;  // F, I and W of each of the two stages
     std::array<bool, kinds> seen = {};
     size_t seen_count = 0;
@@ -110,7 +105,7 @@ class Squeeze {
       const bool is_weight = action.kind == ActionKind::backward_weight;
       bool& kind_seen = seen[(is_forward ? 0 : is_weight ? 1 : 2) * 2 + (action.stage >= s_.ranks)];
       if (!kind_seen) {
-        if (ready(action, step) && (!is_forward || most < most_held_)) return i;
+        if (scheduler_.is_ready(action, step) && (!is_forward || most < most_held_)) return i;
         kind_seen = true;
         ++seen_count;
       }
@@ -121,37 +116,24 @@ class Squeeze {
     return list.size();
   }
 
-  // Runs an action of the rank in this step, if there is one.
-  void take_one(int rank, int64_t step) {
+  std::optional<Action> take_one(int rank, int64_t step) {
     auto& list = lists_[rank];
-    auto& drain = drain_[rank];
     const size_t place = choose(rank, step);
-    if (place < list.size()) {
-      take(rank, list, list.begin() + static_cast<std::ptrdiff_t>(place), step);
-    } else if (!drain.empty()) {
-      take(rank, drain, drain.begin(), step);
-    }
-  }
-
-  void take(int rank, std::deque<Action>& list, std::deque<Action>::iterator place, int64_t step) {
-    const Action action = *place;
-    list.erase(place);
-    s_.actions[rank].push_back(action);
-    clock_.begin(rank, action, step + 1);
+    if (place == list.size()) return std::nullopt;
+    const Action action = list[place];
+    list.erase(list.begin() + static_cast<std::ptrdiff_t>(place));
     if (action.kind == ActionKind::forward) ++held_[rank];
     if (action.kind == ActionKind::backward_weight) --held_[rank];
-    if (action.kind != ActionKind::backward_input) return;
-    input_done_[at(action)] = 1;
-    if (!weight_listed_[at(action)]) drain_[rank].push_back(backward_weight(action.stage, action.microbatch));
+    if (action.kind == ActionKind::backward_input && action.microbatch >= weights_listed_[action.stage])
+      list.push_back(backward_weight(action.stage, action.microbatch));
+    return action;
   }
 
-  Schedule& s_;
-  PassClock<int64_t> clock_;
-  std::vector<std::deque<Action>> lists_;  // [rank] what is left
-  std::vector<std::deque<Action>> drain_;  // [rank] W's without a slot whose I is done
-  std::vector<uint8_t> input_done_;        // [stage x microbatch]
-  std::vector<uint8_t> weight_listed_;
-  std::vector<int> held_;  // [rank] F done, W not
+  const Schedule& s_;
+  ListScheduler<int64_t> scheduler_;
+  std::vector<std::deque<Action>> lists_;  // [rank] what is left; the drain's W's once their I is done
+  std::vector<int> held_;                  // [rank] F done, W not
+  std::vector<int> weights_listed_;        // [stage] of the first microbatches
   int most_held_ = 0;
 };
 
@@ -160,7 +142,7 @@ void generate(Schedule& schedule, Slots&& slots) {
   schedule.placement = Placement::v;
   std::vector<std::deque<Action>> lists;
   for (int rank = 0; rank < schedule.ranks; ++rank) lists.push_back(slot_order(schedule, rank, slots(rank)));
-  Squeeze(schedule, std::move(lists)).run();
+  schedule = Squeeze(schedule, std::move(lists)).run();
 }
 
 void generate_v_half(Schedule& schedule) {

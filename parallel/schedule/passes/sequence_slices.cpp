@@ -4,12 +4,13 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <utility>
 #include <vector>
 
 #include "core/base/error.h"
 #include "parallel/schedule/cost/memory.h"
-#include "parallel/schedule/passes/pass_clock.h"
+#include "parallel/schedule/passes/list_scheduler.h"
 #include "parallel/schedule/passes/passes.h"
 
 namespace pptrain::schedule {
@@ -63,54 +64,42 @@ RankStreams streams_of(const Schedule& whole, int rank, const Schedule& shape) {
   return result;
 }
 
-// Runs the streams of all ranks, in units of time and without transfers, and lists what each rank did.
-class SliceLists {
- public:
-  SliceLists(const Schedule& whole, int slices, int more_held)
-      : result_(whole.without_actions()), clock_(result_) {
-    result_.sequence_slices = slices;
-    const std::vector<InFlight> held = in_flight(whole);
-    for (int rank = 0; rank < whole.ranks; ++rank) {
-      RankStreams& own = ranks_.emplace_back(streams_of(whole, rank, result_));
-      own.most_held = held[static_cast<size_t>(rank)].activations + more_held;
-    }
-  }
-
-  // False if ranks wait for each other.
-  bool run() {
-    clock_.run([this](int rank, int64_t now) { go_on(rank, now); });
-    return std::ranges::all_of(ranks_, [](const RankStreams& own) { return own.done(); });
-  }
-
-  Schedule take() { return std::move(result_); }
-
- private:
-  void go_on(int rank, int64_t now) {
-    RankStreams& own = ranks_[static_cast<size_t>(rank)];
+// Runs the streams of all ranks, in units of time and without transfers, with so many microbatches more than
+// whole ones. Nothing if ranks wait for each other.
+std::optional<Schedule> run(const Schedule& shape, std::vector<RankStreams> ranks, int more_held) {
+  ListScheduler<int64_t> scheduler(shape);
+  const auto choose = [&](int rank, int64_t now) -> std::optional<Action> {
+    RankStreams& own = ranks[static_cast<size_t>(rank)];
     for (const Action* head : own.heads()) {
-      if (head == nullptr || clock_.input(*head) > now) continue;
+      if (head == nullptr || !scheduler.is_ready(*head, now)) continue;
       const bool forward = head->kind == ActionKind::forward;
-      if (forward && own.held >= own.most_held) continue;
-      result_.actions[rank].push_back(*head);
+      if (forward && own.held >= own.most_held + more_held) continue;
       ++(forward ? own.next_forward : own.next_other);
       own.held += forward ? 1 : is_gradient(head->kind) ? -1 : 0;
-      return clock_.begin(rank, *head, now + time_units(*head));
+      return *head;
     }
-  }
-
-  Schedule result_;
-  PassClock<int64_t> clock_;
-  std::vector<RankStreams> ranks_;
-};
+    return std::nullopt;
+  };
+  Schedule lists = scheduler.run(choose, time_units);
+  if (!std::ranges::all_of(ranks, [](const RankStreams& own) { return own.done(); })) return std::nullopt;
+  return lists;
+}
 
 }  // namespace
 
 Schedule in_sequence_slices(const Schedule& schedule, int slices) {
   const Schedule whole = split_pairs(schedule);
+  Schedule shape = whole.without_actions();
+  shape.sequence_slices = slices;
+  const std::vector<InFlight> held = in_flight(whole);
+  std::vector<RankStreams> streams;
+  for (int rank = 0; rank < whole.ranks; ++rank) {
+    streams.push_back(streams_of(whole, rank, shape));
+    streams.back().most_held = held[static_cast<size_t>(rank)].activations;
+  }
   const int least = (slices - 1) * whole.stages_per_rank;
   for (int more = least; more <= least + whole.microbatches * whole.stages_per_rank; ++more) {
-    SliceLists lists(whole, slices, more);
-    if (lists.run()) return lists.take();
+    if (std::optional<Schedule> lists = run(shape, streams, more)) return *std::move(lists);
   }
   throw Error(fmt::format("{} has no order for {} sequence slices: its ranks wait for each other", whole.name,
                           slices));
