@@ -25,12 +25,12 @@ struct Input {
 class Inputs {
  public:
   // The schedule must outlive this. Its lists are not read.
-  explicit Inputs(const Schedule& schedule) : s_(schedule), table_(schedule) {}
+  explicit Inputs(const Schedule& schedule) : s_(schedule), table_(schedule), last_(schedule.stages() - 1) {}
 
   // Of an F, B, I, W, S or T; nothing for the first stage's F. What S or T makes is there once all ranks have
   // done theirs.
   std::optional<Input> of(const Action& pass) const {
-    const int stage = pass.stage, mb = pass.microbatch, last = s_.stages() - 1;
+    const int stage = pass.stage, mb = pass.microbatch;
     switch (pass.kind) {
       case ActionKind::forward:
         if (stage == 0) return std::nullopt;
@@ -38,13 +38,19 @@ class Inputs {
       case ActionKind::backward_weight:
         return Input{backward(stage, mb)};
       case ActionKind::head_forward:
-        return Input{forward(last, mb), stage == table_.rank_of[last] ? -1 : last};
+        return Input{forward(last_, mb), stage == table_.rank_of[last_] ? -1 : last_};
       case ActionKind::head_backward:
         return Input{head_forward(stage, mb)};
       default:
-        if (stage < last) return Input{backward(stage + 1, mb), crossed(stage)};
-        return s_.spread_head ? Input{head_backward(stage, mb), last} : Input{forward(stage, mb)};
+        if (stage < last_) return Input{backward(stage + 1, mb), crossed(stage)};
+        return s_.spread_head ? Input{head_backward(stage, mb), last_} : Input{forward(stage, mb)};
     }
+  }
+
+  // Does an F, B or I make what goes to another stage's rank?
+  bool crosses(const Action& pass) const {
+    const int boundary = pass.kind == ActionKind::forward ? pass.stage : pass.stage - 1;
+    return !is_of_head(pass.kind) && boundary >= 0 && boundary < last_ && table_.crosses[boundary];
   }
 
   // How many ranks make what the pass does: all of them S and T.
@@ -53,18 +59,18 @@ class Inputs {
   // Calls visit(rank, Input::boundary) for each rank that needs what an F, B, I, S or T makes.
   template <typename Visit>
   void for_each_user(const Action& pass, Visit&& visit) const {
-    const int stage = pass.stage, last = s_.stages() - 1, last_rank = table_.rank_of[last];
+    const int stage = pass.stage, last_rank = table_.rank_of[last_];
     switch (pass.kind) {
       case ActionKind::forward:
-        if (stage < last) return visit(table_.rank_of[stage + 1], crossed(stage));
+        if (stage < last_) return visit(table_.rank_of[stage + 1], crossed(stage));
         if (!s_.spread_head) return visit(last_rank, -1);
-        for (int rank = 0; rank < s_.ranks; ++rank) visit(rank, rank == last_rank ? -1 : last);
+        for (int rank = 0; rank < s_.ranks; ++rank) visit(rank, rank == last_rank ? -1 : last_);
         return;
       case ActionKind::head_forward:
         for (int rank = 0; rank < s_.ranks; ++rank) visit(rank, -1);
         return;
       case ActionKind::head_backward:
-        return visit(last_rank, last);
+        return visit(last_rank, last_);
       default:
         if (stage > 0) visit(table_.rank_of[stage - 1], crossed(stage - 1));
     }
@@ -75,6 +81,7 @@ class Inputs {
 
   const Schedule& s_;
   PlacementTable table_;
+  int last_;  // stage
 };
 
 // A value for what each F makes, and each B or I, and S and T of all ranks. W makes nothing for others.
@@ -92,10 +99,10 @@ class PassTable {
   size_t size() const { return values_.size(); }
   size_t place(const Action& pass) const {
     const auto mb = static_cast<size_t>(pass.microbatch);
-    if (is_of_head(pass.kind))
-      return 2 * cells_ + (pass.kind == ActionKind::head_forward ? 0 : microbatches_) + mb;
     const size_t cell = static_cast<size_t>(pass.stage) * microbatches_ + mb;
-    return pass.kind == ActionKind::forward ? cell : cells_ + cell;
+    if (pass.kind == ActionKind::forward) return cell;
+    if (!is_of_head(pass.kind)) return cells_ + cell;
+    return 2 * cells_ + (pass.kind == ActionKind::head_forward ? 0 : microbatches_) + mb;
   }
 
  private:

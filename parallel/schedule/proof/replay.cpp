@@ -13,15 +13,18 @@ Replay::Replay(const Schedule& schedule, ReceiveModel model, bool by_messages)
 }
 
 bool Replay::part_ready(const Action& action) const {
+  if (is_compute(action.kind)) return has_input(action);
   if (is_send(action.kind)) return (states_[pass_of(action)] & made) != 0;
-  const bool receive = is_receive(action.kind);
-  if (receive ? model_ == ReceiveModel::at_consumer : !is_compute(action.kind)) return true;
-  const std::optional<Input> input = inputs_.of(receive ? pass_of(action) : action);
-  return !input || (states_[input->pass] & (input->pass.stage == action.stage ? made : arrived)) != 0;
+  return model_ == ReceiveModel::at_consumer || !is_receive(action.kind) || has_input(pass_of(action));
+}
+
+bool Replay::has_input(const Action& pass) const {
+  const std::optional<Input> input = inputs_.of(pass);
+  return !input || (states_[input->pass] & (input->pass.stage == pass.stage ? made : arrived)) != 0;
 }
 
 void Replay::part_done(const Action& action) {
-  if (is_send(action.kind)) return hand_on(pass_of(action), /*sent=*/true);
+  if (is_send(action.kind)) return hand_on(pass_of(action));
   if (!is_compute(action.kind) || action.kind == ActionKind::backward_weight) return;
   if (is_of_head(action.kind)) {
     int& parts =
@@ -29,16 +32,12 @@ void Replay::part_done(const Action& action) {
     if (++parts < schedule_.ranks) return;
   }
   states_[action] |= made;
-  hand_on(action, /*sent=*/false);
+  if (!by_messages_ || !inputs_.crosses(action)) hand_on(action);
 }
 
-void Replay::hand_on(const Action& pass, bool sent) {
-  inputs_.for_each_user(pass, [&](int rank, int boundary) {
-    const bool by_message = by_messages_ && boundary >= 0 && boundary + 1 < schedule_.stages();
-    if (by_message != sent) return;
-    states_[pass] |= arrived;
-    wake(rank);
-  });
+void Replay::hand_on(const Action& pass) {
+  states_[pass] |= arrived;
+  inputs_.for_each_user(pass, [&](int rank, int) { wake(rank); });
 }
 
 void Replay::wake(int rank) {

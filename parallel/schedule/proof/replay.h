@@ -46,8 +46,9 @@ class Replay {
     return part_ready(forward_of(action)) && part_ready(backward_of(action));
   }
   bool part_ready(const Action& action) const;
+  bool has_input(const Action& pass) const;
   void part_done(const Action& action);
-  void hand_on(const Action& pass, bool sent);
+  void hand_on(const Action& pass);
   void wake(int rank);
 
   const Schedule& schedule_;
