@@ -25,9 +25,9 @@ struct Priorities {
 
 // Whatever a rank can run next, the pass with the smallest key first. Never deadlocks: an F leaves room for
 // what the rank's later chunks need to end a microbatch.
-class ListScheduler {
+class PatternLists {
  public:
-  explicit ListScheduler(const Instance& instance)
+  explicit PatternLists(const Instance& instance)
       : in_(instance), ranks_(static_cast<size_t>(in_.ranks)), there_(2 * in_.shape.cells()) {
     result_.lists.resize(ranks_.size());
     for (int rank = 0; rank < in_.ranks; ++rank) {
@@ -299,7 +299,7 @@ Priorities priorities_of(const Instance& in, const Pattern& pattern) {
 
 Timed best_pattern(const Instance& instance, uint64_t seed, int tries) {
   Random random(seed);
-  ListScheduler scheduler(instance);
+  PatternLists scheduler(instance);
   Pattern pattern;
   Timed best{.lists = {}, .end = Instance::no_bound};
   for (int i = 0; i < tries; ++i) {
