@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <iterator>
-#include <numeric>
 #include <optional>
 #include <span>
 #include <tuple>
@@ -317,7 +316,7 @@ class Searcher {
   std::vector<Candidate> fastest_moves(const Candidate& best, size_t most) {
     std::vector<Candidate> moves = layer_moves(best);
     if (base_.chooses_recompute && options_.budget > 0)
-      std::ranges::move(recompute_moves(best, all_stages(best), -1), std::back_inserter(moves));
+      std::ranges::move(recompute_moves(best, all_stages(*best.lowered), -1), std::back_inserter(moves));
     std::vector<std::pair<double, size_t>> times;
     for (const Candidate& move : moves) times.emplace_back(simulated(move).step_time, times.size());
     std::ranges::sort(times);
@@ -334,48 +333,32 @@ class Searcher {
     constexpr int most_stages = 16;
     std::vector<Candidate> moves;
     if (!chooses_split()) return moves;
-    std::vector<int> from = all_stages(best), to = from;
+    std::vector<int> from = all_stages(*best.lowered), to = from;
     if (best.lowered->stages() > most_stages) {
       const std::vector<schedule::RankTime> ranks = simulated(best).ranks;
       const auto [idlest, busiest] = std::ranges::minmax_element(ranks, {}, &schedule::RankTime::busy);
       from = best.lowered->stages_of(static_cast<int>(busiest - ranks.begin()));
       to = best.lowered->stages_of(static_cast<int>(idlest - ranks.begin()));
     }
-    const std::vector<int64_t> counts = pipeline::layers_per_stage(best.layout.layers);
-    for (const int donor : from) {
-      for (const int receiver : to) {
-        if (receiver == donor || counts[donor] == 1) continue;
-        std::vector<int64_t> moved = counts;
-        --moved[donor];
-        ++moved[receiver];
-        moves.push_back(best);
-        moves.back().layout.layers = pipeline::from_counts(moved);
-      }
-    }
+    for (pipeline::LayerAssignment& layers : app::layer_moves(best.layout.layers, from, to))
+      moves.emplace_back(best).layout.layers = std::move(layers);
     return moves;
   }
 
   // One of the stages changes its recompute by so many levels.
   std::vector<Candidate> recompute_moves(const Candidate& best, std::span<const int> stages,
-                                         int words) const {
+                                         int levels) const {
     std::vector<models::Recompute> recompute;
-    for (const int stage : all_stages(best)) recompute.push_back(best.layout.recompute.most(stage));
+    for (const int stage : all_stages(*best.lowered)) recompute.push_back(best.layout.recompute.most(stage));
     std::vector<Candidate> moves;
     for (const int stage : stages) {
-      const int changed = static_cast<int>(recompute[stage]) + words;
+      const int changed = static_cast<int>(recompute[stage]) + levels;
       if (changed < 0 || changed > static_cast<int>(models::Recompute::full)) continue;
       std::vector<models::Recompute> moved = recompute;
       moved[stage] = static_cast<models::Recompute>(changed);
-      moves.push_back(best);
-      moves.back().layout.recompute = config::Recomputation(moved);
+      moves.emplace_back(best).layout.recompute = config::Recomputation(moved);
     }
     return moves;
-  }
-
-  static std::vector<int> all_stages(const Candidate& c) {
-    std::vector<int> stages(static_cast<size_t>(c.lowered->stages()));
-    std::iota(stages.begin(), stages.end(), 0);
-    return stages;
   }
 
   std::vector<int> stages_of_fullest_rank(const Candidate& c) {

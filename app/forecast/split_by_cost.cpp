@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <map>
 #include <numeric>
-#include <optional>
+#include <span>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -52,82 +52,6 @@ class Work {
   std::vector<std::map<Pass, int64_t>> ranks_;
 };
 
-// Hill climbing over single moves of a layer from one stage to another. In a large pipeline only moves from
-// the busiest rank are tried. A move that leaves some rank as busy as the best step is long needs no
-// simulation.
-class SplitClimber {
- public:
-  SplitClimber(const CostModel& costs, int layers, const schedule::Schedule& compute)
-      : costs_(costs),
-        compute_(compute),
-        work_(compute),
-        counts_(pipeline::layers_per_stage(pipeline::compute_layer_assignment(layers, compute.stages()))),
-        best_(simulate().step_time) {}
-
-  pipeline::LayerAssignment climb() {
-    while (step()) {
-    }
-    return pipeline::from_counts(counts_);
-  }
-
- private:
-  schedule::Costs costs() const { return simulation_costs(costs_, pipeline::from_counts(counts_), compute_); }
-
-  schedule::Simulation simulate() const { return schedule::simulate(compute_, costs()); }
-
-  // Nothing if it cannot be shorter than `limit`.
-  std::optional<double> step_time(double limit) const {
-    constexpr double rounding = 1e-9;
-    const schedule::Costs now = costs();
-    if (work_.of_busiest(now) > limit * (1 + rounding)) return std::nullopt;
-    return schedule::simulate(compute_, now).step_time;
-  }
-
-  std::vector<int> donors() const {
-    if (compute_.stages() <= 8) {
-      std::vector<int> all(static_cast<size_t>(compute_.stages()));
-      std::iota(all.begin(), all.end(), 0);
-      return all;
-    }
-    const schedule::Simulation now = simulate();
-    const auto busiest = std::ranges::max_element(now.ranks, {}, &schedule::RankTime::busy);
-    return compute_.stages_of(static_cast<int>(busiest - now.ranks.begin()));
-  }
-
-  // The best single move; false if none is worth it.
-  bool step() {
-    double best = best_ * (1 - worth);
-    std::optional<std::pair<int, int>> move;
-    for (const int from : donors()) {
-      if (counts_[from] == 1) continue;
-      for (int to = 0; to < compute_.stages(); ++to) {
-        if (to == from) continue;
-        shift(from, to);
-        if (const auto t = step_time(best); t && *t < best) {
-          best = *t;
-          move = {from, to};
-        }
-        shift(to, from);
-      }
-    }
-    if (!move) return false;
-    shift(move->first, move->second);
-    best_ = best;
-    return true;
-  }
-
-  void shift(int from, int to) {
-    --counts_[from];
-    ++counts_[to];
-  }
-
-  const CostModel& costs_;
-  const schedule::Schedule& compute_;
-  Work work_;
-  std::vector<int64_t> counts_;
-  double best_;
-};
-
 }  // namespace
 
 schedule::Schedule with_head(const CostModel& costs, schedule::Schedule compute,
@@ -136,9 +60,61 @@ schedule::Schedule with_head(const CostModel& costs, schedule::Schedule compute,
   return schedule::spread_head(compute, simulation_costs(costs, layers, compute));
 }
 
+std::vector<int> all_stages(const schedule::Schedule& schedule) {
+  std::vector<int> stages(static_cast<size_t>(schedule.stages()));
+  std::iota(stages.begin(), stages.end(), 0);
+  return stages;
+}
+
+std::vector<pipeline::LayerAssignment> layer_moves(const pipeline::LayerAssignment& layers,
+                                                   std::span<const int> from, std::span<const int> to) {
+  const std::vector<int64_t> counts = pipeline::layers_per_stage(layers);
+  std::vector<pipeline::LayerAssignment> moves;
+  for (const int donor : from) {
+    for (const int receiver : to) {
+      if (receiver == donor || counts[donor] == 1) continue;
+      std::vector<int64_t> moved = counts;
+      --moved[donor];
+      ++moved[receiver];
+      moves.push_back(pipeline::from_counts(moved));
+    }
+  }
+  return moves;
+}
+
+// Takes the best single move as long as one is worth it. A move that leaves some rank as busy as the best
+// step is long needs no simulation.
 pipeline::LayerAssignment cost_split(const CostModel& costs, const models::ModelConfig& model,
                                      const schedule::Schedule& compute) {
-  return SplitClimber(costs, static_cast<int>(model.layers), compute).climb();
+  constexpr int most_stages = 8;  // in a larger pipeline only the busiest rank's stages give layers
+  constexpr double rounding = 1e-9;
+  const Work work(compute);
+  const auto costs_of = [&](const pipeline::LayerAssignment& layers) {
+    return simulation_costs(costs, layers, compute);
+  };
+  pipeline::LayerAssignment best =
+      pipeline::compute_layer_assignment(static_cast<int>(model.layers), compute.stages());
+  schedule::Simulation simulated = schedule::simulate(compute, costs_of(best));
+  for (bool changed = true; changed;) {
+    changed = false;
+    std::vector<int> from = all_stages(compute);
+    if (compute.stages() > most_stages) {
+      const auto busiest = std::ranges::max_element(simulated.ranks, {}, &schedule::RankTime::busy);
+      from = compute.stages_of(static_cast<int>(busiest - simulated.ranks.begin()));
+    }
+    double limit = simulated.step_time * (1 - worth);
+    for (pipeline::LayerAssignment& move : layer_moves(best, from, all_stages(compute))) {
+      const schedule::Costs moved = costs_of(move);
+      if (work.of_busiest(moved) > limit * (1 + rounding)) continue;
+      schedule::Simulation shorter = schedule::simulate(compute, moved);
+      if (shorter.step_time >= limit) continue;
+      limit = shorter.step_time;
+      simulated = std::move(shorter);
+      best = std::move(move);
+      changed = true;
+    }
+  }
+  return best;
 }
 
 }  // namespace pptrain::app

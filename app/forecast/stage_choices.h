@@ -25,6 +25,12 @@ namespace pptrain::app {
 pipeline::LayerAssignment cost_split(const CostModel& costs, const models::ModelConfig& model,
                                      const schedule::Schedule& compute);
 
+// The splits that differ from this one by a single layer, which moves from a stage of `from`, if that has
+// more than one, to a stage of `to`.
+std::vector<pipeline::LayerAssignment> layer_moves(const pipeline::LayerAssignment& layers,
+                                                   std::span<const int> from, std::span<const int> to);
+std::vector<int> all_stages(const schedule::Schedule& schedule);
+
 // Spreads the head over all ranks (schedule::spread_head), if the job wants it and the schedule has not done
 // so.
 schedule::Schedule with_head(const CostModel& costs, schedule::Schedule compute,
