@@ -177,16 +177,12 @@ TimeSplit LayoutModel::split(ScheduleShapes& shapes, const Candidate& estimate) 
   const pipeline::LayerAssignment& split = layers(schedule.stages());
   PassTime passes;
   StageExchange within;
-  for (const auto& list : schedule.actions) {
-    for (const schedule::Action& action : list) {
-      schedule::for_each_part(action, [&](const schedule::Action& part) {
-        const StageForecast& own = costs_.of(split, part.stage);
-        if (schedule::is_compute(part.kind)) passes += own.passes.of(part.kind);
-        within.gather += own.within.gather_of(part.kind);
-        if (schedule::is_weight_gradient(part.kind)) within.sum += own.within.reduce();
-      });
-    }
-  }
+  schedule::for_each_part(schedule, [&](const schedule::Action& part) {
+    const StageForecast& own = costs_.of(split, part.stage);
+    if (schedule::is_compute(part.kind)) passes += own.passes.of(part.kind);
+    within.gather += own.within.gather_of(part.kind);
+    if (schedule::is_weight_gradient(part.kind)) within.sum += own.within.reduce();
+  });
   const double scale = static_cast<double>(known.stretch.all) / known.stretch.more / schedule.ranks;
   const schedule::Costs costs = costs_of(schedule);
   const double pipeline = pipeline_time(known, costs);

@@ -76,23 +76,15 @@ schedule::ExchangeCost beside(const Prediction& p, int stage) {
 ExchangeTime times_of_weights(const Plan& plan, const Prediction& p, const CostModel& costs) {
   ExchangeTime time{"weights"};
   const std::vector<StageExchange> within = within_passes(plan, costs);
-  for (const auto& list : plan.compute.actions) {
-    for (const schedule::Action& action : list) {
-      schedule::for_each_part(action, [&](const schedule::Action& part) {
-        time.exposed += within[static_cast<size_t>(part.stage)].gather_of(part.kind);
-      });
-    }
-  }
+  schedule::for_each_part(plan.compute, [&](const schedule::Action& part) {
+    time.exposed += within[static_cast<size_t>(part.stage)].gather_of(part.kind);
+  });
   time.total = time.exposed;
-  for (const auto& list : plan.schedule.actions) {
-    for (const schedule::Action& action : list) {
-      schedule::for_each_part(action, [&](const schedule::Action& part) {
-        const bool gathers = p.costs.streamed ? schedule::needs_weights(part.kind)
-                                              : part.kind == schedule::ActionKind::unshard;
-        if (gathers) time.total += beside(p, part.stage).gather;
-      });
-    }
-  }
+  schedule::for_each_part(plan.schedule, [&](const schedule::Action& part) {
+    const bool gathers =
+        p.costs.streamed ? schedule::needs_weights(part.kind) : part.kind == schedule::ActionKind::unshard;
+    if (gathers) time.total += beside(p, part.stage).gather;
+  });
   time.exposed = time.exposed / plan.schedule.ranks + exposed(plan, p, &schedule::ExchangeCost::gather);
   time.total /= plan.schedule.ranks;
   return time;
@@ -101,21 +93,15 @@ ExchangeTime times_of_weights(const Plan& plan, const Prediction& p, const CostM
 ExchangeTime times_of_gradients(const Plan& plan, const Prediction& p, const CostModel& costs) {
   ExchangeTime time{"gradients"};
   const std::vector<StageExchange> within = within_passes(plan, costs);
-  for (const auto& list : plan.compute.actions) {
-    for (const schedule::Action& action : list) {
-      schedule::for_each_part(action, [&](const schedule::Action& part) {
-        if (schedule::is_weight_gradient(part.kind))
-          time.exposed += within[static_cast<size_t>(part.stage)].reduce() / plan.schedule.ranks;
-      });
-    }
-  }
+  schedule::for_each_part(plan.compute, [&](const schedule::Action& part) {
+    if (schedule::is_weight_gradient(part.kind))
+      time.exposed += within[static_cast<size_t>(part.stage)].reduce() / plan.schedule.ranks;
+  });
   time.total = time.exposed;
-  for (const auto& list : plan.schedule.actions) {
-    for (const schedule::Action& action : list) {
-      if (action.kind == schedule::ActionKind::reduce_grad)
-        time.total += beside(p, action.stage).reduce / plan.schedule.ranks;
-    }
-  }
+  schedule::for_each_part(plan.schedule, [&](const schedule::Action& action) {
+    if (action.kind == schedule::ActionKind::reduce_grad)
+      time.total += beside(p, action.stage).reduce / plan.schedule.ranks;
+  });
   time.exposed += exposed(plan, p, &schedule::ExchangeCost::reduce);
   return time;
 }
@@ -123,13 +109,11 @@ ExchangeTime times_of_gradients(const Plan& plan, const Prediction& p, const Cos
 // Time of tensors between stages, and of the embedding's shards after the passes.
 ExchangeTime times_between_stages(const Plan& plan, const Prediction& p, const CostModel& costs) {
   ExchangeTime time{"pp"};
-  for (const auto& list : plan.schedule.actions) {
-    for (const schedule::Action& action : list) {
-      if (!schedule::is_receive(action.kind)) continue;
-      const int boundary = action.kind == schedule::ActionKind::recv_f ? action.stage - 1 : action.stage;
-      time.total += p.costs.latency[static_cast<size_t>(boundary)] / plan.schedule.ranks;
-    }
-  }
+  schedule::for_each_part(plan.schedule, [&](const schedule::Action& action) {
+    if (!schedule::is_receive(action.kind)) return;
+    const int boundary = std::min(action.stage, schedule::other_stage(action));
+    time.total += p.costs.latency[static_cast<size_t>(boundary)] / plan.schedule.ranks;
+  });
   for (const schedule::RankTime& rank : p.pipeline.ranks)
     time.exposed += rank.wait_for_transfer / plan.schedule.ranks;
   time.total += costs.embedding_exchange();

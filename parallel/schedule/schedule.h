@@ -56,6 +56,13 @@ struct Schedule {
   Schedule without_actions() const;
 };
 
+// Calls `visit` with every action of every list, with the halves of an overlapped pair one after the other.
+template <typename Visit>
+void for_each_part(const Schedule& schedule, const Visit& visit) {
+  for (const auto& list : schedule.actions)
+    for (const Action& action : list) for_each_part(action, visit);
+}
+
 // rank_of and crosses_ranks as tables, for what walks over all actions.
 struct PlacementTable {
   explicit PlacementTable(const Schedule& schedule);
