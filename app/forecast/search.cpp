@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "app/forecast/prediction.h"
+#include "app/forecast/schedule_shapes.h"
 #include "app/forecast/stage_choices.h"
 #include "core/base/error.h"
 #include "parallel/schedule/cost/memory.h"
@@ -103,30 +104,16 @@ class Searcher {
     }
   }
 
+  // Unless it does not exist for these numbers, or is the same list of actions as another one.
   void add_schedule(Candidate candidate) {
-    std::optional<schedule::Schedule> compute;
-    try {
-      compute = given_schedule(on_layout(base_, candidate.layout).job);
-    } catch (const UsageError&) {
-      return;  // the schedule does not exist for these numbers
-    }
+    const config::JobConfig job = on_layout(base_, candidate.layout).job;
+    const auto shape = shapes_.of(schedule_spec(job), lower_options(base_));
+    if (!shape || shapes_.repeats_another(schedule_spec(job), lower_options(base_))) return;
     const size_t words = candidate.layout.recompute.words.size();
-    if (words > 1 && words != static_cast<size_t>(compute->stages())) return;  // words for other stages
+    if (words > 1 && words != static_cast<size_t>(shape->stages())) return;  // words for other stages
     candidate.lowered = std::make_shared<const schedule::Schedule>(
-        schedule::lower(*std::move(compute), lower_options(base_)));
-    if (!has_twin(candidate.layout, *candidate.lowered)) tried_.push_back(std::move(candidate));
-  }
-
-  // Is the same list of actions already there under another name, or an equivalent one?
-  bool has_twin(const Layout& layout, const schedule::Schedule& lowered) const {
-    return (layout.stages_per_rank == 1 && schedule::repeats_with_one_stage(layout.schedule)) ||
-           std::ranges::any_of(tried_, [&](const Candidate& other) {
-             return other.layout.stages_per_rank == layout.stages_per_rank &&
-                    other.layout.sequence_slices == layout.sequence_slices &&
-                    other.layout.grad_accum_steps == layout.grad_accum_steps &&
-                    (layout.stages_per_rank == 1 || other.lowered->placement == lowered.placement) &&
-                    other.lowered->actions == lowered.actions;
-           });
+        schedule::lower(given_schedule(job), lower_options(base_)));
+    tried_.push_back(std::move(candidate));
   }
 
   void try_all() {
@@ -417,6 +404,7 @@ class Searcher {
   const CostSource& source_;
   const SearchOptions& options_;
   FootprintCache dry_runs_;
+  ScheduleShapes shapes_;
   std::vector<Candidate> tried_;  // without layers and figures
   std::vector<Candidate> found_;
 };
