@@ -106,7 +106,6 @@ struct MeshSearchResult {
 // ranking. If the job asks for a spread head or slices, `refined` is set in any case, from the first meshes
 // that allow them, except for steps of very many microbatches. Throws UsageError if no mesh is legal; the
 // ranking is empty if none fits.
-// ranking is empty if none fits.
 MeshSearchResult search_meshes(const PlanBase& base, const CostSource& source, const SearchOptions& options);
 
 }  // namespace pptrain::app
