@@ -17,6 +17,7 @@
 #include "core/base/error.h"
 #include "core/base/one_line.h"
 #include "core/base/seconds_since.h"
+#include "core/io/atomic_file.h"
 #include "core/kernels/device_name.h"
 #include "core/metrics/log_sinks.h"
 #include "core/metrics/memory.h"
@@ -25,7 +26,6 @@
 #include "core/metrics/prometheus.h"
 #include "core/metrics/tensorboard.h"
 #include "core/metrics/terminal_sinks.h"
-#include "core/net/socket.h"
 #include "models/flops.h"
 #include "parallel/comm/agreement.h"
 
@@ -33,33 +33,31 @@ namespace pptrain::app {
 
 namespace {
 
-std::optional<metrics::Listener> listen_for_metrics(RunContext& context) {
-  const std::string& address = context.job.metrics.prometheus;
-  if (address.empty()) return std::nullopt;
-  std::optional<metrics::Listener> port;
+// Whether its folder takes a new file; the file itself stays as it is until the run begins.
+void check_prometheus_file(RunContext& context) {
+  const std::string& file = context.job.metrics.prometheus_file;
+  if (file.empty()) return;
   std::string fault;
-  if (context.root())
-    fault = comm::fault_of([&] { port = metrics::listen_on(net::parse_listen_address(address).value()); });
+  try {
+    if (context.root()) const io::NewFile attempt(file);
+  } catch (const Error& error) {
+    fault = error.what();
+  }
   fault = comm::broadcast_string(context.mesh.world(), fault, 0);
-  if (!fault.empty()) throw CommonFault(fault);
-  return port;
+  if (!fault.empty()) throw CommonFault("metrics.prometheus_file: " + fault);
 }
 
 // `so_far`: the run's state before this start (step, tokens, skipped steps, newest checkpoint).
 std::vector<std::unique_ptr<metrics::Sink>> open_sinks(const config::JobConfig& job,
                                                        const metrics::RunHeader& header,
-                                                       const metrics::StepRecord& so_far,
-                                                       std::optional<metrics::Listener> port) {
+                                                       const metrics::StepRecord& so_far) {
   const std::filesystem::path folder = job.run.dir;
   std::vector<std::unique_ptr<metrics::Sink>> sinks;
   sinks.push_back(metrics::make_jsonl_sink(folder / "metrics.jsonl", header));
   if (job.metrics.tensorboard)
     sinks.push_back(metrics::make_tensorboard_sink(folder / "tensorboard", header));
-  if (port) {
-    spdlog::info("figures for Prometheus at {}", port->url);
-    sinks.push_back(
-        metrics::make_prometheus_sink(std::move(*port), job.run.dir, job.train.steps, header, so_far));
-  }
+  if (const std::string& file = job.metrics.prometheus_file; !file.empty())
+    sinks.push_back(metrics::make_prometheus_sink(file, job.run.dir, job.train.steps, header, so_far));
   sinks.push_back(metrics::make_line_sink(job.metrics.log_interval, job.train.steps));
   if (auto console = metrics::sink_of_log<metrics::Console>(); console && metrics::terminal_columns()) {
     sinks.push_back(metrics::make_loss_curve_sink());
@@ -85,8 +83,8 @@ RunMetrics::RunMetrics(RunContext& context, const checkpoint::RunState& state, c
     : context_(context),
       state_(state),
       sharing_(sharing),
-      port_(listen_for_metrics(context)),
       flops_per_token_(models::flops_per_token(context.model, context.job.train.seq_len)) {
+  check_prometheus_file(context);
   if (context.root()) peak_flops_ = peak_flops_of_all(context, sharing);
 }
 
@@ -97,7 +95,7 @@ void RunMetrics::open(const metrics::RunHeader& header, const std::vector<OpenSo
   loader_ = &loader;
   saver_ = &saver;
   resumed_at_ = resumed_at;
-  sinks_ = open_sinks(context_.job, header, so_far(), std::move(port_));
+  sinks_ = open_sinks(context_.job, header, so_far());
   peak_flops_ = std::max(peak_flops_, peak_flops_of_all(context_, sharing_));
   if (peak_flops_ == 0) {
     spdlog::warn("mfu is not known: there is no peak rate for {} here. Give metrics.peak_tflops",

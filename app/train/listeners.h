@@ -18,7 +18,6 @@
 #include "core/config/job_config.h"
 #include "core/data/data_loader.h"
 #include "core/fault/loss_watch.h"
-#include "core/metrics/prometheus.h"
 #include "core/metrics/sinks.h"
 #include "parallel/checkpoint/checkpoint.h"
 
@@ -27,8 +26,8 @@ namespace pptrain::app {
 // Rank 0 writes each step to the sinks that the job names.
 class RunMetrics final : public StepListener {
  public:
-  // Rank 0 takes the port of metrics.prometheus; all ranks throw CommonFault if it cannot. Collective. Both
-  // must outlive this. `sharing`: of the ranks' cores, as rank 0 knows it.
+  // All ranks throw CommonFault if rank 0 cannot write metrics.prometheus_file. Collective. Both must outlive
+  // this. `sharing`: of the ranks' cores, as rank 0 knows it.
   RunMetrics(RunContext& context, const checkpoint::RunState& state, const CoreSharing& sharing);
 
   // Opens the sinks on rank 0. `header`: of this start; `resumed_at`: the step of the checkpoint that the run
@@ -50,7 +49,6 @@ class RunMetrics final : public StepListener {
   RunContext& context_;
   const checkpoint::RunState& state_;
   CoreSharing sharing_;
-  std::optional<metrics::Listener> port_;  // of rank 0, until there are sinks
   const std::vector<OpenSource>* sources_ = nullptr;
   const data::DataLoader* loader_ = nullptr;
   const RunSaver* saver_ = nullptr;

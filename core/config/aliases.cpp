@@ -114,6 +114,7 @@ constexpr Alias keys[] = {
     {"metrics.log_interval", "logging_steps log_freq log_every iteration_step_info_interval"},
     {"metrics.peak_tflops", "peak_flops"},
     {"metrics.tensorboard", "enable_tensorboard"},
+    {"metrics.prometheus_file", "metrics.prometheus"},
     {"profile.trace", "enable_profiling"},
     {"profile.first_step", "profile_step_start"},
 };

@@ -281,7 +281,7 @@ struct MetricsSection {
   double peak_tflops = 0;  // of one rank's device, for mfu; 0: known or measured
   bool microbatch_losses = false;
   bool tensorboard = false;
-  std::string prometheus;  // [HOST:]PORT; empty: off
+  std::string prometheus_file;  // NAME.prom; empty: off
 
   bool operator==(const MetricsSection&) const = default;
 };

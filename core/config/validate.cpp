@@ -20,7 +20,6 @@
 #include "core/config/field.h"
 #include "core/config/nearest.h"
 #include "core/config/options.h"
-#include "core/net/socket.h"
 
 namespace pptrain::config {
 
@@ -282,12 +281,13 @@ void check_metrics(Document& document) {
     document.report_conflict(
         {"metrics.microbatch_losses", "optimizer.post_validation"},
         "microbatch_losses waits for each step's losses, which post_validation does not: remove one of them");
-  const std::string& address = document.job.metrics.prometheus;
-  if (address.empty() || net::parse_listen_address(address)) return;
-  document.report("metrics.prometheus",
-                  fmt::format("{} is no address to listen on; expected a port, as \"9464\", or an address of "
-                              "this machine in numbers with a port, as \"127.0.0.1:9464\" or \"[::1]:9464\"",
-                              toml_string(address)));
+  const std::string& file = document.job.metrics.prometheus_file;
+  if (!file.empty() && !file.ends_with(".prom"))
+    document.report(
+        "metrics.prometheus_file",
+        fmt::format("{} does not end in .prom: the textfile collector of node_exporter reads only "
+                    "such files",
+                    toml_string(file)));
 }
 
 void check_resume(Document& document) {

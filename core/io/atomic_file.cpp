@@ -10,11 +10,11 @@
 #include <fstream>
 #include <span>
 #include <system_error>
+#include <utility>
 
 #include "core/base/number.h"
 #include "core/base/special_file.h"
 #include "core/io/checksum.h"
-#include "core/io/files.h"
 #include "core/io/paths.h"
 
 namespace pptrain::io {
@@ -110,19 +110,30 @@ void write_output(const std::filesystem::path& path, std::string_view content) {
   write_all(file.get(), path, content);
 }
 
-void write_file_atomically(const std::filesystem::path& path, std::string_view content) {
-  const auto temporary = path.parent_path() / (".tmp_" + path.filename().string() + "." + unique_suffix());
+NewFile::NewFile(std::filesystem::path path)
+    : path_(std::move(path)),
+      file_(path_.parent_path() / (".tmp_" + path_.filename().string() + "." + unique_suffix())) {}
+
+NewFile::~NewFile() {
   std::error_code ignored;
-  try {
-    OutputFile file(temporary);
-    file.write(std::as_bytes(std::span(content)));
-    file.sync_and_close();
-    rename_path(temporary, path);
-  } catch (...) {
-    std::filesystem::remove(temporary, ignored);
-    throw;
-  }
-  sync_folder(path.parent_path());
+  if (!published_) std::filesystem::remove(file_.path(), ignored);
+}
+
+void NewFile::write(std::string_view text) {
+  file_.write(std::as_bytes(std::span(text)));
+}
+
+void NewFile::publish(Lasting lasting) {
+  if (lasting == Lasting::yes) file_.sync_and_close();
+  rename_path(file_.path(), path_);
+  published_ = true;
+  if (lasting == Lasting::yes) sync_folder(path_.parent_path());
+}
+
+void write_file_atomically(const std::filesystem::path& path, std::string_view content, Lasting lasting) {
+  NewFile file(path);
+  file.write(content);
+  file.publish(lasting);
 }
 
 bool rename_folder_synced(const std::filesystem::path& from, const std::filesystem::path& to) {

@@ -5,6 +5,8 @@
 #include <string>
 #include <string_view>
 
+#include "core/io/files.h"
+
 namespace pptrain::io {
 
 // --- Names for temporary files that no other process takes, not even in other containers that see the
@@ -17,9 +19,30 @@ const std::string& process_space();
 // "SPACE.PID.N": another one at each call.
 std::string unique_suffix();
 
-// Replaces `path` by a file with this content: written to a temporary name beside it, synced, renamed, folder
-// synced. On failure throws Error with the path and the system's reason; the old file is then untouched.
-void write_file_atomically(const std::filesystem::path& path, std::string_view content);
+// Does a file have to stay after a power failure? Only then is it synced, which takes milliseconds.
+enum class Lasting { no, yes };
+
+// A file under a temporary name beside `path`, which it replaces when it is published. If it never is, it
+// goes with this object. Each call throws Error with the path and the system's reason.
+class NewFile {
+ public:
+  explicit NewFile(std::filesystem::path path);
+  ~NewFile();
+  NewFile(const NewFile&) = delete;
+  NewFile& operator=(const NewFile&) = delete;
+
+  void write(std::string_view text);
+  void publish(Lasting lasting = Lasting::yes);
+
+ private:
+  std::filesystem::path path_;
+  OutputFile file_;
+  bool published_ = false;
+};
+
+// Replaces `path` by a NewFile with this content. On failure throws Error; the old file is then untouched.
+void write_file_atomically(const std::filesystem::path& path, std::string_view content,
+                           Lasting lasting = Lasting::yes);
 
 // The end of the name of a folder that waits to be replaced, see rename_folder_synced.
 inline constexpr const char* replaced_extension = ".replaced";

@@ -189,22 +189,9 @@ Survey survey(const fs::path& file, int64_t last) {
   return found;
 }
 
-// A file that gets its name once it is complete and on the device.
-class NewFile {
+class NewLines {
  public:
-  explicit NewFile(const fs::path& target)
-      : target_(target),
-        temporary_(target.parent_path() /
-                   fmt::format(".tmp_{}.{}", target.filename().string(), io::unique_suffix())) {
-    file_.emplace(temporary_);
-  }
-  ~NewFile() {
-    if (!file_) return;
-    std::error_code ignored;
-    fs::remove(temporary_, ignored);
-  }
-  NewFile(const NewFile&) = delete;
-  NewFile& operator=(const NewFile&) = delete;
+  explicit NewLines(const fs::path& target) : file_(target) {}
 
   void add_line(std::string_view line) {
     constexpr size_t piece = 1 << 20;
@@ -214,26 +201,20 @@ class NewFile {
 
   void publish() {
     flush();
-    file_->sync_and_close();
-    std::error_code error;
-    fs::rename(temporary_, target_, error);
-    if (error) throw io::file_error("cannot write", target_, error.value());
-    file_.reset();
-    io::sync_folder(target_.parent_path());
+    file_.publish();
   }
 
  private:
   void flush() {
-    file_->write(std::as_bytes(std::span(waiting_)));
+    file_.write(waiting_);
     waiting_.clear();
   }
 
-  fs::path target_, temporary_;
-  std::optional<io::OutputFile> file_;
+  io::NewFile file_;
   std::string waiting_;
 };
 
-void divide(const fs::path& file, int64_t last, NewFile& kept, NewFile* moved) {
+void divide(const fs::path& file, int64_t last, NewLines& kept, NewLines* moved) {
   std::string header;  // of the lines that follow
   bool any_moved = false;
   each_line(file, [&](const std::string& text, const Line& line, int64_t) {
@@ -260,10 +241,10 @@ void set_aside_after(const fs::path& file, int64_t last, const Report& report) {
   const Survey found = survey(file, last);
   report_bad(file, found, report);
   if (found.moving == 0 && found.ended) return;
-  NewFile kept(file);
+  NewLines kept(file);
   if (found.moving > 0) {
     const fs::path aside = io::first_free(file);
-    NewFile moved(aside);
+    NewLines moved(aside);
     divide(file, last, kept, &moved);
     moved.publish();
     report(fmt::format("moved {} line{} of {} that are not of the run up to step {} to {}", found.moving,

@@ -10,13 +10,11 @@
 #include <sys/socket.h>
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <memory>
 #include <utility>
 
 #include "core/base/error.h"
-#include "core/base/number.h"
 
 namespace pptrain::net {
 namespace {
@@ -256,20 +254,6 @@ std::string host_address(const std::string& given) {
         given));
   }
   return address;
-}
-
-std::optional<Address> parse_listen_address(std::string_view text) {
-  const size_t colon = text.rfind(':');
-  const std::string_view digits = colon == std::string_view::npos ? text : text.substr(colon + 1);
-  std::string_view host = colon == std::string_view::npos ? "localhost" : text.substr(0, colon);
-  const auto port = to_number<uint16_t>(digits);
-  if (!port) return std::nullopt;
-  const bool v6 = host.size() > 2 && host.front() == '[' && host.back() == ']';
-  if (v6) host = host.substr(1, host.size() - 2);
-  Address result{.host = host == "localhost" && !v6 ? loopback : std::string(host), .port = *port};
-  std::array<unsigned char, sizeof(in6_addr)> bytes{};
-  if (inet_pton(v6 ? AF_INET6 : AF_INET, result.host.c_str(), bytes.data()) != 1) return std::nullopt;
-  return result;
 }
 
 }  // namespace pptrain::net

@@ -3,9 +3,7 @@
 #pragma once
 
 #include <chrono>
-#include <optional>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "core/base/file_descriptor.h"
@@ -63,15 +61,7 @@ bool can_listen(const std::string& address);
 
 struct Address {
   std::string host;  // an IPv4 or IPv6 address in numbers
-  int port = 0;      // of a server, 0: any free one
-
-  bool is_v6() const { return host.find(':') != std::string::npos; }
-  // As people write it: "127.0.0.1:9464", "[::1]:9464".
-  std::string text() const { return (is_v6() ? '[' + host + ']' : host) + ':' + std::to_string(port); }
+  int port = 0;
 };
-
-// Where a server listens, of "9464" (this machine alone), "localhost:9464", "0.0.0.0:9464" or "[::1]:9464";
-// nothing for other texts. Names are not looked up: an address must not depend on a name server.
-std::optional<Address> parse_listen_address(std::string_view text);
 
 }  // namespace pptrain::net

@@ -384,7 +384,7 @@ std::vector<Row> output_rows() {
       by_value("metrics.peak_tflops", plan, "2"),
       by_value("metrics.microbatch_losses", numbers, "true"),
       by_value("metrics.tensorboard", files, "true"),
-      by_value("metrics.prometheus", log, "0"),
+      by_value("metrics.prometheus_file", files, "{work}/run.prom"),
       changed("profile.trace", files, six_steps, traced),
       by_value("profile.first_step", files, "4", traced),
       by_value("profile.steps", files, "1", traced),

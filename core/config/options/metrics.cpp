@@ -21,10 +21,11 @@ void add_metrics(std::vector<Option>& options) {
   metrics("tensorboard", &MetricsSection::tensorboard,
           "Also writes the metrics of each step and evaluation to run.dir/tensorboard, as TensorBoard's "
           "event files.");
-  metrics("prometheus", &MetricsSection::prometheus,
-          "Address at which rank 0 serves the latest metrics to Prometheus (GET /metrics). \"HOST:PORT\": "
-          "HOST is a numeric address. \"PORT\": for programs on the same machine. Port 0: any free port, "
-          "which the log names. Anybody who reaches the address can read the metrics. Empty: off.");
+  metrics("prometheus_file", &MetricsSection::prometheus_file,
+          "File NAME.prom with the latest metrics in Prometheus' text format, for the textfile collector of "
+          "node_exporter. Rank 0 replaces it after each step and evaluation. Its folder must exist, and each "
+          "run needs a file of its own. Like run.dir, it is relative to the current directory. Empty: off.")
+      .path(Names::written);
 }
 
 }  // namespace pptrain::config

@@ -1,4 +1,4 @@
-"""The views of a run: TensorBoard's files, the page for Prometheus, the report.
+"""The views of a run: TensorBoard's files, the file for Prometheus, the report.
 
 Usage: look_test.py PPTRAIN [unittest arguments]. The tests share runs of the program. TensorBoard, Prometheus'
 parser and a browser are used if they are installed; scripts/requirements-test.txt has the first two.
@@ -11,13 +11,11 @@ import pathlib
 import re
 import shutil
 import signal
-import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import unittest
-import urllib.request
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "support"))
 from pptrain import job, records, run, sets, start, temporary_folder, wait_for  # noqa: E402
@@ -38,16 +36,11 @@ except ImportError:
 
 JOB = job(run={"dir": "run"}, train={"steps": 100000}, data={"val_fraction": 0.2}, lr_schedule=None,
           eval={"interval": 3, "batches": 2}, checkpoint={"interval": 4, "keep_last_n": 0},
-          metrics={"tensorboard": True, "prometheus": "0"}, profile={"trace": True})
-
-
-def fetch(url):
-    with urllib.request.urlopen(url, timeout=PATIENCE) as response:
-        return response.headers["Content-Type"], response.read().decode()
+          metrics={"tensorboard": True, "prometheus_file": "run.prom"}, profile={"trace": True})
 
 
 def samples(text):
-    """{(name, labels...): value} by the format's rules; fails if the page breaks them."""
+    """{(name, labels...): value} by the format's rules; fails if the text breaks them."""
     found, kinds, last = {}, {}, None
     label = r'[a-zA-Z_][a-zA-Z0-9_]*="(?:[^"\\\n]|\\["\\n])*"'
     for line in text.splitlines():
@@ -80,7 +73,6 @@ class Run:
         self.folder = temporary_folder(add_cleanup)
         (self.folder / "job.toml").write_text(JOB)
         self.path = self.folder / "run"
-        self.strangers = []
         self.first_life()
         self.first_steps = self.records()[0]
         shutil.rmtree(max((self.path / "checkpoints").glob("step_*"), key=lambda p: int(p.name[5:])))
@@ -93,11 +85,6 @@ class Run:
     def first_life(self):
         process = start([PPTRAIN, "--config", "job.toml"], self.folder, stderr=subprocess.STDOUT)
         try:
-            lines = iter(process.stdout.readline, "")
-            self.url = next(match[0] for match in (re.search(r"http://\S+/metrics", line) for line in lines) if match)
-            port = int(re.search(r":(\d+)/", self.url)[1])
-            self.strangers = [socket.create_connection(("127.0.0.1", port)) for _ in range(40)]
-            self.strangers[0].sendall(b"x" * 100)
             self.until_step(10)
             process.send_signal(signal.SIGTERM)
             self.rest = process.stdout.read()
@@ -106,14 +93,12 @@ class Run:
             process.kill()
             process.wait()
             process.stdout.close()
-            for stranger in self.strangers:
-                stranger.close()
+        self.page = (self.folder / "run.prom").read_text()
 
     def until_step(self, step):
-        def reached():
-            self.kind, self.page = fetch(self.url)
-            return value_of(samples(self.page), "pptrain_step") >= step
-        wait_for(reached, PATIENCE, lambda: self.page)
+        file = self.folder / "run.prom"
+        wait_for(lambda: file.exists() and value_of(samples(file.read_text()), "pptrain_step") >= step, PATIENCE,
+                 f"step {step} in {file}")
 
     def records(self):
         lines = records(self.path)
@@ -125,13 +110,12 @@ class Look(unittest.TestCase):
     def setUpClass(cls):
         cls.run_ = Run(cls.addClassCleanup)
 
-    def test_prometheus_page(self):
+    def test_prometheus_file(self):
         run = self.run_
-        self.assertEqual(run.code, 3, run.rest)  # strangers were connected all the time
-        self.assertEqual(run.kind, "text/plain; version=0.0.4; charset=utf-8")
+        self.assertEqual(run.code, 3, run.rest)
         found = samples(run.page)
-        step = int(value_of(found, "pptrain_step"))
-        record = next(r for r in run.first_steps if r["step"] == step)
+        record = run.first_steps[-1]
+        self.assertEqual(value_of(found, "pptrain_step"), record["step"])
         for name, key in [("loss_nats", "loss"), ("grad_norm", "grad_norm"), ("learning_rate", "lr"),
                           ("tokens_total", "total_tokens"), ("step_duration_seconds", "step_time_s"),
                           ("bubble_ratio", "bubble"), ("tokens_per_second", "tokens_per_s")]:
@@ -179,16 +163,13 @@ class Look(unittest.TestCase):
         for (_, value, _), record in zip(series("eval/loss"), evals):
             self.assertTrue(math.isclose(value, record["eval_loss"], rel_tol=1e-6))
 
-    def test_port_that_is_taken(self):
-        with socket.socket() as taken:
-            taken.bind(("127.0.0.1", 0))
-            taken.listen()
-            port = taken.getsockname()[1]
-            done = self.run_.pptrain("--config", "job.toml", "--set", 'run.dir="other"', "--set",
-                                     f'metrics.prometheus="127.0.0.1:{port}"')
-        self.assertEqual(done.returncode, 2, done.stdout + done.stderr)
-        self.assertEqual((done.stdout + done.stderr).count(f"metrics.prometheus: cannot listen on 127.0.0.1:{port}"), 1)
-        self.assertFalse((self.run_.folder / "other/metrics.jsonl").exists())
+    def test_file_for_prometheus_that_cannot_be_written(self):
+        for file in ("absent/a.prom", "/proc/a.prom"):
+            done = self.run_.pptrain("--config", "job.toml", *sets('run.dir="other"', f'metrics.prometheus_file="{file}"'))
+            text = done.stdout + done.stderr
+            self.assertEqual(done.returncode, 2, text)
+            self.assertEqual(text.count("metrics.prometheus_file: cannot create"), 1, text)
+            self.assertFalse((self.run_.folder / "other/metrics.jsonl").exists())
 
 
 class Page(html.parser.HTMLParser):
@@ -229,7 +210,7 @@ class Report(unittest.TestCase):
     def setUpClass(cls):
         cls.folder = temporary_folder(cls.addClassCleanup)
         (cls.folder / "job.toml").write_text(JOB)
-        settings = ["train.steps=6", "metrics.tensorboard=false", 'metrics.prometheus=""']
+        settings = ["train.steps=6", "metrics.tensorboard=false", 'metrics.prometheus_file=""']
         for name, more in [("a", []), ("b", ["optimizer.lr=0.01", "profile.trace=false"])]:
             run([PPTRAIN, "--config", "job.toml", *sets(f'run.dir="{name}"', *settings, *more)], cls.folder)
         cls.done = cls.pptrain("report", "a", "b", "-o", "page.html")
@@ -328,7 +309,7 @@ class Report(unittest.TestCase):
             self.assertIn(f"Pace: {lines[0]}.", page)
 
     def test_other_vocabularies_are_told(self):
-        settings = sets("train.steps=2", 'metrics.prometheus=""', "model.vocab_size=300", 'run.dir="other_vocabulary"')
+        settings = sets("train.steps=2", 'metrics.prometheus_file=""', "model.vocab_size=300", 'run.dir="other_vocabulary"')
         run([PPTRAIN, "--config", "job.toml", *settings], self.folder)
         for other, told in [("other_vocabulary", True), ("b", False)]:
             self.assertEqual(self.pptrain("report", "a", other, "-o", "compared.html").returncode, 0)
@@ -341,9 +322,9 @@ class Report(unittest.TestCase):
             self.assertEqual("(bits per byte)" in page, told, other)
 
     def test_the_picture_names_the_start_that_it_is_of(self):
-        run([PPTRAIN, "--config", "job.toml", *sets('run.dir="again"', "train.steps=2", 'metrics.prometheus=""', "checkpoint.interval=2")],
+        run([PPTRAIN, "--config", "job.toml", *sets('run.dir="again"', "train.steps=2", 'metrics.prometheus_file=""', "checkpoint.interval=2")],
             self.folder)
-        run([PPTRAIN, "--config", "job.toml", *sets('run.dir="again"', "train.steps=6", 'metrics.prometheus=""', "distributed.pp=1",
+        run([PPTRAIN, "--config", "job.toml", *sets('run.dir="again"', "train.steps=6", 'metrics.prometheus_file=""', "distributed.pp=1",
                                                     "checkpoint.interval=2")], self.folder)
         self.assertEqual(self.pptrain("report", "again", "-o", "again.html").returncode, 0)
         text = (self.folder / "again.html").read_text()

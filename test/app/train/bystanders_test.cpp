@@ -55,21 +55,20 @@ std::string silent_job() {
 }
 
 const Overrides silent = {"data.val_fraction=0"};
-const Overrides watched = {fmt::format("data.val_path=\"{}\"", test::shakespeare.string()),
-                           "data.val_fraction=0",
-                           "eval.interval=1",
-                           "eval.batches=2",
-                           "eval.generate_interval=1",
-                           "eval.generate_prompt=\"To be\"",
-                           "eval.generate_tokens=12",
-                           "metrics.log_interval=1",
-                           "metrics.microbatch_losses=true",
-                           "metrics.tensorboard=true",
-                           "metrics.prometheus=\"127.0.0.1:0\"",
-                           "profile.trace=true",
-                           "profile.first_step=1",
-                           "checkpoint.interval=1",
-                           "train.check_weights=true"};
+const Overrides watchers = {fmt::format("data.val_path=\"{}\"", test::shakespeare.string()),
+                            "data.val_fraction=0",
+                            "eval.interval=1",
+                            "eval.batches=2",
+                            "eval.generate_interval=1",
+                            "eval.generate_prompt=\"To be\"",
+                            "eval.generate_tokens=12",
+                            "metrics.log_interval=1",
+                            "metrics.microbatch_losses=true",
+                            "metrics.tensorboard=true",
+                            "profile.trace=true",
+                            "profile.first_step=1",
+                            "checkpoint.interval=1",
+                            "train.check_weights=true"};
 
 // The result of `pptrain eval`.
 double evaluate(const std::filesystem::path& run_dir, const Overrides& overrides) {
@@ -109,6 +108,8 @@ double take_eval_loss(std::vector<std::string>& lines) {
 TEST_CASE("a run that is watched has the bits of one that is not, and eval finds its losses",
           "[bystanders]") {
   const test::TemporaryFolder folder;
+  const Overrides watched =
+      with(watchers, {fmt::format("metrics.prometheus_file=\"{}\"", (folder.path() / "a.prom").string())});
   for (const WatchedJob& job : all_jobs()) {
     for (const Overrides& layout : layouts_of(job.name)) {
       CAPTURE(job.name, layout);

@@ -411,13 +411,15 @@ TEST_CASE("a window to trace needs a trace, and steps") {
       StartsWith("job.toml:3:14: profile.first_step: the first step to trace is 8, but the run has 7"));
 }
 
-TEST_CASE("an address to listen on is a port, with an address in numbers") {
+TEST_CASE("a file for Prometheus has a name that node_exporter reads, and the server's key names its key") {
   const Folder folder;
-  check(folder,
-        {{"[metrics]\nprometheus = 'node7:9464'\n",
-          "job.toml:2:14: metrics.prometheus: \"node7:9464\" is no address to listen on; expected a port",
-          {"127.0.0.1:9464"}}});
-  CHECK(refusal("[metrics]\nprometheus = '0.0.0.0:0'\n", essentials(folder)).empty());
+  check(folder, {{"[metrics]\nprometheus_file = 'a.txt'\n",
+                  "job.toml:2:19: metrics.prometheus_file: \"a.txt\" does not end in .prom",
+                  {"node_exporter"}},
+                 {"[metrics]\nprometheus = '127.0.0.1:9464'\n",
+                  "job.toml:2:1: metrics.prometheus: unknown key",
+                  {"metrics.prometheus_file"}}});
+  CHECK(refusal("[metrics]\nprometheus_file = 'a.prom'\n", essentials(folder)).empty());
 }
 
 TEST_CASE("a data.dtype has nothing to act on unless the file is headerless") {
