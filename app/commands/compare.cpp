@@ -16,8 +16,7 @@
 #include "app/compare/run_difference.h"
 #include "app/report/run_data.h"
 #include "core/base/error.h"
-#include "core/base/one_line.h"
-#include "core/base/printable.h"
+#include "core/base/text.h"
 #include "parallel/checkpoint/manifest.h"
 
 namespace pptrain::app {

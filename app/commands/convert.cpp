@@ -9,8 +9,8 @@
 
 #include "app/commands/job_options.h"
 #include "app/convert/convert.h"
-#include "core/base/heap.h"
-#include "core/base/printable.h"
+#include "core/base/host_memory.h"
+#include "core/base/text.h"
 
 namespace pptrain::app {
 

@@ -11,7 +11,7 @@
 #include "app/commands/command_line.h"
 #include "app/commands/commands.h"
 #include "app/commands/job_options.h"
-#include "core/base/printable.h"
+#include "core/base/text.h"
 
 namespace pptrain::app {
 

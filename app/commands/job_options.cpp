@@ -15,8 +15,7 @@
 
 #include "app/plan/run_files.h"
 #include "core/base/error.h"
-#include "core/base/number.h"
-#include "core/base/printable.h"
+#include "core/base/text.h"
 #include "core/config/field.h"
 #include "parallel/comm/bootstrap.h"
 

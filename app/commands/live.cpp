@@ -19,8 +19,7 @@
 
 #include "app/run/requests.h"
 #include "app/run/run_status.h"
-#include "core/base/one_line.h"
-#include "core/base/printable.h"
+#include "core/base/text.h"
 #include "core/fault/shutdown.h"
 
 namespace pptrain::app {

@@ -15,11 +15,9 @@
 
 #include "core/base/cores.h"
 #include "core/base/error.h"
-#include "core/base/number.h"
-#include "core/base/one_line.h"
-#include "core/base/printable.h"
-#include "core/base/seconds_since.h"
 #include "core/base/source_files.h"
+#include "core/base/text.h"
+#include "core/base/timing.h"
 #include "core/config/loader.h"
 #include "core/corpus/chat.h"
 #include "core/corpus/token_writer.h"

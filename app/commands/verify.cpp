@@ -11,7 +11,7 @@
 #include "app/commands/commands.h"
 #include "app/run/run_status.h"
 #include "core/base/error.h"
-#include "core/base/printable.h"
+#include "core/base/text.h"
 #include "parallel/checkpoint/checkpoint.h"
 #include "parallel/checkpoint/step_folders.h"
 

@@ -12,7 +12,7 @@
 
 #include "core/base/cores.h"
 #include "core/base/error.h"
-#include "core/base/seconds_since.h"
+#include "core/base/timing.h"
 #include "core/data/inspect.h"
 #include "core/io/files.h"
 #include "core/io/paths.h"

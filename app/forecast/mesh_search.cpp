@@ -16,7 +16,7 @@
 #include "app/forecast/legal_meshes.h"
 #include "app/plan/plan.h"
 #include "core/base/error.h"
-#include "core/base/for_each_in_parallel.h"
+#include "core/base/threads.h"
 #include "core/config/validate.h"
 #include "parallel/schedule/generators/generators.h"
 #include "parallel/schedule/passes/passes.h"

@@ -11,8 +11,8 @@
 #include <string_view>
 
 #include "core/base/error.h"
-#include "core/base/number.h"
-#include "core/base/seconds_since.h"
+#include "core/base/text.h"
+#include "core/base/timing.h"
 
 namespace pptrain::app {
 

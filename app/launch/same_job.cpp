@@ -13,8 +13,8 @@
 #include "app/data/datasets.h"
 #include "app/data/text_codec.h"
 #include "app/forecast/step_costs.h"
-#include "core/base/one_line.h"
 #include "core/base/process.h"
+#include "core/base/text.h"
 #include "core/data/inspect.h"
 
 namespace pptrain::app {

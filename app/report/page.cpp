@@ -17,8 +17,8 @@
 #include "app/report/page_files.h"
 #include "app/trace/trace_file.h"
 #include "core/base/error.h"
-#include "core/base/one_line.h"
 #include "core/base/process.h"
+#include "core/base/text.h"
 #include "core/config/differences.h"
 #include "parallel/schedule/render/render.h"
 

@@ -14,7 +14,7 @@
 
 #include "app/report/page.h"
 #include "app/run/fork.h"
-#include "core/base/median.h"
+#include "core/base/timing.h"
 #include "core/config/differences.h"
 
 namespace pptrain::app {

@@ -10,7 +10,7 @@
 #include "app/forecast/costs.h"
 #include "app/forecast/prediction.h"
 #include "core/base/error.h"
-#include "core/base/median.h"
+#include "core/base/timing.h"
 #include "core/io/atomic_file.h"
 #include "core/io/files.h"
 #include "parallel/schedule/render/text_layout.h"

@@ -16,9 +16,9 @@
 
 #include "app/run/run_status.h"
 #include "core/base/error.h"
-#include "core/base/one_line.h"
 #include "core/base/process.h"
-#include "core/base/seconds_since.h"
+#include "core/base/text.h"
+#include "core/base/timing.h"
 #include "core/io/atomic_file.h"
 #include "core/io/files.h"
 #include "core/io/paths.h"

@@ -16,8 +16,8 @@
 #include <utility>
 
 #include "core/base/error.h"
-#include "core/base/one_line.h"
 #include "core/base/process.h"
+#include "core/base/text.h"
 #include "core/io/atomic_file.h"
 #include "core/io/files.h"
 #include "core/io/paths.h"

@@ -13,10 +13,8 @@
 
 #include "app/plan/run_files.h"
 #include "core/base/error.h"
-#include "core/base/median.h"
-#include "core/base/one_line.h"
-#include "core/base/printable.h"
-#include "core/base/seconds_since.h"
+#include "core/base/text.h"
+#include "core/base/timing.h"
 #include "core/io/paths.h"
 #include "core/metrics/metrics_file.h"
 #include "core/metrics/progress_text.h"

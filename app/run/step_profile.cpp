@@ -8,7 +8,7 @@
 #include "app/trace/step_trace.h"
 #include "app/trace/trace_file.h"
 #include "core/base/error.h"
-#include "core/base/seconds_since.h"
+#include "core/base/timing.h"
 #include "core/io/atomic_file.h"
 #include "core/kernels/device_name.h"
 #include "parallel/comm/host_values.h"

@@ -16,8 +16,8 @@
 
 #include "app/plan/plan.h"
 #include "core/base/error.h"
-#include "core/base/median.h"
 #include "core/base/special_file.h"
+#include "core/base/timing.h"
 #include "core/config/differences.h"
 #include "core/config/loader.h"
 #include "core/metrics/step_record.h"

@@ -20,8 +20,8 @@
 
 #include "app/run/run_log.h"
 #include "core/base/error.h"
-#include "core/base/printable.h"
 #include "core/base/process.h"
+#include "core/base/text.h"
 #include "core/metrics/log_sinks.h"
 #include "parallel/comm/communicator.h"
 

@@ -15,7 +15,7 @@
 
 #include "app/rank/not_finite.h"
 #include "core/base/log.h"
-#include "core/base/seconds_since.h"
+#include "core/base/timing.h"
 #include "core/metrics/memory.h"
 #include "core/metrics/progress_text.h"
 #include "core/optim/lr_schedule.h"

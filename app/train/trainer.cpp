@@ -15,7 +15,7 @@
 #include "app/run/run_log.h"
 #include "core/base/error.h"
 #include "core/base/process.h"
-#include "core/base/seconds_since.h"
+#include "core/base/timing.h"
 #include "core/config/data_sources.h"
 
 namespace pptrain::app {

@@ -1,8 +1,12 @@
 #include "core/base/host_memory.h"
 
+#if defined(__GLIBC__) || __has_include(<malloc.h>)
+#include <malloc.h>
+#endif
 #include <unistd.h>
 
 #include <algorithm>
+#include <climits>
 #include <fstream>
 #include <limits>
 #include <string_view>
@@ -76,6 +80,22 @@ std::optional<int64_t> available_memory(const fs::path& root) {
     if (*limit < no_limit / 2) least = std::min(least, std::max<int64_t>(0, *limit - *usage + cached));
   });
   return least == no_limit ? std::nullopt : std::optional(least);
+}
+
+void keep_freed_memory() {
+#if defined(M_MMAP_THRESHOLD) && defined(M_TRIM_THRESHOLD) && defined(M_TOP_PAD)
+  mallopt(M_MMAP_THRESHOLD, 1 << 30);
+  mallopt(M_TRIM_THRESHOLD, INT_MAX);
+  mallopt(M_TOP_PAD, 64 << 20);
+#endif
+}
+
+void return_freed_memory() {
+#if defined(M_MMAP_THRESHOLD) && defined(M_TRIM_THRESHOLD) && defined(M_TOP_PAD)
+  mallopt(M_MMAP_THRESHOLD, 64 << 10);
+  mallopt(M_TRIM_THRESHOLD, 64 << 10);
+  mallopt(M_TOP_PAD, 0);
+#endif
 }
 
 }  // namespace pptrain

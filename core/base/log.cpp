@@ -20,7 +20,7 @@
 
 #include "core/base/error.h"
 #include "core/base/file_descriptor.h"
-#include "core/base/printable.h"
+#include "core/base/text.h"
 
 namespace pptrain {
 

@@ -10,7 +10,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/base/error.h"
-#include "core/base/one_line.h"
+#include "core/base/text.h"
 #include "core/data/inspect.h"
 #include "core/io/atomic_file.h"
 #include "core/io/checksum.h"

@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "core/base/error.h"
-#include "core/base/one_line.h"
+#include "core/base/text.h"
 #include "core/corpus/chat_check.h"
 #include "core/corpus/folder_template.h"
 #include "core/tokenizer/unicode.h"

@@ -11,8 +11,8 @@
 #include <utility>
 #include <vector>
 
-#include "core/base/byte_order_mark.h"
 #include "core/base/error.h"
+#include "core/base/text.h"
 #include "core/corpus/foreign_text.h"
 #include "core/corpus/messages.h"
 #include "core/io/files.h"

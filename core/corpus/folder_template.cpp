@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "core/base/error.h"
-#include "core/base/one_line.h"
+#include "core/base/text.h"
 #include "core/corpus/chat_check.h"
 #include "core/corpus/jinja/template.h"
 #include "core/io/mapped_file.h"

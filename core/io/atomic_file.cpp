@@ -12,8 +12,8 @@
 #include <system_error>
 #include <utility>
 
-#include "core/base/number.h"
 #include "core/base/special_file.h"
+#include "core/base/text.h"
 #include "core/io/checksum.h"
 #include "core/io/paths.h"
 

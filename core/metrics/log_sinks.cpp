@@ -12,7 +12,7 @@
 #include <string_view>
 #include <utility>
 
-#include "core/base/printable.h"
+#include "core/base/text.h"
 #include "core/io/files.h"
 
 namespace pptrain::metrics {

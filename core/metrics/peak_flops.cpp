@@ -16,7 +16,7 @@
 #include <string>
 #include <vector>
 
-#include "core/base/seconds_since.h"
+#include "core/base/timing.h"
 #include "core/kernels/device_name.h"
 #include "core/kernels/kernels.h"
 

@@ -1,5 +1,5 @@
 #include "core/metrics/progress_text.h"
-#include "core/base/median.h"
+#include "core/base/timing.h"
 
 #include <spdlog/fmt/fmt.h>
 

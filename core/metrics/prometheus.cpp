@@ -14,8 +14,8 @@
 #include <vector>
 
 #include "core/base/error.h"
-#include "core/base/one_line.h"
-#include "core/base/seconds_since.h"
+#include "core/base/text.h"
+#include "core/base/timing.h"
 #include "core/io/atomic_file.h"
 #include "core/metrics/figures.h"
 

@@ -1,5 +1,5 @@
 #include "core/metrics/step_record.h"
-#include "core/base/one_line.h"
+#include "core/base/text.h"
 
 #include <ATen/Version.h>
 #include <spdlog/fmt/chrono.h>

@@ -15,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/base/seconds_since.h"
+#include "core/base/timing.h"
 #include "core/metrics/progress_text.h"
 
 namespace pptrain::metrics {

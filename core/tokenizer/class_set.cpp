@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "core/base/error.h"
-#include "core/base/number.h"
+#include "core/base/text.h"
 #include "core/tokenizer/unicode.h"
 #include "core/tokenizer/unicode_differences.h"
 

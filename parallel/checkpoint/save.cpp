@@ -13,7 +13,7 @@
 
 #include "core/base/error.h"
 #include "core/base/log.h"
-#include "core/base/seconds_since.h"
+#include "core/base/timing.h"
 #include "core/io/atomic_file.h"
 #include "core/io/files.h"
 #include "core/io/paths.h"

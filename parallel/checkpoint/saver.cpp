@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "core/base/log.h"
-#include "core/base/signal_block.h"
+#include "core/base/threads.h"
 #include "parallel/checkpoint/snapshot.h"
 #include "parallel/checkpoint/step_folders.h"
 

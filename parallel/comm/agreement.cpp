@@ -1,5 +1,5 @@
 #include "parallel/comm/agreement.h"
-#include "core/base/printable.h"
+#include "core/base/text.h"
 
 #include <spdlog/fmt/fmt.h>
 #include <spdlog/fmt/ranges.h>

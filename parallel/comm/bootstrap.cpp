@@ -8,7 +8,7 @@
 
 #include "core/base/error.h"
 #include "core/base/log.h"
-#include "core/base/number.h"
+#include "core/base/text.h"
 #include "parallel/comm/mpi/mpi_communicator.h"
 #include "parallel/comm/tcp/tcp_communicator.h"
 #include "parallel/comm/tcp/tcp_handshake.h"

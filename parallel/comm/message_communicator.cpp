@@ -16,7 +16,7 @@
 #include <thread>
 #include <utility>
 
-#include "core/base/signal_block.h"
+#include "core/base/threads.h"
 #include "parallel/comm/collectives.h"
 #include "parallel/comm/operands.h"
 #include "parallel/comm/wait_timeout.h"

@@ -8,7 +8,7 @@
 #include <string>
 
 #include "core/base/error.h"
-#include "core/base/seconds_since.h"
+#include "core/base/timing.h"
 
 namespace pptrain::comm {
 

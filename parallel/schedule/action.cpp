@@ -6,7 +6,7 @@
 #include <array>
 
 #include "core/base/error.h"
-#include "core/base/number.h"
+#include "core/base/text.h"
 
 namespace pptrain::schedule {
 namespace {

@@ -10,7 +10,7 @@
 #include <set>
 
 #include "core/base/error.h"
-#include "core/base/number.h"
+#include "core/base/text.h"
 #include "core/corpus/jinja/builtins.h"
 
 namespace pptrain::jinja {

@@ -9,7 +9,7 @@
 #include <sstream>
 #include <utility>
 
-#include "core/base/seconds_since.h"
+#include "core/base/timing.h"
 
 namespace pptrain::comm {
 

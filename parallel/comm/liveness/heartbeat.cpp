@@ -17,9 +17,9 @@
 #include <utility>
 
 #include "core/base/error.h"
-#include "core/base/printable.h"
-#include "core/base/seconds_since.h"
-#include "core/base/signal_block.h"
+#include "core/base/text.h"
+#include "core/base/threads.h"
+#include "core/base/timing.h"
 #include "parallel/comm/agreement.h"
 
 namespace pptrain::comm {

@@ -14,8 +14,8 @@
 #include <vector>
 
 #include "core/base/process.h"
-#include "core/base/seconds_since.h"
-#include "core/base/signal_block.h"
+#include "core/base/threads.h"
+#include "core/base/timing.h"
 #include "parallel/comm/liveness/heartbeat.h"
 
 namespace pptrain::comm {

@@ -20,8 +20,8 @@
 #include <thread>
 #include <utility>
 
-#include "core/base/printable.h"
-#include "core/base/signal_block.h"
+#include "core/base/text.h"
+#include "core/base/threads.h"
 #include "parallel/comm/message_communicator.h"
 #include "parallel/comm/operands.h"
 #include "parallel/comm/wait_timeout.h"

@@ -9,8 +9,8 @@
 
 #include "core/base/error.h"
 #include "core/base/process.h"
-#include "core/base/seconds_since.h"
-#include "core/base/signal_block.h"
+#include "core/base/threads.h"
+#include "core/base/timing.h"
 #include "parallel/comm/operands.h"
 #include "parallel/comm/wait_timeout.h"
 

@@ -12,7 +12,7 @@
 
 #include "core/base/error.h"
 #include "core/base/log.h"
-#include "core/base/number.h"
+#include "core/base/text.h"
 #include "parallel/comm/tcp/tcp_inbox.h"
 
 namespace pptrain::comm {

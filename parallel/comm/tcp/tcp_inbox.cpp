@@ -8,7 +8,7 @@
 
 #include "core/base/error.h"
 #include "core/base/host_memory.h"
-#include "core/base/printable.h"
+#include "core/base/text.h"
 
 namespace pptrain::comm {
 

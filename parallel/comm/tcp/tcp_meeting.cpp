@@ -21,8 +21,8 @@
 #include <utility>
 
 #include "core/base/error.h"
-#include "core/base/seconds_since.h"
-#include "core/base/signal_block.h"
+#include "core/base/threads.h"
+#include "core/base/timing.h"
 #include "parallel/comm/split.h"
 #include "parallel/comm/tcp/tcp_inbox.h"
 

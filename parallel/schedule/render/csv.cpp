@@ -9,9 +9,9 @@
 #include <string_view>
 #include <vector>
 
-#include "core/base/byte_order_mark.h"
 #include "core/base/error.h"
 #include "core/base/special_file.h"
+#include "core/base/text.h"
 #include "parallel/schedule/cost/simulate.h"
 #include "parallel/schedule/proof/validate.h"
 

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "core/base/error.h"
-#include "core/base/for_each_in_parallel.h"
+#include "core/base/threads.h"
 #include "parallel/schedule/generators/generators.h"
 #include "parallel/schedule/search/instance.h"
 

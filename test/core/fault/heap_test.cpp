@@ -1,5 +1,5 @@
-// core/base/heap.h: the next microbatch reuses the blocks that a thread frees, without page faults.
-#include "core/base/heap.h"
+// core/base/host_memory.h: the next microbatch reuses the blocks that a thread frees, without page faults.
+#include "core/base/host_memory.h"
 
 #include <sys/resource.h>
 

@@ -10,7 +10,7 @@
 #include <string>
 
 #include "core/base/error.h"
-#include "core/base/printable.h"
+#include "core/base/text.h"
 #include "core/io/atomic_file.h"
 #include "core/io/checksum.h"
 #include "core/io/files.h"

@@ -10,7 +10,7 @@
 #include <functional>
 #include <memory>
 
-#include "core/base/heap.h"
+#include "core/base/host_memory.h"
 #include "core/nn/experts.h"
 #include "core/nn/feed_forward.h"
 #include "test/core/nn/expert_layer.h"

@@ -1,5 +1,8 @@
-// A loop whose rounds are divided among several threads.
+// Threads that share a loop, and threads that take no signals.
 #pragma once
+
+#include <pthread.h>
+#include <signal.h>
 
 #include <algorithm>
 #include <atomic>
@@ -13,6 +16,23 @@
 #include "core/base/cores.h"
 
 namespace pptrain {
+
+// While it lives, this thread and the threads that it starts take no signals: those that only serve others
+// leave them to the program's own.
+class SignalBlock {
+ public:
+  SignalBlock() {
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before_);
+  }
+  ~SignalBlock() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  SignalBlock(const SignalBlock&) = delete;
+  SignalBlock& operator=(const SignalBlock&) = delete;
+
+ private:
+  sigset_t before_{};
+};
 
 // Calls body(0) to body(count - 1), by so many threads, 0: as many as the process has cores. Throws the last
 // exception of any thread; the thread that it ended takes no further number.

@@ -1,11 +1,38 @@
-// Text from outside (files, other processes, names of tensors) that is shown on a terminal.
+// Text from outside (files, other processes, names of tensors): numbers in it, what a terminal may show of
+// it, and JSON as a line of it.
 #pragma once
 
+#include <charconv>
 #include <cstddef>
+#include <optional>
 #include <string>
 #include <string_view>
+#include <system_error>
 
 namespace pptrain {
+
+// The number that the whole text says in decimal digits, or in digits of `base`. Nothing if the text is no
+// such number, or if `Number` cannot hold it. base: 2 to 36, for whole numbers only.
+template <typename Number, typename... Base>
+std::optional<Number> to_number(std::string_view text, Base... base) {
+  Number value{};
+  const char* const end = text.data() + text.size();
+  const auto [rest, error] = std::from_chars(text.data(), end, value, base...);
+  return error == std::errc() && rest == end ? std::optional(value) : std::nullopt;
+}
+
+// JSON without spaces or line breaks; bytes that are no UTF-8 become U+FFFD. json: nlohmann's, ordered or
+// not.
+template <typename Json>
+std::string one_line(const Json& json) {
+  return json.dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
+// The text without the mark of UTF-8 with which some programs begin their files.
+inline std::string_view without_byte_order_mark(std::string_view text) {
+  constexpr std::string_view mark = "\xEF\xBB\xBF";
+  return text.starts_with(mark) ? text.substr(mark.size()) : text;
+}
 
 // Bytes of the UTF-8 character that begins with `lead`; 0 if none does.
 inline size_t utf8_length(unsigned lead) {
