@@ -555,6 +555,21 @@ std::string fault_of(const std::string& name, const std::string& section) {
 
 constexpr char command_mark = '\x1e';  // before an override that a command adds
 
+// Reports an override's name that takes no value.
+void refuse_name(Document& document, Reader& reader, const std::string& name, const Origin& origin) {
+  const size_t dot = name.rfind('.');
+  const std::string section = name.substr(0, dot == std::string::npos ? 0 : dot);
+  if (const std::string fault = fault_of(name, section); !fault.empty()) {
+    document.problems.push_back({origin, "", fault});
+  } else if (is_section(section)) {
+    reader.unknown_key(section, name.substr(dot + 1), origin);
+  } else {
+    const std::string meant =
+        reader.unknown_section(section.empty() ? name : section, origin, /*has_keys=*/!section.empty());
+    reader.stands_for(is_section(meant) ? fmt::format("{}.{}", meant, name.substr(dot + 1)) : meant, origin);
+  }
+}
+
 void read_override(Document& document, const std::string& text, const Origin& origin) {
   const auto refuse = [&](const std::string& reason) { document.problems.push_back({origin, "", reason}); };
   const size_t equals = text.find('=');
@@ -566,8 +581,6 @@ void read_override(Document& document, const std::string& text, const Origin& or
   const std::optional<toml::table> parsed = parse_override(trim(text.substr(equals + 1)), option);
   if (!parsed) return refuse("the value is not UTF-8 text");
   const toml::node& node = *parsed->get("v");
-  const size_t dot = name.rfind('.');
-  const std::string section = name.substr(0, dot == std::string::npos ? 0 : dot);
   if (element) {
     const std::string fault = fault_of(*element, document.job);
     if (!fault.empty()) return refuse(fault);
@@ -579,14 +592,8 @@ void read_override(Document& document, const std::string& text, const Origin& or
     reader.read_list(*list, node);
   } else if (is_section(name) && node.is_table()) {
     reader.read_section(name, *node.as_table());
-  } else if (const std::string fault = fault_of(name, section); !fault.empty()) {
-    refuse(fault);
-  } else if (is_section(section)) {
-    reader.unknown_key(section, name.substr(dot + 1), origin);
   } else {
-    const std::string meant =
-        reader.unknown_section(section.empty() ? name : section, origin, /*has_keys=*/!section.empty());
-    reader.stands_for(is_section(meant) ? fmt::format("{}.{}", meant, name.substr(dot + 1)) : meant, origin);
+    refuse_name(document, reader, name, origin);
   }
 }
 
