@@ -48,9 +48,6 @@ struct NamedTensor {
   at::Tensor tensor;     // any device and type; contiguous; slice.numel() elements in any shape
 };
 
-// The tensor holds all elements of what it is named.
-NamedTensor whole_tensor(std::string name, at::Tensor tensor);
-
 // What one rank writes of one stage, by file: "model" -> model.safetensors, "adamw.exp_avg" -> ... A file
 // holds one tensor of a name, so a rank with two slices of one tensor passes two parts. Slices without
 // elements are left out.

@@ -315,11 +315,6 @@ fs::path save_snapshot(comm::Communicator& world, const SaveOptions& options, co
   return save.target();
 }
 
-NamedTensor whole_tensor(std::string name, at::Tensor tensor) {
-  nn::SliceShape slice = nn::whole_slice(tensor.sizes().vec());
-  return {.name = std::move(name), .slice = std::move(slice), .tensor = std::move(tensor)};
-}
-
 void save(comm::Communicator& world, const SaveOptions& options, const RunState& state,
           const std::vector<StageContents>& stages, const SaveTerms& terms) {
   Snapshot snapshot(stages);

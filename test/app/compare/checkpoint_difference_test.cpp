@@ -27,7 +27,7 @@ void save_changed(const std::filesystem::path& root, int pp, const Change& chang
     for (auto& [file, tensors] : stage.files) {
       for (checkpoint::NamedTensor& t : tensors) {
         change(file, t.name, t.tensor);
-        t = checkpoint::whole_tensor(t.name, t.tensor);
+        t = whole_tensor(t.name, t.tensor);
       }
     }
     checkpoint::save(world, {.root = root}, example_state(7), {stage});
@@ -118,9 +118,9 @@ TEST_CASE("tensors of one checkpoint alone, and of two shapes, are told") {
   comm::run_thread_ranks(1, [&](comm::Communicator& world) {
     checkpoint::StageContents stage = example_stage(0, 1, 7);
     auto& weights = stage.files.at("model");
-    weights[0] = checkpoint::whole_tensor(weights[0].name, weights[0].tensor.reshape({5, 3}));
+    weights[0] = whole_tensor(weights[0].name, weights[0].tensor.reshape({5, 3}));
     weights.erase(weights.begin() + 1);
-    weights.push_back(checkpoint::whole_tensor("embed.weight", example_tensor("model", "embed.weight", 7)));
+    weights.push_back(whole_tensor("embed.weight", example_tensor("model", "embed.weight", 7)));
     checkpoint::save(world, {.root = folder / "b"}, example_state(7), {stage});
   });
   const auto found = differing(compare_checkpoints(folder / "a/step_7", folder / "b/step_7", false));

@@ -9,6 +9,7 @@
 #include <functional>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/base/error.h"
@@ -34,13 +35,19 @@ inline std::vector<std::string> example_names(int layer) {
 
 inline const std::vector<std::string> example_files{"adamw.exp_avg", "model"};
 
+// The tensor holds all elements of what it is named.
+inline checkpoint::NamedTensor whole_tensor(std::string name, at::Tensor tensor) {
+  nn::SliceShape slice = nn::whole_slice(tensor.sizes().vec());
+  return {.name = std::move(name), .slice = std::move(slice), .tensor = std::move(tensor)};
+}
+
 // The stage's layers when they are split evenly over `stages`.
 inline checkpoint::StageContents example_stage(int stage, int stages, int64_t step) {
   checkpoint::StageContents contents{.stage = stage, .files = {}};
   for (int layer = layers * stage / stages; layer < layers * (stage + 1) / stages; ++layer) {
     for (const std::string& file : example_files) {
       for (const std::string& name : example_names(layer)) {
-        contents.files[file].push_back(checkpoint::whole_tensor(name, example_tensor(file, name, step)));
+        contents.files[file].push_back(whole_tensor(name, example_tensor(file, name, step)));
       }
     }
   }
