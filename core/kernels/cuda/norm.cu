@@ -25,6 +25,22 @@ struct NormShape {
   bool own_warp;  // each row has a warp for itself: no barrier
 };
 
+// A thread's packs of one row.
+template <typename T, int kCount>
+struct RowPacks {
+  Pack<T, pack_width<T>> v[kCount];
+
+  // Packs that begin at first, first + stride, ... of a row of `dim` elements.
+  template <bool kVector>
+  __device__ void load(const T* row, int64_t first, int64_t stride, int64_t dim) {
+#pragma unroll
+    for (int p = 0; p < kCount; ++p) {
+      const int64_t i = first + p * stride;
+      v[p] = i < dim ? load_pack<kVector, pack_width<T>>(row + i, dim - i) : zero_pack<pack_width<T>, T>();
+    }
+  }
+};
+
 // A row stays in registers between its sum of squares and its result, so that it is read once. With kAdd the
 // row is x + delta, rounded as it is stored, and everything after the addition is the code of the separate
 // form, so both agree bit for bit. A thread reads its elements before it writes them.
@@ -42,30 +58,22 @@ __global__ void __launch_bounds__(most_norm_threads)
   }
   const int64_t dim = shape.dim;
   const int64_t base = row * dim;
-  const auto at = [&](int pack) { return (static_cast<int64_t>(pack) * threads + thread) * N; };
-  Pack<T, N> held[norm_packs];
-#pragma unroll
-  for (int p = 0; p < norm_packs; ++p) {
-    const int64_t i = at(p);
-    held[p] = i < dim ? load_pack<kVector, N>(x + base + i, dim - i) : zero_pack<N, T>();
-  }
+  const int64_t first = static_cast<int64_t>(thread) * N;
+  const int64_t stride = static_cast<int64_t>(threads) * N;
+  RowPacks<T, norm_packs> held;
+  held.template load<kVector>(x + base, first, stride, dim);
   if constexpr (kAdd) {
-    Pack<T, N> other[norm_packs];
+    RowPacks<T, norm_packs> other;
+    other.template load<kVector>(delta + base, first, stride, dim);
 #pragma unroll
     for (int p = 0; p < norm_packs; ++p) {
-      const int64_t i = at(p);
-      other[p] = i < dim ? load_pack<kVector, N>(delta + base + i, dim - i) : zero_pack<N, T>();
-    }
-#pragma unroll
-    for (int p = 0; p < norm_packs; ++p) {
-      const int64_t i = at(p);
       float a[N];
 #pragma unroll
       for (int j = 0; j < N; ++j) {
-        a[j] = static_cast<float>(held[p].v[j]) + static_cast<float>(other[p].v[j]);
-        held[p].v[j] = static_cast<T>(a[j]);
+        a[j] = static_cast<float>(held.v[p].v[j]) + static_cast<float>(other.v[p].v[j]);
+        held.v[p].v[j] = static_cast<T>(a[j]);
       }
-      if (i < dim) {
+      if (const int64_t i = first + p * stride; i < dim) {
         store<kVector>(sum + base + i, dim - i, a);
       }
     }
@@ -75,7 +83,7 @@ __global__ void __launch_bounds__(most_norm_threads)
   for (int p = 0; p < norm_packs; ++p) {
 #pragma unroll
     for (int j = 0; j < N; ++j) {
-      const auto a = static_cast<float>(held[p].v[j]);
+      const auto a = static_cast<float>(held.v[p].v[j]);
       squares = fmaf(a, a, squares);
     }
   }
@@ -86,12 +94,12 @@ __global__ void __launch_bounds__(most_norm_threads)
   }
 #pragma unroll
   for (int p = 0; p < norm_packs; ++p) {
-    if (const int64_t i = at(p); i < dim) {
+    if (const int64_t i = first + p * stride; i < dim) {
       float w[N];
       load<kVector>(weight + i, dim - i, w);
 #pragma unroll
       for (int j = 0; j < N; ++j) {
-        w[j] = static_cast<float>(held[p].v[j]) * r * w[j];
+        w[j] = static_cast<float>(held.v[p].v[j]) * r * w[j];
       }
       store<kVector>(y + base + i, dim - i, w);
     }
@@ -175,22 +183,6 @@ struct BackwardShape {
   bool sums_in_shared;
 };
 
-// A thread's packs of one row.
-template <typename T>
-struct RowPacks {
-  Pack<T, pack_width<T>> v[backward_packs];
-
-  // Packs that begin at first, first + stride, ... of a row of `dim` elements.
-  template <bool kVector>
-  __device__ void load(const T* row, int64_t first, int64_t stride, int64_t dim) {
-#pragma unroll
-    for (int p = 0; p < backward_packs; ++p) {
-      const int64_t i = first + p * stride;
-      v[p] = i < dim ? load_pack<kVector, pack_width<T>>(row + i, dim - i) : zero_pack<pack_width<T>, T>();
-    }
-  }
-};
-
 // A strip of rows a block. A thread owns the same columns in every row. Its registers hold their weights, the
 // sums of their weight gradient (in row order) and the row. The next row is on its way while this one is
 // reduced:
@@ -219,16 +211,16 @@ __global__ void __launch_bounds__(most_norm_threads)
   }
   const int64_t begin = static_cast<int64_t>(blockIdx.x) * shape.rows_per_block;
   const int64_t end = begin + shape.rows_per_block < shape.rows ? begin + shape.rows_per_block : shape.rows;
-  RowPacks<T> g;
-  RowPacks<T> a;
+  RowPacks<T, backward_packs> g;
+  RowPacks<T, backward_packs> a;
   g.template load<kVector>(dy + begin * dim, first, stride, dim);
   a.template load<kVector>(x + begin * dim, first, stride, dim);
   for (int64_t row = begin; row < end; ++row) {
     const int64_t base = row * dim;
     const float r = rstd[row];
-    RowPacks<T> extra{};
-    RowPacks<T> next_g{};
-    RowPacks<T> next_a{};
+    RowPacks<T, backward_packs> extra{};
+    RowPacks<T, backward_packs> next_g{};
+    RowPacks<T, backward_packs> next_a{};
     if (residual != nullptr) {
       extra.template load<kVector>(residual + base, first, stride, dim);
     }
