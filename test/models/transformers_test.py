@@ -8,6 +8,7 @@ third and fourth expert change places. At given weights the routing is the same 
 gradients, the norm and the step itself (with moments over all steps so far) are compared closely.
 """
 
+import copy
 import os
 import pathlib
 import subprocess
@@ -34,6 +35,7 @@ LR, WEIGHT_DECAY, BETAS, EPSILON = 1e-2, 0.1, (0.9, 0.95), 1e-8
 # Errors of gradients in float32. They sum some thousand terms; in some tensors an eighth of that is left after cancellation.
 # A tensor's error is relative to its norm, an element's to the largest element. A vector's gradient may cancel even more.
 GRADIENT, SLACK, OF_VECTOR = 512 * 2**-24, 256 * 2**-24, 4
+OF_PYTORCH = 4  # a gradient that cancels more: this many times the error that it has in PyTorch's own float32
 PATH_RATE = 0.5  # of gradient descent with gradients of norm at most 1
 
 # Sizes without common factors, so that a size used in another's place is found.
@@ -212,11 +214,17 @@ class TransformersTest(unittest.TestCase):
         tokens, labels = random_data(model.config.vocab_size)
         filling = random_filling(labels) if padded else torch.zeros_like(labels, dtype=torch.bool)
         tokens[filling], labels[filling] = 0, -100
+        narrow = copy.deepcopy(model).float()
+        gradients(narrow, tokens[0], labels[0], filling[0], balance, z)
         tie = ClosestTie(model)
         expected, path = train(model, tokens, labels, filling, balance, z)
+        errors = {"gradient." + ours: self.error(gradient, expected["gradient." + ours])
+                  for name, parameter in narrow.named_parameters()
+                  for ours, gradient in parts_of(narrow.config, name, parameter.grad)}
         self.assertGreater(expected["norm"].max().item(), 1.0, "clipping must act")
         self.assertLess(expected["loss"][-1].item(), expected["loss"][0].item() - 0.1, "the steps must matter")
         refuse_near_ties(self, tie.distance, 1e-5)
+        self.assertGreater(tie.of_clamp, 1e-4, "a value so near its clamp may have the other gradient in float32")
         slack = {name.replace("slack", "weight"): expected.pop(name) for name in list(expected) if name.startswith("slack.")}
         actual = run_oracle(model, path, tokens, labels, filling, stages, balance, z, **(save_options or {}))
         choice = ".e_score_correction_bias"  # of DeepSeek-V3's routers, which has no gradient
@@ -224,7 +232,8 @@ class TransformersTest(unittest.TestCase):
         self.near(actual["logits"], expected["logits"], 1e-5, "logits")
         for name in expected:
             if name.startswith("gradient."):
-                self.near(actual[name], expected[name], GRADIENT * (OF_VECTOR if expected[name].dim() == 1 else 1), name)
+                usual = GRADIENT * (OF_VECTOR if expected[name].dim() == 1 else 1)
+                self.near(actual[name], expected[name], max(usual, OF_PYTORCH * errors[name]), name)
         for step in range(STEPS):
             self.near(actual["loss"][step], expected["loss"][step], 1e-6, f"loss of step {step}")
             self.near(actual["norm"][step], expected["norm"][step], 1e-5, f"norm of step {step}")
@@ -232,13 +241,15 @@ class TransformersTest(unittest.TestCase):
             error = (actual[name].double() - expected[name]).abs()
             assert_within(self, (error / allowed).max(), 1, f"{name}: times what is allowed")
         close = torch.cat([(allowed < 0.01 * LR).flatten() for allowed in slack.values()])
-        self.assertGreater(close.double().mean().item(), 0.8, "the steps of most weights are known to a hundredth")
+        self.assertGreater(close.double().mean().item(), 0.5, "the steps of most weights are known to a hundredth")
 
     def near(self, actual, expected, tolerance, what):
         self.assertEqual(actual.shape, expected.shape, what)
+        assert_within(self, self.error(actual, expected), tolerance, what, callers=2)
+
+    def error(self, actual, expected):
         size = expected.double().norm().item() or 1.0  # the expected gradient of an expert that no token chose is zero
-        error = (actual.double() - expected.double()).norm().item() / size
-        assert_within(self, error, tolerance, what, callers=2)
+        return (actual.double() - expected.double()).norm().item() / size
 
     def test_llama(self):
         self.check("llama")

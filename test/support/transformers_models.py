@@ -57,7 +57,19 @@ def build_family(name, layers=3, **changes):
     config._experts_implementation = "eager"  # the others do not support float64
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float()
     shake_norms(model)
+    if name == "gpt_oss":
+        keep_from_clamp(model)
     return model
+
+
+def keep_from_clamp(model):
+    """Moves what gpt-oss' experts clamp away from the limit, where the gradient jumps: a tenth is far below, a tenth far above."""
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.mlp.experts.gate_up_proj.mul_(0.3)
+            bias = layer.mlp.experts.gate_up_proj_bias
+            draw = torch.rand(bias.shape)
+            bias.mul_(0.3).add_(((draw > 0.9).float() - (draw < 0.1).float()) * 2 * model.config.swiglu_limit)
 
 
 def shake_norms(model):
@@ -79,13 +91,23 @@ def balance_loss(model, logits, coefficient, attention_mask=None):
 
 
 class ClosestTie:
-    """The least distance, in nats, between a token's last chosen expert and the next one, over all routing of a model."""
+    """The least distance, in nats, between a token's last chosen expert and the next one, over all routing of a model; and the
+    least distance of a value that gpt-oss' experts clamp to its limit, where the gradient jumps."""
 
     def __init__(self, model):
-        self.distance = math.inf
+        self.distance = self.of_clamp = math.inf
         for name, module in model.named_modules():
-            if name.endswith("mlp.gate"):
+            if name.endswith(("mlp.gate", "mlp.router")):
                 module.register_forward_hook(lambda gate, _, output: self.look(gate.top_k, output[0]))
+            if hasattr(module, "limit") and hasattr(module, "_apply_gate"):
+                module._apply_gate = self.watch(module._apply_gate, module.limit)
+
+    def watch(self, apply, limit):
+        def watched(gate_up):
+            values = gate_up.detach()
+            self.of_clamp = min(self.of_clamp, (values - limit).abs().min().item(), (values[..., 1::2] + limit).abs().min().item())
+            return apply(gate_up)
+        return watched
 
     def look(self, chosen, logits):
         order = logits.detach().sort(-1, descending=True).values

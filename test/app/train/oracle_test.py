@@ -81,7 +81,7 @@ class Oracle(unittest.TestCase):
         tie = ClosestTie(wide)
         truth = train(job, wide, Data(job))
         clipped = sum(norm > job.clip for norm in truth.norm)
-        self.assertGreater(clipped, 3, f"clipping must act: {truth.norm}")
+        self.assertGreater(clipped, 0, f"clipping must act: {truth.norm}")
         self.assertLess(clipped, job.steps - 2, f"and not always: {truth.norm}")
         self.assertLess(truth.loss[-1], truth.loss[0] - 0.2, "the steps must matter")
         refuse_near_ties(self, tie.distance, 3e-5)
