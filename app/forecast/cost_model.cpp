@@ -60,6 +60,15 @@ const GroupLink& link_of(const MeshLinks& links, kernels::Wire wire) {
   throw Error("unknown wire");
 }
 
+// Calls visit(seconds of a pass, seconds of an exchange within it) for all that are `within` a stage's
+// passes.
+template <typename Visit>
+void for_each_exchange(schedule::PerPass<double>& time, const StageExchange& within, const Visit& visit) {
+  for (double* pass : {&time.forward, &time.backward, &time.backward_input}) visit(*pass, within.gather);
+  for (double* pass : {&time.backward, &time.backward_weight}) visit(*pass, within.reduce());
+  visit(time.backward_weight, within.adapters);
+}
+
 models::StageSlice blocks_of(const models::StageSlice& slice) {
   return {.index = 0,
           .first_layer = slice.first_layer,
@@ -294,11 +303,7 @@ schedule::StageCost CostModel::stage(const models::StageSlice& slice, models::Re
   schedule::StageCost cost{
       .time = Seconds::each([&](schedule::ActionKind pass) { return p.of(pass).total(); }),
       .wire = Seconds::each([&](schedule::ActionKind pass) { return wire(p.of(pass)); })};
-  const StageExchange within = within_passes(slice);
-  for (double* pass : {&cost.time.forward, &cost.time.backward, &cost.time.backward_input})
-    *pass += within.gather;
-  for (double* pass : {&cost.time.backward, &cost.time.backward_weight}) *pass += within.reduce();
-  cost.time.backward_weight += within.adapters;
+  for_each_exchange(cost.time, within_passes(slice), [](double& pass, double within) { pass += within; });
   return cost;
 }
 
@@ -447,11 +452,7 @@ class Calibrator {
   void each(const Visit& visit) const {
     for (size_t i = 0; i < parts_.size(); ++i) {
       MeasuredStage stage = measured_.stages[i];
-      schedule::PerPass<double>& own = stage.seconds;
-      for (double* pass : {&own.forward, &own.backward, &own.backward_input})
-        subtract(*pass, within_[i].gather);
-      for (double* pass : {&own.backward, &own.backward_weight}) subtract(*pass, within_[i].reduce());
-      subtract(own.backward_weight, within_[i].adapters);
+      for_each_exchange(stage.seconds, within_[i], subtract);
       visit(stage, parts_[i]);
     }
   }

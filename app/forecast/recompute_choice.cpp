@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <span>
@@ -52,9 +53,7 @@ class RecomputeChooser {
   }
 
   // The peak of what the rank's passes hold.
-  int64_t in_passes(int rank, std::span<const schedule::StageBytes> bytes) const {
-    return schedule::peak_bytes(plan_.schedule, bytes, rank).total();
-  }
+  int64_t in_passes(int rank) const { return schedule::peak_bytes(plan_.schedule, bytes_, rank).total(); }
 
   // Raises stages of every rank that does not fit; false if there was nothing to raise.
   bool relieve() {
@@ -62,28 +61,29 @@ class RecomputeChooser {
     for (int rank = 0; rank < plan_.schedule.ranks; ++rank) {
       const int64_t total = predicted_.bytes[static_cast<size_t>(rank)].total();
       if (fits(total)) continue;
-      const int64_t besides = total - in_passes(rank, bytes_);
+      const int64_t besides = total - in_passes(rank);
       while (raise_one(rank)) {
         raised = true;
-        if (fits(besides + in_passes(rank, bytes_))) break;
+        if (fits(besides + in_passes(rank))) break;
       }
     }
     return raised;
   }
 
   bool raise_one(int rank) {
-    std::vector<int> stages = plan_.schedule.stages_of(rank);
+    const std::vector<int> stages = plan_.schedule.stages_of(rank);
     const Recompute least = stages_[*std::ranges::min_element(stages, {}, [&](int s) { return stages_[s]; })];
     if (least == Recompute::full) return false;
     const auto next = static_cast<Recompute>(static_cast<int>(least) + 1);
-    std::erase_if(stages, [&](int stage) { return stages_[stage] != least; });
-    const int raised = *std::ranges::min_element(stages, {}, [&](int stage) {
-      std::vector<schedule::StageBytes> bytes = bytes_;
-      bytes[stage] = bytes_of(stage, next);
-      return in_passes(rank, bytes);
-    });
-    stages_[raised] = next;
-    bytes_[raised] = bytes_of(raised, next);
+    std::pair<int64_t, int> best(std::numeric_limits<int64_t>::max(), -1);  // bytes of the rank, stage
+    for (const int stage : stages) {
+      if (stages_[stage] != least) continue;
+      const schedule::StageBytes before = std::exchange(bytes_[stage], bytes_of(stage, next));
+      best = std::min(best, std::pair(in_passes(rank), stage));
+      bytes_[stage] = before;
+    }
+    stages_[best.second] = next;
+    bytes_[best.second] = bytes_of(best.second, next);
     return true;
   }
 

@@ -107,12 +107,14 @@ class Searcher {
   // Unless it does not exist for these numbers, or is the same list of actions as another one.
   void add_schedule(Candidate candidate) {
     const config::JobConfig job = on_layout(base_, candidate.layout).job;
-    const auto shape = shapes_.of(schedule_spec(job), lower_options(base_));
-    if (!shape || shapes_.repeats_another(schedule_spec(job), lower_options(base_))) return;
+    const schedule::ScheduleSpec spec = schedule_spec(job);
+    const schedule::ShardOptions shard = lower_options(base_);
+    const auto shape = shapes_.of(spec, shard);
+    if (!shape || shapes_.repeats_another(spec, shard)) return;
     const size_t words = candidate.layout.recompute.words.size();
     if (words > 1 && words != static_cast<size_t>(shape->stages())) return;  // words for other stages
-    candidate.lowered = std::make_shared<const schedule::Schedule>(
-        schedule::lower(given_schedule(job), lower_options(base_)));
+    candidate.lowered =
+        std::make_shared<const schedule::Schedule>(schedule::lower(given_schedule(job), shard));
     tried_.push_back(std::move(candidate));
   }
 
