@@ -1,8 +1,8 @@
 """Runs the tests that cover a file on mutants of it (mutants.py); used by mutate.sh.
 
-The built tree is not changed: only the mutated files are compiled, all mutants of a file at once, and the test programs are
-linked anew with these objects before the libraries. Each mutant then costs only the tests, the cheapest first, up to the first
-that fails.
+The built tree is not changed: only the mutated files are compiled, all mutants of a file at once, and the programs that the
+tests run are linked anew with these objects before the libraries. Each mutant then costs only the tests up to the first that
+fails: those of the quick tier before the others, and in each tier the cheapest first.
 """
 
 import argparse
@@ -14,20 +14,23 @@ import pathlib
 import random
 import re
 import shlex
+import shutil
+import signal
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 
 import mutants
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 FOLDERS = ["app/train", "app/rank", "core/optim", "core/data", "parallel", "models"]
-# ctest's names of the tests that cover a folder, the cheapest first; the longest prefix of a file's path counts.
+# ctest's names of the tests that cover a folder, the cheapest of a tier first; the longest prefix of a file's path counts.
 COVER = {
     "core/optim": ["core_optim", "parallel_shard", "app_optimizers", "app_recipes", "app_resume"],
     "core/data": ["core_data", "app_documents", "app_resume", "app_recipes"],
     "parallel/checkpoint": ["parallel_checkpoint", "app_resume", "app_sharding"],
-    "parallel/comm": ["parallel_comm", "parallel_comm_clock", "app_checks", "app_sharding"],
+    "parallel/comm": ["parallel_comm", "parallel_comm_clock", "app_checks", "app_sharding", "app_tour", "app_liveness_kills"],
     "parallel/context": ["parallel_context", "app_mesh_grid"],
     "parallel/expert": ["parallel_expert", "app_mesh_grid_experts"],
     "parallel/mesh": ["parallel_mesh", "app_mesh_grid"],
@@ -37,7 +40,7 @@ COVER = {
     "parallel/tensor": ["parallel_tensor", "app_mesh_grid"],
     "models": ["models", "app_load_plan", "app_layouts", "app_plan"],
     "app/train": ["app_checks", "app_run_dir", "app_recipes", "app_optimizers", "app_resume", "app_post_validation", "app_samples",
-                  "app_layouts"],
+                  "app_layouts", "app_terminal", "app_quick_stop"],
     "app/rank": ["app_checks", "app_optimizers", "app_resume", "app_post_validation", "app_sharding", "app_layouts",
                  "app_mesh_grid_experts"],
 }
@@ -76,6 +79,14 @@ def choose(paths, lines, count, seed, units):
                 found.append((file, mutant))
     random.Random(seed).shuffle(found)
     return found[:count]
+
+
+@dataclass
+class Test:
+    command: list
+    folder: str
+    environment: dict
+    is_quick: bool
 
 
 class Build:
@@ -140,14 +151,16 @@ class Build:
         return target
 
     def tests(self):
-        """{ctest's name: (command, environment)}"""
+        """{ctest's name: Test}"""
         shown = subprocess.run(["ctest", "--test-dir", self.folder, "--show-only=json-v1"], capture_output=True, text=True,
                                check=True).stdout
         result = {}
         for test in json.loads(shown)["tests"]:
             properties = {p["name"]: p["value"] for p in test["properties"]}
             if "command" in test:
-                result[test["name"]] = (test["command"], dict(v.split("=", 1) for v in properties.get("ENVIRONMENT", [])))
+                environment = dict(v.split("=", 1) for v in properties.get("ENVIRONMENT", []))
+                result[test["name"]] = Test(test["command"], properties.get("WORKING_DIRECTORY"), environment,
+                                            "full" not in properties.get("LABELS", []))
         return result
 
 
@@ -191,28 +204,44 @@ def compile_mutants(build, chosen):
 
 
 class Tests:
-    """The build's tests with programs that hold the mutants."""
+    """The build's tests, with programs that hold the mutants."""
 
     def __init__(self, build, names, objects):
-        self.commands, programs = {}, {}
-        for name, (command, environment) in build.tests().items():
-            if name not in names:
-                continue
-            program = pathlib.Path(command[0]).name
-            if program not in programs:
-                programs[program] = build.program(program, objects)
-            self.commands[name] = ([str(programs[program]), *command[1:]], environment)
-        self.seconds = {}
+        self.tests, self.seconds = {}, {}
+        programs = {}
+
+        def with_mutants(word):
+            path = pathlib.Path(word)
+            if path.parent != build.folder or not os.access(path, os.X_OK):
+                return word
+            if path.name not in programs:
+                programs[path.name] = str(self.program(build, path, objects))
+            return programs[path.name]
+        for name, test in build.tests().items():
+            if name in names:
+                self.tests[name] = test
+                test.command = [with_mutants(word) for word in test.command]
+
+    @staticmethod
+    def program(build, path, objects):
+        if path.name != "pptrain":
+            return build.program(path.name, objects)
+        build.program("pptrain_whole", objects)  # which pptrain starts from its own folder
+        return shutil.copy2(path, build.to)
 
     def passes(self, name, number, limit):
-        command, environment = self.commands[name]
+        test = self.tests[name]
+        # The first failure is enough.
+        first = "-f" if any(word.endswith(".py") for word in test.command) else "--abort"
+        process = subprocess.Popen([*test.command, first], env=os.environ | test.environment | {"PPTRAIN_MUTANT": str(number)},
+                                   cwd=test.folder, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                                   start_new_session=True)
         try:
-            # All tests of COVER use Catch2. The first failed assertion is enough.
-            done = subprocess.run([*command, "--abort"], env=os.environ | environment | {"PPTRAIN_MUTANT": str(number)},
-                                  stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=limit)
+            return process.wait(limit) == 0
         except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)  # ranks too
+            process.wait()
             return False
-        return done.returncode == 0
 
     def measure(self, name):
         """Whether the test passes without a mutant. Its time sets the limit for runs with one."""
@@ -223,7 +252,7 @@ class Tests:
 
     def killer(self, file, number):
         """The first test that fails, or None."""
-        for name in cover_of(file):
+        for name in sorted(cover_of(file), key=lambda name: name in self.tests and not self.tests[name].is_quick):
             if name in self.seconds and not self.passes(name, number, max(20, 5 * self.seconds[name])):
                 return name
         return None
@@ -258,24 +287,26 @@ def main():
     only = options.tests.split(",") if options.tests else None
     names = {name for number in numbers for name in cover_of(chosen[number][0]) if only is None or name in only}
     tests = Tests(build, names, objects)
-    failing = [name for name in sorted(tests.commands) if not tests.measure(name)]
+    failing = [name for name in sorted(tests.tests) if not tests.measure(name)]
     if failing:
         print(f"without a mutant these fail: {', '.join(failing)}")
         return 2
-    survivors, tried = [], 0
+    survivors, tried, quick = [], 0, 0
     for number in numbers:
         if time.monotonic() - begin > 60 * options.minutes:
             break
         file, mutant = chosen[number]
         killer = tests.killer(file, number)
         tried += 1
+        quick += killer is not None and tests.tests[killer].is_quick
         if killer is None:
             survivors.append(number)
             print(f"survived: {describe(file, mutant)}", flush=True)
     for name, seconds in sorted(tests.seconds.items()):
         print(f"{name}: {seconds:.1f} s without a mutant")
-    print(f"{tried - len(survivors)} of {tried} mutants killed ({100 * (tried - len(survivors)) / max(tried, 1):.0f} %), "
-          f"{len(survivors)} survived")
+    killed = tried - len(survivors)
+    print(f"{killed} of {tried} mutants killed ({100 * killed / max(tried, 1):.0f} %), {quick} of them by a quick test "
+          f"({100 * quick / max(tried, 1):.0f} %); {len(survivors)} survived")
     return 1 if survivors else 0
 
 

@@ -96,7 +96,7 @@ class Mutants(unittest.TestCase):
 class Cover(unittest.TestCase):
     def test_every_file_is_covered_by_tests_that_exist(self):
         texts = [file.read_text() for file in (mutate.ROOT / "test").rglob("CMakeLists.txt")]
-        names = {name for text in texts for name in re.findall(r"pptrain_test\(NAME (\w+)", text)}
+        names = {name for text in texts for name in re.findall(r"pptrain_(?:test\(NAME |python_test\()(\w+)", text)}
         with_clock = {name for text in texts for name in re.findall(r"pptrain_test\(NAME (\w+)[^()]*\bCLOCK_CASES\b", text)}
         for prefix, tests in mutate.COVER.items():
             self.assertLessEqual(set(tests), names | {f"{name}_clock" for name in with_clock}, prefix)

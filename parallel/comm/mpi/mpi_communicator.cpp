@@ -63,8 +63,8 @@ class Backoff {
                                                      std::chrono::milliseconds(5));
     nap_ = std::min<Clock::duration>(nap_ * 2, longest);
   }
-  // Past the spin: the clock may be looked at.
-  bool disk_communicator() const { return rounds_ >= spins; }
+  // A look at the clock costs little beside a round once the spin is over.
+  bool spin_is_over() const { return rounds_ >= spins; }
 
  private:
   static constexpr int spins = 100;
@@ -327,7 +327,7 @@ class MpiWork final : public Work {
       lock.unlock();
       backoff.pause();
       lock.lock();
-      if (!backoff.disk_communicator()) continue;
+      if (!backoff.spin_is_over()) continue;
       if (deadline.passed()) return false;
       if (!transfer_.is_send && round % looks_every == 0) look_for_misfit();
     }

@@ -118,3 +118,19 @@ TEST_CASE("what is accepted is counted without overflow") {
   CHECK(largest > std::pow(2.0, 46));  // the edge was met
   CHECK(longest > std::pow(2.0, 27));
 }
+
+TEST_CASE("the text of a model's size says how many parameters learn") {
+  const Job job = {{"model.hidden_size", 1024},     {"model.intermediate_size", 4096},
+                   {"model.num_hidden_layers", 12}, {"model.num_attention_heads", 16},
+                   {"model.head_dim", 64},          {"model.num_key_value_heads", 16},
+                   {"model.vocab_size", 32768},     {"train.seq_len", 16},
+                   {"train.micro_batch_size", 1},   {"train.grad_accum_steps", 1}};
+  const auto text = [&](const std::string& more) {
+    const app::Plan plan =
+        app::parse_plan(text_of(job, false) + more, "job.toml", {}, {.needs_files = false});
+    return models::parameters_text(plan.model);
+  };
+  CHECK(text("") == "268.46 M parameters");
+  CHECK(text("lora.rank = 8\nlora.targets = ['*.q', '*.v']\n") ==
+        "268.85 M parameters, of which 0.39 M learn");  // 12 layers x 2 targets x 8 x 2,048
+}

@@ -65,6 +65,13 @@ TEST_CASE("A spread head is sound under every schedule, whatever it costs") {
   }
 }
 
+TEST_CASE("An evaluation's S follows the last stage's forward, and T follows S") {
+  CHECK(write_csv(forward_only(spread_head(make("1f1b", 3, 4), with_head(3, 2, 1)))) ==
+        "0F0,0F1,0F2,0F3,0S0,0T0,0S1,0T1,0S2,0T2,0S3,0T3\n"
+        "1F0,1F1,1F2,1S0,1F3,1T0,1S1,1T1,1S2,1T2,1S3,1T3\n"
+        "2F0,2F1,2S0,2F2,2T0,2S1,2F3,2T1,2S2,2T2,2S3,2T3\n");
+}
+
 // With equal stages and a head that costs half of one, an unspread head makes all ranks wait for the last
 // one.
 TEST_CASE("A spread head shortens the step of every schedule") {

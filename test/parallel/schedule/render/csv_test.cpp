@@ -113,6 +113,10 @@ TEST_CASE("a file may begin with a byte order mark") {
             .actions == parse_csv("0F0,0B0\n").actions);
 }
 
+TEST_CASE("cells may be in quotation marks, as spreadsheets write them") {
+  CHECK(parse_csv("\"0F0\",\"0B0\"\n").actions == parse_csv("0F0,0B0\n").actions);
+}
+
 TEST_CASE("schedules survive writing and reading") {
   const Schedule made = lower(make_schedule({.name = "1f1b", .ranks = 3, .microbatches = 5}));
   CHECK(parse_csv(write_csv(made)).actions == made.actions);
