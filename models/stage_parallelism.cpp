@@ -3,9 +3,9 @@
 #include <spdlog/fmt/fmt.h>
 
 #include "core/base/error.h"
-#include "parallel/context/context_attention.h"
-#include "parallel/expert/rank_exchange.h"
-#include "parallel/tensor/tensor_group.h"
+#include "parallel/axes/context/context_attention.h"
+#include "parallel/axes/expert/rank_exchange.h"
+#include "parallel/axes/tensor/tensor_group.h"
 
 namespace pptrain::models {
 namespace {

@@ -8,7 +8,7 @@
 #include "core/config/word.h"
 #include "core/nn/experts.h"
 #include "core/nn/tensor_group.h"
-#include "core/tokens/context_split.h"
+#include "core/data/tokens/context_split.h"
 #include "parallel/comm/communicator.h"
 
 namespace pptrain::models {

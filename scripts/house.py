@@ -22,7 +22,7 @@ TYPE = re.compile(r"^\s*(?:template <[^>]*>\s*)?(?:struct|class|enum class|enum|
 LAYOUTS = ("DistributedSection", "MeshShape", "ScheduleSpec", "ShardOptions", "LowerOptions", "ShardPolicy", "StageRanks", "Divisions",
            "Sharding", "ParallelShape", "BatchShape", "Workload", "PlanBase", "Choice", "Plan", "Layout", "Estimate", "MeshCandidate",
            "Candidate", "ShapeKey", "TracedRun", "LoaderOptions")
-WITHOUT_RANKS = ("core/kernels/", "core/nn/", "core/tokenizer/")
+WITHOUT_RANKS = ("core/kernels/", "core/nn/", "core/text/tokenizer/")
 # A comparison of a name with a word in quotes, and the options that have words as values.
 WORD = re.compile(r'(?:\b(?:[a-z_]+[.]|[a-z_]+->)+[a-z_]+(?:\(\))?|\b[a-z_]+)\s*[!=]=\s*"[a-z0-9_]+"')
 OPTIONS = re.compile(r"\b(?:dtype|device|recompute|init|arch|name|cp_kind|reduce_grads|pp_schedule|pp_split|format|packing|lengths|resume|"

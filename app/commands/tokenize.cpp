@@ -19,12 +19,12 @@
 #include "core/base/text.h"
 #include "core/base/timing.h"
 #include "core/config/loader.h"
-#include "core/corpus/chat.h"
-#include "core/corpus/token_writer.h"
-#include "core/corpus/tokenize_files.h"
+#include "core/text/corpus/chat.h"
+#include "core/text/corpus/token_writer.h"
+#include "core/text/corpus/tokenize_files.h"
 #include "core/metrics/log_sinks.h"
 #include "core/metrics/progress_text.h"
-#include "core/tokenizer/tokenizer.h"
+#include "core/text/tokenizer/tokenizer.h"
 
 namespace pptrain::app {
 

@@ -15,7 +15,7 @@
 #include "core/io/files.h"
 #include "core/io/mapped_file.h"
 #include "core/io/paths.h"
-#include "core/tokenizer/tokenizer.h"
+#include "core/text/tokenizer/tokenizer.h"
 
 namespace pptrain::app {
 

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "core/config/job_config.h"
-#include "core/corpus/chat.h"
-#include "core/tokenizer/tokenizer.h"
+#include "core/text/corpus/chat.h"
+#include "core/text/tokenizer/tokenizer.h"
 
 namespace pptrain::app {
 

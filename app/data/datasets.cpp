@@ -6,7 +6,7 @@
 #include "core/base/error.h"
 #include "core/base/log.h"
 #include "core/base/source_files.h"
-#include "core/corpus/chat.h"
+#include "core/text/corpus/chat.h"
 #include "core/data/inspect.h"
 #include "core/io/checksum.h"
 #include "models/flops.h"

@@ -9,7 +9,7 @@
 
 #include "app/plan/run_context.h"
 #include "core/config/data_sources.h"
-#include "core/corpus/cache.h"
+#include "core/text/corpus/cache.h"
 #include "core/data/data_loader.h"
 #include "core/data/token_dataset.h"
 

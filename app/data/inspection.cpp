@@ -19,7 +19,7 @@
 #include "app/data/text_codec.h"
 #include "core/base/error.h"
 #include "core/config/data_sources.h"
-#include "core/corpus/chat.h"
+#include "core/text/corpus/chat.h"
 #include "core/data/data_loader.h"
 #include "core/data/inspect.h"
 #include "core/io/paths.h"

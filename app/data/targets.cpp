@@ -7,7 +7,7 @@
 
 #include "core/base/error.h"
 #include "core/metrics/progress_text.h"
-#include "core/tokenizer/tokenizer.h"
+#include "core/text/tokenizer/tokenizer.h"
 
 namespace pptrain::app {
 

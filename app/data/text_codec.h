@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "core/config/job_config.h"
-#include "core/tokenizer/tokenizer.h"
+#include "core/text/tokenizer/tokenizer.h"
 
 namespace pptrain::app {
 

@@ -12,7 +12,7 @@
 
 #include "core/data/microbatch.h"
 #include "core/kernels/dry_run.h"
-#include "core/tokens/context_split.h"
+#include "core/data/tokens/context_split.h"
 #include "models/learning.h"
 #include "models/transformer_stage.h"
 #include "parallel/comm/dry/dry_communicator.h"

@@ -10,7 +10,7 @@
 #include "core/base/error.h"
 #include "core/data/data_loader.h"
 #include "core/data/documents.h"
-#include "core/tokenizer/tokenizer.h"
+#include "core/text/tokenizer/tokenizer.h"
 #include "parallel/schedule/passes/passes.h"
 
 namespace pptrain::app {

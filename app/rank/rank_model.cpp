@@ -16,7 +16,7 @@
 #include "parallel/pipeline/embedding_shards.h"
 #include "parallel/pipeline/tied_gradient.h"
 #include "parallel/shard/matrix_exchange.h"
-#include "parallel/tensor/tensor_group.h"
+#include "parallel/axes/tensor/tensor_group.h"
 
 namespace pptrain::app {
 

@@ -11,8 +11,8 @@
 #include <string_view>
 #include <vector>
 
-#include "core/tokens/context_split.h"
-#include "core/tokens/segments.h"
+#include "core/data/tokens/context_split.h"
+#include "core/data/tokens/segments.h"
 
 namespace pptrain::attention {
 
@@ -48,8 +48,8 @@ enum class BackEnd {
   efficient,        // LibTorch's memory-efficient attention: float32 on a GPU
   library_decode,   // LibTorch's scaled_dot_product_attention over cached keys
   composed_blocks,  // LibTorch's plain operators, also of whole documents: slow, takes every type and device
-  ring,             // parallel/context: keys travel between context-parallel ranks
-  ulysses,          // parallel/context: ranks exchange tokens for heads
+  ring,             // parallel/axes/context: keys travel between context-parallel ranks
+  ulysses,          // parallel/axes/context: ranks exchange tokens for heads
   sequence_slices,  // blocks, with kept keys of the slices before
 };
 

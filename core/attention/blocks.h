@@ -11,7 +11,7 @@
 
 #include "core/attention/attention.h"
 #include "core/kernels/cost.h"
-#include "core/tokens/context_split.h"
+#include "core/data/tokens/context_split.h"
 
 namespace pptrain::attention {
 

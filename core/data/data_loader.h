@@ -15,7 +15,7 @@
 #include "core/data/microbatch.h"
 #include "core/data/sampler.h"
 #include "core/data/token_dataset.h"
-#include "core/tokens/context_split.h"
+#include "core/data/tokens/context_split.h"
 
 namespace pptrain::data {
 

@@ -14,7 +14,7 @@
 #include <span>
 #include <vector>
 
-#include "core/tokens/token_range.h"
+#include "core/data/tokens/token_range.h"
 
 namespace pptrain::data {
 

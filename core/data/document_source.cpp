@@ -18,7 +18,7 @@
 #include "core/data/microbatch.h"
 #include "core/data/packing.h"
 #include "core/data/step_source.h"
-#include "core/tokens/context_split.h"
+#include "core/data/tokens/context_split.h"
 
 namespace pptrain::data {
 

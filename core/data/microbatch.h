@@ -7,8 +7,8 @@
 #include <memory>
 #include <vector>
 
-#include "core/tokens/context_split.h"
-#include "core/tokens/segments.h"
+#include "core/data/tokens/context_split.h"
+#include "core/data/tokens/segments.h"
 
 namespace pptrain::data {
 

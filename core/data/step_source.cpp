@@ -13,8 +13,8 @@
 
 #include "core/base/error.h"
 #include "core/data/microbatch.h"
-#include "core/tokens/context_split.h"
-#include "core/tokens/segments.h"
+#include "core/data/tokens/context_split.h"
+#include "core/data/tokens/segments.h"
 
 namespace pptrain::data {
 

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "core/kernels/kernels.h"
-#include "core/tokens/context_split.h"
-#include "core/tokens/segments.h"
+#include "core/data/tokens/context_split.h"
+#include "core/data/tokens/segments.h"
 
 namespace pptrain::nn {
 

@@ -4,7 +4,7 @@
     .venv/bin/python scripts/bench/compare_tokenizers.py [--pptrain build/pptrain] [--rounds 3] [--megabytes 100] [DEFINITION...]
 
 The text is the shipped Shakespeare and the sources and notes of the Python packages in .venv, each file a document, up to
---megabytes; DEFINITION is a folder of test/core/tokenizer/definitions, or a tokenizer.json. The two take turns. pptrain's
+--megabytes; DEFINITION is a folder of test/core/text/tokenizer/definitions, or a tokenizer.json. The two take turns. pptrain's
 time is of the whole program, with start and writing; the package's time is of `encode_batch_fast` alone. The best of the
 rounds counts.
 """
@@ -23,7 +23,7 @@ import numpy
 from tokenizers import Tokenizer
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-DEFINITIONS = ROOT / "test/core/tokenizer/definitions"
+DEFINITIONS = ROOT / "test/core/text/tokenizer/definitions"
 SEPARATOR = "\x1e"  # between documents in the single file; the texts do not contain it
 BATCH = 256  # documents per call of the package
 

@@ -1,4 +1,4 @@
-#include "core/tokenizer/tokenizer.h"
+#include "core/text/tokenizer/tokenizer.h"
 
 #include <cstdint>
 #include <optional>
@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "core/base/error.h"
-#include "core/tokenizer/unicode.h"
+#include "core/text/tokenizer/unicode.h"
 #include "test/fuzz/targets.h"
 
 namespace pptrain::fuzz {

@@ -19,7 +19,7 @@
 #include "core/attention/cudnn/cudnn_shape.h"
 #include "core/attention/gpu.h"
 #include "core/kernels/device_name.h"
-#include "core/tokens/segments.h"
+#include "core/data/tokens/segments.h"
 #include "test/gpu/kernel_support.h"
 #include "test/support/catch.h"
 #include "test/support/not_run.h"

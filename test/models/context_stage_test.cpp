@@ -11,7 +11,7 @@
 
 #include "app/forecast/footprint.h"
 #include "core/data/microbatch.h"
-#include "core/tokens/context_split.h"
+#include "core/data/tokens/context_split.h"
 #include "models/stage_parallelism.h"
 #include "models/transformer_stage.h"
 #include "parallel/comm/thread/thread_communicator.h"

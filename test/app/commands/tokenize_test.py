@@ -24,7 +24,7 @@ from pptrain import SOURCE, TEXT, Case, run  # noqa: E402
 
 PPTRAIN = pathlib.Path(sys.argv.pop(1)).resolve()
 PARQUET = pyarrow is not None and (PPTRAIN.parent / "libpptrain_parquet.so").exists()
-DEFINITION = SOURCE / "test/core/tokenizer/definitions/llama3/tokenizer.json"
+DEFINITION = SOURCE / "test/core/text/tokenizer/definitions/llama3/tokenizer.json"
 
 
 class Tokenize(Case):

@@ -18,7 +18,7 @@ from pptrain import (SOURCE, TEXT, checksums, environment, free_port, job, lates
 PPTRAIN = pathlib.Path(sys.argv.pop(1)).resolve()
 MPIEXEC = sys.argv.pop(1)
 JOB = job(data={"val_fraction": 0.1}, eval={"batches": 1}, checkpoint={"interval": 2})
-TOKENIZER = SOURCE / "test/core/tokenizer/definitions/llama3/tokenizer.json"
+TOKENIZER = SOURCE / "test/core/text/tokenizer/definitions/llama3/tokenizer.json"
 
 
 def command(run_dir, *settings):

@@ -100,7 +100,7 @@ QWEN3 = (
     "        {{- '<|im_start|>' + message.role + '\\n' + content }}\n    {%- endif %}\n    {{- '<|im_end|>\\n' }}\n{%- endfor %}\n"
     "{%- if add_generation_prompt %}\n    {{- '<|im_start|>assistant\\n' }}\n{%- endif %}\n"
 )
-# The template, the tokenizer of test/core/tokenizer for it, the tokens added to that tokenizer (the first begins a
+# The template, the tokenizer of test/core/text/tokenizer for it, the tokens added to that tokenizer (the first begins a
 # text), and the token that ends an answer.
 TEMPLATES = {
     "chatml": (CHATML, "gpt2", ["<|im_start|>", "<|im_end|>"], "<|im_end|>"),
@@ -136,7 +136,7 @@ class Chat(Case):
     def tokenizer(self, name):
         """The tokenizer of the tokenizers package, and the same one in transformers with the published template."""
         template, definition, tokens, _ = {**TEMPLATES, **OWN}[name]
-        package = Tokenizer.from_file(str(SOURCE / f"test/core/tokenizer/definitions/{definition}/tokenizer.json"))
+        package = Tokenizer.from_file(str(SOURCE / f"test/core/text/tokenizer/definitions/{definition}/tokenizer.json"))
         package.add_special_tokens(tokens)
         package.save(str(self.folder / "tokenizer.json"))
         eos = {"mistral": "</s>"}.get(name, tokens[-1])

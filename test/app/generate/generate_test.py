@@ -396,7 +396,7 @@ class Generate(unittest.TestCase):
     def test_text_comes_from_the_tokenizer_beside_the_weights(self):
         from tokenizers import Tokenizer
 
-        definition = pathlib.Path(__file__).resolve().parents[2] / "core/tokenizer/definitions/gpt2/tokenizer.json"
+        definition = pathlib.Path(__file__).resolve().parents[2] / "core/text/tokenizer/definitions/gpt2/tokenizer.json"
         tokenizer = Tokenizer.from_file(str(definition))
         torch.manual_seed(seed(3))
         config = LlamaConfig(**{**SIZES, "vocab_size": 700}, bos_token_id=None, eos_token_id=None)

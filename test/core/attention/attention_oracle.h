@@ -11,7 +11,7 @@
 #include <limits>
 #include <optional>
 
-#include "core/tokens/segments.h"
+#include "core/data/tokens/segments.h"
 
 namespace pptrain::test {
 

@@ -14,7 +14,7 @@
 #include "core/base/error.h"
 #include "core/kernels/cpu/loops.h"
 #include "core/kernels/dry_run.h"
-#include "core/tokens/context_split.h"
+#include "core/data/tokens/context_split.h"
 #include "test/core/attention/attention_oracle.h"
 #include "test/core/kernels/compare.h"
 #include "test/support/catch.h"

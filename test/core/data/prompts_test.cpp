@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "core/base/error.h"
-#include "core/corpus/token_writer.h"
+#include "core/text/corpus/token_writer.h"
 #include "core/data/data_loader.h"
 #include "test/core/data/token_files.h"
 #include "test/support/catch.h"

@@ -19,7 +19,7 @@
 #include "core/nn/rope.h"
 #include "core/nn/vocabulary.h"
 #include "core/nn/weight_grad_queue.h"
-#include "core/tokens/segments.h"
+#include "core/data/tokens/segments.h"
 #include "test/core/kernels/compare.h"
 #include "test/support/catch.h"
 

@@ -11,8 +11,8 @@
 
 #include "core/base/error.h"
 #include "core/nn/feed_forward.h"
-#include "core/tokens/context_split.h"
-#include "core/tokens/segments.h"
+#include "core/data/tokens/context_split.h"
+#include "core/data/tokens/segments.h"
 #include "test/core/nn/expert_layer.h"
 #include "test/core/nn/gradients.h"
 #include "test/support/catch.h"

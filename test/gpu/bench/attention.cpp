@@ -16,7 +16,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/tokens/segments.h"
+#include "core/data/tokens/segments.h"
 #include "test/gpu/bench/sections.h"
 
 namespace pptrain::bench {
