@@ -6,9 +6,9 @@
 
 #include "core/attention/attention.h"
 #include "core/config/word.h"
+#include "core/data/tokens/context_split.h"
 #include "core/nn/experts.h"
 #include "core/nn/tensor_group.h"
-#include "core/data/tokens/context_split.h"
 #include "parallel/comm/communicator.h"
 
 namespace pptrain::models {

@@ -19,11 +19,11 @@
 #include "core/base/text.h"
 #include "core/base/timing.h"
 #include "core/config/loader.h"
+#include "core/metrics/log_sinks.h"
+#include "core/metrics/progress_text.h"
 #include "core/text/corpus/chat.h"
 #include "core/text/corpus/token_writer.h"
 #include "core/text/corpus/tokenize_files.h"
-#include "core/metrics/log_sinks.h"
-#include "core/metrics/progress_text.h"
 #include "core/text/tokenizer/tokenizer.h"
 
 namespace pptrain::app {

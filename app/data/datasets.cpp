@@ -6,9 +6,9 @@
 #include "core/base/error.h"
 #include "core/base/log.h"
 #include "core/base/source_files.h"
-#include "core/text/corpus/chat.h"
 #include "core/data/inspect.h"
 #include "core/io/checksum.h"
+#include "core/text/corpus/chat.h"
 #include "models/flops.h"
 #include "models/stage_parallelism.h"
 

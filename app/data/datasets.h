@@ -9,9 +9,9 @@
 
 #include "app/plan/run_context.h"
 #include "core/config/data_sources.h"
-#include "core/text/corpus/cache.h"
 #include "core/data/data_loader.h"
 #include "core/data/token_dataset.h"
+#include "core/text/corpus/cache.h"
 
 namespace pptrain::app {
 

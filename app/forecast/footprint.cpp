@@ -11,8 +11,8 @@
 #include <utility>
 
 #include "core/data/microbatch.h"
-#include "core/kernels/dry_run.h"
 #include "core/data/tokens/context_split.h"
+#include "core/kernels/dry_run.h"
 #include "models/learning.h"
 #include "models/transformer_stage.h"
 #include "parallel/comm/dry/dry_communicator.h"

@@ -13,10 +13,10 @@
 #include "core/base/error.h"
 #include "models/hf_directory.h"
 #include "models/learning.h"
+#include "parallel/axes/tensor/tensor_group.h"
 #include "parallel/pipeline/embedding_shards.h"
 #include "parallel/pipeline/tied_gradient.h"
 #include "parallel/shard/matrix_exchange.h"
-#include "parallel/axes/tensor/tensor_group.h"
 
 namespace pptrain::app {
 

@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "core/attention/attention.h"
-#include "core/kernels/cost.h"
 #include "core/data/tokens/context_split.h"
+#include "core/kernels/cost.h"
 
 namespace pptrain::attention {
 

@@ -8,9 +8,9 @@
 #include <memory>
 #include <vector>
 
-#include "core/kernels/kernels.h"
 #include "core/data/tokens/context_split.h"
 #include "core/data/tokens/segments.h"
+#include "core/kernels/kernels.h"
 
 namespace pptrain::nn {
 

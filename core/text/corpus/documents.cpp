@@ -13,10 +13,10 @@
 
 #include "core/base/error.h"
 #include "core/base/text.h"
-#include "core/text/corpus/foreign_text.h"
-#include "core/text/corpus/messages.h"
 #include "core/io/files.h"
 #include "core/io/strict_json.h"
+#include "core/text/corpus/foreign_text.h"
+#include "core/text/corpus/messages.h"
 #include "core/text/tokenizer/unicode.h"
 
 namespace pptrain::corpus {

@@ -16,11 +16,11 @@
 #include <vector>
 
 #include "core/base/error.h"
+#include "core/io/files.h"
+#include "core/io/mapped_file.h"
 #include "core/text/corpus/documents.h"
 #include "core/text/corpus/foreign_text.h"
 #include "core/text/corpus/parquet_api.h"
-#include "core/io/files.h"
-#include "core/io/mapped_file.h"
 
 namespace pptrain::corpus {
 namespace {

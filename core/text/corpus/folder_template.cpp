@@ -13,11 +13,11 @@
 
 #include "core/base/error.h"
 #include "core/base/text.h"
-#include "core/text/corpus/chat_check.h"
-#include "core/text/corpus/jinja/template.h"
 #include "core/io/mapped_file.h"
 #include "core/io/paths.h"
 #include "core/io/strict_json.h"
+#include "core/text/corpus/chat_check.h"
+#include "core/text/corpus/jinja/template.h"
 
 namespace pptrain::corpus {
 namespace {

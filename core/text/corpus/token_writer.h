@@ -7,8 +7,8 @@
 #include <span>
 #include <vector>
 
-#include "core/io/files.h"
 #include "core/data/tokens/token_range.h"
+#include "core/io/files.h"
 
 namespace pptrain::corpus {
 

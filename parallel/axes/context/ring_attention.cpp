@@ -10,9 +10,9 @@
 
 #include "core/attention/blocks.h"
 #include "core/kernels/dry_run.h"
-#include "parallel/comm/hand_over.h"
 #include "parallel/axes/context/context_attention.h"
 #include "parallel/axes/context/plans.h"
+#include "parallel/comm/hand_over.h"
 
 namespace pptrain::context {
 namespace {

@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "core/kernels/dry_run.h"
-#include "parallel/comm/hand_over.h"
 #include "parallel/axes/context/context_attention.h"
 #include "parallel/axes/context/plans.h"
+#include "parallel/comm/hand_over.h"
 
 namespace pptrain::context {
 namespace {

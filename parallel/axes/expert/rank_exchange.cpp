@@ -6,9 +6,9 @@
 #include <numeric>
 #include <vector>
 
+#include "core/data/tokens/segments.h"
 #include "core/kernels/dry_run.h"
 #include "core/kernels/expert_kernels.h"
-#include "core/data/tokens/segments.h"
 #include "parallel/comm/hand_over.h"
 
 namespace pptrain::expert {

@@ -8,8 +8,8 @@
 #include <algorithm>
 #include <vector>
 
-#include "core/kernels/dry_run.h"
 #include "core/data/tokens/context_split.h"
+#include "core/kernels/dry_run.h"
 #include "test/core/attention/attention_oracle.h"
 #include "test/core/kernels/compare.h"
 #include "test/support/catch.h"

@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "core/base/error.h"
-#include "core/text/corpus/token_writer.h"
 #include "core/data/data_loader.h"
+#include "core/text/corpus/token_writer.h"
 #include "test/core/data/token_files.h"
 #include "test/support/catch.h"
 

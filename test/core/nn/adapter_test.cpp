@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "core/base/error.h"
+#include "core/data/tokens/segments.h"
 #include "core/nn/adapter.h"
 #include "core/nn/attention.h"
 #include "core/nn/experts.h"
@@ -19,7 +20,6 @@
 #include "core/nn/rope.h"
 #include "core/nn/vocabulary.h"
 #include "core/nn/weight_grad_queue.h"
-#include "core/data/tokens/segments.h"
 #include "test/core/kernels/compare.h"
 #include "test/support/catch.h"
 

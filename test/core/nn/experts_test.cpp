@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "core/base/error.h"
-#include "core/nn/feed_forward.h"
 #include "core/data/tokens/context_split.h"
 #include "core/data/tokens/segments.h"
+#include "core/nn/feed_forward.h"
 #include "test/core/nn/expert_layer.h"
 #include "test/core/nn/gradients.h"
 #include "test/support/catch.h"

@@ -21,7 +21,7 @@ from tokenizers import Tokenizer
 
 TOOL = pathlib.Path(sys.argv.pop(1)).resolve()
 HERE = pathlib.Path(__file__).resolve().parent
-SHAKESPEARE = HERE.parents[2] / "configs/data/tinyshakespeare.txt"
+SHAKESPEARE = HERE.parents[3] / "configs/data/tinyshakespeare.txt"
 STRINGS = int(os.environ.get("PPTRAIN_TOKENIZER_STRINGS", "500"))
 BATCH = 20_000  # strings per start of the tool
 

@@ -9,7 +9,7 @@ import pathlib
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 HERE = pathlib.Path(__file__).parent
-SHAKESPEARE = HERE.parents[2] / "configs/data/tinyshakespeare.txt"
+SHAKESPEARE = HERE.parents[3] / "configs/data/tinyshakespeare.txt"
 # Some text of each script, so that there are merges of characters beyond ASCII.
 SCRIPTS = """
 Été naïve façon Größe Übermut año señor ação coração São Paulo łódź żółć Ærø Øresund İstanbul ığdır çok güzel

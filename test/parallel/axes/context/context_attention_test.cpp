@@ -17,14 +17,14 @@
 
 #include "core/attention/attention.h"
 #include "core/base/error.h"
-#include "core/kernels/dry_run.h"
 #include "core/data/tokens/context_split.h"
+#include "core/kernels/dry_run.h"
+#include "parallel/axes/context/context_attention.h"
 #include "parallel/comm/dry/dry_communicator.h"
 #include "parallel/comm/thread/thread_communicator.h"
-#include "parallel/axes/context/context_attention.h"
 #include "test/core/attention/attention_oracle.h"
-#include "test/core/kernels/compare.h"
 #include "test/core/data/tokens/random_split.h"
+#include "test/core/kernels/compare.h"
 #include "test/support/catch.h"
 
 using namespace pptrain;

@@ -17,8 +17,8 @@
 #include "core/nn/linear.h"
 #include "core/nn/rope.h"
 #include "core/nn/vocabulary.h"
-#include "parallel/comm/thread/thread_communicator.h"
 #include "parallel/axes/tensor/tensor_group.h"
+#include "parallel/comm/thread/thread_communicator.h"
 #include "test/core/kernels/compare.h"
 #include "test/support/catch.h"
 
