@@ -81,8 +81,9 @@ bool say_job(const Plan& plan) {
   const config::JobConfig& job = plan.job;
   return say(
       "job", "",
-      fmt::format("{} of {}, {}, {}{} tokens a step", job.model.arch, models::parameters_text(plan.model),
-                  job.train.dtype.text, job.data.lengths == config::Lengths::fixed ? "" : "at most ",
+      fmt::format("{} of {}, {}{}, {}{} tokens a step", job.model.arch, models::parameters_text(plan.model),
+                  job.train.dtype.text, plan.model.fp8 ? " and FP8" : "",
+                  job.data.lengths == config::Lengths::fixed ? "" : "at most ",
                   metrics::with_commas(job.train.micro_batch_size * job.train.seq_len *
                                        job.train.grad_accum_steps * plan.mesh.size(mesh::Group::batch))));
 }
@@ -104,8 +105,9 @@ bool say_device(const config::JobConfig& job) {
                fmt::format("cpu, {} per rank",
                            job.run.threads == 1 ? "1 thread" : fmt::format("{} threads", job.run.threads)));
   const int count = kernels::gpu_count();
-  return say("device", count > 0 ? "" : "run.device = \"cuda\", but no GPU was found here",
-             fmt::format("cuda, {} GPU{} here", count, count == 1 ? "" : "s"));
+  std::string fault = count > 0 ? "" : "run.device = \"cuda\", but no GPU was found here";
+  if (count > 0 && job.train.fp8 != config::Fp8::off) fault = kernels::why_no_fp8(c10::Device(c10::kCUDA, 0));
+  return say("device", fault, fmt::format("cuda, {} GPU{} here", count, count == 1 ? "" : "s"));
 }
 
 bool say_memory(const Plan& plan, int64_t program) {

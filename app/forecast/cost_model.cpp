@@ -1,5 +1,7 @@
 #include "app/forecast/cost_model.h"
 
+#include <spdlog/fmt/fmt.h>
+
 #include <algorithm>
 #include <numeric>
 #include <utility>
@@ -119,6 +121,10 @@ CostModel::CostModel(FootprintCache& cache, PlanBase base, const CostSource& sou
       footprints_(cache.of(batch_of(base_, device_))),
       flops_(batch().bfloat16 ? device_.bfloat16_flops : device_.float32_flops),
       bandwidth_(device_.memory_bandwidth) {
+  if (base_.model.fp8 && device_.fp8_gain == 0) {
+    throw UsageError(fmt::format(
+        "train.fp8: the {} does not multiply in FP8, which GPUs do from Ada and Hopper on", device_.name));
+  }
   if (device_.is_cpu) {  // GEMMs are assumed to scale with a rank's threads
     flops_ *= static_cast<double>(base_.job.run.threads);
     bandwidth_ *= static_cast<double>(base_.job.run.threads);
@@ -131,7 +137,8 @@ schedule::Simulation CostModel::on_cores(const schedule::Schedule& schedule,
 }
 
 PassTime CostModel::time(const kernels::Cost& cost) const {
-  const double products = std::max(cost.product_flops / flops_, cost.weight_bytes / bandwidth_);
+  const double operations = cost.product_flops - cost.fp8_flops + cost.fp8_flops / device_.fp8_gain;
+  const double products = std::max(operations / flops_, cost.weight_bytes / bandwidth_);
   const double attention = cost.attention_flops / (flops_ * device_.attention);
   PassTime time{.compute = products + attention + (cost.bytes - cost.weight_bytes) / bandwidth_ +
                            static_cast<double>(cost.kernels) * device_.launch};
@@ -382,7 +389,7 @@ OptimizerCost CostModel::optimizer(const models::StageSlice& slice) const {
     const optim::OptimizerShare share =
         optim::optimizer_share(base_.job.optimizer, group.parameters, compute, shards,
                                /*replicas=*/std::max(1, link.ranks * group.pipeline_shards / shards));
-    moved += share.moved;
+    moved += share.moved + 5 * static_cast<double>(group.fp8_bytes);  // bfloat16 read twice for each copy
     products += share.flops / flops_;
     if (share.sent > 0) exchange += link.seconds(share.sent + share.received, 2.0 * (link.ranks - 1));
     cost += {.seconds = 0,

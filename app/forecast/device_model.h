@@ -19,6 +19,7 @@ struct DeviceModel {
   std::string_view name;
   double bfloat16_flops;    // of GEMMs, FLOP/s
   double float32_flops;     // FLOP/s
+  double fp8_gain;          // times the rate of bfloat16 for GEMMs in FP8; 0: it has none
   double attention;         // part of these rates that attention's GEMMs reach
   double memory_bandwidth;  // B/s
   Link within_host;         // to ranks of the same host

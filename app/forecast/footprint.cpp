@@ -78,6 +78,7 @@ struct DryGroups {
 kernels::Cost mean(const kernels::Cost& sum, int slices) {
   const double n = slices;
   kernels::Cost cost{.product_flops = sum.product_flops / n,
+                     .fp8_flops = sum.fp8_flops / n,
                      .attention_flops = sum.attention_flops / n,
                      .bytes = sum.bytes / n,
                      .weight_bytes = sum.weight_bytes / n,
@@ -139,7 +140,8 @@ class DryStage {
                                                        .pipeline_shards = in_shards ? slice.head_parts : 1,
                                                        .in_passes = !in_shards || slice.embedding,
                                                        .buffers = {},
-                                                       .parameters = {}});
+                                                       .parameters = {},
+                                                       .fp8_bytes = group.fp8_bytes()});
       std::vector<const nn::ParameterSpec*> specs;
       for (const nn::Buffer* held : group.buffers()) {
         BufferFootprint& buffer = own.buffers.emplace_back();
@@ -154,6 +156,7 @@ class DryStage {
       own.parameters = optim::parameter_kinds(specs);
       if (!own.in_passes) continue;
       footprint.parameters += group.parameter_count();
+      footprint.weight_bytes += own.fp8_bytes;
       for (const nn::Slice* held : group.slices()) {
         if (held->master.defined()) footprint.weight_bytes += static_cast<int64_t>(held->master.nbytes());
         if (held->grad.defined()) footprint.gradient_bytes += static_cast<int64_t>(held->grad.nbytes());

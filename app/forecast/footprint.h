@@ -66,6 +66,7 @@ struct GroupFootprint {
   bool in_passes = true;    // of the stage; else the rank has only such a shard
   std::vector<BufferFootprint> buffers;
   std::vector<optim::ParameterKind> parameters;  // in the buffers; those that learn
+  int64_t fp8_bytes = 0;                         // of copies of the whole weights in FP8
   bool operator==(const GroupFootprint&) const = default;
 };
 
@@ -74,7 +75,8 @@ struct StageFootprint {
   // Between steps, if groups are not sharded; groups in passes only. A tied head counts on its stage, which
   // has its own copy.
   int64_t parameters = 0;
-  int64_t weight_bytes = 0;    // float32 masters, bfloat16 copies of all but norms; frozen: copies only
+  int64_t weight_bytes =
+      0;  // float32 masters, bfloat16 copies of all but norms, copies in FP8; frozen: no masters
   int64_t gradient_bytes = 0;  // float32
 
   // For one microbatch. The stage's input counts as activation, the microbatch's own tensors do not.

@@ -188,8 +188,8 @@ std::string summary(const Plan& plan, const Prediction& p, const CostSource& sou
   return fmt::format(
       "step {}: {} tokens/s, MFU {}; bubble {:.1f} % ({:.1f} % with perfectly balanced stages)\n",
       schedule::format_seconds(p.step_time), schedule::with_commas(p.tokens_per_s),
-      mfu > 0 ? fmt::format("{:.1f} %", 100 * mfu) : "unknown", 100 * std::max(0.0, p.bubble()),
-      100 * schedule::simulate(plan.compute).bubble());
+      mfu > 0 ? fmt::format("{:.1f} %{}", 100 * mfu, plan.model.fp8 ? " of bf16's peak" : "") : "unknown",
+      100 * std::max(0.0, p.bubble()), 100 * schedule::simulate(plan.compute).bubble());
 }
 
 // Time of train.steps of these steps together; evaluations and saves come on top.

@@ -55,7 +55,9 @@ HeldBytes held_bytes(const StageFootprint& stage, const mesh::MeshShape& mesh,
     if (group.pipeline_shards > 1) {
       if (group.in_passes) held.weights += compute;
     } else if (parts > 1) {
-      gathered.push_back({elements, compute});
+      gathered.push_back({elements, compute + group.fp8_bytes});
+    } else {
+      held.weights += group.fp8_bytes;
     }
     whole.push_back({elements, gradient});
   }

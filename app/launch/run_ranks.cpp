@@ -133,6 +133,12 @@ std::optional<c10::Stream> own_stream(at::Device device) {
   return c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device, /*isHighPriority=*/true);
 }
 
+void check_fp8(const Plan& plan, at::Device device) {
+  if (!plan.model.fp8 || device.is_cpu()) return;
+  if (const std::string why = kernels::why_no_fp8(device); !why.empty())
+    throw UsageError("train.fp8: " + why);
+}
+
 // Runs `body` as this thread's rank of `world`, which carries tensors of `device`.
 int run_rank(const Plan& plan, const std::function<int(RunContext&)>& body, int ranks_here,
              comm::Communicator& world, at::Device device, const GetStates& get_states,
@@ -143,6 +149,7 @@ int run_rank(const Plan& plan, const std::function<int(RunContext&)>& body, int 
   const c10::OptionalStreamGuard stream(own_stream(device));
   world.set_timeout(timeout_of(plan.job));
   return named(plan, world.rank(), ranks_here, device, get_states, [&] {
+    check_fp8(plan, device);
     mesh::DeviceMesh mesh(world, plan.mesh);
     RunContext context{
         .plan = plan, .mesh = mesh, .device = device, .activity = activity, .heartbeat = heartbeat};

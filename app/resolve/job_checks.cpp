@@ -16,6 +16,7 @@
 #include "core/optim/groups.h"
 #include "models/learning.h"
 #include "models/transformer_stage.h"
+#include "parallel/comm/dry/dry_communicator.h"
 
 namespace pptrain::app {
 
@@ -46,6 +47,18 @@ void report_heads(const config::JobConfig& job, const models::ModelConfig& model
   report({"model.head_dim", "model.num_attention_heads", "model.hidden_size", "model.hf_dir", "run.device",
           "train.dtype"},
          why);
+}
+
+void report_fp8(const config::JobConfig& job, const models::ModelConfig& model,
+                const config::ReportConflict& report) {
+  if (!model.fp8) return;
+  const auto tp = comm::make_dry(kernels::Wire::tp, 0, static_cast<int>(job.distributed.tp));
+  try {
+    models::TransformerStage declared(model, models::whole_model(model), models::Recompute::none,
+                                      models::make_stage_parallelism({.tp = tp.get()}));
+  } catch (const UsageError& error) {
+    report({"train.fp8", "distributed.tp"}, error.what());
+  }
 }
 
 void report_recompute(const config::JobConfig& job, std::optional<int> stages,

@@ -18,6 +18,10 @@ void report_learning(const config::JobConfig& job, const models::ModelConfig& mo
 void report_heads(const config::JobConfig& job, const models::ModelConfig& model,
                   const config::ReportConflict& report);
 
+// Reports widths that GEMMs in FP8 cannot have, if the job wants them.
+void report_fp8(const config::JobConfig& job, const models::ModelConfig& model,
+                const config::ReportConflict& report);
+
 // train.recompute: its words, and their number if the number of stages is known.
 void report_recompute(const config::JobConfig& job, std::optional<int> stages,
                       const config::ReportConflict& report);

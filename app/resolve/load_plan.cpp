@@ -224,6 +224,7 @@ std::optional<Plan> Resolver::plan(bool awaits_choices) {
   PlanBase base = plan_base(job_);
   report_learning(job_, base.model, report_);
   report_heads(job_, base.model, report_);
+  report_fp8(job_, base.model, report_);
   check_samples(job_, base.model, report_);
   if (!sound_) return std::nullopt;
   if (compute_ && compute_->spread_head) settle_head(base);

@@ -83,9 +83,10 @@ void announce_data(const RunContext& context, const std::vector<OpenSource>& sou
 void announce(const RunContext& context, const std::vector<OpenSource>& sources) {
   const config::JobConfig& job = context.job;
   const int ranks = context.mesh.shape().world_size();
-  spdlog::info("pptrain: {} of {}, {} {} rank{} ({}), {}", job.model.arch,
+  spdlog::info("pptrain: {} of {}, {} {} rank{} ({}), {}{}", job.model.arch,
                models::parameters_text(context.model), ranks, context.device.is_cpu() ? "CPU" : "GPU",
-               ranks == 1 ? "" : "s", context.mesh.shape().describe(), job.train.dtype.text);
+               ranks == 1 ? "" : "s", context.mesh.shape().describe(), job.train.dtype.text,
+               context.model.fp8 ? " and FP8" : "");
   const int data_ranks = context.mesh.size(mesh::Group::batch);
   const int slices = context.plan.schedule.sequence_slices;
   spdlog::info("schedule {}, layers per stage {}, {} microbatches of {}{} x {} tokens a step{}{}",

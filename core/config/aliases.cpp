@@ -78,6 +78,9 @@ constexpr Alias keys[] = {
      "local_batch_size gradient_accumulation_steps batch_accumulation_per_replica accumulation_steps "
      "grad_accum global_batch_size gbs microbatches num_microbatches n_microbatches pp_microbatches"},
     {"train.dtype", "precision mixed_precision mixed_precision_param param_dtype torch_dtype bf16"},
+    {"train.fp8",
+     "fp8_format fp8_recipe fp8_mode enable_fp8 use_fp8 float8 enable_float8 enable_float8_linear "
+     "float8_recipe_name recipe_name"},
     {"train.grad_clip",
      "max_norm max_grad_norm clip_grad clip_grad_norm gradient_clipping gradient_clip_val"},
     {"train.recompute",
@@ -138,6 +141,8 @@ constexpr Alias values[] = {
     {"run.device=cuda", "gpu nvidia cuda:0"},
     {"train.dtype=bf16", "bfloat16 torch.bfloat16 bf bf16_mixed"},
     {"train.dtype=fp32", "float32 torch.float32 float f32 tf32"},
+    {"train.fp8=rowwise", "true fp8 e4m3 row rowwise_with_gw_hp"},
+    {"train.fp8=off", "false none no bf16"},
     {"train.recompute=full", "block true uniform"},
     {"train.recompute=none", "false off"},
     {"optimizer.name=adamw", "adam adamw_torch adamw_torch_fused"},

@@ -157,6 +157,7 @@ struct TrainSection {
   int64_t micro_batch_size = 1;
   int64_t grad_accum_steps = 1;  // microbatches per step
   Word<Dtype> dtype = Dtype::bf16;
+  Word<Fp8> fp8 = Fp8::off;
   // auto | none | cheap | selective | full: one word for all stages, or one, not auto, for each
   Recomputation recompute;
   double grad_clip = 1.0;      // 0: off

@@ -145,6 +145,13 @@ std::string boolean_of(std::string_view word) {
 // What is wrong with one value; empty if nothing.
 using Fault = std::string;
 
+// Why the option refuses this word; empty if it has no reason of its own.
+std::string find_refusal(const Option& option, std::string_view word) {
+  const auto found =
+      std::ranges::find(option.refusals, to_lower(word), &std::pair<std::string, std::string>::first);
+  return found == option.refusals.end() ? "" : found->second;
+}
+
 // Takes values from TOML into the Document. `fixed`, if set, is where everything was given (an override).
 class Reader {
  public:
@@ -179,7 +186,7 @@ class Reader {
       } else if (!is_section(name) && node.is_table() && !alias_of_section(name).empty()) {
         read_as_meant(unknown_section(name, at(key.source()), /*has_keys=*/true, node.as_table()), node);
       } else if (!is_section(name)) {
-        unknown_key(section, std::string(key.str()), at(key.source()));
+        unknown_key(section, std::string(key.str()), at(key.source()), &node);
       } else if (const toml::table* inner = node.as_table()) {
         read_section(name, *inner);
       } else {
@@ -235,15 +242,26 @@ class Reader {
     return meant;
   }
 
-  void unknown_key(const std::string& section, const std::string& key, const Origin& origin) {
+  // value: what it was given, if known; the option that is meant may have a word to say about it.
+  void unknown_key(const std::string& section, const std::string& key, const Origin& origin,
+                   const toml::node* value = nullptr) {
     const std::string title =
         find_table_list(section) ? fmt::format("[[{}]]", section) : fmt::format("[{}]", section);
     const std::string meant = meant_option(section, key);
     add(origin, fmt::format("{}.{}", section, key),
         meant.empty() ? fmt::format("unknown key.{}",
                                     listed(section, "The keys of " + title + " are", keys_of(section)))
-                      : "unknown key" + did_you_mean(meant));
+                      : "unknown key" + did_you_mean(meant) + refusal_of(meant, value));
     stands_for(meant, origin);
+  }
+
+  // " " and the reason if the option refuses the value for a reason of its own.
+  static std::string refusal_of(const std::string& name, const toml::node* value) {
+    const Option* const option = find_option(name);
+    const auto word = value ? value->value<std::string>() : std::nullopt;
+    if (option == nullptr || !word) return "";
+    const auto refusal = find_refusal(*option, *word);
+    return refusal.empty() ? "" : fmt::format(" {}", refusal);
   }
 
   // `option` was given under a name that is reported: that it is missing, or what it holds, is no second
@@ -425,10 +443,8 @@ class Reader {
       text = to_lower(given);
       return "";
     }
-    const auto refusal =
-        std::ranges::find(option.refusals, to_lower(given), &std::pair<std::string, std::string>::first);
-    if (refusal != option.refusals.end())
-      return fmt::format("{} (valid: {})", refusal->second, fmt::join(option.literals, ", "));
+    if (const std::string reason = find_refusal(option, given); !reason.empty())
+      return fmt::format("{} (valid: {})", reason, fmt::join(option.literals, ", "));
     const std::string alias = alias_of_value(option.name(), given);
     const std::string meant = alias.empty() ? nearest(given, option.literals) : alias;
     return fmt::format("{} is not a valid value{} Valid: {}", toml_string(given),
@@ -556,13 +572,14 @@ std::string fault_of(const std::string& name, const std::string& section) {
 constexpr char command_mark = '\x1e';  // before an override that a command adds
 
 // Reports an override's name that takes no value.
-void refuse_name(Document& document, Reader& reader, const std::string& name, const Origin& origin) {
+void refuse_name(Document& document, Reader& reader, const std::string& name, const toml::node& value,
+                 const Origin& origin) {
   const size_t dot = name.rfind('.');
   const std::string section = name.substr(0, dot == std::string::npos ? 0 : dot);
   if (const std::string fault = fault_of(name, section); !fault.empty()) {
     document.problems.push_back({origin, "", fault});
   } else if (is_section(section)) {
-    reader.unknown_key(section, name.substr(dot + 1), origin);
+    reader.unknown_key(section, name.substr(dot + 1), origin, &value);
   } else {
     const std::string meant =
         reader.unknown_section(section.empty() ? name : section, origin, /*has_keys=*/!section.empty());
@@ -593,7 +610,7 @@ void read_override(Document& document, const std::string& text, const Origin& or
   } else if (is_section(name) && node.is_table()) {
     reader.read_section(name, *node.as_table());
   } else {
-    refuse_name(document, reader, name, origin);
+    refuse_name(document, reader, name, node, origin);
   }
 }
 

@@ -338,6 +338,7 @@ Cost cost_add_squares(const std::vector<BufferPart>& parts, const Tensor& sum) {
 
 void add_vocabulary_contracts();  // vocabulary_contracts.cpp
 void add_expert_contracts();      // expert_contracts.cpp
+void add_fp8_contracts();         // fp8_contracts.cpp
 
 void add_contracts() {
   rms_norm.accept(check_rms_norm);
@@ -362,6 +363,7 @@ void add_contracts() {
   add_squares.accept(check_add_squares, cost_add_squares);
   add_vocabulary_contracts();
   add_expert_contracts();
+  add_fp8_contracts();
   lion.accept(check_step, cost_step);
   momentum.accept(check_momentum);
   descend.accept(check_descend, cost_descend);

@@ -28,6 +28,7 @@ struct Traffic {
 // long as its bytes.
 struct Cost {
   double product_flops = 0;                   // of GEMMs: 2 m n k each
+  double fp8_flops = 0;                       // of `product_flops`: by GEMMs in FP8
   double attention_flops = 0;                 // of attention's two GEMMs, and of their gradients
   double bytes = 0;                           // read and written, by GEMMs too
   double weight_bytes = 0;                    // of `bytes`: the weights (second operands) that GEMMs read
@@ -44,6 +45,7 @@ struct Cost {
  private:
   Cost& add(const Cost& other, int sign) {
     product_flops += sign * other.product_flops;
+    fp8_flops += sign * other.fp8_flops;
     attention_flops += sign * other.attention_flops;
     bytes += sign * other.bytes;
     weight_bytes += sign * other.weight_bytes;

@@ -25,6 +25,8 @@ std::string cuda_version();
 std::string device_name(c10::Device device);
 // 10 times the major number, plus the minor one: 90 on Hopper. As device_name.
 int compute_capability(c10::Device device);
+// Why it cannot multiply in FP8; "" if it can, as GPUs from Ada and Hopper on. As device_name.
+std::string why_no_fp8(c10::Device device);
 // Bytes of the whole device. As device_name.
 int64_t device_memory(c10::Device device);
 

@@ -74,8 +74,8 @@ void record(const Cost& cost) {
   if (innermost_run != nullptr) innermost_run->cost_ += cost;
 }
 
-void record_scratch(int64_t bytes) {
-  if (!dry_gpu().is_gpu()) return;
+void record_scratch(int64_t bytes, BackEnd taker) {
+  if (innermost_run == nullptr || dry_gpu().is_gpu() != (taker == BackEnd::cuda)) return;
   innermost_run->peak_bytes_ = std::max(innermost_run->peak_bytes_, innermost_run->current_bytes() + bytes);
 }
 

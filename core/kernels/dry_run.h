@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <memory>
 
+#include "core/kernels/back_ends.h"
 #include "core/kernels/cost.h"
 #include "core/kernels/device_name.h"
 
@@ -40,7 +41,7 @@ class DryRun {
  private:
   friend class CountingMetaAllocator;
   friend void record(const Cost& cost);
-  friend void record_scratch(int64_t bytes);
+  friend void record_scratch(int64_t bytes, BackEnd taker);
 
   DryRun* outer_;
   GpuKind gpu_;
@@ -53,9 +54,10 @@ class DryRun {
 // code that works on meta tensors (attention by a library, say) states its own cost.
 void record(const Cost& cost);
 
-// Counts memory that a GPU's library takes in addition to its arguments and gives back before the call
-// returns. Counts in the innermost DryRun of this thread; does nothing without one, or if that is a CPU's.
-void record_scratch(int64_t bytes);
+// Counts memory that a back end or its library takes in addition to a call's arguments and gives back before
+// the call returns. Counts in the innermost DryRun of this thread; does nothing without one, or if that
+// stands for the other back end.
+void record_scratch(int64_t bytes, BackEnd taker = BackEnd::cuda);
 
 // LibTorch's operators of these names, with their cost recorded.
 void copy(const at::Tensor& from, const at::Tensor& to);

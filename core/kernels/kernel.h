@@ -49,7 +49,8 @@ class Kernel<void(Args...)> {
     const at::Tensor& first = first_of(args...);
     check_(Checks(name_, first), args...);
     if (first.is_meta()) {
-      if (scratch_ != nullptr) record_scratch(scratch_(args...));
+      if (gpu_scratch_ != nullptr) record_scratch(gpu_scratch_(args...));
+      if (cpu_scratch_ != nullptr) record_scratch(cpu_scratch_(args...), BackEnd::cpu);
       return record(cost_(args...));
     }
     const Function function = find(first.is_cuda() ? BackEnd::cuda : BackEnd::cpu);
@@ -73,8 +74,9 @@ class Kernel<void(Args...)> {
     gemm_ = gemm;
     if (gemm != nullptr) takes_on_gpu([](Seen<Args>...) { return gemm_workspace_bytes; });
   }
-  // For a kernel that takes much memory on a GPU in addition to its arguments: how many bytes at most.
-  void takes_on_gpu(ScratchOf scratch) { scratch_ = scratch; }
+  // For a kernel that takes much memory there in addition to its arguments: how many bytes at most.
+  void takes_on_gpu(ScratchOf scratch) { gpu_scratch_ = scratch; }
+  void takes_on_cpu(ScratchOf scratch) { cpu_scratch_ = scratch; }
   void implement(BackEnd back_end, Function function) { functions_[index(back_end)] = function; }
 
  private:
@@ -100,7 +102,7 @@ class Kernel<void(Args...)> {
   Check check_ = nullptr;
   CostOf cost_ = nullptr;
   GemmOf gemm_ = nullptr;
-  ScratchOf scratch_ = nullptr;
+  ScratchOf gpu_scratch_ = nullptr, cpu_scratch_ = nullptr;
   std::array<Function, 2> functions_{};
 };
 

@@ -1,11 +1,14 @@
 #include "core/nn/linear.h"
 
 #include <ATen/ops/empty.h>
+#include <spdlog/fmt/fmt.h>
 
 #include <algorithm>
 #include <optional>
 #include <utility>
 
+#include "core/base/error.h"
+#include "core/kernels/fp8_kernels.h"
 #include "core/kernels/kernels.h"
 
 namespace pptrain::nn {
@@ -44,7 +47,28 @@ Linear::Linear(ParameterGroup& group, int64_t in_features, const std::vector<Lin
   adapter_ = Adapter::declare(group, weights);
   weight_ = &group.add(std::move(weights));
   weight_->grad_by_products = true;
+  if (group.is_in_fp8()) multiply_in_fp8(parts);
   if (!biases.empty()) bias_ = &group.add(std::move(biases));
+}
+
+// The hardware takes no other sizes.
+void Linear::multiply_in_fp8(const std::vector<LinearPart>& parts) {
+  constexpr int64_t unit = 16;
+  weight_->in_fp8 = true;
+  if (in_ % unit == 0 && out_ % unit == 0) return;
+  throw UsageError(fmt::format(
+      "{}.weight is {} x {} on each rank{}; both must be multiples of {} in FP8. Change the model's "
+      "widths or distributed.tp, or set train.fp8 = \"off\"",
+      parts.front().name, out_, in_, parts.size() > 1 ? " with what is stacked on it" : "", unit));
+}
+
+// y = x w^T + bias, the rows of x in FP8 too.
+void Linear::multiply(const at::Tensor& x, const Fp8Copy& w, const std::optional<at::Tensor>& bias,
+                      at::Tensor& y) {
+  at::Tensor values = at::empty(x.sizes(), x.options().dtype(at::kFloat8_e4m3fn));
+  at::Tensor scales = at::empty({x.size(0)}, x.options().dtype(at::kFloat));
+  kernels::quantize_rows(x, values, scales);
+  kernels::fp8_linear(values, scales, w.values, w.scales, bias, y);
 }
 
 bool Linear::learns() const {
@@ -58,7 +82,12 @@ at::Tensor Linear::forward(const at::Tensor& x) const {
 }
 
 void Linear::forward(const at::Tensor& x, at::Tensor y) const {
-  kernels::linear(x, weight_->compute, bias_ == nullptr ? std::nullopt : std::optional(bias_->compute), y);
+  const auto bias = bias_ == nullptr ? std::nullopt : std::optional(bias_->compute);
+  if (weight_->in_fp8) {
+    multiply(x, weight_->fp8_rows(), bias, y);
+  } else {
+    kernels::linear(x, weight_->compute, bias, y);
+  }
   if (adapter_) adapter_->forward(x, y);
 }
 
@@ -69,7 +98,11 @@ at::Tensor Linear::backward_input(const at::Tensor& dy) const {
 }
 
 void Linear::backward_input(const at::Tensor& dy, at::Tensor dx) const {
-  kernels::matmul(dy, weight_->compute, dx);
+  if (weight_->in_fp8) {
+    multiply(dy, weight_->fp8_columns(), std::nullopt, dx);
+  } else {
+    kernels::matmul(dy, weight_->compute, dx);
+  }
   if (adapter_) adapter_->backward_input(dy, dx);
 }
 

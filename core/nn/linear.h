@@ -32,7 +32,9 @@ class Linear final : public HasWeightGradient {
 
   // Declares `<name>.weight` [out, in] (and `<name>.bias` [out]) for each part. This rank holds what `hold`
   // says; the layer computes with these local shapes. The parts' outputs are concatenated. Declares adapters
-  // if the group says so, which then belong to every pass.
+  // if the group says so, which then belong to every pass. In a group that multiplies in FP8 the forward pass
+  // and the input gradient do (not the adapters, nor the weight gradient); throws UsageError if a local shape
+  // is no multiple of 16.
   Linear(ParameterGroup& group, int64_t in_features, const std::vector<LinearPart>& parts, bool bias,
          double init_std, const Hold& hold = std::identity());
 
@@ -52,6 +54,10 @@ class Linear final : public HasWeightGradient {
   int64_t out_features() const { return out_; }
 
  private:
+  void multiply_in_fp8(const std::vector<LinearPart>& parts);
+  static void multiply(const at::Tensor& x, const Fp8Copy& w, const std::optional<at::Tensor>& bias,
+                       at::Tensor& y);
+
   int64_t in_ = 0, out_ = 0;
   Weight* weight_ = nullptr;
   Weight* bias_ = nullptr;

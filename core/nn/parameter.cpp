@@ -162,6 +162,29 @@ at::Tensor Weight::grad_or_scratch() const {
   return frozen() ? at::empty(compute.sizes(), compute.options().dtype(at::kFloat)) : grad;
 }
 
+// A pass of a dry run finds copies that are up to date: they are made once a step, not once a pass.
+void Weight::allocate_fp8(const Buffer& home, bool with_gradients) {
+  if (compute.scalar_type() != at::kBFloat16)
+    throw Error(fmt::format("{} is multiplied in FP8, which needs bfloat16", parameters.front().name));
+  home_ = &home;
+  const auto allocate = [&](int64_t rows, int64_t cols) {
+    const auto options = compute.options();
+    return Fp8Copy{.values = at::empty({rows, cols}, options.dtype(at::kFloat8_e4m3fn)),
+                   .scales = at::empty({rows}, options.dtype(at::kFloat)),
+                   .changes = compute.is_meta() ? home.changes : -1};
+  };
+  fp8_rows_ = allocate(compute.size(0), compute.size(1));
+  if (with_gradients) fp8_columns_ = allocate(compute.size(1), compute.size(0));
+}
+
+const Fp8Copy& Weight::renewed(Fp8Copy& copy, const Quantize& quantize) {
+  if (copy.changes != home_->changes) {
+    quantize(compute, copy.values, copy.scales);
+    copy.changes = home_->changes;
+  }
+  return copy;
+}
+
 Weight& ParameterGroup::add(std::vector<ParameterSpec> parameters) {
   if (materialised_) throw Error("a parameter was declared after its group was materialised");
   if (parameters.empty()) throw Error("a weight needs at least one parameter");
@@ -280,6 +303,7 @@ void ParameterGroup::materialise(at::Device device, at::ScalarType compute_dtype
     weight.compute = view_of(buffer.whole_compute, weight.offset, shape);
     weight.grad =
         buffer.whole_grad.defined() ? view_of(buffer.whole_grad, weight.offset, shape) : at::Tensor();
+    if (weight.in_fp8) weight.allocate_fp8(buffer, with_gradients);
     add_slices(weight);
   }
   materialised_ = true;
@@ -299,17 +323,33 @@ void ParameterGroup::initialise(uint64_t seed) {
 void ParameterGroup::refresh_compute() {
   for (Buffer& buffer : buffers_) {
     if (!buffer.frozen && buffer.compute.defined()) buffer.compute.copy_(buffer.master);
+    ++buffer.changes;
   }
 }
 
 void ParameterGroup::release_whole_compute() {
   if (!is_sharded()) return;
   for (const Buffer& buffer : buffers_) release_memory(buffer.whole_compute);
+  for_each_fp8_copy([](const at::Tensor& tensor) { release_memory(tensor); });
 }
 
 void ParameterGroup::restore_whole_compute() {
   if (!is_sharded()) return;
-  for (const Buffer& buffer : buffers_) restore_memory(buffer.whole_compute);
+  for (Buffer& buffer : buffers_) {
+    restore_memory(buffer.whole_compute);
+    ++buffer.changes;
+  }
+  for_each_fp8_copy(restore_memory);
+}
+
+void ParameterGroup::for_each_fp8_copy(const std::function<void(const at::Tensor&)>& body) const {
+  for (const Weight& weight : weights_) {
+    for (const Fp8Copy* copy : weight.fp8_copies()) {
+      if (!copy->values.defined()) continue;
+      body(copy->values);
+      body(copy->scales);
+    }
+  }
 }
 
 void ParameterGroup::release_whole_grad(size_t buffer) {
@@ -392,6 +432,12 @@ std::vector<const ParameterSpec*> ParameterGroup::specs() const {
     for (const ParameterSpec& spec : weight.parameters) result.push_back(&spec);
   }
   return result;
+}
+
+int64_t ParameterGroup::fp8_bytes() const {
+  int64_t bytes = 0;
+  for_each_fp8_copy([&](const at::Tensor& tensor) { bytes += static_cast<int64_t>(tensor.nbytes()); });
+  return bytes;
 }
 
 int64_t ParameterGroup::parameter_count() const {

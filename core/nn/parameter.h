@@ -4,6 +4,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -14,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/kernels/fp8_kernels.h"
 #include "core/nn/slice.h"
 
 namespace pptrain::nn {
@@ -93,11 +95,23 @@ struct Buffer {
   at::Tensor whole_grad;     // float32; undefined without gradients
 
   const at::Tensor& rounded() const { return compute.defined() ? compute : master; }
+
+  // How often compute weights have changed: whoever writes to them counts it, so that copies of them know
+  // whether they are of old ones.
+  int64_t changes = 0;
+};
+
+// A weight's rows, or its columns as rows, in E4M3 (kernels/fp8_kernels.h): values [rows, cols]; scales
+// float32 [rows].
+struct Fp8Copy {
+  at::Tensor values, scales;
+  int64_t changes = -1;  // Buffer::changes of the weights that it copies
 };
 
 // Weight that a layer computes with: one or several parameters stacked along dim 0 (q, k, v; gate, up), so
 // that one GEMM serves them all. Meta tensors until the group is materialised.
-struct Weight {
+class Weight {
+ public:
   std::vector<ParameterSpec> parameters;
   at::Tensor compute;  // compute type, float32 for norms; [rows of all parameters, ...]
   at::Tensor grad;     // float32
@@ -111,6 +125,24 @@ struct Weight {
   bool frozen() const { return parameters.front().frozen; }
   // grad; for a frozen weight, memory that nothing reads, for kernels that take both gradients in one pass.
   at::Tensor grad_or_scratch() const;
+
+  // Set by the layer before the group is materialised: its GEMMs are in FP8.
+  bool in_fp8 = false;
+  // Copies of compute in FP8, made anew after compute weights have changed: once a step, or after each
+  // gather.
+  const Fp8Copy& fp8_rows() { return renewed(fp8_rows_, kernels::quantize_rows); }
+  const Fp8Copy& fp8_columns() { return renewed(fp8_columns_, kernels::quantize_columns); }
+
+ private:
+  friend class ParameterGroup;
+  using Quantize = kernels::Kernel<void(const at::Tensor&, at::Tensor&, at::Tensor&)>;
+
+  void allocate_fp8(const Buffer& home, bool with_gradients);
+  const Fp8Copy& renewed(Fp8Copy& copy, const Quantize& quantize);
+  std::array<const Fp8Copy*, 2> fp8_copies() const { return {&fp8_rows_, &fp8_columns_}; }
+
+  const Buffer* home_ = nullptr;  // of a weight in FP8
+  Fp8Copy fp8_rows_, fp8_columns_;
 };
 
 // For a weight that a layer may lack.
@@ -169,6 +201,10 @@ class ParameterGroup {
   void put_adapters_in(ParameterGroup& group);
   ParameterGroup* adapters() const { return adapters_; }
   bool is_of_adapters() const { return of_adapters_; }
+
+  // Linear layers of this group that are declared from now on multiply in FP8.
+  void multiply_in_fp8() { in_fp8_ = true; }
+  bool is_in_fp8() const { return in_fp8_; }
   const Learning& learning() const { return learning_; }
 
   // Allocates: masters of this rank's shard, and zero gradients (unless `with_gradients` is false). Whole
@@ -212,6 +248,7 @@ class ParameterGroup {
 
   std::vector<const ParameterSpec*> specs() const;  // all that was added, in order
   int64_t parameter_count() const;  // elements of the local shapes, of all shards, gaps excluded
+  int64_t fp8_bytes() const;        // of the copies of whole weights in FP8
 
  private:
   size_t buffer_for(const ParameterSpec& spec);
@@ -219,12 +256,14 @@ class ParameterGroup {
   void allocate(Buffer& buffer, int64_t size, at::Device device, bool with_gradients);
   void add_slices(const Weight& weight);
   void start_whole_grad(size_t buffer);
+  void for_each_fp8_copy(const std::function<void(const at::Tensor&)>& body) const;
 
   std::string name_;
   bool of_experts_;
   Learning learning_;
   ParameterGroup* adapters_ = nullptr;
   bool of_adapters_ = false;
+  bool in_fp8_ = false;
   std::deque<Weight> weights_;
   std::deque<Buffer> buffers_;
   std::vector<std::pair<size_t, size_t>> order_;  // buffer and place in its slices, in the order of add()

@@ -96,6 +96,7 @@ void Optimizer::step(double lr, double grad_scale) {
     std::vector<Run> runs = runs_of(i);
     updates_[i]->step(runs, lr, grad_scale, steps_);
   }
+  for (const Range& range : ranges_) ++range.shard->changes;
   can_undo_ = keeps_previous_;
 }
 
@@ -128,6 +129,7 @@ void Optimizer::undo() {
     run.now.master.copy_(range.previous.master);
     for (size_t i = 0; i < range.state.size(); ++i) range.state[i].copy_(range.previous.state[i]);
     if (run.compute) run.compute->copy_(run.now.master);
+    ++range.shard->changes;
   }
   --steps_;
   can_undo_ = false;

@@ -243,6 +243,9 @@ std::vector<Row> train_rows() {
       by_value("train.micro_batch_size", numbers, "2"),
       by_value("train.grad_accum_steps", numbers, "2"),
       by_value("train.dtype", numbers, "bf16"),
+      by_value(
+          "train.fp8", numbers, "rowwise",
+          {"train.dtype=bf16", "model.hidden_size=32", "model.intermediate_size=32", "model.head_dim=16"}),
       by_value("train.recompute", plan, "full"),
       by_value("train.overlap_weight_gradients", plan, "false", gpu),
       by_value("train.grad_clip", weights, "0.01"),

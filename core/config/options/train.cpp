@@ -48,7 +48,23 @@ void add_train(std::vector<Option>& options) {
         "fp32.")
       .refuse("fp16", "fp16 is refused: use bf16")
       .refuse("float16", "fp16 is refused: use bf16")
-      .refuse("half", "fp16 is refused: use bf16");
+      .refuse("half", "fp16 is refused: use bf16")
+      .refuse("fp8", "FP8 has a key of its own: set train.fp8 = \"rowwise\"")
+      .refuse("float8", "FP8 has a key of its own: set train.fp8 = \"rowwise\"");
+  train("fp8", &TrainSection::fp8,
+        "rowwise: linear layers of attention and of MLPs multiply E4M3 by E4M3, in the forward pass and for "
+        "the gradients of their inputs, with a power of two as scale for each token and each row or column "
+        "of a weight. Weight gradients, embedding, head, norms, router, experts and attention itself stay in "
+        "bf16. Needs train.dtype = \"bf16\" and widths that are multiples of 16. Twice as fast as bf16 by "
+        "the tensor cores of GPUs from Ada and Hopper on; CPUs compute the same numbers, more slowly than "
+        "bf16.")
+      .only_with("train.dtype", {"bf16"})
+      .refuse("tensorwise", "one scale a tensor is refused: it would depend on the layout. Use rowwise")
+      .refuse("delayed",
+              "scales from earlier steps are refused: they would be state of a layout. Use rowwise")
+      .refuse("blockwise", "scales for blocks are refused: use rowwise")
+      .refuse("mxfp8", "MXFP8 is refused: use rowwise")
+      .refuse("hybrid", "E5M2 gradients are refused: use rowwise, which multiplies E4M3 by E4M3");
   train("recompute", &TrainSection::recompute,
         "Activations that are recomputed in the backward pass instead of saved; the bits are the same. none: "
         "all are saved. cheap: the norms' outputs and the MLP's product of gate and up, which need no GEMM. "

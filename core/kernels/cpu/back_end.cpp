@@ -4,6 +4,7 @@
 namespace pptrain::kernels::cpu {
 
 void add_expert_kernels();
+void add_fp8_kernels();
 void add_matmul_kernels();
 void add_norm_kernels();
 void add_normal_kernels();
@@ -13,6 +14,7 @@ void add_vocabulary_kernels();
 
 void add_kernels() {
   add_expert_kernels();
+  add_fp8_kernels();
   add_matmul_kernels();
   add_norm_kernels();
   add_normal_kernels();

@@ -6,6 +6,7 @@ namespace pptrain::kernels::cuda {
 void add_cross_entropy_kernels();
 void add_embedding_kernels();
 void add_expert_kernels();
+void add_fp8_kernels();
 void add_gemm_kernels();
 void add_norm_kernels();
 void add_normal_kernels();
@@ -17,6 +18,7 @@ void add_kernels() {
   add_cross_entropy_kernels();
   add_embedding_kernels();
   add_expert_kernels();
+  add_fp8_kernels();
   add_gemm_kernels();
   add_norm_kernels();
   add_normal_kernels();

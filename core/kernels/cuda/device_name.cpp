@@ -52,4 +52,12 @@ int compute_capability(c10::Device device) {
   return 10 * attribute(cudaDevAttrComputeCapabilityMajor) + attribute(cudaDevAttrComputeCapabilityMinor);
 }
 
+std::string why_no_fp8(c10::Device device) {
+  const int capability = compute_capability(device);
+  if (capability >= 89) return "";
+  return device_name(device) + " (compute capability " + std::to_string(capability / 10) + "." +
+         std::to_string(capability % 10) +
+         ") does not multiply in FP8, which GPUs do from Ada (8.9) and Hopper on: set train.fp8 = \"off\"";
+}
+
 }  // namespace pptrain::kernels

@@ -19,6 +19,10 @@ int compute_capability(c10::Device) {
   throw Error("this pptrain was built without CUDA");
 }
 
+std::string why_no_fp8(c10::Device) {
+  throw Error("this pptrain was built without CUDA");
+}
+
 int64_t device_memory(c10::Device) {
   throw Error("this pptrain was built without CUDA");
 }

@@ -147,6 +147,32 @@ TEST_CASE("recompute repeats the blocks' forward in the backward") {
   CHECK(b.backward_weight == a.backward_weight);
 }
 
+TEST_CASE("FP8 counts its GEMMs, its rates and its copies of weights") {
+  ModelConfig model = large_model();
+  const CostSource h100{.device = find_device("H100")};
+  const CostModel bf16(base_of(model), h100);
+  model.fp8 = true;
+  const CostModel fp8(base_of(model), h100);
+  StageSlice middle = first;
+  middle.embedding = false;
+  const auto& a = bf16.footprint(middle).passes;
+  const auto& b = fp8.footprint(middle).passes;
+  CHECK(a.forward.cost.fp8_flops == 0);
+  CHECK(b.forward.cost.product_flops == a.forward.cost.product_flops);
+  CHECK(b.forward.cost.fp8_flops == b.forward.cost.product_flops);  // all GEMMs of blocks
+  CHECK(b.backward_weight.cost.fp8_flops == 0);
+  const auto before = bf16.stage(middle).time, after = fp8.stage(middle).time;
+  CHECK(after.forward < 0.8 * before.forward);
+  CHECK(after.forward > before.forward / h100.device.fp8_gain);
+  CHECK(after.backward_weight == before.backward_weight);
+  // Two copies of one byte an element, and scales.
+  const int64_t copies = fp8.footprint(middle).weight_bytes - bf16.footprint(middle).weight_bytes;
+  CHECK(static_cast<double>(copies) / (2.0 * static_cast<double>(bf16.footprint(middle).parameters)) ==
+        Approx(1).epsilon(0.01));
+  CHECK(fp8.optimizer(middle).seconds > bf16.optimizer(middle).seconds);
+  CHECK_THROWS_WITH(CostModel(base_of(model), {.device = find_device("a100")}), contains_text("train.fp8"));
+}
+
 TEST_CASE("each stage costs what its own recompute does") {
   const CostSource h200{.device = find_device("h200")};
   PlanBase base = base_of();

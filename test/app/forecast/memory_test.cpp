@@ -51,6 +51,16 @@ Case any_case() {
   return c;
 }
 
+// With widths that are multiples of 16.
+void multiply_in_fp8(models::ModelConfig& model) {
+  model.fp8 = true;
+  model.hidden = 32;
+  model.heads = 4;
+  model.kv_heads = 2;
+  model.head_dim = 8;
+  model.intermediate = model.intermediate / 16 * 16;
+}
+
 // ATen's sum of the losses makes a float64 copy inside, which a dry run does not see.
 bool close(int64_t predicted, int64_t measured, int64_t tokens) {
   return std::abs(static_cast<double>(predicted - measured)) <=
@@ -152,6 +162,7 @@ TEST_CASE("what F, B, I and W take beside that is as predicted, within 1 %") {
   Case c = any_case();
   // A dominant MLP, and one small enough that attention counts.
   c.model.intermediate = GENERATE(150, 24);
+  if (c.bfloat16 && GENERATE(false, true)) multiply_in_fp8(c.model);
   Stages stages = c.stages();
   const auto data = random_microbatch(c.model, 5, 13, 1);
   const int64_t tokens = 65;
@@ -160,7 +171,7 @@ TEST_CASE("what F, B, I and W take beside that is as predicted, within 1 %") {
     INFO(c.model.arch << " bfloat16 " << c.bfloat16 << " bias " << c.model.attention_bias << " recompute "
                       << static_cast<int>(c.recompute) << " targets "
                       << c.model.lora.rank * c.model.lora.targets.size() << " inner " << c.model.intermediate
-                      << " stage " << stage->index());
+                      << " fp8 " << c.model.fp8 << " stage " << stage->index());
     const app::StageFootprint predicted = c.predicted(*stage, 5, 13);
     AllocationCounter counter;
     const auto taken = [&](auto&& pass, int64_t records) {

@@ -23,7 +23,8 @@ PPTRAIN = pathlib.Path(sys.argv.pop(1)).resolve()
 from oracle.compare import LOSS, NORM, relative, same, way  # noqa: E402
 from oracle.initial_values import initial_values  # noqa: E402
 from oracle.job import Data, Job, run_pptrain, write_data  # noqa: E402
-from oracle.reference import CLASSES, SIZES, build, saved, train  # noqa: E402
+from oracle.fp8 import multiply_in_fp8  # noqa: E402
+from oracle.reference import CLASSES, SIZES, PlainBf16, build, saved, train  # noqa: E402
 from bounds import assert_within, exact, refuse_near_ties, unrecorded  # noqa: E402
 from transformers_models import ClosestTie  # noqa: E402
 
@@ -69,9 +70,9 @@ class Oracle(unittest.TestCase):
         write_data(folder)
         return run_pptrain(PPTRAIN, folder, job, model_keys, *settings)
 
-    def prepare(self, job):
+    def prepare(self, job, sizes=SIZES):
         """The model, its weights, and the keys of a job that starts from it."""
-        model = build(job.arch)
+        model = build(job.arch, sizes)
         model.save_pretrained(self.folder / "hf")
         return model, saved(model), f'hf_dir = "{self.folder / "hf"}"\ninit = "hf"'
 
@@ -90,8 +91,10 @@ class Oracle(unittest.TestCase):
         # A lower rate, so that errors add up but do not grow exponentially; the result of growth would be chance.
         job = dataclasses.replace(job, lr=1e-3)
         truth = train(job, copy.deepcopy(model).double(), Data(job))
-        plain = errors(train(job, model, Data(job), plain_bf16=True), truth, start)
-        actual = errors(self.run_in("bf16", dataclasses.replace(job, dtype="bf16"), keys), truth, start)
+        plain = errors(train(job, model, Data(job), PlainBf16(model)), truth, start)
+        self.compare_errors(errors(self.run_in("bf16", dataclasses.replace(job, dtype="bf16"), keys), truth, start), plain)
+
+    def compare_errors(self, actual, plain):
         told = f"{actual}, transformers {plain}"
         self.assertGreater(actual["weights"], 0.1 * plain["weights"], f"is this bf16? {told}")
         for what, bound in (("losses", BF16_FIGURES), ("norms", BF16_FIGURES), ("weights", BF16_WEIGHTS)):
@@ -105,6 +108,19 @@ class Oracle(unittest.TestCase):
 
     def test_qwen3_moe(self):
         self.check(Job(arch="qwen3_moe", seed=5, balance=0.02, z=0.003))
+
+    def test_llama_in_fp8(self):
+        job = Job(lr=1e-3)
+        model, start, keys = self.prepare(job, {**SIZES, "intermediate_size": 64, "head_dim": 16})
+        truth = train(job, multiply_in_fp8(copy.deepcopy(model).double()), Data(job))
+        without = errors(train(job, copy.deepcopy(model).double(), Data(job)), truth, start)
+        plain = errors(train(job, model, Data(job), PlainBf16(model, multiply_in_fp8)), truth, start)
+        actual = errors(self.run_in("fp8", dataclasses.replace(job, dtype="bf16"), keys, "train.fp8=rowwise"), truth, start)
+        self.compare_errors(actual, plain)
+        # A value near the middle between two numbers of FP8 goes to one or the other by an earlier rounding, so runs in FP8
+        # come no nearer to each other than this; without FP8 they are farther off.
+        halfway = (plain["weights"] + without["weights"]) / 2
+        self.assertLess(actual["weights"], halfway, f"is this FP8? {actual}, transformers {plain}, without FP8 {without}")
 
     @exact
     def test_what_a_setting_does_is_seen(self):

@@ -119,13 +119,14 @@ TEST_CASE("dp_shard gives the bits of dp_replicate under every schedule and poli
   }
 }
 
-TEST_CASE("tied, bfloat16, recomputed and post-validated jobs are no exceptions", "[sharding]") {
+TEST_CASE("tied, bfloat16, recomputed, post-validated and FP8 jobs are no exceptions", "[sharding]") {
   const TemporaryFolder folder;
   const std::vector<Overrides> extras = {
       {"train.dtype=bf16", "model.tie_word_embeddings=true"},
       {"train.dtype=bf16", "train.recompute=full", "model.arch=qwen3"},
       {"model.tie_word_embeddings=true", "optimizer.post_validation=true", "train.steps=5"},
-      {"optimizer.post_validation=true", "train.steps=5", "train.grad_clip=0", "train.dtype=bf16"}};
+      {"optimizer.post_validation=true", "train.steps=5", "train.grad_clip=0", "train.dtype=bf16"},
+      {"train.dtype=bf16", "train.fp8=rowwise", "model.intermediate_size=48"}};
   const std::vector<Overrides> reduces = {{}, every_microbatch};
   const std::vector<Overrides> layouts = {schedule_of("1f1b", 1), schedule_of("1f1b", 2),
                                           schedule_of("zb_h2", 2), schedule_of("zbv", 2)};

@@ -109,7 +109,7 @@ class GpuBench(Folder):
         self.assertEqual(found["add_squares"], BLOCK * 4 + 20 * 8)
         self.assertEqual(found["normal_values"], BLOCK * 4)
         more = {"norm_rope", "norm_rope_backward", "norm_rope with norm", "norm_rope_backward with norm", "cross_entropy"}
-        more |= {"embedding", "embedding_backward", "accumulate_bias_gradient"}
+        more |= {"embedding", "embedding_backward", "accumulate_bias_gradient", "quantize_rows", "quantize_columns"}
         self.assertLessEqual(more, set(found))
         self.assertEqual(len(found), len(more) + 10)
 
@@ -119,9 +119,9 @@ class GpuBench(Folder):
         bursts = [row for row in rows if row["kind"] == "burst"]
         shapes = {"qkv": (SIZES.hidden, QKV), "o": (SIZES.heads * SIZES.head_dim, SIZES.hidden)}
         shapes |= {"gate_up": (SIZES.hidden, 2 * SIZES.ffn), "down": (SIZES.ffn, SIZES.hidden), "head": (SIZES.hidden, SIZES.vocab)}
-        kernels = ["linear", "matmul", "accumulate_weight_gradient"]
+        kernels = ["linear", "matmul", "accumulate_weight_gradient", "fp8 linear", "fp8 matmul"]
         expected = {(name, kernel, count) for name in shapes for kernel in kernels for count in (64, ROWS)}
-        expected = {case for case in expected if case[0] != "head" or case[2] == ROWS}
+        expected = {case for case in expected if case[0] != "head" or case[2] == ROWS and "fp8" not in case[1]}
         self.assertEqual({(row["name"], row["kernel"], row["rows"]) for row in bursts}, expected)
         for row in bursts:
             inner, outer = shapes[row["name"]]
@@ -148,7 +148,7 @@ class GpuBench(Folder):
     def check_stages(self, rows, peak):
         cases = {(row["name"], row["sequence"], row["recompute"], row["backward"], row["attention"]) for row in rows}
         ways = [("none", "B", "deterministic"), ("none", "I + W", "deterministic"), ("cheap", "B", "deterministic")]
-        ways += [("none", "B", "fastest"), ("cheap", "B", "fastest")]
+        ways += [(recompute, "B", mode) for recompute in ("none", "cheap") for mode in ("fastest", "deterministic, fp8")]
         expected = {(name, seq, *way) for name in ("first", "middle", "last") for seq in (64, ROWS) for way in ways}
         self.assertEqual(cases, expected)
         places = {place.name: place for place in gpu_stage_model.PLACES}

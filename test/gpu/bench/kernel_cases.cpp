@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "core/kernels/exact_sum.h"
+#include "core/kernels/fp8_kernels.h"
 #include "core/kernels/kernels.h"
 #include "core/nn/rope.h"
 #include "core/nn/vocabulary.h"
@@ -134,6 +135,24 @@ void add_swiglu(std::vector<KernelCase>& cases, int64_t rows, int64_t dim) {
   }
 }
 
+// Of activations by rows, and of a weight by columns.
+void add_fp8(std::vector<KernelCase>& cases, int64_t rows, int64_t in, int64_t out) {
+  const auto copy = [](int64_t rows, int64_t cols, at::Device device) {
+    return std::pair(at::empty({rows, cols}, at::TensorOptions().dtype(at::kFloat8_e4m3fn).device(device)),
+                     at::empty({rows}, float_on(device)));
+  };
+  cases.push_back({"quantize_rows", [=](at::Device device) -> Work {
+                     return [x = activations(device, rows, in), to = copy(rows, in, device)]() mutable {
+                       kernels::quantize_rows(x, to.first, to.second);
+                     };
+                   }});
+  cases.push_back({"quantize_columns", [=](at::Device device) -> Work {
+                     return [x = activations(device, out, in), to = copy(in, out, device)]() mutable {
+                       kernels::quantize_columns(x, to.first, to.second);
+                     };
+                   }});
+}
+
 // Logits of one chunk of the head. With gradients they are overwritten: later runs read the gradients of
 // earlier ones, which are not zero.
 void add_loss(std::vector<KernelCase>& cases, int64_t rows, int64_t vocab) {
@@ -202,6 +221,7 @@ std::vector<KernelCase> kernel_cases(const Sizes& sizes) {
   add_heads(cases, sizes, rows, /*normed=*/false);
   add_heads(cases, sizes, rows, /*normed=*/true);
   add_swiglu(cases, rows, sizes.ffn);
+  add_fp8(cases, rows, sizes.hidden, 2 * sizes.ffn);
   add_loss(cases, chunk, sizes.vocab);
   add_embedding(cases, rows, sizes.vocab, sizes.hidden);
   cases.push_back({"accumulate_bias_gradient", [=](at::Device device) -> Work {

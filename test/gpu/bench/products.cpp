@@ -1,15 +1,18 @@
 // The GEMMs of a block and of the head: one shape at a time, and all GEMMs of a block in turns for a long
 // time.
+#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 
 #include <algorithm>
 #include <array>
 #include <cmath>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "core/kernels/fp8_kernels.h"
 #include "core/kernels/kernels.h"
 #include "core/nn/vocabulary.h"
 #include "test/gpu/bench/sections.h"
@@ -19,8 +22,10 @@ namespace {
 
 using at::Tensor;
 
-enum class Pass { forward, input_gradient, weight_gradient };
+// With train.fp8 the last two take the place of the first two.
+enum class Pass { forward, input_gradient, weight_gradient, fp8_forward, fp8_input_gradient };
 constexpr std::array kPasses = {Pass::forward, Pass::input_gradient, Pass::weight_gradient};
+constexpr std::array kFp8Passes = {Pass::fp8_forward, Pass::fp8_input_gradient};
 
 const char* kernel_of(Pass pass) {
   switch (pass) {
@@ -30,6 +35,10 @@ const char* kernel_of(Pass pass) {
       return "matmul";
     case Pass::weight_gradient:
       return "accumulate_weight_gradient";
+    case Pass::fp8_forward:
+      return "fp8 linear";
+    case Pass::fp8_input_gradient:
+      return "fp8 matmul";
   }
   return "";
 }
@@ -48,9 +57,19 @@ std::vector<Layer> block_layers(const Sizes& sizes) {
           {"down", sizes.ffn, sizes.hidden}};
 }
 
-// The operands and results of a layer's three GEMMs. Gradients are small, as in training.
+// E4M3 with a scale for each row.
+struct Rounded {
+  Tensor values, scales;
+
+  Rounded(int64_t rows, int64_t cols, at::Device device)
+      : values(at::empty({rows, cols}, at::TensorOptions().dtype(at::kFloat8_e4m3fn).device(device))),
+        scales(at::empty({rows}, at::TensorOptions().dtype(at::kFloat).device(device))) {}
+};
+
+// The operands and results of a layer's GEMMs. Gradients are small, as in training.
 struct Operands {
   Tensor x, weight, dy, y, dx, weight_grad;
+  Rounded weight_rows, weight_columns;
 
   Operands(const Bench& bench, const Layer& layer, int64_t rows)
       : x(bench.random({rows, layer.in}, at::kBFloat16)),
@@ -58,7 +77,12 @@ struct Operands {
         dy(bench.random({rows, layer.out}, at::kBFloat16, 1e-3)),
         y(at::empty_like(dy)),
         dx(at::empty_like(x)),
-        weight_grad(bench.random({layer.out, layer.in}, at::kFloat, 1e-3)) {}
+        weight_grad(bench.random({layer.out, layer.in}, at::kFloat, 1e-3)),
+        weight_rows(layer.out, layer.in, bench.device()),
+        weight_columns(layer.in, layer.out, bench.device()) {
+    kernels::quantize_rows(weight, weight_rows.values, weight_rows.scales);
+    kernels::quantize_columns(weight, weight_columns.values, weight_columns.scales);
+  }
 
   double bytes() const {
     double sum = 0;
@@ -67,6 +91,13 @@ struct Operands {
     return sum;
   }
 };
+
+// As nn::Linear does: weights are rounded once a step, the other operand each time.
+void multiply_in_fp8(const Tensor& x, const Rounded& weight, Tensor& y) {
+  Rounded rows(x.size(0), x.size(1), x.device());
+  kernels::quantize_rows(x, rows.values, rows.scales);
+  kernels::fp8_linear(rows.values, rows.scales, weight.values, weight.scales, std::nullopt, y);
+}
 
 // Calls them as the program does.
 void multiply(Pass pass, Operands& of) {
@@ -77,15 +108,19 @@ void multiply(Pass pass, Operands& of) {
       return kernels::matmul(of.dy, of.weight, of.dx);
     case Pass::weight_gradient:
       return kernels::accumulate_weight_gradient(of.dy, of.x, of.weight_grad);
+    case Pass::fp8_forward:
+      return multiply_in_fp8(of.x, of.weight_rows, of.y);
+    case Pass::fp8_input_gradient:
+      return multiply_in_fp8(of.dy, of.weight_columns, of.dx);
   }
 }
 
-void measure_one(Bench& bench, Rows& rows, const Layer& layer, int64_t count) {
+void measure_one(Bench& bench, Rows& rows, const Layer& layer, int64_t count, std::span<const Pass> passes) {
   std::vector<Operands> sets;
   sets.emplace_back(bench, layer, count);
   while (sets.size() < bench.sets(sets.front().bytes())) sets.emplace_back(bench, layer, count);
   const auto set = [&](int64_t i) -> Operands& { return sets[static_cast<size_t>(i) % sets.size()]; };
-  for (const Pass pass : kPasses) {
+  for (const Pass pass : passes) {
     const Json names{{"kind", "burst"}, {"name", layer.name}, {"kernel", kernel_of(pass)}, {"rows", count},
                      {"in", layer.in},  {"out", layer.out},   {"sets", sets.size()}};
     rows.add(names, [&](Json& row) {
@@ -187,8 +222,11 @@ int64_t head_rows(const Sizes& sizes, int64_t rows) {
 void measure_products(Bench& bench, Rows& rows) {
   const Sizes& sizes = bench.sizes();
   for (const int64_t count : sizes.rows)
-    for (const Layer& layer : block_layers(sizes)) measure_one(bench, rows, layer, count);
-  measure_one(bench, rows, {"head", sizes.hidden, sizes.vocab}, head_rows(sizes, sizes.max_rows()));
+    for (const Layer& layer : block_layers(sizes)) {
+      measure_one(bench, rows, layer, count, kPasses);
+      measure_one(bench, rows, layer, count, kFp8Passes);
+    }
+  measure_one(bench, rows, {"head", sizes.hidden, sizes.vocab}, head_rows(sizes, sizes.max_rows()), kPasses);
   bench.reset_memory();
   for (const int64_t count : sizes.rows) {
     const double share = count == sizes.max_rows() ? 1 : 0.5;

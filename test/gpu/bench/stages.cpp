@@ -180,29 +180,30 @@ void measure_stage(Bench& bench, Json& row, TransformerStage& stage, const Place
   if (waits) row["host_syncs"] = *waits;
 }
 
-// The kind of attention by train.deterministic, with the parallelism of its stages. Only one kind measures I
-// and W apart.
-struct AttentionMode {
+// The kind of attention by train.deterministic, with the parallelism of its stages, and whether linear layers
+// multiply in FP8. Only one mode measures I and W apart.
+struct Mode {
   const char* name;
   models::StageParallelism parallelism;
-  bool split;
+  bool split, fp8;
 };
 
-std::vector<AttentionMode> attention_modes() {
+std::vector<Mode> modes() {
   models::StageParallelism deterministic, fastest;
   deterministic.attention = attention::make_local_attention(/*deterministic=*/true);
   fastest.attention = attention::make_local_attention(/*deterministic=*/false);
-  return {{.name = "deterministic", .parallelism = deterministic, .split = true},
-          {.name = "fastest", .parallelism = fastest, .split = false}};
+  return {{.name = "deterministic", .parallelism = deterministic, .split = true, .fp8 = false},
+          {.name = "fastest", .parallelism = fastest, .split = false, .fp8 = false},
+          {.name = "deterministic, fp8", .parallelism = deterministic, .split = false, .fp8 = true}};
 }
 
-void measure_place(Bench& bench, Rows& rows, const Place& place, Recompute recompute,
-                   const AttentionMode& mode) {
+void measure_place(Bench& bench, Rows& rows, const Place& place, Recompute recompute, const Mode& mode) {
   bench.reset_memory();
   std::unique_ptr<TransformerStage> stage;
   const auto make = [&] {
-    auto made = std::make_unique<TransformerStage>(bench.sizes().model(kLayers), place.slice, recompute,
-                                                   mode.parallelism);
+    models::ModelConfig model = bench.sizes().model(kLayers);
+    model.fp8 = mode.fp8;
+    auto made = std::make_unique<TransformerStage>(model, place.slice, recompute, mode.parallelism);
     made->materialise(bench.device(), at::kBFloat16);
     made->parameters().initialise(/*seed=*/1);
     return made;
@@ -229,7 +230,7 @@ void measure_place(Bench& bench, Rows& rows, const Place& place, Recompute recom
 }  // namespace
 
 void measure_stages(Bench& bench, Rows& rows) {
-  for (const AttentionMode& mode : attention_modes())
+  for (const Mode& mode : modes())
     for (const Place& place : kPlaces)
       for (const Recompute recompute : {Recompute::none, Recompute::cheap})
         measure_place(bench, rows, place, recompute, mode);

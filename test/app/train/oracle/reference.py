@@ -34,11 +34,11 @@ CLASSES = {
 }
 
 
-def build(arch):
+def build(arch, sizes=SIZES):
     """The model, in float32."""
     torch.manual_seed(seed(2))
     model_class, config_class, changes = CLASSES[arch]
-    config = config_class(**SIZES, **changes, attn_implementation="eager")
+    config = config_class(**sizes, **changes, attn_implementation="eager")
     config._experts_implementation = "eager"  # the others do not support float64
     model = model_class(config)
     shake_norms(model)
@@ -90,11 +90,11 @@ def add_gradients(job, model, rows, targets):
 
 
 class PlainBf16:
-    """The gradients of a model in bf16. Its weights are `master`'s float32 weights, rounded."""
+    """The gradients of a model in bf16. Its weights are `master`'s float32 weights, rounded; `change` changes its layers."""
 
-    def __init__(self, master):
+    def __init__(self, master, change=lambda model: model):
         self.master = master
-        self.model = copy.deepcopy(master).bfloat16()
+        self.model = change(copy.deepcopy(master).bfloat16())
 
     def round(self):
         with torch.no_grad():
@@ -123,10 +123,10 @@ def validate(model, data):
     return {"": (all_nats / all_targets, all_targets), **found}
 
 
-def train(job, model, data, plain_bf16=False, saved=saved):
-    """Trains `model` in its own type; with plain_bf16 a bf16 copy runs the passes. `saved` gives the weights."""
+def train(job, model, data, plain_bf16=None, saved=saved):
+    """Trains `model` in its own type; a PlainBf16 of it runs the passes instead. `saved` gives the weights."""
     optimizer, schedule = optimizer_of(job, model.named_parameters())
-    copied = PlainBf16(model) if plain_bf16 else None
+    copied = plain_bf16
     result = Result([], [], [], {}, {})
     for step in range(job.steps):
         targets = data.valid(step)

@@ -1,0 +1,69 @@
+// What the kernels of fp8_kernels.h accept, and what they cost.
+#include "core/kernels/checks.h"
+#include "core/kernels/cost.h"
+#include "core/kernels/fp8_kernels.h"
+
+namespace pptrain::kernels {
+namespace {
+
+void check_quantize_rows(const Checks& checks, const Tensor& x, const Tensor& values, const Tensor& scales) {
+  checks.compute("x", x, 2);
+  checks.strided("x", x, at::kBFloat16, {x.size(0), x.size(1)})
+      .dense("values", values, at::kFloat8_e4m3fn, {x.size(0), x.size(1)})
+      .dense("scales", scales, at::kFloat, {x.size(0)});
+}
+
+void check_quantize_columns(const Checks& checks, const Tensor& x, const Tensor& values,
+                            const Tensor& scales) {
+  checks.compute("x", x, 2);
+  checks.dense("x", x, at::kBFloat16, {x.size(0), x.size(1)})
+      .dense("values", values, at::kFloat8_e4m3fn, {x.size(1), x.size(0)})
+      .dense("scales", scales, at::kFloat, {x.size(1)});
+}
+
+// x is read twice: for the scales, then for the numbers.
+Cost cost_quantize(const Tensor& x, const Tensor& values, const Tensor& scales) {
+  return moving(x, x, values, scales);
+}
+
+void check_fp8_linear(const Checks& checks, const Tensor& a, const Tensor& a_scales, const Tensor& b,
+                      const Tensor& b_scales, const std::optional<Tensor>& bias, const Tensor& out) {
+  checks.require(a.dim() == 2 && b.dim() == 2, "both operands must be matrices");
+  checks.dense("a", a, at::kFloat8_e4m3fn, {a.size(0), a.size(1)})
+      .dense("a_scales", a_scales, at::kFloat, {a.size(0)})
+      .dense("b", b, at::kFloat8_e4m3fn, {b.size(0), a.size(1)})
+      .dense("b_scales", b_scales, at::kFloat, {b.size(0)})
+      .dense("out", out, at::kBFloat16, {a.size(0), b.size(0)});
+  if (bias) checks.dense("bias", *bias, at::kBFloat16, {b.size(0)});
+}
+
+GemmShape gemm_of_fp8_linear(const Tensor& a, const Tensor&, const Tensor& b, const Tensor&,
+                             const std::optional<Tensor>&, const Tensor&) {
+  return {.m = a.size(0), .n = b.size(0), .k = a.size(1)};
+}
+
+// A CPU widens both operands to bfloat16.
+int64_t widened_bytes(const Tensor& a, const Tensor&, const Tensor& b, const Tensor&,
+                      const std::optional<Tensor>&, const Tensor&) {
+  return 2 * (a.numel() + b.numel());
+}
+
+Cost cost_fp8_linear(const Tensor& a, const Tensor& a_scales, const Tensor& b, const Tensor& b_scales,
+                     const std::optional<Tensor>& bias, const Tensor& out) {
+  Cost cost = moving(a, a_scales, b, b_scales, bias, out);
+  cost.product_flops = cost.fp8_flops =
+      2.0 * static_cast<double>(a.size(0) * b.size(0)) * static_cast<double>(a.size(1));
+  cost.weight_bytes = bytes_of(b);
+  return cost;
+}
+
+}  // namespace
+
+void add_fp8_contracts() {
+  quantize_rows.accept(check_quantize_rows, cost_quantize);
+  quantize_columns.accept(check_quantize_columns, cost_quantize);
+  fp8_linear.accept(check_fp8_linear, cost_fp8_linear, gemm_of_fp8_linear);
+  fp8_linear.takes_on_cpu(widened_bytes);
+}
+
+}  // namespace pptrain::kernels
