@@ -73,8 +73,8 @@ class TransformerStage final : public pipeline::Stage {
   void size_chunks_for(at::DeviceType device);
 
   // For the training loss, as in nn::LinearCrossEntropy.
-  void smooth_labels(double fraction) {
-    if (head_) head_->smooth_labels(fraction);
+  void add_to_loss(const nn::LossTerms& terms) {
+    if (head_) head_->add_to_loss(terms);
   }
 
   void hear_losses(StageLosses::Listener listener) { losses_.hear(std::move(listener)); }

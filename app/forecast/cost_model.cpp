@@ -46,7 +46,7 @@ BatchShape batch_of(const PlanBase& base, const DeviceModel& device) {
           .mesh = seen_by_passes(base.mesh),
           .cp_kind = base.job.distributed.cp_kind,
           .sequence_slices = static_cast<int>(base.job.distributed.slices()),
-          .label_smoothing = train.label_smoothing,
+          .loss_terms = loss_terms(train),
           .overlap = train.overlap_weight_gradients && base.job.run.device != config::Device::cpu};
 }
 

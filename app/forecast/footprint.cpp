@@ -101,7 +101,7 @@ class DryStage {
         run_(batch.gpu) {
     stage_.materialise(at::kMeta, batch.bfloat16 ? at::kBFloat16 : at::kFloat);
     stage_.size_chunks_for(batch.device);
-    stage_.smooth_labels(batch.label_smoothing);
+    stage_.add_to_loss(batch.loss_terms);
     if (batch.overlap) stage_.overlap_weight_gradients(side_);
   }
 

@@ -10,6 +10,7 @@
 
 #include "core/kernels/cost.h"
 #include "core/kernels/device_name.h"
+#include "core/nn/loss_terms.h"
 #include "core/optim/footprint.h"
 #include "models/model_config.h"
 #include "models/stage_parallelism.h"
@@ -33,7 +34,7 @@ struct BatchShape {
   models::ContextKind cp_kind = models::ContextKind::ring;
   int sequence_slices = 1;       // of a microbatch; passes are then a slice's, the mean of all
   int64_t attention_length = 1;  // models::attention_length(): by it slices cost the same
-  double label_smoothing = 0;    // of the loss: the head has more of each row to exchange and to compute
+  nn::LossTerms loss_terms;      // the head has more of each row to exchange and to compute
   bool overlap = false;          // B computes weight gradients on a second stream, if the device has streams
 
   // Tokens of the whole list, which is sharded over context-parallel ranks.

@@ -171,6 +171,10 @@ bool shares_out_embedding(const PlanBase& base) {
          lower_options(base).reduce == schedule::Reduce::step;
 }
 
+nn::LossTerms loss_terms(const config::TrainSection& train) {
+  return {.label_smoothing = train.label_smoothing, .z = train.z_loss};
+}
+
 schedule::ShardOptions lower_options(const PlanBase& base) {
   const config::DistributedSection& d = base.job.distributed;
   const bool divided = base.mesh.size(mesh::Group::fsdp) > 1 || base.mesh.size(mesh::Group::efsdp) > 1;

@@ -11,6 +11,7 @@
 
 #include "app/plan/layout.h"
 #include "core/config/job_config.h"
+#include "core/nn/loss_terms.h"
 #include "models/model_config.h"
 #include "parallel/mesh/device_mesh.h"
 #include "parallel/pipeline/split_layers.h"
@@ -99,6 +100,7 @@ bool shares_out_embedding(const PlanBase& base);
 
 // What lowering puts into the job's lists, for ranks that share the stages' parameters.
 schedule::ShardOptions lower_options(const PlanBase& base);
+nn::LossTerms loss_terms(const config::TrainSection& train);
 
 // What the job's generated schedule is to be.
 schedule::ScheduleSpec schedule_spec(const config::JobConfig& job);

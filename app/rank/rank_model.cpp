@@ -112,7 +112,7 @@ void RankModel::add_stage(int index, models::StageParallelism parallelism) {
                                                       ranks_of(/*experts=*/true), lower_options(plan), sums_,
                                                       fmt::format("stage {}", index));
   own.stage->use_weights(*own.weights);
-  own.stage->smooth_labels(context_.job.train.label_smoothing);
+  own.stage->add_to_loss(loss_terms(context_.job.train));
   if (context_.job.metrics.microbatch_losses) own.stage->keep_microbatch_losses();
   if (side_) own.stage->overlap_weight_gradients(*side_);
   if (purpose_ == Purpose::train) add_optimizer(own);

@@ -81,6 +81,7 @@ constexpr Alias keys[] = {
     {"train.fp8",
      "fp8_format fp8_recipe fp8_mode enable_fp8 use_fp8 float8 enable_float8 enable_float8_linear "
      "float8_recipe_name recipe_name"},
+    {"train.z_loss", "zloss z_loss_coef z_loss_weight z_loss_multiplier softmax_auxiliary_loss"},
     {"train.grad_clip",
      "max_norm max_grad_norm clip_grad clip_grad_norm gradient_clipping gradient_clip_val"},
     {"train.recompute",

@@ -162,6 +162,7 @@ struct TrainSection {
   Recomputation recompute;
   double grad_clip = 1.0;      // 0: off
   double label_smoothing = 0;  // of the training loss
+  double z_loss = 0;           // of the training loss
   int64_t max_skipped_steps = 10;
   int64_t divergence_steps = 0;     // in a row with a loss above its band, after which the run stops; 0: off
   int64_t divergence_window = 100;  // losses that the band is computed from

@@ -24,6 +24,12 @@ kernels::VocabularyPart held_part(const TensorShard& cut, int64_t vocab) {
   return {.first = cut.begin(vocab, cut.rank), .vocab = vocab};
 }
 
+// The float32 copy that ATen makes of other types on CPUs while it sums or multiplies, for dry runs alone.
+at::Tensor copy_inside(const at::Tensor& x) {
+  const bool copies = kernels::is_dry(x) && !kernels::dry_gpu().is_gpu() && x.scalar_type() != at::kFloat;
+  return copies ? at::empty_like(x, at::kFloat) : at::Tensor();
+}
+
 // Label smoothing of some rows, on top of the cross-entropy kernels. A row's loss is
 // logsumexp - (1 - e) x_label - e mean(x) = the kernel's loss + e (x_label - mean(x)); its gradient is
 // the kernel's + e at the label - e / vocab everywhere. Rows without a label stay 0.
@@ -57,16 +63,36 @@ class Smoothing {
   }
 
  private:
-  // The float32 copy that ATen makes of other types on CPUs while it sums or subtracts, for dry runs alone.
-  static at::Tensor copy_inside(const at::Tensor& x) {
-    const bool copies = kernels::is_dry(x) && !kernels::dry_gpu().is_gpu() && x.scalar_type() != at::kFloat;
-    return copies ? at::empty_like(x, at::kFloat) : at::Tensor();
-  }
-
   double fraction_, vocab_;
   at::Tensor valid_;           // bool [rows]
   at::Tensor holds_, column_;  // [rows, 1]: does this rank hold the label, and its column
 };
+
+// The z term of some rows, on top of the cross-entropy kernels: a row's loss gets z logsumexp^2, so its
+// gradient softmax - one-hot becomes (1 + w) (softmax - one-hot) + w one-hot, w = 2 z logsumexp. Rows without
+// a label stay 0. part, columns: as Smoothing has them. logsumexp: float32 [rows].
+void add_z_term(double z, kernels::VocabularyPart part, const at::Tensor& labels, const at::Tensor& logsumexp,
+                at::Tensor& gradient, at::Tensor& loss) {
+  const at::Tensor valid = labels.ne(-100), here = labels.sub(part.first);
+  const int64_t columns = gradient.size(1);
+  const at::Tensor holds = here.ge(0).bitwise_and(here.lt(columns)).bitwise_and(valid);
+  const at::Tensor own = logsumexp.masked_fill(valid.bitwise_not(), 0);
+  loss.add_(own.square(), z);
+  const at::Tensor slope = own.mul(2 * z).unsqueeze(1);
+  {
+    const at::Tensor factor = copy_inside(gradient), product = copy_inside(gradient);
+    gradient.mul_(slope.add(1));
+  }
+  gradient.scatter_add_(1, here.clamp(0, columns - 1).unsqueeze(1),
+                        slope.masked_fill(holds.bitwise_not().unsqueeze(1), 0).to(gradient.scalar_type()));
+  kernels::record(kernels::moving(gradient, gradient));
+}
+
+// float32 [rows], from the statistics of all parts, float32 [parts, rows, 3].
+at::Tensor logsumexp_of(const at::Tensor& statistics) {
+  const at::Tensor maxima = statistics.select(2, 0), maximum = maxima.amax(0);
+  return maximum + statistics.select(2, 1).mul(maxima.sub(maximum).exp()).sum(0).log();
+}
 
 // The sum over the tensor-parallel ranks, float32 [rows], in rank order.
 at::Tensor sum_over(const TensorGroup& tp, const at::Tensor& own) {
@@ -180,21 +206,27 @@ void LinearCrossEntropy::chunk_loss(at::Tensor& logits, const at::Tensor& labels
   const TensorShard& cut = tp_->cut();
   const kernels::VocabularyPart part = held_part(cut, vocab_);
   std::optional<Smoothing> smoothing;
-  at::Tensor excess;
-  if (smoothing_ > 0 && want_gradient) {
-    smoothing.emplace(smoothing_, part, logits.size(1), labels);
+  at::Tensor excess, logsumexp;
+  if (terms_.label_smoothing > 0 && want_gradient) {
+    smoothing.emplace(terms_.label_smoothing, part, logits.size(1), labels);
     excess = sum_over(*tp_, smoothing->excess(logits));
   }
+  const bool has_z = terms_.z > 0 && want_gradient;
   if (tp_->alone()) {
+    if (has_z) logsumexp = logits.gather(1, labels.clamp_min(0).unsqueeze(1)).squeeze(1).to(at::kFloat);
     kernels::cross_entropy(logits, labels, loss, want_gradient);
+    if (has_z) logsumexp.add_(loss);  // the loss is logsumexp less the label's logit
   } else {
     const int64_t rows = logits.size(0);
     at::Tensor own = at::empty({rows, 3}, loss.options());
     kernels::softmax_statistics(logits, labels, part, own);
     const at::Tensor all = at::empty({cut.size * rows, 3}, loss.options());
     tp_->gather(all, own, std::vector<int64_t>(static_cast<size_t>(cut.size), rows))();
-    kernels::cross_entropy_part(logits, labels, all.view({cut.size, rows, 3}), part, loss, want_gradient);
+    const at::Tensor statistics = all.view({cut.size, rows, 3});
+    kernels::cross_entropy_part(logits, labels, statistics, part, loss, want_gradient);
+    if (has_z) logsumexp = logsumexp_of(statistics);
   }
+  if (has_z) add_z_term(terms_.z, part, labels, logsumexp, logits, loss);
   if (smoothing) smoothing->add_to(logits, loss, excess);
 }
 
@@ -253,8 +285,8 @@ at::Tensor LinearCrossEntropy::statistics(const at::Tensor& h, const at::Tensor&
   at::Tensor own = at::empty({rows.size(0), 3}, h.options().dtype(at::kFloat));
   const kernels::VocabularyPart part = held_part(held_, vocab_);
   kernels::softmax_statistics(logits, labels, part, own);
-  if (smoothing_ > 0) {
-    const Smoothing smoothing(smoothing_, part, logits.size(1), labels);
+  if (terms_.label_smoothing > 0) {
+    const Smoothing smoothing(terms_.label_smoothing, part, logits.size(1), labels);
     own = at::cat({own, smoothing.excess(logits).unsqueeze(1)}, 1);
   }
   pending = {rows, logits, kept(logits)};
@@ -273,8 +305,9 @@ at::Tensor LinearCrossEntropy::finish(Pending& pending, const at::Tensor& labels
   at::Tensor loss = at::empty({count}, all.options());
   kernels::cross_entropy_part(logits, labels, statistics, part, loss, dh != nullptr);
   if (dh == nullptr) return loss;
-  if (smoothing_ > 0) {
-    const Smoothing smoothing(smoothing_, part, logits.size(1), labels);
+  if (terms_.z > 0) add_z_term(terms_.z, part, labels, logsumexp_of(statistics), logits, loss);
+  if (terms_.label_smoothing > 0) {
+    const Smoothing smoothing(terms_.label_smoothing, part, logits.size(1), labels);
     smoothing.add_to(logits, loss, whole.select(2, 3).sum(0));
   }
   scale_back(capped, logits);

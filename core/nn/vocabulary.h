@@ -9,6 +9,7 @@
 #include <memory>
 #include <string>
 
+#include "core/nn/loss_terms.h"
 #include "core/nn/parameter.h"
 #include "core/nn/tensor_group.h"
 
@@ -72,9 +73,8 @@ class LinearCrossEntropy {
   }
   // Bounds the memory of one chunk of logits.
   void set_chunk_bytes(int64_t bytes) { chunk_bytes_ = bytes; }
-  // forward_backward() and finish() spread this fraction of each label evenly over the vocabulary (PyTorch's
-  // cross_entropy(label_smoothing)); from 0 to below 1.
-  void smooth_labels(double fraction) { smoothing_ = fraction; }
+  // What forward_backward() and finish() add to the loss.
+  void add_to_loss(const LossTerms& terms) { terms_ = terms; }
 
   // Each chunk reads the weight twice and adds to its whole gradient, so chunks are as large as memory allows
   // on a GPU, and as large as the caches hold on a CPU.
@@ -103,7 +103,7 @@ class LinearCrossEntropy {
   using Pending = std::array<at::Tensor, 3>;
   // float32 [rows, 3], or [rows, 4] with smoothed labels, which the ranks with the other parts need.
   at::Tensor statistics(const at::Tensor& h, const at::Tensor& labels, Pending& pending) const;
-  // all: float32 [parts, rows, 3 or 4], of all parts. Returns losses(); with `dh` labels are smoothed, the
+  // all: float32 [parts, rows, 3 or 4], of all parts. Returns losses(); with `dh` terms are added, the
   // weight's gradient accumulates, and `dh` becomes this part's term of the gradient of h, T [share, hidden].
   at::Tensor finish(Pending& pending, const at::Tensor& labels, const at::Tensor& all, at::Tensor* dh);
 
@@ -131,7 +131,7 @@ class LinearCrossEntropy {
   Weight* weight_;
   int64_t chunk_bytes_ = default_chunk_bytes(at::kCPU);
   int64_t vocab_;
-  double smoothing_ = 0;
+  LossTerms terms_;
   std::shared_ptr<const TensorGroup> tp_;
   TensorShard held_;            // of the vocabulary
   double scale_ = 1, cap_ = 0;  // of logits

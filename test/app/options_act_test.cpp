@@ -250,6 +250,7 @@ std::vector<Row> train_rows() {
       by_value("train.overlap_weight_gradients", plan, "false", gpu),
       by_value("train.grad_clip", weights, "0.01"),
       by_value("train.label_smoothing", numbers, "0.1"),
+      by_value("train.z_loss", numbers, "0.1"),
       by_value("train.max_skipped_steps", end, "1", with(six_steps, {"optimizer.lr=1e38"}), "in a row"),
       changed("train.divergence_steps", end, drifting, watched),
       by_value("train.divergence_window", numbers, "16", watched),

@@ -90,6 +90,11 @@ void add_train(std::vector<Option>& options) {
         "Fraction of each target that is spread evenly over the vocabulary in the training loss, as in "
         "PyTorch's cross_entropy(label_smoothing). The validation loss does not use it.")
       .from_up_to(0, 1);
+  train(
+      "z_loss", &TrainSection::z_loss,
+      "Adds this times the square of each token's logsumexp over the vocabulary to the training loss, which "
+      "keeps logits near 0 (PaLM: 1e-4). The validation loss does not use it.")
+      .at_least(0);
   train("max_skipped_steps", &TrainSection::max_skipped_steps,
         "Steps in a row that may be skipped for a non-finite loss or norm; one more ends the run. 0: the "
         "first ends it.")

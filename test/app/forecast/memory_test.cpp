@@ -26,13 +26,13 @@ struct Case {
   at::ScalarType dtype() const { return bfloat16 ? at::kBFloat16 : at::kFloat; }
   Stages stages() const { return build_stages(model, {1, 2, 1}, dtype(), 7, recompute); }
   app::StageFootprint predicted(const models::TransformerStage& stage, int64_t documents, int64_t length,
-                                bool overlap = false, double label_smoothing = 0) const {
+                                bool overlap = false, const nn::LossTerms& terms = {}) const {
     return app::dry_run(model, stage.slice(),
                         {.documents = documents,
                          .length = length,
                          .bfloat16 = bfloat16,
                          .recompute = recompute,
-                         .label_smoothing = label_smoothing,
+                         .loss_terms = terms,
                          .overlap = overlap});
   }
 };
@@ -128,18 +128,20 @@ TEST_CASE("a part of a spread head holds what is predicted between S and T, and 
       .model = small_model("llama", false), .bfloat16 = GENERATE(false, true), .recompute = Recompute::none};
   c.model.vocab = GENERATE(101, 3000);
   c.model.logit_softcap = GENERATE(0.0, 30.0);
-  const double smoothing = GENERATE(0.0, 0.1);  // with smoothing the slices exchange one more number per row
+  // With smoothed labels the slices exchange one more number per row.
+  const auto terms =
+      GENERATE(nn::LossTerms{}, nn::LossTerms{.label_smoothing = 0.1}, nn::LossTerms{.z = 0.1});
   constexpr int parts = 3;
   const auto data = random_microbatch(c.model, 5, 13, 1);
   const int64_t tokens = 65;
   for (int index = 0; index < parts; ++index) {
     INFO("bfloat16 " << c.bfloat16 << " vocabulary " << c.model.vocab << " cap " << c.model.logit_softcap
-                     << " smoothing " << smoothing << " part " << index);
+                     << " smoothing " << terms.label_smoothing << " z " << terms.z << " part " << index);
     models::TransformerStage stage(c.model,
                                    {.index = index, .first_layer = 0, .end_layer = 1, .head_parts = parts});
     stage.materialise(at::kCPU, c.dtype());
-    stage.smooth_labels(smoothing);
-    const app::StageFootprint predicted = c.predicted(stage, 5, 13, /*overlap=*/false, smoothing);
+    stage.add_to_loss(terms);
+    const app::StageFootprint predicted = c.predicted(stage, 5, 13, /*overlap=*/false, terms);
     const Tensor h = at::zeros({tokens, c.model.hidden}, c.dtype());
     AllocationCounter counter;
     Tensor own = stage.head_forward(0, data, h.clone());

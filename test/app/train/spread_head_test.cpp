@@ -62,7 +62,9 @@ TEST_CASE("a spread head goes with every axis") {
       {"model.arch=qwen3_moe", "model.num_experts=4", "model.num_experts_per_tok=2",
        "model.moe_intermediate_size=16", "distributed.dp_shard=2", "distributed.ep=2"},
       {"metrics.microbatch_losses=true"},
-      {"train.label_smoothing=0.1"},
+      {"train.label_smoothing=0.1", "train.z_loss=0.01"},
+      {"train.z_loss=0.01"},
+      {"train.z_loss=0.01", "distributed.tp=2"},
       {"train.label_smoothing=0.3", "distributed.tp=2"},
       {"lora.rank=2"}};
   for (const Overrides& axis : axes) {

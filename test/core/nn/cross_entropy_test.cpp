@@ -71,12 +71,13 @@ TEST_CASE("a cap on logits takes a second chunk of them, within the bytes of one
   CHECK(peak_of(1, 30) == peak_of(1, 0));
 }
 
-TEST_CASE("label smoothing is PyTorch's, in training alone", "[nn]") {
+TEST_CASE("label smoothing is PyTorch's and the z term PaLM's, in training alone", "[nn]") {
   at::set_num_threads(1);
   at::manual_seed(test::seed(32));
   const auto type = GENERATE(at::kFloat, at::kBFloat16);
   const auto chunk_bytes = GENERATE(40000, 1 << 24);
-  const double smoothing = GENERATE(0.1, 0.75);
+  const auto terms = GENERATE(nn::LossTerms{.label_smoothing = 0.1}, nn::LossTerms{.label_smoothing = 0.75},
+                              nn::LossTerms{.z = 0.02}, nn::LossTerms{.label_smoothing = 0.1, .z = 0.5});
   const int64_t rows = 90, hidden = 24, vocab = 123;
   nn::ParameterGroup store;
   nn::Weight& weight = store.add({{.name = "head.weight", .shape = {vocab, hidden}, .init_std = 0.5}});
@@ -86,14 +87,17 @@ TEST_CASE("label smoothing is PyTorch's, in training alone", "[nn]") {
   Tensor labels = at::randint(0, vocab, {rows}, at::kLong);
   labels.narrow(0, 40, 7).fill_(-100);
   const Tensor oh = leaf(h), ow = leaf(weight.compute);
-  const Tensor oloss = at::cross_entropy_loss(oh.mm(ow.t()), labels, {}, at::Reduction::Sum, -100, smoothing);
+  const Tensor ologits = oh.mm(ow.t()), valid = labels.ne(-100);
+  const Tensor oloss =
+      at::cross_entropy_loss(ologits, labels, {}, at::Reduction::Sum, -100, terms.label_smoothing) +
+      terms.z * ologits.logsumexp(1).square().masked_select(valid).sum();
   oloss.backward();
 
   const c10::InferenceMode inference;
   nn::LinearCrossEntropy head(weight, vocab);
   head.set_chunk_bytes(chunk_bytes);
   const Tensor plain = head.losses(h, labels);
-  head.smooth_labels(smoothing);
+  head.add_to_loss(terms);
   CHECK(same_bits(head.losses(h, labels), plain));
   Tensor dh = at::empty_like(h);
   const Tensor loss = head.forward_backward(h, labels, dh);

@@ -281,7 +281,8 @@ TEST_CASE("LinearCrossEntropy by parts of the vocabulary: one loss on every rank
   const auto type = GENERATE(at::kFloat, at::kBFloat16);
   const int size = GENERATE(2, 3, 4);
   const double cap = GENERATE(0.0, 3.0);
-  const double smoothing = GENERATE(0.0, 0.2);
+  const auto terms = GENERATE(nn::LossTerms{}, nn::LossTerms{.label_smoothing = 0.2}, nn::LossTerms{.z = 0.1},
+                              nn::LossTerms{.label_smoothing = 0.2, .z = 0.1});
   const int64_t vocab = 61;
   const Tensor h = random({kRows, kIn}, type);
   Tensor labels = at::randint(0, vocab, {kRows}, at::kLong);
@@ -295,12 +296,13 @@ TEST_CASE("LinearCrossEntropy by parts of the vocabulary: one loss on every rank
       nn::LinearCrossEntropy head(weight, vocab, tp);
       head.scale_logits(0.5, cap);
       head.set_chunk_bytes(chunk_bytes);
-      head.smooth_labels(smoothing);
+      head.add_to_loss(terms);
       const Tensor own = own_rows(h, tp->cut());
       Result r{.y = {}, .dx = at::empty_like(own), .grads = {}};
       const Tensor alone = head.losses(own, labels).sum(at::kDouble);
       r.y = head.forward_backward(own, labels, r.dx).unsqueeze(0);
-      if (same_bits(r.y[0], alone) != (smoothing == 0)) throw Error("the loss depends on the gradient");
+      if (same_bits(r.y[0], alone) != (terms == nn::LossTerms()))
+        throw Error("the loss depends on the gradient");
       const Tensor logits = head.logits(h);
       r.grads["logits"] = tp->cut().rank == 0 ? logits.to(at::kFloat) : at::zeros_like(logits, at::kFloat);
       collect(group, r.grads);
