@@ -10,6 +10,7 @@
 #include "core/base/error.h"
 #include "core/base/log.h"
 #include "core/kernels/out_of_memory.h"
+#include "core/kernels/profiler_range.h"
 #include "parallel/comm/hand_over.h"
 #include "parallel/comm/wait_timeout.h"
 
@@ -120,6 +121,7 @@ schedule::InFlight Executor::run(std::span<const data::Microbatch> microbatches,
 void Executor::run_range(size_t begin, size_t end) {
   for (size_t i = begin; i < end; ++i) {
     const Action& action = schedule_.actions[pipeline_.rank()][i];
+    const kernels::ProfilerRange range(schedule::to_string(action));
     if (action.kind == ActionKind::overlapped_pair) {
       run_pair(action, passes_[i]);
     } else {
