@@ -42,10 +42,14 @@ GemmShape gemm_of_fp8_linear(const Tensor& a, const Tensor&, const Tensor& b, co
   return {.m = a.size(0), .n = b.size(0), .k = a.size(1)};
 }
 
-// A CPU widens both operands to bfloat16.
+// A CPU widens both operands to bfloat16, and multiplies these.
 int64_t widened_bytes(const Tensor& a, const Tensor&, const Tensor& b, const Tensor&,
                       const std::optional<Tensor>&, const Tensor&) {
   return 2 * (a.numel() + b.numel());
+}
+
+bool is_on_cpu(const Tensor& tensor) {
+  return tensor.is_cpu() || (tensor.is_meta() && !dry_gpu().is_gpu());
 }
 
 Cost cost_fp8_linear(const Tensor& a, const Tensor& a_scales, const Tensor& b, const Tensor& b_scales,
@@ -54,6 +58,12 @@ Cost cost_fp8_linear(const Tensor& a, const Tensor& a_scales, const Tensor& b, c
   cost.product_flops = cost.fp8_flops =
       2.0 * static_cast<double>(a.size(0) * b.size(0)) * static_cast<double>(a.size(1));
   cost.weight_bytes = bytes_of(b);
+  if (is_on_cpu(a)) {
+    cost.bytes +=
+        2 * static_cast<double>(widened_bytes(a, a_scales, b, b_scales, bias, out));  // written and read
+    cost.weight_bytes = 2 * static_cast<double>(b.numel());
+    cost.fp8_flops = 0;
+  }
   return cost;
 }
 

@@ -171,6 +171,12 @@ TEST_CASE("FP8 counts its GEMMs, its rates and its copies of weights") {
         Approx(1).epsilon(0.01));
   CHECK(fp8.optimizer(middle).seconds > bf16.optimizer(middle).seconds);
   CHECK_THROWS_WITH(CostModel(base_of(model), {.device = find_device("a100")}), contains_text("train.fp8"));
+
+  // A CPU widens operands for the GEMM of bfloat16.
+  const CostSource cpu{.device = find_device("cpu")};
+  const CostModel slower(base_of(model), cpu);
+  model.fp8 = false;
+  CHECK(slower.stage(middle).time.forward > CostModel(base_of(model), cpu).stage(middle).time.forward);
 }
 
 TEST_CASE("each stage costs what its own recompute does") {
