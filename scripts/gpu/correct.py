@@ -42,6 +42,9 @@ FEATURES = {
     "latent attention": {
         "latent_pp1": LATENT,
         "latent_zbv": LATENT | LAYOUTS["pp2_zbv"]},
+    "FP8": {
+        "fp8_pp1": {"train__fp8": "rowwise"},
+        "fp8_zbv": LAYOUTS["pp2_zbv"] | {"train__fp8": "rowwise"}},
 }
 
 
