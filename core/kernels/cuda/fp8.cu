@@ -56,9 +56,8 @@ __global__ void quantize_rows_kernel(const at::BFloat16* x, int64_t stride, int6
   }
 }
 
-// A block takes `tile` columns: thread (i, j) looks at rows j, j + tile_rows, ... of column i, then
-// transposes tiles through shared memory, so that rows of x are read and rows of the result written side by
-// side.
+// A block takes `tile` columns. Thread (i, j) looks for the largest magnitude of column i in the rows j, j +
+// tile_rows, ... Then the block transposes tiles through shared memory: both sides access memory side by side.
 __global__ void quantize_columns_kernel(const at::BFloat16* x, int64_t rows, int64_t cols, uint8_t* values,
                                         float* scales) {
   __shared__ uint32_t largest[tile_rows][tile];
