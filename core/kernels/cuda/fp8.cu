@@ -119,8 +119,8 @@ void quantize_columns(const Tensor& x, Tensor& values, Tensor& scales) {
          input<at::BFloat16>(x), x.size(0), x.size(1), output<uint8_t>(values), output<float>(scales));
 }
 
-// cuBLASLt's GEMM with a scale for each row of both operands takes a row-major and a column-major one. Sums
-// are not "fast": these lose bits between the tensor cores' steps.
+// LibTorch takes cuBLASLt on Hopper and CUTLASS on other GPUs, both with row-major times column-major operands.
+// Without "fast" sums, which lose bits between the tensor cores' steps.
 void fp8_linear(const Tensor& a, const Tensor& a_scales, const Tensor& b, const Tensor& b_scales,
                 const std::optional<Tensor>& bias, Tensor& out) {
   if (a.size(0) == 0) {
