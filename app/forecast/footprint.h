@@ -32,10 +32,10 @@ struct BatchShape {
   // The ranks that shard one replica of a stage: seen_by_passes(). The footprint is the first rank's.
   mesh::MeshShape mesh = {};
   models::ContextKind cp_kind = models::ContextKind::ring;
-  int sequence_slices = 1;       // of a microbatch; passes are then a slice's, the mean of all
-  int64_t attention_length = 1;  // models::attention_length(): by it slices cost the same
-  nn::LossTerms loss_terms;      // the head has more of each row to exchange and to compute
-  bool overlap = false;          // B computes weight gradients on a second stream, if the device has streams
+  int sequence_slices = 1;        // of a microbatch; passes are then a slice's, the mean of all
+  int64_t attention_length = 1;   // models::attention_length(): by it slices cost the same
+  nn::LossTerms loss_terms = {};  // the head has more of each row to exchange and to compute
+  bool overlap = false;           // B computes weight gradients on a second stream, if the device has streams
 
   // Tokens of the whole list, which is sharded over context-parallel ranks.
   int64_t tokens() const { return documents * length; }

@@ -57,7 +57,8 @@ __global__ void quantize_rows_kernel(const at::BFloat16* x, int64_t stride, int6
 }
 
 // A block takes `tile` columns. Thread (i, j) looks for the largest magnitude of column i in the rows j, j +
-// tile_rows, ... Then the block transposes tiles through shared memory: both sides access memory side by side.
+// tile_rows, ... Then the block transposes tiles through shared memory: both sides access memory side by
+// side.
 __global__ void quantize_columns_kernel(const at::BFloat16* x, int64_t rows, int64_t cols, uint8_t* values,
                                         float* scales) {
   __shared__ uint32_t largest[tile_rows][tile];
@@ -119,8 +120,8 @@ void quantize_columns(const Tensor& x, Tensor& values, Tensor& scales) {
          input<at::BFloat16>(x), x.size(0), x.size(1), output<uint8_t>(values), output<float>(scales));
 }
 
-// LibTorch takes cuBLASLt on Hopper and CUTLASS on other GPUs, both with row-major times column-major operands.
-// Without "fast" sums, which lose bits between the tensor cores' steps.
+// LibTorch takes cuBLASLt on Hopper and CUTLASS on other GPUs, both with row-major times column-major
+// operands. Without "fast" sums, which lose bits between the tensor cores' steps.
 void fp8_linear(const Tensor& a, const Tensor& a_scales, const Tensor& b, const Tensor& b_scales,
                 const std::optional<Tensor>& bias, Tensor& out) {
   if (a.size(0) == 0) {
