@@ -121,7 +121,7 @@ CostModel::CostModel(FootprintCache& cache, PlanBase base, const CostSource& sou
       footprints_(cache.of(batch_of(base_, device_))),
       flops_(batch().bfloat16 ? device_.bfloat16_flops : device_.float32_flops),
       bandwidth_(device_.memory_bandwidth) {
-  if (base_.model.fp8 && device_.fp8_gain == 0) {
+  if (base_.model.fp8 && !device_.is_cpu && device_.fp8_saving == 0) {
     throw UsageError(fmt::format(
         "train.fp8: the {} does not multiply in FP8, which GPUs do from Ada and Hopper on", device_.name));
   }
@@ -137,7 +137,7 @@ schedule::Simulation CostModel::on_cores(const schedule::Schedule& schedule,
 }
 
 PassTime CostModel::time(const kernels::Cost& cost) const {
-  const double operations = cost.product_flops - cost.fp8_flops + cost.fp8_flops / device_.fp8_gain;
+  const double operations = cost.product_flops - cost.fp8_flops * device_.fp8_saving;
   const double products = std::max(operations / flops_, cost.weight_bytes / bandwidth_);
   const double attention = cost.attention_flops / (flops_ * device_.attention);
   PassTime time{.compute = products + attention + (cost.bytes - cost.weight_bytes) / bandwidth_ +

@@ -19,7 +19,7 @@ struct DeviceModel {
   std::string_view name;
   double bfloat16_flops;    // of GEMMs, FLOP/s
   double float32_flops;     // FLOP/s
-  double fp8_gain;          // times the rate of bfloat16 for GEMMs in FP8; 0: it has none
+  double fp8_saving;        // part of the time of a GEMM in bfloat16 that FP8 saves; 0: none, or no FP8
   double attention;         // part of these rates that attention's GEMMs reach
   double memory_bandwidth;  // B/s
   Link within_host;         // to ranks of the same host
