@@ -12,11 +12,6 @@ namespace pptrain::kernels {
 
 using at::Tensor;
 
-// A matrix: row i is scales[i] times values[i]. values: E4M3 [rows, cols]; scales: float32 [rows].
-struct Fp8Matrix {
-  Tensor values, scales;
-};
-
 // The rows of x, rounded. x: bfloat16 [rows, cols], whose rows may lie apart; values: E4M3 [rows, cols];
 // scales: float32 [rows].
 inline Kernel<void(const Tensor& x, Tensor& values, Tensor& scales)> quantize_rows{"quantize_rows"};

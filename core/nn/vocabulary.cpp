@@ -30,61 +30,67 @@ at::Tensor copy_inside(const at::Tensor& x) {
   return copies ? at::empty_like(x, at::kFloat) : at::Tensor();
 }
 
+// Where the labels of some rows are, among the `columns` logits of the part of the vocabulary that a rank
+// holds.
+struct Labels {
+  at::Tensor valid;          // bool [rows]
+  at::Tensor holds, column;  // [rows, 1]: does this rank hold the label, and its column
+
+  Labels(kernels::VocabularyPart part, int64_t columns, const at::Tensor& labels) : valid(labels.ne(-100)) {
+    const at::Tensor here = labels.sub(part.first);
+    // Bitwise on bools: the logical operators know no meta tensors, which dry runs use.
+    holds = here.ge(0).bitwise_and(here.lt(columns)).bitwise_and(valid).unsqueeze(1);
+    column = here.clamp(0, columns - 1).unsqueeze(1);
+  }
+};
+
 // Label smoothing of some rows, on top of the cross-entropy kernels. A row's loss is
 // logsumexp - (1 - e) x_label - e mean(x) = the kernel's loss + e (x_label - mean(x)); its gradient is
 // the kernel's + e at the label - e / vocab everywhere. Rows without a label stay 0.
 class Smoothing {
  public:
-  // columns: of the logits of the part of the vocabulary that this rank holds.
   Smoothing(double fraction, kernels::VocabularyPart part, int64_t columns, const at::Tensor& labels)
-      : fraction_(fraction), vocab_(static_cast<double>(part.vocab)), valid_(labels.ne(-100)) {
-    const at::Tensor here = labels.sub(part.first);
-    // Bitwise on bools: the logical operators know no meta tensors, which dry runs use.
-    holds_ = here.ge(0).bitwise_and(here.lt(columns)).bitwise_and(valid_).unsqueeze(1);
-    column_ = here.clamp(0, columns - 1).unsqueeze(1);
-  }
+      : fraction_(fraction), vocab_(static_cast<double>(part.vocab)), labels_(part, columns, labels) {}
 
   // float32 [rows]: this part's term of x_label - mean(x). logits: T [rows, columns].
   at::Tensor excess(const at::Tensor& logits) const {
     const at::Tensor inside = copy_inside(logits);
-    const at::Tensor chosen = logits.gather(1, column_).to(at::kFloat).masked_fill(holds_.bitwise_not(), 0);
+    const at::Tensor chosen =
+        logits.gather(1, labels_.column).to(at::kFloat).masked_fill(labels_.holds.bitwise_not(), 0);
     kernels::record(kernels::moving(logits));
     return chosen.squeeze(1) - logits.sum(1, false, at::kFloat).div(vocab_);
   }
 
   // excess: the sum of all parts' terms. gradient: of the part's logits.
   void add_to(at::Tensor& gradient, at::Tensor& loss, const at::Tensor& excess) const {
-    loss.add_(excess.masked_fill(valid_.bitwise_not(), 0), fraction_);
-    const at::Tensor share = valid_.unsqueeze(1).to(at::kFloat).mul(fraction_);
+    loss.add_(excess.masked_fill(labels_.valid.bitwise_not(), 0), fraction_);
+    const at::Tensor share = labels_.valid.unsqueeze(1).to(at::kFloat).mul(fraction_);
     const at::Tensor minuend = copy_inside(gradient), difference = copy_inside(gradient);
     gradient.sub_(share.div(vocab_));
-    gradient.scatter_add_(1, column_, holds_.to(at::kFloat).mul(fraction_).to(gradient.scalar_type()));
+    gradient.scatter_add_(1, labels_.column,
+                          labels_.holds.to(at::kFloat).mul(fraction_).to(gradient.scalar_type()));
     kernels::record(kernels::moving(gradient, gradient));
   }
 
  private:
   double fraction_, vocab_;
-  at::Tensor valid_;           // bool [rows]
-  at::Tensor holds_, column_;  // [rows, 1]: does this rank hold the label, and its column
+  Labels labels_;
 };
 
 // The z term of some rows, on top of the cross-entropy kernels: a row's loss gets z logsumexp^2, so its
 // gradient softmax - one-hot becomes (1 + w) (softmax - one-hot) + w one-hot, w = 2 z logsumexp. Rows without
-// a label stay 0. part, columns: as Smoothing has them. logsumexp: float32 [rows].
-void add_z_term(double z, kernels::VocabularyPart part, const at::Tensor& labels, const at::Tensor& logsumexp,
-                at::Tensor& gradient, at::Tensor& loss) {
-  const at::Tensor valid = labels.ne(-100), here = labels.sub(part.first);
-  const int64_t columns = gradient.size(1);
-  const at::Tensor holds = here.ge(0).bitwise_and(here.lt(columns)).bitwise_and(valid);
-  const at::Tensor own = logsumexp.masked_fill(valid.bitwise_not(), 0);
+// a label stay 0. logsumexp: float32 [rows].
+void add_z_term(double z, const Labels& labels, const at::Tensor& logsumexp, at::Tensor& gradient,
+                at::Tensor& loss) {
+  const at::Tensor own = logsumexp.masked_fill(labels.valid.bitwise_not(), 0);
   loss.add_(own.square(), z);
   const at::Tensor slope = own.mul(2 * z).unsqueeze(1);
   {
     const at::Tensor factor = copy_inside(gradient), product = copy_inside(gradient);
     gradient.mul_(slope.add(1));
   }
-  gradient.scatter_add_(1, here.clamp(0, columns - 1).unsqueeze(1),
-                        slope.masked_fill(holds.bitwise_not().unsqueeze(1), 0).to(gradient.scalar_type()));
+  gradient.scatter_add_(1, labels.column,
+                        slope.masked_fill(labels.holds.bitwise_not(), 0).to(gradient.scalar_type()));
   kernels::record(kernels::moving(gradient, gradient));
 }
 
@@ -226,7 +232,7 @@ void LinearCrossEntropy::chunk_loss(at::Tensor& logits, const at::Tensor& labels
     kernels::cross_entropy_part(logits, labels, statistics, part, loss, want_gradient);
     if (has_z) logsumexp = logsumexp_of(statistics);
   }
-  if (has_z) add_z_term(terms_.z, part, labels, logsumexp, logits, loss);
+  if (has_z) add_z_term(terms_.z, Labels(part, logits.size(1), labels), logsumexp, logits, loss);
   if (smoothing) smoothing->add_to(logits, loss, excess);
 }
 
@@ -305,7 +311,8 @@ at::Tensor LinearCrossEntropy::finish(Pending& pending, const at::Tensor& labels
   at::Tensor loss = at::empty({count}, all.options());
   kernels::cross_entropy_part(logits, labels, statistics, part, loss, dh != nullptr);
   if (dh == nullptr) return loss;
-  if (terms_.z > 0) add_z_term(terms_.z, part, labels, logsumexp_of(statistics), logits, loss);
+  if (terms_.z > 0)
+    add_z_term(terms_.z, Labels(part, logits.size(1), labels), logsumexp_of(statistics), logits, loss);
   if (terms_.label_smoothing > 0) {
     const Smoothing smoothing(terms_.label_smoothing, part, logits.size(1), labels);
     smoothing.add_to(logits, loss, whole.select(2, 3).sum(0));

@@ -73,8 +73,9 @@ void quantize_columns(const Tensor& x, Tensor& values, Tensor& scales) {
       }
       float factors[tile];
       for (int64_t i = 0; i < width; ++i) {
-        out<float>(scales)[begin + i] = scale_of(largest[i]);
-        factors[i] = e4m3::inverse(scale_of(largest[i]));
+        const float scale = scale_of(largest[i]);
+        out<float>(scales)[begin + i] = scale;
+        factors[i] = e4m3::inverse(scale);
       }
       for (int64_t row = 0; row < rows; ++row) {
         for (int64_t i = 0; i < width; ++i)
