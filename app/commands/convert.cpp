@@ -41,6 +41,8 @@ CLI::App* declare_convert(CLI::App& cli, ConvertArguments& arguments) {
   app->add_flag("--merge", arguments.merge,
                 "For a checkpoint with adapters (lora.rank): writes the whole model with the adapters added "
                 "to its weights; default: only the adapters, as peft loads them");
+  app->add_flag("--ema", arguments.ema,
+                "Writes the moving average of the weights (optimizer.ema_decay) in place of the weights");
   app->add_flag("--overwrite", arguments.overwrite,
                 "Replaces files that an earlier conversion has written there");
   return app;

@@ -30,6 +30,7 @@ void refuse_hf_options(const ConvertArguments& arguments) {
                       : arguments.max_shard_gb > 0   ? "--max-shard-gb"
                       : !arguments.tokenizer.empty() ? "--tokenizer"
                       : arguments.merge              ? "--merge"
+                      : arguments.ema                ? "--ema"
                                                      : nullptr;
   if (given == nullptr) return;
   throw UsageError(

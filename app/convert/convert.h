@@ -19,6 +19,7 @@ struct ConvertArguments {
   std::string tokenizer = {};                // tokenizer.json, or a folder with one; default: the job's
   bool overwrite = false;
   bool merge = false;  // a checkpoint of adapters becomes a whole model
+  bool ema = false;    // the average of weights takes their place
 };
 
 // Converts a Hugging Face directory to a checkpoint, or a checkpoint (a step folder; the newest sound one in

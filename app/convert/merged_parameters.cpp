@@ -20,8 +20,6 @@
 
 namespace pptrain::app {
 
-using checkpoint::model_file;
-
 config::JobConfig saved_job(const std::filesystem::path& step_folder) {
   SavedRun saved = read_saved_run(step_folder);
   if (!saved.job) {
@@ -37,9 +35,9 @@ config::JobConfig saved_job(const std::filesystem::path& step_folder) {
   return job;
 }
 
-MergedParameters::MergedParameters(const checkpoint::Reader& reader, const config::JobConfig& job,
+MergedParameters::MergedParameters(const StoredWeights& trained, const config::JobConfig& job,
                                    const std::filesystem::path& step_folder)
-    : reader_(reader), seed_(static_cast<uint64_t>(job.run.seed)) {
+    : trained_(trained), seed_(static_cast<uint64_t>(job.run.seed)) {
   check_base(step_folder.string(), base_of(checkpoint::read_manifest(step_folder).layout), base_of(job));
   if (job.lora.rank > 0) scale_ = job.lora.alpha / static_cast<double>(job.lora.rank);
   const models::ModelConfig model = models::make_model_config(job.model, 1);
@@ -54,8 +52,8 @@ const std::vector<int64_t>& MergedParameters::shape(const std::string& parameter
 }
 
 at::Tensor MergedParameters::read(const std::string& parameter) const {
-  const at::Tensor values = at::empty(reader_.global_shape(model_file, parameter), at::kFloat);
-  reader_.read(model_file, parameter, values);
+  at::Tensor values = at::empty(trained_.shape(parameter), at::kFloat);
+  trained_.read(parameter, values);
   return values;
 }
 
@@ -72,11 +70,11 @@ at::Tensor MergedParameters::of_base(const std::string& parameter) const {
 }
 
 at::Tensor MergedParameters::values(const std::string& parameter) const {
-  if (reader_.contains(model_file, parameter)) return read(parameter);
+  if (trained_.contains(parameter)) return read(parameter);
   at::Tensor values = of_base(parameter);
   const std::string down = nn::adapter_weight(parameter, 'a');
   const bool is_weight = parameter.ends_with(".weight");  // the layer's bias has no adapter
-  if (is_weight && reader_.contains(model_file, down))
+  if (is_weight && trained_.contains(down))
     values.addmm_(read(nn::adapter_weight(parameter, 'b')), read(down), 1, scale_);
   return values;
 }

@@ -10,10 +10,10 @@
 #include <string>
 #include <vector>
 
+#include "app/convert/stored_weights.h"
 #include "core/config/job_config.h"
 #include "core/nn/parameter.h"
 #include "models/hf_directory.h"
-#include "parallel/checkpoint/checkpoint.h"
 
 namespace pptrain::app {
 
@@ -24,9 +24,9 @@ config::JobConfig saved_job(const std::filesystem::path& step_folder);
 // the base that it names, model.hf_dir or run.seed; with an adapter, W + alpha / rank B A.
 class MergedParameters {
  public:
-  // `reader`: of the checkpoint that `job` saved. It must outlive this. Throws UsageError if the base has
+  // `trained`: of the checkpoint that `job` saved. It must outlive this. Throws UsageError if the base has
   // changed.
-  MergedParameters(const checkpoint::Reader& reader, const config::JobConfig& job,
+  MergedParameters(const StoredWeights& trained, const config::JobConfig& job,
                    const std::filesystem::path& step_folder);
 
   at::Tensor values(const std::string& parameter) const;  // float32, whole
@@ -36,7 +36,7 @@ class MergedParameters {
   at::Tensor of_base(const std::string& parameter) const;
   at::Tensor read(const std::string& parameter) const;
 
-  const checkpoint::Reader& reader_;
+  const StoredWeights& trained_;
   double scale_ = 0;  // of adapters
   uint64_t seed_;
   std::map<std::string, nn::ParameterSpec> specs_;

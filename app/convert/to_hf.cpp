@@ -22,6 +22,7 @@
 #include "app/convert/element_types.h"
 #include "app/convert/hf_companions.h"
 #include "app/convert/merged_parameters.h"
+#include "app/convert/stored_weights.h"
 #include "app/convert/target_folder.h"
 #include "app/run/base_weights.h"
 #include "app/run/start_choice.h"
@@ -37,30 +38,29 @@
 #include "models/model_config.h"
 #include "models/registry.h"
 #include "models/weight_map.h"
-#include "parallel/checkpoint/checkpoint.h"
 #include "parallel/checkpoint/manifest.h"
 
 namespace pptrain::app {
 namespace {
 
 namespace fs = std::filesystem;
-using checkpoint::model_file;
 
 // The parameters of a checkpoint of any layout, as the bytes of Hugging Face's tensors.
 class ParameterSource {
  public:
-  // Throws Unusable if the checkpoint cannot be used.
-  explicit ParameterSource(const fs::path& step_folder) : reader_(step_folder) {}
+  // Throws as StoredWeights does. average: of the weights, in their place.
+  explicit ParameterSource(const fs::path& step_folder, bool average = false)
+      : stored_(step_folder, average) {}
 
-  const checkpoint::Reader& reader() const { return reader_; }
+  const StoredWeights& stored() const { return stored_; }
   // From now on the parameters are those of the whole model of `job`, which saved the checkpoint.
   void merge(const config::JobConfig& job, const fs::path& step_folder) {
-    merged_.emplace(reader_, job, step_folder);
+    merged_.emplace(stored_, job, step_folder);
   }
   bool merges() const { return merged_.has_value(); }
   // Throws Error if there is no such parameter.
   const std::vector<int64_t>& shape(const std::string& parameter) const {
-    return merged_ ? merged_->shape(parameter) : reader_.global_shape(model_file, parameter);
+    return merged_ ? merged_->shape(parameter) : stored_.shape(parameter);
   }
 
   // Fills the tensor `spec` of a file with its parts, which ascend and together are all of it, rounded to its
@@ -80,7 +80,7 @@ class ParameterSource {
   void read(const std::string& parameter, at::Tensor& values);
   std::span<const float> values(const WeightRange& range);  // valid until the next call
 
-  checkpoint::Reader reader_;
+  StoredWeights stored_;
   std::optional<MergedParameters> merged_;
   std::string held_;
   at::Tensor values_;
@@ -117,7 +117,7 @@ void ParameterSource::read(const std::string& parameter, at::Tensor& values) {
   if (merged_) {
     values.copy_(merged_->values(parameter));
   } else {
-    reader_.read(model_file, parameter, values);
+    stored_.read(parameter, values);
   }
 }
 
@@ -178,7 +178,7 @@ class Export {
         arguments_(arguments),
         job_(saved_job(step_folder)),
         type_(arguments.dtype.value_or(at::kFloat)),
-        source_(step_folder),
+        source_(step_folder, arguments.ema),
         tensors_(models::hf_tensors(models::make_model_config(job_.model, 1))) {
     if (base_of(checkpoint::read_manifest(step_folder).layout) != Base()) source_.merge(job_, step_folder);
     check_parameters();
@@ -189,7 +189,7 @@ class Export {
     write_companions(lines);
     const size_t files = write_weights();
     lines.front() = fmt::format("{} of {} at step {}, in {} file{} of {}", job_.model.arch,
-                                models::parameters_text(elements_), source_.reader().state().step, files,
+                                models::parameters_text(elements_), source_.stored().step(), files,
                                 files == 1 ? "" : "s", io::dtype_name(type_));
     return lines;
   }
@@ -211,7 +211,6 @@ class Export {
 };
 
 void Export::check_parameters() {
-  const checkpoint::Reader& reader = source_.reader();
   size_t parameters = 0;
   for (const models::HfTensor& tensor : tensors_) {
     for (const models::HfWeight& part : tensor.parts) {
@@ -226,7 +225,7 @@ void Export::check_parameters() {
     }
   }
   if (source_.merges()) return;  // the base gives the others
-  if (const size_t stored = reader.names(model_file).size(); stored != parameters) {
+  if (const size_t stored = source_.stored().names().size(); stored != parameters) {
     throw Error(fmt::format("{} holds {} parameters, but the model of the job that saved it has {}",
                             step_folder_.string(), stored, parameters));
   }
@@ -387,7 +386,8 @@ std::vector<std::string> to_hf(const fs::path& step_folder, const ConvertArgumen
   if (arguments.merge && !has_adapters)
     throw UsageError(fmt::format("--merge: {} holds no adapters", step_folder.string()));
   if (has_adapters && !arguments.merge) return to_peft(step_folder, arguments, folder);
-  const bool as_it_was = !arguments.dtype && arguments.max_shard_gb == 0 && arguments.tokenizer.empty();
+  const bool as_it_was =
+      !arguments.dtype && arguments.max_shard_gb == 0 && arguments.tokenizer.empty() && !arguments.ema;
   if (as_it_was && io::is_there(step_folder / carried_headers)) return {Rewrite(step_folder, folder).run()};
   return Export(step_folder, arguments, folder).run();
 }

@@ -19,6 +19,7 @@
 #include "app/convert/element_types.h"
 #include "app/convert/hf_companions.h"
 #include "app/convert/merged_parameters.h"
+#include "app/convert/stored_weights.h"
 #include "app/run/base_weights.h"
 #include "core/base/error.h"
 #include "core/io/atomic_file.h"
@@ -29,14 +30,12 @@
 #include "models/model_config.h"
 #include "models/registry.h"
 #include "models/weight_map.h"
-#include "parallel/checkpoint/checkpoint.h"
 #include "parallel/checkpoint/manifest.h"
 
 namespace pptrain::app {
 namespace {
 
 namespace fs = std::filesystem;
-using checkpoint::model_file;
 
 // "model.layers.0.self_attn.q_proj" for "layers.0.attn.q.weight". Throws UsageError if the tensor holds
 // several parameters.
@@ -116,29 +115,29 @@ struct PeftTensor {
 };
 
 // Tensors of all adapters in the checkpoint; fills `adapted` with their modules.
-std::vector<PeftTensor> peft_tensors(const checkpoint::Reader& reader, const models::ModelConfig& model,
+std::vector<PeftTensor> peft_tensors(const StoredWeights& stored, const models::ModelConfig& model,
                                      at::ScalarType type, std::set<std::string>& adapted) {
   const models::WeightMap map = models::weight_map(model, models::whole_model(model));
   std::vector<PeftTensor> tensors;
-  for (const std::string& parameter : reader.names(model_file)) {
+  for (const std::string& parameter : stored.names()) {
     const auto weight = nn::adapted_weight(parameter);
     if (!weight) throw Error(fmt::format("the checkpoint holds {}, which is no adapter's", parameter));
     adapted.insert(hf_module(map, *weight));
     tensors.push_back({parameter,
-                       {peft_name(map, parameter), type, reader.global_shape(model_file, parameter)},
+                       {peft_name(map, parameter), type, stored.shape(parameter)},
                        map.place(*weight, map.tensors_of(*weight).front()).column_stride != 1});
   }
   return tensors;
 }
 
-void write_adapters(const checkpoint::Reader& reader, const std::vector<PeftTensor>& tensors,
+void write_adapters(const StoredWeights& stored, const std::vector<PeftTensor>& tensors,
                     const fs::path& path) {
   std::vector<io::TensorSpec> specs;
   for (const PeftTensor& tensor : tensors) specs.push_back(tensor.spec);
   io::SafetensorsWriter file(path, specs, {{"format", "pt"}});
   for (const auto& [parameter, spec, transposed] : tensors) {
     at::Tensor values = at::empty(spec.shape, at::kFloat);
-    reader.read(model_file, parameter, values);
+    stored.read(parameter, values);
     file.write_pieces(spec.name, [&](uint64_t begin, std::span<std::byte> piece) {
       const uint64_t size = c10::elementSize(spec.dtype);
       to_type(spec.dtype, {values.const_data_ptr<float>() + begin / size, piece.size() / size}, piece,
@@ -155,11 +154,11 @@ std::vector<std::string> to_peft(const fs::path& step_folder, const ConvertArgum
   if (arguments.max_shard_gb > 0) throw UsageError("--max-shard-gb: adapters are one file");
   const config::JobConfig job = saved_job(step_folder);
   const models::ModelConfig model = models::make_model_config(job.model, 1);
-  const checkpoint::Reader reader(step_folder);
+  const StoredWeights stored(step_folder, arguments.ema);
   std::set<std::string> adapted;
   const std::vector<PeftTensor> tensors =
-      peft_tensors(reader, model, arguments.dtype.value_or(at::kFloat), adapted);
-  write_adapters(reader, tensors, folder / "adapter_model.safetensors");
+      peft_tensors(stored, model, arguments.dtype.value_or(at::kFloat), adapted);
+  write_adapters(stored, tensors, folder / "adapter_model.safetensors");
   int64_t elements = 0;
   for (const PeftTensor& tensor : tensors) elements += c10::multiply_integers(tensor.spec.shape);
   const Base base = base_of(checkpoint::read_manifest(step_folder).layout);
@@ -170,7 +169,7 @@ std::vector<std::string> to_peft(const fs::path& step_folder, const ConvertArgum
   io::write_file_atomically(folder / "adapter_config.json", config.dump(2) + "\n");
   std::vector<std::string> lines = {fmt::format("adapters of {} ({}, rank {}) at step {}, for {}",
                                                 job.model.arch, models::parameters_text(elements),
-                                                job.lora.rank, reader.state().step, base.source)};
+                                                job.lora.rank, stored.step(), base.source)};
   if (arguments.tokenizer.empty()) {
     copy_tokenizer_of(job, folder, lines);
   } else {

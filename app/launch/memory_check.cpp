@@ -28,6 +28,14 @@ std::vector<int64_t> agreed_bytes(comm::Communicator& world, const Plan& plan) {
   return {values.begin(), values.end()};
 }
 
+// Steps of more microbatches may hold more activations.
+Plan of_largest_steps(const Plan& plan) {
+  int64_t most = plan.job.train.grad_accum_steps;
+  for (const config::BatchStep& later : plan.job.train.grad_accum_schedule)
+    most = std::max(most, later.grad_accum_steps);
+  return most == plan.job.train.grad_accum_steps ? plan : with_microbatches(plan, most);
+}
+
 int pipeline_rank(const Plan& plan, int rank) {
   return mesh::coordinate(plan.mesh, rank, mesh::Axis::pp);
 }
@@ -61,7 +69,7 @@ std::string shortage_on_host(comm::Communicator& world, const Plan& plan, const 
 }  // namespace
 
 std::vector<RankBytes> training_bytes(const Plan& plan) {
-  return predict(plan, make_cost_source(plan, "")).bytes;
+  return predict(of_largest_steps(plan), make_cost_source(plan, "")).bytes;
 }
 
 int64_t program_bytes() {
@@ -71,7 +79,7 @@ int64_t program_bytes() {
 
 std::optional<MemoryFit> fit_here(const Plan& plan, int64_t program) {
   const CostSource source = make_cost_source(plan, "");
-  const std::vector<RankBytes> bytes = predict(plan, source).bytes;
+  const std::vector<RankBytes> bytes = predict(of_largest_steps(plan), source).bytes;
   if (plan.job.run.device == config::Device::cpu) {
     const std::optional<int64_t> available = available_memory();
     if (!available) return std::nullopt;

@@ -115,6 +115,14 @@ Plan make_plan(PlanBase base, schedule::Schedule lowered, pipeline::LayerAssignm
   return {std::move(base), std::move(layers), std::move(lowered), std::move(compute)};
 }
 
+Plan with_microbatches(const Plan& plan, int64_t microbatches) {
+  Plan result = plan;
+  result.job.train.grad_accum_steps = microbatches;
+  result.schedule = schedule::lower(given_schedule(result.job), lower_options(result));
+  result.compute = schedule::compute_only(result.schedule);
+  return result;
+}
+
 PlanBase on_layout(PlanBase base, const Layout& layout) {
   if (base.mesh != layout.mesh) base = on_mesh(std::move(base), layout.mesh);
   for (const LayoutFact& fact : layout_facts()) fact.write(layout, base.job);

@@ -75,6 +75,9 @@ Plan make_plan(PlanBase base, schedule::Schedule lowered, pipeline::LayerAssignm
 // The plan of the job on this layout; `lowered` is the layout's schedule.
 Plan make_plan(PlanBase base, const Layout& layout, schedule::Schedule lowered);
 
+// The plan of the steps that have so many microbatches (train.grad_accum_schedule), with the same layers.
+Plan with_microbatches(const Plan& plan, int64_t microbatches);
+
 // What was chosen for the plan at the start, as text: its job and its schedule's file. And the plan of the
 // same job on a rank that awaits it. The text is not checked: find_other_job() then compares the plans.
 std::string choices_of(const Plan& plan);

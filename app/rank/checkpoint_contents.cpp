@@ -92,6 +92,7 @@ void read_weights(RunContext& context, Stages stages, const checkpoint::Reader& 
 void read_all(RunContext& context, Stages stages, const checkpoint::Reader& reader,
               comm::Communicator& comm) {
   check_size(context, stages, reader);
+  const bool has_average = !reader.weights_alone() && !reader.names(optim::average_file).empty();
   checkpoint::Destinations wanted;
   for (const RankModel::RankStage& own : stages) {
     for (nn::Slice* slice : own.stage->parameters().slices()) {
@@ -101,7 +102,7 @@ void read_all(RunContext& context, Stages stages, const checkpoint::Reader& read
     for (const optim::StateTensor& state : own.optimizer->state()) {
       if (reader.weights_alone()) {
         state.tensor.zero_();  // as in a new run, even after another checkpoint was partly loaded
-      } else {
+      } else if (state.file != optim::average_file || has_average) {
         wanted[state.file].push_back({stored_name(context, *state.slice), state.slice->shape, state.tensor});
       }
     }
@@ -110,6 +111,7 @@ void read_all(RunContext& context, Stages stages, const checkpoint::Reader& read
   for (const RankModel::RankStage& own : stages) {
     own.stage->parameters().refresh_compute();
     own.optimizer->set_step(reader.state().optimizer_step);
+    if (!has_average) own.optimizer->start_average();
   }
 }
 

@@ -203,6 +203,7 @@ void RankModel::initialise() {
       // Adapters are in no Hugging Face directory.
       if (!from_hf || group.is_of_adapters()) group.initialise(static_cast<uint64_t>(context_.job.run.seed));
     }
+    if (own.optimizer) own.optimizer->start_average();
   }
   gather_embedding();
   if (guard_) guard_->note();
@@ -309,9 +310,9 @@ std::vector<double> RankModel::sum_of_last_stage(std::vector<double> own) {
   return own;
 }
 
-std::vector<double> RankModel::microbatch_losses() {
+std::vector<double> RankModel::microbatch_losses(int64_t microbatches) {
   const int64_t slices = context_.job.distributed.pp_sequence_slices;
-  std::vector<double> losses(static_cast<size_t>(context_.job.train.grad_accum_steps));
+  std::vector<double> losses(static_cast<size_t>(microbatches));
   if (has_last_stage()) {
     const std::vector<double> parts =
         loss_stage().microbatch_losses(static_cast<int64_t>(losses.size()) * slices);

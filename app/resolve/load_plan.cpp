@@ -90,6 +90,7 @@ class Resolver {
 
   void check() {
     check_schedule();
+    check_batch_steps();
     check_split();
     report_recompute(job_, compute_ ? std::optional(compute_->stages()) : std::nullopt, report_);
   }
@@ -110,6 +111,7 @@ class Resolver {
  private:
   void check_schedule();
   bool is_too_long();
+  void check_batch_steps();
   void check_file();
   void check_split();
   void settle_head(PlanBase& base);
@@ -169,6 +171,30 @@ void Resolver::check_schedule() {
     report_({stages_key, schedule_key}, reason);
   } else {
     report_({"train.grad_accum_steps", "distributed.pp", schedule_key}, reason);
+  }
+}
+
+// The job's schedule must exist for every number of microbatches.
+void Resolver::check_batch_steps() {
+  const std::vector<config::BatchStep>& steps = job_.train.grad_accum_schedule;
+  if (steps.empty() || !sound_) return;
+  if (schedule_choice(job_.distributed.pp_schedule) != ScheduleChoice::name) {
+    report_({schedule_key, "train.grad_accum_schedule"},
+            fmt::format("{} has orders for one number of microbatches: train.grad_accum_schedule needs a "
+                        "schedule's name, such as \"1f1b\"",
+                        job_.distributed.pp_schedule));
+    return;
+  }
+  for (size_t i = 0; i < steps.size(); ++i) {
+    JobConfig later = job_;
+    later.train.grad_accum_steps = steps[i].grad_accum_steps;
+    Resolver of_step(
+        later,
+        [&](auto, const std::string& text) {
+          report_({fmt::format("train.grad_accum_schedule[{}].grad_accum_steps", i), schedule_key}, text);
+        },
+        /*sound=*/true);
+    of_step.check_schedule();
   }
 }
 

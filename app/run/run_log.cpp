@@ -5,8 +5,10 @@
 #include <spdlog/logger.h>
 #include <spdlog/spdlog.h>
 
+#include <algorithm>
 #include <cmath>
 #include <memory>
+#include <ranges>
 
 #include "core/config/validate.h"
 #include "core/metrics/log_sinks.h"
@@ -56,14 +58,25 @@ checkpoint::Layout describe_layout(const Plan& plan, const std::string& data) {
 
 namespace {
 
+// Of a data rank in the whole run.
+double microbatches(const config::TrainSection& train) {
+  double count = 0;
+  int64_t end = train.steps + 1;
+  for (const config::BatchStep& later : train.grad_accum_schedule | std::views::reverse) {
+    const int64_t begin = std::min(end, later.from_step);
+    count += static_cast<double>(end - begin) * static_cast<double>(later.grad_accum_steps);
+    end = begin;
+  }
+  return count + static_cast<double>(end - 1) * static_cast<double>(train.grad_accum_steps);
+}
+
 // How often train.steps read each source; an upper bound if rows of documents are not filled.
 void announce_data(const RunContext& context, const std::vector<OpenSource>& sources) {
   const config::JobConfig& job = context.job;
-  // As a real number, since all factors may be large.
-  const double tokens =
-      static_cast<double>(job.train.steps) *
-      static_cast<double>(job.train.micro_batch_size * job.train.seq_len) *
-      static_cast<double>(job.train.grad_accum_steps * context.mesh.size(mesh::Group::batch));
+  // As real numbers, since all factors may be large.
+  const double tokens = microbatches(job.train) *
+                        static_cast<double>(job.train.micro_batch_size * job.train.seq_len) *
+                        static_cast<double>(context.mesh.size(mesh::Group::batch));
   const char* const bound = job.data.lengths == config::Lengths::fixed ? "" : "at most ";
   double weights = 0;
   for (const OpenSource& source : sources) weights += source.weight;
@@ -95,6 +108,8 @@ void announce(const RunContext& context, const std::vector<OpenSource>& sources)
                job.train.micro_batch_size, job.train.seq_len,
                slices > 1 ? fmt::format(", each in {} sequence slices", slices) : "",
                data_ranks > 1 ? fmt::format(" on each of {} data ranks", data_ranks) : "");
+  for (const config::BatchStep& later : job.train.grad_accum_schedule)
+    spdlog::info("{} microbatches from step {} on", later.grad_accum_steps, later.from_step);
   announce_data(context, sources);
   spdlog::info("output in {}", job.run.dir);
   for (const std::string& note : context.plan.notes) spdlog::info("{}", note);

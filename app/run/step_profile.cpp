@@ -21,10 +21,17 @@ constexpr int64_t steps_between_alignments = 100;  // of the hosts' clocks
 
 }  // namespace
 
-StepProfile::StepProfile(RunContext& context, pipeline::Executor& executor)
+StepProfile::StepProfile(RunContext& context, pipeline::Executor& executor,
+                         const schedule::Schedule& schedule)
     : context_(context),
-      executor_(executor),
+      executor_(&executor),
+      schedule_(&schedule),
       pipeline_(context.mesh.along(mesh::Axis::pp).host().duplicate()) {}
+
+void StepProfile::follow(pipeline::Executor& executor, const schedule::Schedule& schedule) {
+  executor_ = &executor;
+  schedule_ = &schedule;
+}
 
 bool StepProfile::traced(int64_t count) const {
   const config::ProfileSection& profile = context_.job.profile;
@@ -56,7 +63,7 @@ void StepProfile::begin_step(int64_t step) {
   if (context_.activity != nullptr) {
     context_.activity->set(comm::ActivityKind::work, fmt::format("step {}", step));
   }
-  executor_.time_on(timed_on());
+  executor_->time_on(timed_on());
   if (context_.device.is_cpu() && traced(count_)) kernel_clock_.emplace(kernel_times_);
   start_marks(timed_on());
   marks_.mark();
@@ -70,7 +77,7 @@ void StepProfile::end_step() {
     const auto times = marks_.times();
     trace.span = {seconds(times.front()), seconds(times.back())};
     take_phases(trace, 1);
-    for (const auto& [wait, start, end] : executor_.times()) {
+    for (const auto& [wait, start, end] : executor_->times()) {
       trace.actions.push_back({seconds(wait), {seconds(start), seconds(end)}});
     }
     ended_ = {count_, std::move(trace)};
@@ -114,8 +121,8 @@ metrics::Bubble StepProfile::measure(const StepTrace& trace) {
   }
   std::vector<double> sums(5, 0.0);  // over ranks, of fractions of the step
   if (pipeline.rank() == 0) {
-    const std::vector<schedule::RankTime> times = schedule::split_step(context_.plan.schedule, ranks);
-    if (context_.root()) shares_ = rank_shares(context_.plan.schedule, ranks, times);
+    const std::vector<schedule::RankTime> times = schedule::split_step(*schedule_, ranks);
+    if (context_.root()) shares_ = rank_shares(*schedule_, ranks, times);
     for (size_t r = 0; r < times.size(); ++r) {
       const auto& t = times[r];
       const double length = ranks[r].step.end - ranks[r].step.start;

@@ -22,8 +22,10 @@ namespace pptrain::app {
 
 class StepProfile {
  public:
-  // Both must outlive the profile.
-  StepProfile(RunContext& context, pipeline::Executor& executor);
+  // All must outlive the profile. schedule: the executor's, with all lists.
+  StepProfile(RunContext& context, pipeline::Executor& executor, const schedule::Schedule& schedule);
+  // The next steps are this executor's. No step may be without its settle().
+  void follow(pipeline::Executor& executor, const schedule::Schedule& schedule);
 
   // Collective, as are settle and finish: the step begins now.
   void begin_step(int64_t step);
@@ -59,7 +61,8 @@ class StepProfile {
   void write();
 
   RunContext& context_;
-  pipeline::Executor& executor_;
+  pipeline::Executor* executor_;
+  const schedule::Schedule* schedule_;
   std::unique_ptr<comm::Communicator> pipeline_;  // its own: the next step's messages may be in flight
   std::chrono::nanoseconds clock_offset_{0};
   int64_t count_ = 0;  // steps begun since the start

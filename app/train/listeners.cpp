@@ -167,7 +167,10 @@ class PaceWatch final : public StepListener {
 
   void settled(const StepResult& result) override {
     // If microbatches have different numbers of tokens, steps cannot be compared.
-    if (!context_.root() || context_.job.data.lengths != config::Lengths::fixed) return;
+    const config::JobConfig& job = context_.job;
+    if (!context_.root() || job.data.lengths != config::Lengths::fixed ||
+        !job.train.grad_accum_schedule.empty())
+      return;
     if (!pace_) pace_.emplace(context_.plan, sharing_);
     const std::string line = pace_->take(result.step, {result.seconds, profile_.shares()});
     if (line.empty()) return;

@@ -98,20 +98,22 @@ class LoadSum {
 };
 
 StepRunner::StepRunner(RunContext& context, RankModel& model, data::DataLoader& loader,
-                       checkpoint::RunState& state, const std::vector<StepListener*>& listeners)
+                       MakeLoader make_loader, checkpoint::RunState& state,
+                       const std::vector<StepListener*>& listeners)
     : context_(context),
       model_(model),
       loader_(loader),
+      make_loader_(std::move(make_loader)),
       state_(state),
       listeners_(listeners),
-      executor_(model.pipeline_stages(), context.mesh.along(mesh::Axis::pp), context.plan.schedule),
-      profile_(context, executor_),
+      microbatches_(context.job.train.grad_accum_steps),
+      executor_(make_executor(context.plan)),
+      profile_(context, *executor_, context.plan.schedule),
       anomaly_(context.job.train.max_skipped_steps) {
-  executor_.report_to(context.activity, context.device);
   if (context.plan.recompute_memory > 0)
     recompute_ = step_recompute(context.plan, context.mesh.coordinate(mesh::Axis::pp));
   if (context.job.optimizer.post_validation) {
-    executor_.prepare_validation(context.plan.schedule);
+    executor_->prepare_validation(context.plan.schedule);
     post_validation_.emplace(context, model);
   }
   if (context.model.sparse.experts > 0)
@@ -120,7 +122,26 @@ StepRunner::StepRunner(RunContext& context, RankModel& model, data::DataLoader& 
 
 StepRunner::~StepRunner() = default;
 
+std::unique_ptr<pipeline::Executor> StepRunner::make_executor(const Plan& plan) {
+  auto executor = std::make_unique<pipeline::Executor>(model_.pipeline_stages(),
+                                                       context_.mesh.along(mesh::Axis::pp), plan.schedule);
+  executor->report_to(context_.activity, context_.device);
+  return executor;
+}
+
+void StepRunner::follow_batch_size() {
+  const int64_t count = context_.job.train.microbatches_of(state_.step + 1);
+  if (count == std::exchange(microbatches_, count)) return;
+  later_ = with_microbatches(context_.plan, count);
+  executor_ = make_executor(*later_);
+  profile_.follow(*executor_, later_->schedule);
+  if (recompute_) recompute_ = step_recompute(*later_, context_.mesh.coordinate(mesh::Axis::pp));
+  loader_ = make_loader_(count);
+  if (context_.root()) spdlog::info("step {} has {} microbatches", state_.step + 1, count);
+}
+
 void StepRunner::run(const std::function<bool()>& is_asked) {
+  follow_batch_size();
   if (logs(Subsystem::memory, spdlog::level::debug)) log_memory(state_.step + 1, context_.device);
   profile_.begin_step(state_.step + 1);
   const auto begin = Clock::now();
@@ -165,16 +186,16 @@ StepResult StepRunner::run_pipeline() {
   const double data_wait = seconds_since(begin);
   if (recompute_) model_.recompute_by_microbatch(recompute_(tokens_of(step.microbatches)));
   if (pending()) {
-    executor_.run(step.microbatches, [this] { return validate(); });
+    executor_->run(step.microbatches, [this] { return validate(); });
   } else {
     zero_gradients();
-    executor_.run(step.microbatches);
+    executor_->run(step.microbatches);
   }
   state_.next_sample += step.samples;
   StepResult result = {
       .valid_tokens = step.targets, .tokens = step.tokens, .padding = step.padding, .data_wait_s = data_wait};
   if (context_.job.metrics.microbatch_losses) {
-    result.microbatch_losses = model_.microbatch_losses();
+    result.microbatch_losses = model_.microbatch_losses(microbatches_);
     // If a microbatch has slices, the first slice counts the targets.
     const auto slices = static_cast<size_t>(context_.job.distributed.pp_sequence_slices);
     for (size_t i = 0; i < result.microbatch_losses.size(); ++i)

@@ -23,9 +23,13 @@ class LoadSum;
 
 class StepRunner {
  public:
-  // Everything must outlive this; `listeners` may grow until the first step. Collective, as is run().
-  StepRunner(RunContext& context, RankModel& model, data::DataLoader& loader, checkpoint::RunState& state,
-             const std::vector<StepListener*>& listeners);
+  // Makes the loader of steps with so many microbatches.
+  using MakeLoader = std::function<data::DataLoader(int64_t microbatches)>;
+
+  // Everything must outlive this; `listeners` may grow until the first step. `loader`: of the job's first
+  // steps; steps of other sizes replace it by make_loader's. Collective, as is run().
+  StepRunner(RunContext& context, RankModel& model, data::DataLoader& loader, MakeLoader make_loader,
+             checkpoint::RunState& state, const std::vector<StepListener*>& listeners);
   ~StepRunner();
 
   // The state comes from a checkpoint.
@@ -42,7 +46,9 @@ class StepRunner {
 
  private:
   bool result_needed() const;  // of this step, before the next one can begin
-  StepResult run_pipeline();   // of the next step; then its samples are taken
+  std::unique_ptr<pipeline::Executor> make_executor(const Plan& plan);
+  void follow_batch_size();   // of the next step
+  StepResult run_pipeline();  // of the next step; then its samples are taken
   void zero_gradients();
   bool validate();  // the pending step; false if it was redone or skipped
   // loss, norm: the loss summed over valid tokens, and the norm of its gradient.
@@ -53,9 +59,12 @@ class StepRunner {
   RunContext& context_;
   RankModel& model_;
   data::DataLoader& loader_;
+  MakeLoader make_loader_;
   checkpoint::RunState& state_;
   const std::vector<StepListener*>& listeners_;
-  pipeline::Executor executor_;
+  int64_t microbatches_;       // of the steps that executor_ and loader_ run
+  std::optional<Plan> later_;  // theirs, if they are not the job's first steps
+  std::unique_ptr<pipeline::Executor> executor_;
   StepRecompute recompute_;  // empty if all steps recompute alike
   StepProfile profile_;
   std::optional<PostValidation> post_validation_;

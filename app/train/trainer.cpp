@@ -41,8 +41,10 @@ std::vector<OpenSource> open_sources(const RunContext& context, comm::Communicat
   return sources;
 }
 
-data::DataLoader open_training_data(const RunContext& context, const std::vector<OpenSource>& sources) {
+data::DataLoader open_training_data(const RunContext& context, const std::vector<OpenSource>& sources,
+                                    int64_t microbatches) {
   data::LoaderOptions options = loader_options(context);
+  options.microbatches = microbatches;
   if (context.job.data.balance == config::Balance::schedule) balance_schedule(context.plan, options);
   return {training_streams(sources), options, context.job.data.shuffle,
           static_cast<uint64_t>(context.job.run.seed)};
@@ -59,8 +61,11 @@ Trainer::Trainer(RunContext& context, const fault::Shutdown& shutdown)
       disk_comm_(checkpoint::disk_communicator(context.mesh.world())),
       sources_(open_sources(context, *disk_comm_, shutdown)),
       model_(context),
-      loader_(open_training_data(context, sources_)),
-      steps_(context, model_, loader_, state_, listeners_),
+      loader_(open_training_data(context, sources_, context.job.train.grad_accum_steps)),
+      steps_(
+          context, model_, loader_,
+          [this](int64_t microbatches) { return open_training_data(context_, sources_, microbatches); },
+          state_, listeners_),
       divergence_(context.job.train, state_),
       pace_(make_pace_watch(context, steps_.profile(), core_sharing(cores_))) {
   if (const std::string crowding = describe_crowding(cores_); !crowding.empty())

@@ -104,6 +104,8 @@ constexpr Alias keys[] = {
     {"optimizer.weight_decay", "wd"},
     {"optimizer.muon_momentum", "momentum"},
     {"optimizer.groups", "param_groups"},
+    {"optimizer.state_dtype", "exp_avg_dtype exp_avg_sq_dtype optimizer_dtype state_bits"},
+    {"optimizer.ema_decay", "ema ema_beta use_ema"},
     {"lr_schedule.name", "lr_scheduler lr_scheduler_type lr_decay_style lr_decay_type decay_type"},
     {"lr_schedule.decay_fraction", "lr_schedule.decay_ratio"},
     {"lr_schedule.warmup_steps",

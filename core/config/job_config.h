@@ -151,11 +151,20 @@ inline constexpr std::array<AxisKey, 5> axis_keys{
      {"distributed.cp", &DistributedSection::cp},
      {"distributed.tp", &DistributedSection::tp}}};
 
+// One of [[train.grad_accum_schedule]]: from this step on, steps have so many microbatches.
+struct BatchStep {
+  int64_t from_step = 0;  // the first step of a run is 1
+  int64_t grad_accum_steps = 0;
+
+  bool operator==(const BatchStep&) const = default;
+};
+
 struct TrainSection {
   int64_t steps = 1000;
   int64_t seq_len = 0;
   int64_t micro_batch_size = 1;
   int64_t grad_accum_steps = 1;  // microbatches per step
+  std::vector<BatchStep> grad_accum_schedule = {};
   Word<Dtype> dtype = Dtype::bf16;
   Word<Fp8> fp8 = Fp8::off;
   // auto | none | cheap | selective | full: one word for all stages, or one, not auto, for each
@@ -170,6 +179,15 @@ struct TrainSection {
   bool check_weights = false;       // that nothing changes them between optimizer steps
   bool deterministic = true;        // on a GPU: the same job gives the same bits
   bool overlap_weight_gradients = true;  // on a second stream of a GPU
+
+  // Microbatches of a step, counted from 1.
+  int64_t microbatches_of(int64_t step) const {
+    int64_t count = grad_accum_steps;
+    for (const BatchStep& later : grad_accum_schedule) {
+      if (later.from_step <= step) count = later.grad_accum_steps;
+    }
+    return count;
+  }
 
   bool operator==(const TrainSection&) const = default;
 };
@@ -233,6 +251,8 @@ struct OptimizerSection {
   std::optional<double> muon_weight_decay = std::nullopt;  // of these; none: weight_decay
   std::vector<OptimizerGroup> groups = {};                 // the first that matches counts
   bool post_validation = false;  // step before the global norm is known; take it back if that was wrong
+  Word<Dtype> state_dtype = Dtype::fp32;  // of the moments
+  double ema_decay = 0;                   // of the average of weights; 0: there is none
 
   bool operator==(const OptimizerSection&) const = default;
 };

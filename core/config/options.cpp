@@ -24,7 +24,7 @@ const std::vector<Option>& options() {
 }
 
 const std::vector<TableList>& table_lists() {
-  static const std::vector<TableList> lists = {data_source_tables(), optimizer_groups()};
+  static const std::vector<TableList> lists = {data_source_tables(), optimizer_groups(), batch_steps()};
   return lists;
 }
 

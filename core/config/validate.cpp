@@ -266,6 +266,33 @@ void check_data(Document& document) {
   }
 }
 
+// Steps of several sizes run one list after the other: nothing may span two of them.
+void check_batch_steps(Document& document) {
+  const JobConfig& job = document.job;
+  const std::vector<BatchStep>& steps = job.train.grad_accum_schedule;
+  if (steps.empty()) return;
+  for (size_t i = 1; i < steps.size(); ++i) {
+    if (steps[i].from_step > steps[i - 1].from_step) continue;
+    document.report_conflict({fmt::format("train.grad_accum_schedule[{}].from_step", i)},
+                             fmt::format("step {} comes after step {}: entries must ascend",
+                                         steps[i].from_step, steps[i - 1].from_step));
+  }
+  const auto refuse = [&](bool found, const char* key, const char* text) {
+    if (found) document.report_conflict({key, "train.grad_accum_schedule"}, text);
+  };
+  refuse(job.optimizer.post_validation, "optimizer.post_validation",
+         "a step is validated in the next one, which train.grad_accum_schedule may make of another size: "
+         "remove one of the two");
+  refuse(job.data.balance == Balance::schedule, "data.balance",
+         "\"schedule\" divides documents for one number of microbatches: leave out "
+         "train.grad_accum_schedule, or data.balance");
+  refuse(job.distributed.pp_head != HeadPlace::last, "distributed.pp_head",
+         "the order of a spread head is made for one number of microbatches: use \"last\" with "
+         "train.grad_accum_schedule");
+  refuse(job.profile.trace, "profile.trace",
+         "a trace has steps of one size: leave out train.grad_accum_schedule while you trace");
+}
+
 void check_profile(Document& document) {
   const ProfileSection& profile = document.job.profile;
   if (profile.trace && profile.first_step > document.job.train.steps) {
@@ -441,6 +468,7 @@ void validate(Document& document, bool needs_files) {
     document.report_conflict(options, text);
   });
   check_data(document);
+  check_batch_steps(document);
   check_profile(document);
   check_metrics(document);
   check_run_dir(document);

@@ -51,14 +51,14 @@ uint64_t sum_of_words(std::span<const std::byte> bytes) {
 }
 
 void MemoryGuard::watch(std::string name, at::Tensor tensor) {
-  if (!tensor.is_contiguous() || tensor.element_size() != 4)
-    throw Error(fmt::format("{} cannot be watched: it is not contiguous, of 4-byte elements", name));
+  if (!tensor.is_contiguous() || (tensor.element_size() != 2 && tensor.element_size() != 4))
+    throw Error(fmt::format("{} cannot be watched: it is not contiguous, of elements of 2 or 4 bytes", name));
   names_.push_back(std::move(name));
   tensors_.push_back(std::move(tensor));
   sums_.clear();
 }
 
-// On a device the sum is of 32-bit words, as 64-bit integers: all tensors' sums come over in one copy.
+// On a device the sum is of elements' bits, as 64-bit integers: all tensors' sums come over in one copy.
 std::vector<uint64_t> MemoryGuard::sums() const {
   std::vector<uint64_t> result;
   std::vector<at::Tensor> on_device;
@@ -66,7 +66,7 @@ std::vector<uint64_t> MemoryGuard::sums() const {
     if (tensor.is_cpu()) {
       result.push_back(sum_on_host(tensor));
     } else {
-      on_device.push_back(tensor.view(at::kInt).sum());
+      on_device.push_back(tensor.view(tensor.element_size() == 4 ? at::kInt : at::kShort).sum());
     }
   }
   if (on_device.empty()) return result;

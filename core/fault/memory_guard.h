@@ -21,7 +21,7 @@ uint64_t sum_of_words(std::span<const std::byte> bytes);
 // find_change().
 class MemoryGuard {
  public:
-  // tensor: contiguous, of 4-byte elements, on any device. Its memory is looked at from now on.
+  // tensor: contiguous, of elements of 2 or 4 bytes, on any device. Its memory is looked at from now on.
   void watch(std::string name, at::Tensor tensor);
 
   // From here on the values are to stay as they are.

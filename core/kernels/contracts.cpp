@@ -260,14 +260,16 @@ void check_normal_values(const Checks& checks, const Tensor& out, uint64_t, int6
 void check_step(const Checks& checks, const std::vector<StepPart>& parts) {
   for (const StepPart& part : parts) {
     const int64_t size = part.weight.numel();
+    const at::ScalarType state = parts.front().exp_avg.scalar_type();
     checks.dense("weight", part.weight, at::kFloat, {size})
         .dense("grad", part.grad, at::kFloat, {size})
-        .dense("exp_avg", part.exp_avg, at::kFloat, {size})
+        .dense_compute("exp_avg", part.exp_avg, 1)
+        .dense("exp_avg", part.exp_avg, state, {size})
         .require(part.args.step >= 1, "steps are counted from 1");
     if (part.compute) checks.dense("compute", *part.compute, at::kBFloat16, {size});
     if (!part.previous) continue;
     checks.dense("previous.weight", part.previous->weight, at::kFloat, {size})
-        .dense("previous.exp_avg", part.previous->exp_avg, at::kFloat, {size});
+        .dense("previous.exp_avg", part.previous->exp_avg, state, {size});
   }
 }
 
@@ -275,8 +277,9 @@ void check_adamw(const Checks& checks, const std::vector<StepPart>& parts) {
   check_step(checks, parts);
   for (const StepPart& part : parts) {
     const int64_t size = part.weight.numel();
-    checks.dense("exp_avg_sq", part.exp_avg_sq, at::kFloat, {size});
-    if (part.previous) checks.dense("previous.exp_avg_sq", part.previous->exp_avg_sq, at::kFloat, {size});
+    const at::ScalarType state = part.exp_avg.scalar_type();
+    checks.dense("exp_avg_sq", part.exp_avg_sq, state, {size});
+    if (part.previous) checks.dense("previous.exp_avg_sq", part.previous->exp_avg_sq, state, {size});
   }
 }
 

@@ -17,6 +17,7 @@
 
 #include "core/kernels/activation.h"
 #include "core/kernels/kernel.h"
+#include "core/kernels/stochastic_rounding.h"
 
 namespace pptrain::kernels {
 
@@ -194,18 +195,21 @@ struct StepArgs {
   int64_t step = 1;         // counted from 1, for adamw's bias correction
 };
 
-// Receives what a step overwrites, so that it can be taken back. Float32, of the weight's size.
+// Receives what a step overwrites, so that it can be taken back. Of its types and size.
 struct StepPrevious {
   Tensor weight, exp_avg, exp_avg_sq;
 };
 
-// The tensors that one call of adamw or lion steps by one set of scalars. All float32 of one size; lion has
-// no exp_avg_sq. `compute`, if given, receives the new weight rounded to bfloat16.
+// The tensors that one call of adamw or lion steps by one set of scalars. All have one size; weight and grad
+// are float32. Lion has no exp_avg_sq. The moments are T, the same of all parts: the step computes in
+// float32, and rounds bfloat16 moments stochastically as it stores them, by `rounding`. `compute`, if given,
+// receives the new weight rounded to bfloat16.
 struct StepPart {
   Tensor weight, grad, exp_avg, exp_avg_sq;
   std::optional<Tensor> compute;
   StepArgs args;
   std::optional<StepPrevious> previous;
+  RoundingBits rounding = {};
 
   const Tensor& first() const { return weight; }
 };

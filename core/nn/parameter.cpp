@@ -501,6 +501,10 @@ int64_t ParameterStore::parameter_count() const {
                          [](int64_t sum, const ParameterGroup& g) { return sum + g.parameter_count(); });
 }
 
+uint64_t random_key(const ParameterSpec& spec, uint64_t salt) {
+  return mix(hash_name(spec.init_name.empty() ? spec.name : spec.init_name) ^ mix(salt));
+}
+
 void fill_initial_values(const ParameterSpec& spec, const SliceShape& slice, uint64_t seed, at::Tensor& out) {
   if (spec.role == Role::norm) {
     out.fill_(spec.norm_start);
@@ -510,7 +514,7 @@ void fill_initial_values(const ParameterSpec& spec, const SliceShape& slice, uin
     out.zero_();
     return;
   }
-  const uint64_t key = mix(hash_name(spec.init_name.empty() ? spec.name : spec.init_name) ^ mix(seed));
+  const uint64_t key = random_key(spec, seed);
   const at::Tensor flat = out.view({-1});
   for (const ElementRun& run : element_runs(slice)) {
     at::Tensor values = flat.narrow(0, run.local, run.length);

@@ -304,6 +304,10 @@ class ParameterStore {
   at::ScalarType compute_dtype_ = at::kFloat;
 };
 
+// A key for random numbers of a parameter: it depends only on the name (a tied copy has the original's) and
+// on `salt`.
+uint64_t random_key(const ParameterSpec& spec, uint64_t salt);
+
 // Fills `out` (float32 or bfloat16, any device, slice.numel() elements) with a slice of the initial values of
 // `spec` under `seed`.
 void fill_initial_values(const ParameterSpec& spec, const SliceShape& slice, uint64_t seed, at::Tensor& out);

@@ -4,6 +4,7 @@
 #include <ATen/ops/zeros_like.h>
 #include <spdlog/fmt/fmt.h>
 
+#include <algorithm>
 #include <span>
 #include <utility>
 
@@ -31,13 +32,16 @@ struct Optimizer::Range {
   int64_t offset, size = 0;
   std::vector<at::Tensor> state;
   Buffers previous;  // empty unless it is kept
+  at::Tensor average, previous_average;
+
+  at::Tensor master() const { return shard->master.narrow(0, offset, size); }
 };
 
 Optimizer::~Optimizer() = default;
 
 Optimizer::Optimizer(std::span<nn::Buffer* const> shards, std::vector<std::unique_ptr<Update>> updates,
-                     const std::function<Rule(const nn::ParameterSpec&)>& rule_of)
-    : updates_(std::move(updates)) {
+                     const std::function<Rule(const nn::ParameterSpec&)>& rule_of, double ema_decay)
+    : updates_(std::move(updates)), ema_decay_(ema_decay) {
   for (nn::Buffer* shard : shards) {
     if (!shard->master.defined() || !shard->grad.defined())
       throw Error("an optimizer needs parameters that were materialised with gradients");
@@ -45,11 +49,15 @@ Optimizer::Optimizer(std::span<nn::Buffer* const> shards, std::vector<std::uniqu
   }
   std::vector<std::vector<const nn::Slice*>> slices(updates_.size());
   for (Range& range : ranges_) {
-    for (const std::string& file : updates_[range.rule.update]->state_files()) {
-      range.state.push_back(kernels::allocate_for(
+    const auto allocate = [&](const std::string& file, at::ScalarType type) {
+      return kernels::allocate_for(
           [&] { return describe(file, range.shard->slices[range.first_slice], range.slices); },
-          [&] { return at::zeros({range.size}, range.shard->master.options()); }));
-    }
+          [&] { return at::zeros({range.size}, range.shard->master.options().dtype(type)); });
+    };
+    const Update& update = *updates_[range.rule.update];
+    for (const std::string& file : update.state_files())
+      range.state.push_back(allocate(file, update.state_type()));
+    if (ema_decay_ > 0) range.average = allocate(average_file, at::kFloat);
     for (size_t i = 0; i < range.slices; ++i)
       slices[range.rule.update].push_back(&range.shard->slices[range.first_slice + i]);
   }
@@ -66,7 +74,9 @@ void Optimizer::divide(nn::Buffer& shard, const std::function<Rule(const nn::Par
                          .first_slice = i,
                          .offset = slice.offset,
                          .state = {},
-                         .previous = {}});
+                         .previous = {},
+                         .average = {},
+                         .previous_average = {}});
     }
     Range& range = ranges_.back();
     ++range.slices;
@@ -77,7 +87,7 @@ void Optimizer::divide(nn::Buffer& shard, const std::function<Rule(const nn::Par
 Run Optimizer::make_run(const Range& range) const {
   const nn::Buffer& shard = *range.shard;
   const auto part = [&](const at::Tensor& flat) { return flat.narrow(0, range.offset, range.size); };
-  Run run{.now = {.master = part(shard.master), .state = range.state},
+  Run run{.now = {.master = range.master(), .state = range.state},
           .grad = part(shard.grad),
           .compute = {},
           .previous = {},
@@ -97,7 +107,24 @@ void Optimizer::step(double lr, double grad_scale) {
     updates_[i]->step(runs, lr, grad_scale, steps_);
   }
   for (const Range& range : ranges_) ++range.shard->changes;
+  if (ema_decay_ > 0) average();
   can_undo_ = keeps_previous_;
+}
+
+// The decay grows over the first steps, so that the average forgets where it began (as in TensorFlow's
+// ExponentialMovingAverage).
+void Optimizer::average() {
+  const auto steps = static_cast<double>(steps_);
+  const double decay = std::min(ema_decay_, (1 + steps) / (10 + steps));
+  for (Range& range : ranges_) {
+    if (keeps_previous_) range.previous_average.copy_(range.average);
+    kernels::momentum(range.average, range.master(), range.average, decay, /*grad_scale=*/1);
+  }
+}
+
+void Optimizer::start_average() {
+  if (ema_decay_ == 0) return;
+  for (const Range& range : ranges_) range.average.copy_(range.master());
 }
 
 // The runs that an update steps; what they overwrite is kept, unless the update does it.
@@ -119,6 +146,7 @@ void Optimizer::keep_previous() {
   for (Range& range : ranges_) {
     range.previous.master = at::zeros({range.size}, range.shard->master.options());
     for (const at::Tensor& state : range.state) range.previous.state.push_back(at::zeros_like(state));
+    if (range.average.defined()) range.previous_average = at::zeros_like(range.average);
   }
 }
 
@@ -128,6 +156,7 @@ void Optimizer::undo() {
     const Run run = make_run(range);
     run.now.master.copy_(range.previous.master);
     for (size_t i = 0; i < range.state.size(); ++i) range.state[i].copy_(range.previous.state[i]);
+    if (range.average.defined()) range.average.copy_(range.previous_average);
     if (run.compute) run.compute->copy_(run.now.master);
     ++range.shard->changes;
   }
@@ -141,11 +170,12 @@ std::vector<StateTensor> Optimizer::state() {
     const std::vector<std::string> files = updates_[range.rule.update]->state_files();
     const Run run = make_run(range);
     for (const nn::Slice& slice : run.slices) {
-      for (size_t file = 0; file < files.size(); ++file) {
-        result.push_back({.file = files[file],
-                          .slice = &slice,
-                          .tensor = run.part(range.state[file], slice).view(slice.master.sizes())});
-      }
+      const auto add = [&](const std::string& file, const at::Tensor& flat) {
+        result.push_back(
+            {.file = file, .slice = &slice, .tensor = run.part(flat, slice).view(slice.master.sizes())});
+      };
+      for (size_t file = 0; file < files.size(); ++file) add(files[file], range.state[file]);
+      if (range.average.defined()) add(average_file, range.average);
     }
   }
   return result;

@@ -26,8 +26,11 @@ namespace pptrain::optim {
 struct StateTensor {
   std::string file;  // "adamw.exp_avg"
   const nn::Slice* slice;
-  at::Tensor tensor;  // float32, as slice->master: the state itself, to be read or filled
+  at::Tensor tensor;  // of slice->master's shape: the state itself, to be read or filled
 };
+
+// The file of the average of weights (optimizer.ema_decay).
+inline constexpr const char* average_file = "ema";
 
 // How one parameter is stepped.
 struct Rule {
@@ -43,9 +46,9 @@ struct Rule {
 class Optimizer {
  public:
   // The shards must be materialised with gradients (throws Error otherwise) and outlive this. Collective if
-  // an update is.
+  // an update is. ema_decay: 0 for no average of weights.
   Optimizer(std::span<nn::Buffer* const> shards, std::vector<std::unique_ptr<Update>> updates,
-            const std::function<Rule(const nn::ParameterSpec&)>& rule_of);
+            const std::function<Rule(const nn::ParameterSpec&)>& rule_of, double ema_decay = 0);
   ~Optimizer();
   Optimizer(const Optimizer&) = delete;
   Optimizer& operator=(const Optimizer&) = delete;
@@ -55,6 +58,9 @@ class Optimizer {
   void step(double lr, double grad_scale);
 
   std::vector<StateTensor> state();
+
+  // The average of weights begins as the masters; call it after they were filled, unless its state was.
+  void start_average();
 
   // From now on each step keeps what it overwrites, for undo(): masters and state once more.
   void keep_previous();
@@ -70,10 +76,12 @@ class Optimizer {
   struct Range;
   void divide(nn::Buffer& shard, const std::function<Rule(const nn::ParameterSpec&)>& rule_of);
   Run make_run(const Range& range) const;
+  void average();  // adds the masters
   std::vector<Run> runs_of(size_t update) const;
 
   std::vector<std::unique_ptr<Update>> updates_;
   std::vector<Range> ranges_;
+  double ema_decay_;
   int64_t steps_ = 0;
   bool keeps_previous_ = false;
   bool can_undo_ = false;

@@ -23,13 +23,30 @@ namespace {
 using config::OptimizerSection;
 using StepKernel = kernels::Kernel<void(const std::vector<kernels::StepPart>&)>;
 
+// What rounds a slice's moments in a step: a function of the parameter's name, the element and the step.
+kernels::RoundingBits rounding_bits(const nn::Slice& slice, int64_t step) {
+  kernels::RoundingBits bits{.key = nn::random_key(slice.spec, static_cast<uint64_t>(step)),
+                             .first = slice.shape.begin};
+  if (const auto& cut = slice.spec.cut) {
+    const std::vector<int64_t>& shape = slice.spec.shape;
+    const int64_t below = c10::multiply_integers(shape.begin() + cut->dim + 1, shape.end());
+    bits.run = cut->size * below;
+    bits.stride = shape[cut->dim] * below;
+    bits.offset = cut->begin * below;
+  }
+  return bits;
+}
+
 // AdamW or Lion, with betas and eps of the options: the kernel, and what it keeps of each parameter. Throws
 // Error unless there are two betas.
 class MomentUpdate final : public Update {
  public:
   MomentUpdate(const StepKernel& kernel, std::vector<std::string> state_files,
                const OptimizerSection& options)
-      : kernel_(kernel), state_files_(std::move(state_files)), eps_(options.eps) {
+      : kernel_(kernel),
+        state_files_(std::move(state_files)),
+        state_type_(options.state_dtype == config::Dtype::bf16 ? at::kBFloat16 : at::kFloat),
+        eps_(options.eps) {
     if (options.betas.size() != 2)
       throw Error(fmt::format("{} needs two betas, not {}", options.name, options.betas.size()));
     beta1_ = options.betas[0];
@@ -37,34 +54,55 @@ class MomentUpdate final : public Update {
   }
 
   std::vector<std::string> state_files() const override { return state_files_; }
+  at::ScalarType state_type() const override { return state_type_; }
   bool keeps_previous() const override { return true; }
 
+  // Random bits belong to one parameter, so each slice is a part if moments are rounded; else each run is.
   void step(std::span<Run> runs, double lr, double grad_scale, int64_t step) override {
-    const auto squares = [](const Buffers& of) { return of.state.size() > 1 ? of.state[1] : at::Tensor(); };
     std::vector<kernels::StepPart> parts;
     for (const Run& run : runs) {
-      std::optional<kernels::StepPrevious> previous;
-      if (run.previous) previous = {run.previous->master, run.previous->state[0], squares(*run.previous)};
-      parts.push_back({.weight = run.now.master,
-                       .grad = run.grad,
-                       .exp_avg = run.now.state[0],
-                       .exp_avg_sq = squares(run.now),
-                       .compute = run.compute,
-                       .args = {.lr = lr * run.lr_scale,
-                                .beta1 = beta1_,
-                                .beta2 = beta2_,
-                                .eps = eps_,
-                                .weight_decay = run.weight_decay,
-                                .grad_scale = grad_scale,
-                                .step = step},
-                       .previous = previous});
+      const kernels::StepArgs args{.lr = lr * run.lr_scale,
+                                   .beta1 = beta1_,
+                                   .beta2 = beta2_,
+                                   .eps = eps_,
+                                   .weight_decay = run.weight_decay,
+                                   .grad_scale = grad_scale,
+                                   .step = step};
+      if (state_type_ == at::kFloat) {
+        parts.push_back(make_part(run, args, [](const at::Tensor& flat) { return flat; }));
+        continue;
+      }
+      for (const nn::Slice& slice : run.slices) {
+        parts.push_back(make_part(run, args, [&](const at::Tensor& flat) { return run.part(flat, slice); }));
+        parts.back().rounding = rounding_bits(slice, step);
+      }
     }
     if (!parts.empty()) kernel_(parts);
   }
 
  private:
+  // `of`: what the part has of one of the run's flat tensors.
+  template <class Of>
+  static kernels::StepPart make_part(const Run& run, const kernels::StepArgs& args, const Of& of) {
+    const auto squares = [&](const Buffers& all) {
+      return all.state.size() > 1 ? of(all.state[1]) : at::Tensor();
+    };
+    kernels::StepPart part{.weight = of(run.now.master),
+                           .grad = of(run.grad),
+                           .exp_avg = of(run.now.state[0]),
+                           .exp_avg_sq = squares(run.now),
+                           .compute = std::nullopt,
+                           .args = args,
+                           .previous = std::nullopt};
+    if (run.compute) part.compute = of(*run.compute);
+    if (const auto& previous = run.previous)
+      part.previous = {of(previous->master), of(previous->state[0]), squares(*previous)};
+    return part;
+  }
+
   const StepKernel& kernel_;
   std::vector<std::string> state_files_;
+  at::ScalarType state_type_;
   double beta1_ = 0, beta2_ = 0, eps_;
 };
 
@@ -163,10 +201,26 @@ bool is_muon(const Entry& entry, const P& parameter) {
   return entry.takes == muon_takes && muon_takes(parameter.role, parameter.shape.size());
 }
 
-// Balances have no state, and are a handful.
-OptimizerFootprint footprint_of(const Entry& entry, const ParameterKind& kind) {
+// Balances have no state, and are a handful. An average of weights is read and written, and the masters read
+// once more; to keep what is overwritten, it is copied.
+OptimizerFootprint footprint_of(const OptimizerSection& options, const ParameterKind& kind) {
   if (kind.role == nn::Role::balance) return {};
-  return is_first(entry, kind) ? entry.footprint : adamw_footprint;
+  const Entry& entry = find(options.name);
+  OptimizerFootprint each = is_first(entry, kind) ? entry.footprint : adamw_footprint;
+  if (options.state_dtype == config::Dtype::bf16) {
+    const int64_t saved = each.state / 2;
+    each.state -= saved;
+    each.previous -= saved;
+    each.moved -= static_cast<double>(2 * saved);
+    each.kept -= static_cast<double>(saved);
+  }
+  if (options.ema_decay > 0) {
+    each.state += 4;
+    each.previous += 4;
+    each.moved += 12;
+    each.kept += 8;
+  }
+  return each;
 }
 
 // What the job says of one parameter that learns by gradients.
@@ -210,9 +264,12 @@ std::unique_ptr<Optimizer> make_optimizer(const OptimizerSection& options,
   if (entry.takes != nullptr) updates.push_back(make_adamw(options));
   const size_t balance = updates.size();
   updates.push_back(std::make_unique<Balance>(balance_rate));
-  return std::make_unique<Optimizer>(shards, std::move(updates), [&](const nn::ParameterSpec& spec) {
-    return spec.role == nn::Role::balance ? Rule{.update = balance} : rule_of(options, entry, spec);
-  });
+  return std::make_unique<Optimizer>(
+      shards, std::move(updates),
+      [&](const nn::ParameterSpec& spec) {
+        return spec.role == nn::Role::balance ? Rule{.update = balance} : rule_of(options, entry, spec);
+      },
+      options.ema_decay);
 }
 
 std::vector<ParameterKind> parameter_kinds(std::span<const nn::ParameterSpec* const> specs) {
@@ -246,7 +303,7 @@ OptimizerShare optimizer_share(const OptimizerSection& options, std::span<const 
   double parts = 0;                   // elements
   for (const ParameterKind& kind : kinds) {
     const auto local = static_cast<double>(kind.local * kind.count);
-    const OptimizerFootprint each = footprint_of(entry, kind);
+    const OptimizerFootprint each = footprint_of(options, kind);
     share.held += static_cast<double>(each.state + (keeps ? each.previous : 0)) * local / sharers;
     share.moved += (each.moved + (keeps ? each.kept : 0)) * local / sharers;
     if (!is_muon(entry, kind)) continue;

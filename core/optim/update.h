@@ -40,8 +40,9 @@ class Update {
  public:
   virtual ~Update() = default;
 
-  // One float32 value per parameter in each, by the names that checkpoints give them.
+  // One value per parameter in each, by the names that checkpoints give them.
   virtual std::vector<std::string> state_files() const = 0;
+  virtual at::ScalarType state_type() const { return at::kFloat; }
 
   // Called once, with all slices of this rank that it will step, in the order of the runs. Collective if
   // steps are.

@@ -269,6 +269,38 @@ TEST_CASE("adamw and lion step many parts as they step each alone", "[gpu]") {
   }
 }
 
+TEST_CASE("adamw and lion round bfloat16 moments by the same random bits", "[gpu]") {
+  if (!can_run()) {
+    return;
+  }
+  const kernels::RoundingBits whole{.key = 0x123456789abcdefU};
+  const kernels::RoundingBits columns{.key = 7, .first = 3, .run = 37, .stride = 100, .offset = 40};
+  for (const int64_t size : {1, 3, 4, 1000, 4099}) {
+    for (const auto& rounding : {whole, columns}) {
+      for (const bool odd : {false, true}) {
+        CAPTURE(size, rounding.run, odd);
+        // Every product is exact, so that moments have equal bits before they are rounded, with FMA or not.
+        const auto step = [&](const Backend& b) -> std::vector<Tensor> {
+          const auto place = [&](const Tensor& x) { return odd ? misaligned(x) : x; };
+          const auto values = [&](uint64_t seed) { return b.random({size}, at::kBFloat16, seed); };
+          Tensor weight = place(b.random({size}, at::kFloat, 1)), m = place(values(2));
+          Tensor v = place(values(3).abs()), momentum = place(values(4));
+          const Tensor grad = place(values(5).to(at::kFloat));
+          const kernels::StepPrevious previous{.weight = place(b.output({size}, at::kFloat)),
+                                               .exp_avg = place(values(6)),
+                                               .exp_avg_sq = place(values(7))};
+          const StepArgs args{.lr = 0.01, .beta1 = 1 - 0x1p-4, .beta2 = 1 - 0x1p-5};
+          b(kernels::adamw, {{weight, grad, m, v, std::nullopt, args, previous, rounding}});
+          b(kernels::lion, {{weight, grad, momentum, {}, std::nullopt, args, std::nullopt, rounding}});
+          return {m, v, momentum, previous.exp_avg, previous.exp_avg_sq};
+        };
+        const auto expected = step(reference()), actual = step(subject());
+        for (std::size_t i = 0; i < expected.size(); ++i) CHECK(same_bits(expected[i], actual[i]));
+      }
+    }
+  }
+}
+
 TEST_CASE("momentum and descend", "[gpu]") {
   if (!can_run()) {
     return;

@@ -9,6 +9,7 @@ void add_optimizer(std::vector<Option>& options) {
   SectionFields<OptimizerSection> optimizer(options, "optimizer",
                                             [](JobConfig& j) -> OptimizerSection& { return j.optimizer; });
   const auto muon = optimizer.only_with("optimizer.name", {"muon"});
+  const auto moments = optimizer.only_with("optimizer.name", {"adamw", "lion"});
   optimizer(
       "name", &OptimizerSection::name,
       "adamw. muon: Muon for the blocks' matrices, AdamW for embedding, head, norms, biases and routers. "
@@ -35,6 +36,17 @@ void add_optimizer(std::vector<Option>& options) {
   muon("muon_weight_decay", &OptimizerSection::muon_weight_decay,
        "Replaces weight_decay for Muon's matrices.")
       .at_least(0);
+  moments("state_dtype", &OptimizerSection::state_dtype,
+          "Type of the moments. bf16: half of the memory. A step computes in fp32 and rounds the new moments "
+          "stochastically, so that their mean is kept. The random bits depend only on the parameter's name, "
+          "the element and the step, so the bits are equal on every layout.")
+      .decides(Effect::model);
+  optimizer(
+      "ema_decay", &OptimizerSection::ema_decay,
+      "Keeps an exponential moving average of the weights in fp32 (4 bytes per parameter), with this "
+      "decay per step, at most (1 + step) / (10 + step). Checkpoints hold it, and pptrain convert --ema "
+      "exports it. 0: off.")
+      .from_up_to(0, 1);
   optimizer("post_validation", &OptimizerSection::post_validation,
             "Ranks update weights without waiting for the global norm and begin the next step (zero bubble's "
             "post-validation). A step that needed clipping or skipping is rolled back and redone, with the "

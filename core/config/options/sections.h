@@ -31,5 +31,6 @@ void add_profile(std::vector<Option>& options);
 
 TableList data_source_tables();
 TableList optimizer_groups();
+TableList batch_steps();
 
 }  // namespace pptrain::config

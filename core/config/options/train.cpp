@@ -40,7 +40,7 @@ void add_train(std::vector<Option>& options) {
       .decides(Effect::layout);
   train("grad_accum_steps", &TrainSection::grad_accum_steps,
         "Microbatches per step on each data rank. A step has dp_replicate * dp_shard * grad_accum_steps * "
-        "micro_batch_size samples.")
+        "micro_batch_size samples. [[train.grad_accum_schedule]] changes it at later steps.")
       .between(1, max_size)
       .decides(Effect::layout);
   train("dtype", &TrainSection::dtype,
@@ -110,6 +110,29 @@ void add_train(std::vector<Option>& options) {
         "refused. false: the fastest attention; losses differ in their last digits between runs. CPUs always "
         "give the same bits.")
       .only_with("run.device", {"cuda"});
+}
+
+TableList batch_steps() {
+  const Access<std::vector<BatchStep>> steps = [](JobConfig& j) -> std::vector<BatchStep>& {
+    return j.train.grad_accum_schedule;
+  };
+  TableList list = make_table_list<BatchStep>(
+      "train.grad_accum_schedule",
+      "Steps at which the number of microbatches changes. Learning rate and train.steps count steps as "
+      "before. pptrain plan predicts the first steps. Needs a schedule with a name, and excludes "
+      "pp_head = \"spread\", data.balance = \"schedule\", post_validation and profile.trace.",
+      steps);
+  SectionFields<BatchStep> step(list.fields, list.section,
+                                [steps](JobConfig& j) -> BatchStep& { return steps(j).front(); });
+  step("from_step", &BatchStep::from_step,
+       "The first step with this number of microbatches. A run's first step is 1; entries ascend.")
+      .between(2, max_steps)
+      .required();
+  step("grad_accum_steps", &BatchStep::grad_accum_steps,
+       "Microbatches per step on each data rank, from that step on.")
+      .between(1, max_size)
+      .required();
+  return list;
 }
 
 }  // namespace pptrain::config

@@ -15,6 +15,7 @@
 
 #include "core/kernels/activation.h"
 #include "core/kernels/step_scalars.h"
+#include "core/kernels/stochastic_rounding.h"
 
 namespace pptrain::kernels::cpu {
 
@@ -23,6 +24,21 @@ template <class T>
 struct Matrix {
   T* data;
   int64_t stride;
+};
+
+// For adamw, and for lion, which has no exp_avg_sq. T: of the moments.
+template <class T>
+struct StepLoopArgs {
+  float* weight;
+  const float* grad;
+  T* exp_avg;
+  T* exp_avg_sq;
+  uint16_t* compute;  // bfloat16; may be null
+  // What is overwritten goes here, past the caches; all may be null.
+  float* previous_weight;
+  T* previous_exp_avg;
+  T* previous_exp_avg_sq;
+  StepScalars scalars;
 };
 
 template <class T>
@@ -228,6 +244,9 @@ struct TypedLoops {
   // sums (float [cols]) += column sums over all rows, columns [begin, end) only, in row order.
   void (*column_sums)(const T* x, float* sums, int64_t rows, int64_t cols, int64_t begin, int64_t end);
   void (*sum_rows)(const SumRowsArgs<T>&, int64_t begin, int64_t end);
+  // Elements [begin, end). words: of element `begin`, for bfloat16 moments.
+  void (*adamw)(const StepLoopArgs<T>&, RandomWords words, int64_t begin, int64_t end);
+  void (*lion)(const StepLoopArgs<T>&, RandomWords words, int64_t begin, int64_t end);
   // Elements [begin, end); next may be `average`.
   void (*momentum)(const float* average, const float* grad, T* next, float grad_scale, float one_minus_beta,
                    int64_t begin, int64_t end);
@@ -237,27 +256,11 @@ struct TypedLoops {
   GemmLoops<T> gemm;
 };
 
-// For adamw, and for lion, which has no exp_avg_sq.
-struct StepLoopArgs {
-  float* weight;
-  const float* grad;
-  float* exp_avg;
-  float* exp_avg_sq;
-  uint16_t* compute;  // bfloat16; may be null
-  // What is overwritten goes here, past the caches; all may be null.
-  float* previous_weight;
-  float* previous_exp_avg;
-  float* previous_exp_avg_sq;
-  StepScalars scalars;
-};
-
 struct Loops {
   const char* isa;
   bool tiles;  // the loops of amx.h go with it
   TypedLoops<float> f32;
   TypedLoops<uint16_t> bf16;
-  void (*adamw)(const StepLoopArgs&, int64_t begin, int64_t end);
-  void (*lion)(const StepLoopArgs&, int64_t begin, int64_t end);
   double (*sum_of_squares)(const float* x, int64_t size);
   void (*route)(const RouteArgs&, int64_t begin, int64_t end);  // begin and end count tokens
   void (*route_backward)(const RouteArgs&, int64_t begin, int64_t end);

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <mutex>
+#include <type_traits>
 #include <vector>
 
 #include "core/kernels/cpu/loops.h"
@@ -20,22 +21,39 @@ void for_elements(int64_t size, const Body& body) {
                [&](int64_t first, int64_t last) { body(first * kLine, std::min(size, last * kLine)); });
 }
 
-using StepLoop = void (*)(const StepLoopArgs&, int64_t begin, int64_t end);
-
-void step(StepLoop loop, StepScalars (*scalars)(const StepArgs&), const std::vector<StepPart>& parts) {
-  for (const StepPart& part : parts) {
-    const StepPrevious previous = part.previous.value_or(StepPrevious{});
-    const StepLoopArgs args{.weight = out<float>(part.weight),
-                            .grad = in<float>(part.grad),
-                            .exp_avg = out<float>(part.exp_avg),
-                            .exp_avg_sq = out<float>(part.exp_avg_sq),
-                            .compute = out<uint16_t>(part.compute),
-                            .previous_weight = out<float>(previous.weight),
-                            .previous_exp_avg = out<float>(previous.exp_avg),
-                            .previous_exp_avg_sq = out<float>(previous.exp_avg_sq),
-                            .scalars = scalars(part.args)};
-    for_elements(part.weight.numel(), [&](int64_t begin, int64_t end) { loop(args, begin, end); });
+// Calls body(words, first, last) over ranges of [begin, end) whose elements are neighbours in the parameter.
+template <class Body>
+void for_neighbours(const RoundingBits& rounding, int64_t begin, int64_t end, const Body& body) {
+  for (int64_t last = 0; begin < end; begin = last) {
+    last = std::min(end, begin + rounding.neighbours(begin));
+    body(rounding.words(begin), begin, last);
   }
+}
+
+// loop: adamw or lion of the moments' type T.
+template <class T>
+void step(void (*TypedLoops<T>::*loop)(const StepLoopArgs<T>&, RandomWords, int64_t, int64_t),
+          StepScalars (*scalars)(const StepArgs&), const StepPart& part) {
+  const StepPrevious previous = part.previous.value_or(StepPrevious{});
+  const StepLoopArgs<T> args{.weight = out<float>(part.weight),
+                             .grad = in<float>(part.grad),
+                             .exp_avg = out<T>(part.exp_avg),
+                             .exp_avg_sq = out<T>(part.exp_avg_sq),
+                             .compute = out<uint16_t>(part.compute),
+                             .previous_weight = out<float>(previous.weight),
+                             .previous_exp_avg = out<T>(previous.exp_avg),
+                             .previous_exp_avg_sq = out<T>(previous.exp_avg_sq),
+                             .scalars = scalars(part.args)};
+  const auto run = [&](RandomWords words, int64_t begin, int64_t end) {
+    (typed<T>(loops()).*loop)(args, words, begin, end);
+  };
+  for_elements(part.weight.numel(), [&](int64_t begin, int64_t end) {
+    if constexpr (std::is_same_v<T, float>) {
+      run({}, begin, end);
+    } else {
+      for_neighbours(part.rounding, begin, end, run);
+    }
+  });
 }
 
 // A thread adds its blocks up by itself: exact sums may meet in any order.
@@ -61,11 +79,13 @@ void add_squares_of(const Tensor& x, int64_t place, Tensor& sum) {
 }  // namespace
 
 void adamw(const std::vector<StepPart>& parts) {
-  step(loops().adamw, adamw_scalars, parts);
+  for (const StepPart& part : parts)
+    by_type(part.exp_avg, [&]<class T>(T) { step<T>(&TypedLoops<T>::adamw, adamw_scalars, part); });
 }
 
 void lion(const std::vector<StepPart>& parts) {
-  step(loops().lion, lion_scalars, parts);
+  for (const StepPart& part : parts)
+    by_type(part.exp_avg, [&]<class T>(T) { step<T>(&TypedLoops<T>::lion, lion_scalars, part); });
 }
 
 void momentum(const Tensor& average, const Tensor& grad, Tensor& next, double beta, double grad_scale) {

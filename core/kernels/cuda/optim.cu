@@ -14,6 +14,7 @@
 #include "core/kernels/exact_sum.h"
 #include "core/kernels/kernels.h"
 #include "core/kernels/step_scalars.h"
+#include "core/kernels/stochastic_rounding.h"
 
 namespace pptrain::kernels::cuda {
 namespace {
@@ -63,25 +64,42 @@ void for_tables(std::span<const Part> parts, const Items& items_of, const Run& r
 
 // --- AdamW and Lion ---
 
-// Lion has no exp_avg_sq.
+// Lion has no exp_avg_sq. T: of the moments.
+template <typename T>
 struct StepTensors {
   float* weight;
   const float* grad;
-  float* exp_avg;
-  float* exp_avg_sq;
+  T* exp_avg;
+  T* exp_avg_sq;
   at::BFloat16* compute;  // may be null
   // What is overwritten goes here; all may be null.
   float* previous_weight;
-  float* previous_exp_avg;
-  float* previous_exp_avg_sq;
+  T* previous_exp_avg;
+  T* previous_exp_avg_sq;
   int64_t size;
   StepScalars scalars;
+  RoundingBits rounding;  // of bfloat16 moments
   bool is_vector;
 };
 
+// Rounds moments to T, stochastically to bfloat16: the first by the upper half of the random words of
+// elements [i, i + valid), the second by the lower half.
+template <typename T>
+__device__ inline void round_moments(const RoundingBits& rounding, int64_t i, int64_t valid, float (&m)[N],
+                                     float (&v)[N]) {
+  if constexpr (std::is_same_v<T, at::BFloat16>) {
+#pragma unroll
+    for (int j = 0; j < N; ++j) {
+      const uint32_t word = j < valid ? rounding.words(i + j).word(0) : 0;
+      m[j] = at::BFloat16(round_stochastically(m[j], word >> 16), at::BFloat16::from_bits());
+      v[j] = at::BFloat16(round_stochastically(v[j], word & 0xffffU), at::BFloat16::from_bits());
+    }
+  }
+}
+
 // Updates elements [i, i + min(N, valid)), by AdamW (kSquares) or by Lion.
-template <bool kSquares, bool kVector>
-__device__ inline void update_pack(const StepTensors& t, int64_t i, int64_t valid) {
+template <bool kSquares, bool kVector, typename T>
+__device__ inline void update_pack(const StepTensors<T>& t, int64_t i, int64_t valid) {
   float w[N];
   float g[N];
   float m[N];
@@ -107,6 +125,7 @@ __device__ inline void update_pack(const StepTensors& t, int64_t i, int64_t vali
     m[j] = next.exp_avg;
     v[j] = next.exp_avg_sq;
   }
+  round_moments<T>(t.rounding, i, valid, m, v);
   store<kVector>(t.weight + i, valid, w);
   store<kVector>(t.exp_avg + i, valid, m);
   if constexpr (kSquares) {
@@ -118,16 +137,16 @@ __device__ inline void update_pack(const StepTensors& t, int64_t i, int64_t vali
 }
 
 // One pack a thread; only a part's last may be incomplete.
-template <bool kSquares>
+template <bool kSquares, typename T>
 __global__ void __launch_bounds__(threads_per_block)
-    step_kernel(const __grid_constant__ PartTable<StepTensors> table) {
+    step_kernel(const __grid_constant__ PartTable<StepTensors<T>> table) {
   const int part = table.find(blockIdx.x);
-  const StepTensors& t = table.parts[part];
+  const StepTensors<T>& t = table.parts[part];
   const int64_t i = ((blockIdx.x - table.begin(part)) * blockDim.x + threadIdx.x) * N;
   if (t.is_vector && t.size - i >= N) {
-    update_pack<kSquares, true>(t, i, N);
+    update_pack<kSquares, true, T>(t, i, N);
   } else if (i < t.size) {
-    update_pack<kSquares, false>(t, i, t.size - i);
+    update_pack<kSquares, false, T>(t, i, t.size - i);
   }
 }
 
@@ -275,47 +294,52 @@ __global__ void __launch_bounds__(threads_per_block)
   }
 }
 
-StepTensors tensors_of(const StepPart& part, const StepScalars& scalars) {
+template <typename T>
+StepTensors<T> tensors_of(const StepPart& part, const StepScalars& scalars) {
   const StepPrevious previous = part.previous.value_or(StepPrevious{});
-  StepTensors t{.weight = output<float>(part.weight),
-                .grad = input<float>(part.grad),
-                .exp_avg = output<float>(part.exp_avg),
-                .exp_avg_sq = output<float>(part.exp_avg_sq),
-                .compute = output<at::BFloat16>(part.compute),
-                .previous_weight = output<float>(previous.weight),
-                .previous_exp_avg = output<float>(previous.exp_avg),
-                .previous_exp_avg_sq = output<float>(previous.exp_avg_sq),
-                .size = part.weight.numel(),
-                .scalars = scalars,
-                .is_vector = false};
+  StepTensors<T> t{.weight = output<float>(part.weight),
+                   .grad = input<float>(part.grad),
+                   .exp_avg = output<T>(part.exp_avg),
+                   .exp_avg_sq = output<T>(part.exp_avg_sq),
+                   .compute = output<at::BFloat16>(part.compute),
+                   .previous_weight = output<float>(previous.weight),
+                   .previous_exp_avg = output<T>(previous.exp_avg),
+                   .previous_exp_avg_sq = output<T>(previous.exp_avg_sq),
+                   .size = part.weight.numel(),
+                   .scalars = scalars,
+                   .rounding = part.rounding,
+                   .is_vector = false};
   t.is_vector = are_aligned(t.weight, t.grad, t.exp_avg, t.exp_avg_sq, t.compute, t.previous_weight,
                             t.previous_exp_avg, t.previous_exp_avg_sq);
   return t;
 }
 
 // One launch for as many parts as its parameters take.
-void step(const char* name, void (*kernel)(PartTable<StepTensors>), StepScalars (*scalars)(const StepArgs&),
-          const std::vector<StepPart>& parts) {
+template <bool kSquares>
+void step(const char* name, StepScalars (*scalars)(const StepArgs&), const std::vector<StepPart>& parts) {
   const DeviceGuard guard(parts.front().weight.device());
-  std::vector<StepTensors> tensors;
-  for (const StepPart& part : parts) {
-    tensors.push_back(tensors_of(part, scalars(part.args)));
-  }
-  for_tables(
-      std::span<const StepTensors>(tensors), [](const StepTensors& t) { return block_count(t.size); },
-      [&](const PartTable<StepTensors>& table, int64_t blocks) {
-        launch(name, kernel, grid_size(blocks, name), threads_per_block, 0, table);
-      });
+  with_type(parts.front().exp_avg.scalar_type(), name, [&](auto tag) {
+    using T = decltype(tag);
+    std::vector<StepTensors<T>> tensors;
+    for (const StepPart& part : parts) {
+      tensors.push_back(tensors_of<T>(part, scalars(part.args)));
+    }
+    for_tables(
+        std::span<const StepTensors<T>>(tensors), [](const StepTensors<T>& t) { return block_count(t.size); },
+        [&](const PartTable<StepTensors<T>>& table, int64_t blocks) {
+          launch(name, step_kernel<kSquares, T>, grid_size(blocks, name), threads_per_block, 0, table);
+        });
+  });
 }
 
 }  // namespace
 
 void adamw(const std::vector<StepPart>& parts) {
-  step("adamw", step_kernel<true>, adamw_scalars, parts);
+  step<true>("adamw", adamw_scalars, parts);
 }
 
 void lion(const std::vector<StepPart>& parts) {
-  step("lion", step_kernel<false>, lion_scalars, parts);
+  step<false>("lion", lion_scalars, parts);
 }
 
 void momentum(const Tensor& average, const Tensor& grad, Tensor& next, double beta, double grad_scale) {

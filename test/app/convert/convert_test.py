@@ -18,6 +18,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from torch.optim.swa_utils import AveragedModel
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
@@ -244,6 +245,29 @@ class CheckpointToHf(Case):
                     self.assert_same_folder(self.folder / f"{name}0_hf", self.folder / f"{name}{i}_hf")
             stored = list((self.folder / f"{name}1/checkpoints/step_1").rglob("model*.safetensors"))
             self.assertGreater(len(stored), 3, "weights lie in slices")
+
+    def test_average_of_weights(self):
+        """torch's AveragedModel of the weights after each step, from those of the seed on."""
+        def weights(run, step, *options):
+            out = self.folder / "out"
+            self.convert(self.folder / run / f"checkpoints/step_{step}", out, *options, "--overwrite")
+            return AutoModelForCausalLM.from_pretrained(out)
+
+        def average(old, new, updates):
+            return old + (1 - min(0.25, (1 + updates) / (10 + updates))) * (new - old)
+
+        self.train("llama", "optimizer.lr=0", "train.steps=1", f'run.dir="{self.folder}/start"')
+        self.assertIn("optimizer.ema_decay", self.refused(self.folder / "start", self.folder / "no", "--ema"))
+        self.train("llama", "train.steps=4", "checkpoint.interval=1", "checkpoint.keep_last_n=0", "optimizer.ema_decay=0.25",
+                   "distributed.pp=2", "distributed.dp_shard=2", "train.grad_accum_steps=1")
+        oracle = AveragedModel(weights("start", 1), avg_fn=average)
+        oracle.update_parameters(weights("start", 1))
+        for step in range(1, 5):
+            oracle.update_parameters(weights("run", step))
+        averaged = weights("run", 4, "--ema").state_dict()
+        for name, expected in oracle.module.state_dict().items():
+            self.near(averaged[name], expected, 1e-6, name)
+        self.assertFalse(torch.equal(averaged["lm_head.weight"], weights("run", 4).state_dict()["lm_head.weight"]))
 
     @exact
     def test_tokenizer_types_and_shards(self):

@@ -104,7 +104,8 @@ TEST_CASE("every field of the job has an option") {
 
 TEST_CASE("every field of a list's tables has an option, which sets it alone") {
   const std::map<std::string, size_t> sizes = {{"optimizer.groups", sizeof(OptimizerGroup)},
-                                               {"data.sources", sizeof(DataSource)}};
+                                               {"data.sources", sizeof(DataSource)},
+                                               {"train.grad_accum_schedule", sizeof(BatchStep)}};
   REQUIRE(table_lists().size() == sizes.size());
   for (const auto& [section, size] : sizes) {
     const TableList& list = *find_table_list(section);
@@ -120,6 +121,7 @@ TEST_CASE("every field of a list's tables has an option, which sets it alone") {
             if constexpr (std::is_same_v<T, double> || std::is_same_v<T, std::optional<double>>)
               access(job) = 3.5;
             if constexpr (std::is_same_v<T, bool>) access(job) = !access(job);
+            if constexpr (std::is_same_v<T, int64_t>) access(job) += 3;
           },
           field.target);
       CHECK(job != list.fresh());

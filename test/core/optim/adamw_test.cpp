@@ -188,6 +188,8 @@ TEST_CASE("every optimizer takes a step back bit for bit, NaN or not", "[optim]"
   }
   config::OptimizerSection options = kOptions;
   options.name = GENERATE("adamw", "lion", "muon");
+  options.ema_decay = 0.9;
+  options.state_dtype = GENERATE(config::Dtype::fp32, config::Dtype::bf16);
   const auto made = optim::make_optimizer(options, straight_store.buffers());
   const auto other = optim::make_optimizer(options, undone_store.buffers());
   optim::Optimizer &straight = *made, &undone = *other;
