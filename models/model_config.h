@@ -68,7 +68,8 @@ struct ModelConfig {
   // What learns of it (learning.h).
   config::LoraSection lora = {};
   std::vector<config::OptimizerGroup> groups = {};
-  bool fp8 = false;  // linear layers of attention and of MLPs multiply in FP8
+  bool fp8 = false;                   // linear layers of attention and of MLPs multiply in FP8
+  bool fp8_weight_gradients = false;  // for the gradients of their weights too
 
   // Tokens of the longest text that the model takes.
   int64_t longest_text() const { return std::max(max_seq, max_positions); }

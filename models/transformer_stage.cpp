@@ -77,7 +77,7 @@ TransformerStage::TransformerStage(const ModelConfig& model, const StageSlice& s
       nn::ParameterGroup& group = store_.add_group(name);
       nn::ParameterGroup* const experts =
           block.experts ? &store_.add_group(name + ".experts", /*of_experts=*/true) : nullptr;
-      if (model.fp8) group.multiply_in_fp8();
+      if (model.fp8) group.multiply_in_fp8(model.fp8_weight_gradients);
       if (model.lora.rank > 0) group.put_adapters_in(store_.add_group(name + ".lora"));
       blocks_.emplace_back(group, name, block, own, experts);
     }));

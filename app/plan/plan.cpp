@@ -84,7 +84,8 @@ PlanBase plan_base(const config::JobConfig& job) {
   mesh::check_shape(mesh);
   PlanBase base{.job = job, .model = models::make_model_config(job.model, job.train.seq_len), .mesh = mesh};
   base.model.lora = job.lora;
-  base.model.fp8 = job.train.fp8 == config::Fp8::rowwise;
+  base.model.fp8 = job.train.fp8 != config::Fp8::off;
+  base.model.fp8_weight_gradients = job.train.fp8 == config::Fp8::rowwise_all;
   base.model.groups = job.optimizer.groups;
   base.job.train.recompute = resolved(job.train.recompute, job.run.device);
   base.chooses_recompute = job.train.recompute.is_auto();

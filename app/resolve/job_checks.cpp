@@ -52,6 +52,9 @@ void report_heads(const config::JobConfig& job, const models::ModelConfig& model
 void report_fp8(const config::JobConfig& job, const models::ModelConfig& model,
                 const config::ReportConflict& report) {
   if (!model.fp8) return;
+  if (model.fp8_weight_gradients && job.run.device == config::Device::cuda)
+    report({"train.fp8", "run.device"},
+           "\"rowwise_all\" is for CPUs: weight gradients in FP8 are not built for GPUs. Use \"rowwise\"");
   const auto tp = comm::make_dry(kernels::Wire::tp, 0, static_cast<int>(job.distributed.tp));
   try {
     models::TransformerStage declared(model, models::whole_model(model), models::Recompute::none,

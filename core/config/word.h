@@ -12,8 +12,8 @@ namespace pptrain::config {
 
 enum class Device { cpu, cuda };
 enum class Dtype { bf16, fp32 };
-// In which GEMMs of linear layers multiply numbers of 8 bits.
-enum class Fp8 { off, rowwise };
+// Which GEMMs of linear layers multiply numbers of 8 bits: all but weight gradients, or all.
+enum class Fp8 { off, rowwise, rowwise_all };
 enum class Init { random, hf };
 // How context-parallel ranks divide attention: keys and values travel around a ring of ranks, or heads are
 // exchanged for tokens (Ulysses).
@@ -58,7 +58,7 @@ inline constexpr std::array words<Device> = std::to_array<std::string_view>({"cp
 template <>
 inline constexpr std::array words<Dtype> = std::to_array<std::string_view>({"bf16", "fp32"});
 template <>
-inline constexpr std::array words<Fp8> = std::to_array<std::string_view>({"off", "rowwise"});
+inline constexpr std::array words<Fp8> = std::to_array<std::string_view>({"off", "rowwise", "rowwise_all"});
 template <>
 inline constexpr std::array words<Init> = std::to_array<std::string_view>({"random", "hf"});
 template <>

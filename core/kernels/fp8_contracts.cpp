@@ -67,6 +67,35 @@ Cost cost_fp8_linear(const Tensor& a, const Tensor& a_scales, const Tensor& b, c
   return cost;
 }
 
+void check_fp8_weight_gradient(const Checks& checks, const Tensor& a, const Tensor& a_scales, const Tensor& b,
+                               const Tensor& b_scales, bool, const Tensor& weight_grad) {
+  checks.require(a.dim() == 2 && b.dim() == 2, "both operands must be matrices");
+  checks.dense("a", a, at::kFloat8_e4m3fn, {a.size(0), a.size(1)})
+      .dense("a_scales", a_scales, at::kFloat, {a.size(0)})
+      .dense("b", b, at::kFloat8_e4m3fn, {b.size(0), a.size(1)})
+      .dense("b_scales", b_scales, at::kFloat, {b.size(0)})
+      .dense("weight_grad", weight_grad, at::kFloat, {a.size(0), b.size(0)});
+}
+
+GemmShape gemm_of_fp8_weight_gradient(const Tensor& a, const Tensor&, const Tensor& b, const Tensor&, bool,
+                                      const Tensor&) {
+  return {.m = a.size(0), .n = b.size(0), .k = a.size(1)};
+}
+
+// Both operands are widened to bfloat16, and turned: their columns then are rows of tokens.
+int64_t turned_bytes(const Tensor& a, const Tensor&, const Tensor& b, const Tensor&, bool, const Tensor&) {
+  return 2 * 2 * (a.numel() + b.numel());
+}
+
+Cost cost_fp8_weight_gradient(const Tensor& a, const Tensor& a_scales, const Tensor& b,
+                              const Tensor& b_scales, bool adds, const Tensor& weight_grad) {
+  Cost cost = moving(a, a_scales, b, b_scales, weight_grad);
+  if (adds) cost.bytes += static_cast<double>(weight_grad.nbytes());
+  cost.bytes += 2 * static_cast<double>(turned_bytes(a, a_scales, b, b_scales, adds, weight_grad));
+  cost.product_flops = 2.0 * static_cast<double>(a.size(0) * b.size(0)) * static_cast<double>(a.size(1));
+  return cost;
+}
+
 }  // namespace
 
 void add_fp8_contracts() {
@@ -74,6 +103,9 @@ void add_fp8_contracts() {
   quantize_columns.accept(check_quantize_columns, cost_quantize);
   fp8_linear.accept(check_fp8_linear, cost_fp8_linear, gemm_of_fp8_linear);
   fp8_linear.takes_on_cpu(widened_bytes);
+  fp8_weight_gradient.accept(check_fp8_weight_gradient, cost_fp8_weight_gradient,
+                             gemm_of_fp8_weight_gradient);
+  fp8_weight_gradient.takes_on_cpu(turned_bytes);
 }
 
 }  // namespace pptrain::kernels

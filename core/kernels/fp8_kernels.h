@@ -27,4 +27,11 @@ inline Kernel<void(const Tensor& a, const Tensor& a_scales, const Tensor& b, con
                    const std::optional<Tensor>& bias, Tensor& out)>
     fp8_linear{"fp8_linear"};
 
+// weight_grad = a b^T, or if `adds` weight_grad += a b^T, summed in float32. a: E4M3 [out, rows], columns of
+// the output's gradient, with their scales, float32 [out]; b: E4M3 [in, rows], columns of the input, with
+// their scales, float32 [in]; weight_grad: float32 [out, in]. Of the CPU alone.
+inline Kernel<void(const Tensor& a, const Tensor& a_scales, const Tensor& b, const Tensor& b_scales,
+                   bool adds, Tensor& weight_grad)>
+    fp8_weight_gradient{"fp8_weight_gradient"};
+
 }  // namespace pptrain::kernels

@@ -48,6 +48,7 @@ Linear::Linear(ParameterGroup& group, int64_t in_features, const std::vector<Lin
   weight_ = &group.add(std::move(weights));
   weight_->grad_by_products = true;
   if (group.is_in_fp8()) multiply_in_fp8(parts);
+  weight_->grad_in_fp8 = group.is_grad_in_fp8();
   if (!biases.empty()) bias_ = &group.add(std::move(biases));
 }
 

@@ -33,8 +33,8 @@ class Linear final : public HasWeightGradient {
   // Declares `<name>.weight` [out, in] (and `<name>.bias` [out]) for each part. This rank holds what `hold`
   // says; the layer computes with these local shapes. The parts' outputs are concatenated. Declares adapters
   // if the group says so, which then belong to every pass. In a group that multiplies in FP8 the forward pass
-  // and the input gradient do (not the adapters, nor the weight gradient); throws UsageError if a local shape
-  // is no multiple of 16.
+  // and the input gradient do, and the weight gradient if the group says so (not the adapters); throws
+  // UsageError if a local shape is no multiple of 16.
   Linear(ParameterGroup& group, int64_t in_features, const std::vector<LinearPart>& parts, bool bias,
          double init_std, const Hold& hold = std::identity());
 

@@ -128,6 +128,7 @@ class Weight {
 
   // Set by the layer before the group is materialised: its GEMMs are in FP8.
   bool in_fp8 = false;
+  bool grad_in_fp8 = false;  // its gradient's GEMM too
   // Copies of compute in FP8, made anew after compute weights have changed: once a step, or after each
   // gather.
   const Fp8Copy& fp8_rows() { return renewed(fp8_rows_, kernels::quantize_rows); }
@@ -203,8 +204,12 @@ class ParameterGroup {
   bool is_of_adapters() const { return of_adapters_; }
 
   // Linear layers of this group that are declared from now on multiply in FP8.
-  void multiply_in_fp8() { in_fp8_ = true; }
+  void multiply_in_fp8(bool weight_gradients = false) {
+    in_fp8_ = true;
+    grad_in_fp8_ = weight_gradients;
+  }
   bool is_in_fp8() const { return in_fp8_; }
+  bool is_grad_in_fp8() const { return grad_in_fp8_; }
   const Learning& learning() const { return learning_; }
 
   // Allocates: masters of this rank's shard, and zero gradients (unless `with_gradients` is false). Whole
@@ -264,6 +269,7 @@ class ParameterGroup {
   ParameterGroup* adapters_ = nullptr;
   bool of_adapters_ = false;
   bool in_fp8_ = false;
+  bool grad_in_fp8_ = false;
   std::deque<Weight> weights_;
   std::deque<Buffer> buffers_;
   std::vector<std::pair<size_t, size_t>> order_;  // buffer and place in its slices, in the order of add()

@@ -1,5 +1,6 @@
 #include "core/nn/weight_grad_queue.h"
 
+#include <ATen/ops/empty.h>
 #include <c10/core/Event.h>
 #include <c10/core/Stream.h>
 #include <c10/core/StreamGuard.h>
@@ -10,6 +11,7 @@
 #include <utility>
 
 #include "core/kernels/expert_kernels.h"
+#include "core/kernels/fp8_kernels.h"
 #include "core/kernels/kernels.h"
 
 namespace pptrain::nn {
@@ -79,9 +81,26 @@ std::unique_ptr<SideStream> make_side_stream(c10::Device device) {
   return std::make_unique<DeviceSideStream>(device);
 }
 
+namespace {
+
+// The columns of x in FP8: each has a scale over all rows, which the sum runs over.
+Fp8Copy fp8_columns(const at::Tensor& x) {
+  Fp8Copy copy{.values = at::empty({x.size(1), x.size(0)}, x.options().dtype(at::kFloat8_e4m3fn)),
+               .scales = at::empty({x.size(1)}, x.options().dtype(at::kFloat))};
+  kernels::quantize_columns(x, copy.values, copy.scales);
+  return copy;
+}
+
+}  // namespace
+
 void add_weight_gradient(Weight& weight, const at::Tensor& dy, const at::Tensor& x) {
   if (weight.frozen()) return;
   const bool first = std::exchange(weight.grad_is_unset, false);
+  if (weight.grad_in_fp8) {
+    const Fp8Copy left = fp8_columns(dy), right = fp8_columns(x);
+    kernels::fp8_weight_gradient(left.values, left.scales, right.values, right.scales, !first, weight.grad);
+    return;
+  }
   (first ? kernels::weight_gradient : kernels::accumulate_weight_gradient)(dy, x, weight.grad);
 }
 

@@ -57,7 +57,8 @@ void add_train(std::vector<Option>& options) {
         "of a weight. Weight gradients, embedding, head, norms, router, experts and attention itself stay in "
         "bf16. Needs train.dtype = \"bf16\" and widths that are multiples of 16. Twice as fast as bf16 by "
         "the tensor cores of GPUs from Ada and Hopper on; CPUs compute the same numbers, more slowly than "
-        "bf16.")
+        "bf16. rowwise_all: weight gradients too, with a scale for each feature over a microbatch's tokens; "
+        "on CPUs alone, to try what it does to learning.")
       .only_with("train.dtype", {"bf16"})
       .refuse("tensorwise", "one scale a tensor is refused: it would depend on the layout. Use rowwise")
       .refuse("delayed",

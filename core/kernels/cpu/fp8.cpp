@@ -87,9 +87,9 @@ void quantize_columns(const Tensor& x, Tensor& values, Tensor& scales) {
 }
 
 // The matrix itself, bfloat16 [rows, cols].
-Tensor as_bfloat16(const Tensor& values, const Tensor& scales, const Tensor& like) {
+Tensor as_bfloat16(const Tensor& values, const Tensor& scales) {
   const int64_t cols = values.size(1);
-  Tensor result = at::empty(values.sizes(), like.options());
+  Tensor result = at::empty(values.sizes(), scales.options().dtype(at::kBFloat16));
   parallel_for(values.size(0), row_grain(cols), [&](int64_t first, int64_t last) {
     for (int64_t row = first; row < last; ++row)
       widen_row(in<uint8_t>(values) + row * cols, in<float>(scales)[row], out<uint16_t>(result) + row * cols,
@@ -100,7 +100,17 @@ Tensor as_bfloat16(const Tensor& values, const Tensor& scales, const Tensor& lik
 
 void fp8_linear(const Tensor& a, const Tensor& a_scales, const Tensor& b, const Tensor& b_scales,
                 const std::optional<Tensor>& bias, Tensor& result) {
-  kernels::linear(as_bfloat16(a, a_scales, result), as_bfloat16(b, b_scales, result), bias, result);
+  kernels::linear(as_bfloat16(a, a_scales), as_bfloat16(b, b_scales), bias, result);
+}
+
+// The GEMM sums over rows of tokens, so it has the order of weight gradients in bfloat16.
+void fp8_weight_gradient(const Tensor& a, const Tensor& a_scales, const Tensor& b, const Tensor& b_scales,
+                         bool adds, Tensor& weight_grad) {
+  const auto rows_of_tokens = [](const Tensor& values, const Tensor& scales) {
+    return as_bfloat16(values, scales).t().contiguous();
+  };
+  (adds ? kernels::accumulate_weight_gradient : kernels::weight_gradient)(
+      rows_of_tokens(a, a_scales), rows_of_tokens(b, b_scales), weight_grad);
 }
 
 }  // namespace
@@ -109,6 +119,7 @@ void add_fp8_kernels() {
   kernels::quantize_rows.implement(BackEnd::cpu, quantize_rows);
   kernels::quantize_columns.implement(BackEnd::cpu, quantize_columns);
   kernels::fp8_linear.implement(BackEnd::cpu, fp8_linear);
+  kernels::fp8_weight_gradient.implement(BackEnd::cpu, fp8_weight_gradient);
 }
 
 }  // namespace pptrain::kernels::cpu

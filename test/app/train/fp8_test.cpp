@@ -57,6 +57,22 @@ TEST_CASE("FP8 keeps its bits with all that keeps those of bf16") {
   }
 }
 
+TEST_CASE("FP8 with weight gradients acts, and keeps its bits likewise") {
+  const Overrides all = with(fp8_job, {"train.fp8=rowwise_all"});
+  CHECK(run(all).metrics != run(fp8_job).metrics);
+  CHECK(relative_error(last_loss(run(all)), last_loss(run(with(fp8_job, {"train.fp8=off"})))) < 0.02);
+  const std::vector<Overrides> jobs = {{}, {"lora.rank=2"}, {"distributed.pp_sequence_slices=2"}};
+  for (const Overrides& more : jobs) {
+    CAPTURE(more);
+    const Overrides job = with(all, more);
+    const JobResult reference = run(with(job, {"distributed.pp=2"}));
+    check_equal(reference, run(with(job, {"distributed.pp=2", "distributed.pp_schedule=zbv"})));
+    check_equal(reference, run(with(job, {"distributed.pp=4", "distributed.pp_schedule=zb_h1"})));
+  }
+  const JobResult replicas = run(with(all, {"distributed.dp_replicate=2"}));
+  check_equal(replicas, run(with(all, {"distributed.dp_shard=2", "distributed.pp=2"})));
+}
+
 TEST_CASE("FP8 has the same bits whatever is recomputed") {
   const JobResult reference = run(fp8_job);
   for (const std::string level : {"cheap", "selective", "full"})
@@ -118,6 +134,8 @@ TEST_CASE("what FP8 cannot do is refused by name") {
                                                         contains_text("layers.0.mlp.down.weight"));
   CHECK_THAT(fault({"distributed.tp=2"}),
              contains_text("multiples of 16") && contains_text("distributed.tp"));
+  CHECK_THAT(fault({"train.fp8=rowwise_all", "run.device=cuda"}),
+             contains_text("train.fp8") && contains_text("not built for GPUs"));
   CHECK_THAT(fault({"train.fp8=delayed"}), contains_text("Use rowwise"));
   CHECK_THAT(fault({"train.dtype=fp8"}), contains_text("train.fp8 = \"rowwise\""));
 }

@@ -15,6 +15,7 @@
 
 #include "core/base/error.h"
 #include "core/kernels/expert_kernels.h"
+#include "core/kernels/fp8_kernels.h"
 #include "core/kernels/kernels.h"
 #include "test/support/catch.h"
 
@@ -140,6 +141,19 @@ TEST_CASE("the optimizer's kernels record what they read and write", "[dry_run]"
   CHECK(cost_of([&] { kernels::add_squares({{grad, 0}}, sum); }) == moved(400 + 160));
   CHECK(cost_of([&] { kernels::add_squares({{grad, 0}, {weight, 0}}, sum); }) == moved(2 * 400 + 160));
   CHECK(cost_of([&] { kernels::normal_values(weight, 1, 0, 1); }) == moved(400));
+}
+
+TEST_CASE("a weight gradient in FP8 records its GEMM, and what it widens and turns", "[dry_run]") {
+  const Tensor a = meta({32, 10}, at::kFloat8_e4m3fn), b = meta({48, 10}, at::kFloat8_e4m3fn);
+  const Tensor a_scales = meta({32}), b_scales = meta({48});
+  Tensor grad = meta({32, 48});
+  const auto cost = [&](bool adds) {
+    return cost_of([&] { kernels::fp8_weight_gradient(a, a_scales, b, b_scales, adds, grad); });
+  };
+  const double operands = 320 + 480 + 4 * 80, gradient = 4 * 32 * 48, turned = 2 * 4 * 800;
+  CHECK(cost(false).bytes == operands + gradient + turned);
+  CHECK(cost(true).bytes == operands + 2 * gradient + turned);
+  CHECK(cost(true).product_flops == 2.0 * 32 * 48 * 10);
 }
 
 TEST_CASE("a dry run checks arguments, and kernels refuse meta tensors outside of one", "[dry_run]") {

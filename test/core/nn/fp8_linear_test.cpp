@@ -28,11 +28,12 @@ struct Layer {
   nn::ParameterGroup group;
   nn::Linear linear;
 
-  explicit Layer(bool bias, const nn::ShardPlace& place = {}) : linear(declare(bias)) {
+  explicit Layer(bool bias, const nn::ShardPlace& place = {}, bool weight_gradients = false)
+      : linear(declare(bias, weight_gradients)) {
     group.materialise(at::kCPU, at::kBFloat16, /*with_gradients=*/true, place);
   }
-  nn::Linear declare(bool bias) {
-    group.multiply_in_fp8();
+  nn::Linear declare(bool bias, bool weight_gradients) {
+    group.multiply_in_fp8(weight_gradients);
     return {group, 48, {{"a", 32}, {"b", 16}}, bias, 0.3};
   }
   // The whole weight, as layers see it.
@@ -66,6 +67,23 @@ TEST_CASE("a linear layer in FP8: both GEMMs, and the weight gradient in bfloat1
   layer.linear.backward_weight(x, dy);
   const Tensor gradient = dy.t().to(at::kDouble).mm(x.to(at::kDouble));
   CHECK(relative_error(layer.group.find("a.weight")->grad, gradient.narrow(0, 0, 32)) < 1e-5);
+}
+
+TEST_CASE("the weight gradient in FP8 has a scale for each feature over all tokens", "[nn]") {
+  at::set_num_threads(1);
+  at::manual_seed(seed(33));
+  const int64_t rows = GENERATE(1, 37, 64);
+  Layer layer(/*bias=*/true, {}, /*weight_gradients=*/true);
+  layer.group.initialise(3);
+  layer.group.zero_grad();
+  Tensor expected = at::zeros({48, 48}, at::kDouble);
+  for (int pass = 0; pass < 2; ++pass) {
+    const Tensor x = random_rows(rows), dy = random_rows(rows);
+    layer.linear.backward_weight(x, dy);
+    expected += in_fp8(dy.t()).mm(in_fp8(x.t()).t());
+  }
+  CHECK(relative_error(layer.group.find("a.weight")->grad, expected.narrow(0, 0, 32)) < 1e-5);
+  CHECK(relative_error(layer.group.find("b.weight")->grad, expected.narrow(0, 32, 16)) < 1e-5);
 }
 
 TEST_CASE("copies in FP8 follow the weights, however these change", "[nn]") {
