@@ -1,4 +1,4 @@
-// The speed that a run reports.
+// What a run reports of its steps.
 #include "test/app/small_job.h"
 #include "test/support/catch.h"
 
@@ -27,4 +27,26 @@ TEST_CASE("a run's MFU is above 0 and never above 100 %, also where the job's pe
     }
     CHECK(steps == 3);
   }
+}
+
+TEST_CASE("a run of several sources counts the passes over each") {
+  const TemporaryFolder folder;
+  const std::string text = shakespeare.string();
+  run_small_job(
+      small_job_text(), folder.path(),
+      {R"(data.path=[])", "data.val_fraction=0",
+       fmt::format(R"(data.sources=[{{name="first", path="{}", weight=3}}, {{name="second", path="{}"}}])",
+                   text, text),
+       "eval.interval=0"});
+  std::ifstream lines(folder.path() / "metrics.jsonl");
+  nlohmann::json last;
+  for (std::string line; std::getline(lines, line);) {
+    const auto record = nlohmann::json::parse(line);
+    if (record.contains("epochs")) last = record;
+  }
+  REQUIRE(last.contains("epochs"));
+  const auto& epochs = last.at("epochs");
+  REQUIRE(epochs.size() == 2);
+  CHECK(epochs.at("first").get<double>() > 2 * epochs.at("second").get<double>());
+  CHECK(epochs.at("second").get<double>() > 0);
 }

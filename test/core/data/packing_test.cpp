@@ -177,6 +177,30 @@ TEST_CASE("levelled rows hold the same documents, none is emptied, and the deare
   }
 }
 
+TEST_CASE("no move or exchange between the dearest and the cheapest levelled row helps further") {
+  constexpr int64_t capacity = 128, attention_length = 50;
+  for (uint32_t seed = 0; seed < 40; ++seed) {
+    const Lengths64 lengths = long_tail(100, capacity, seed);
+    const Rows rows = pack(Packing::best_fit, 3, capacity, offer(lengths));
+    const Lengths64 taken(lengths.begin(), lengths.begin() + std::ssize(flat(rows)));
+    const auto length = [&](int64_t i) { return taken[static_cast<size_t>(i)]; };
+    const auto cost = [&](int64_t i) { return document_cost(length(i), attention_length); };
+    Rows levelled = level_rows(rows, taken, capacity, attention_length);
+    const auto by_cost = [&](const auto& a, const auto& b) { return sum(a, cost) < sum(b, cost); };
+    const auto [cheapest, dearest] = std::ranges::minmax_element(levelled, by_cost);
+    const int64_t low = sum(*cheapest, cost), high = sum(*dearest, cost), used = sum(*cheapest, length);
+    CAPTURE(seed, low, high);
+    for (const int64_t given : *dearest) {
+      const auto helps = [&](int64_t moved, int64_t tokens) {
+        return moved > 0 && tokens <= capacity && std::max(high - moved, low + moved) < high;
+      };
+      if (dearest->size() > 1) CHECK_FALSE(helps(cost(given), used + length(given)));
+      for (const int64_t back : *cheapest)
+        CHECK_FALSE(helps(cost(given) - cost(back), used + length(given) - length(back)));
+    }
+  }
+}
+
 TEST_CASE("rows that are level cost nearly alike") {
   for (uint32_t seed = 0; seed < 20; ++seed) {
     const Lengths64 lengths = long_tail(600, 512, seed);

@@ -116,6 +116,12 @@ TEST_CASE("A head that is not spread soundly is refused") {
   auto& list = swapped.actions[0];
   std::iter_swap(std::ranges::find(list, head_forward(0, 0)), std::ranges::find(list, head_backward(0, 0)));
   CHECK_THROWS_WITH(validate(swapped), Catch::Contains("whose logits it needs"));
+  Schedule disordered = sound;
+  auto& first = disordered.actions[0];
+  std::iter_swap(std::ranges::find(first, head_backward(0, 0)),
+                 std::ranges::find(first, head_backward(0, 1)));
+  CHECK_THROWS_WITH(validate(disordered), Catch::Contains("part of the head of microbatch 1 of stage 0 comes "
+                                                          "before that of microbatch 0"));
   Schedule late = sound;  // B of the last stage before its head
   auto& last = late.actions[1];
   const auto of_head = std::ranges::find(last, head_backward(1, 0));
