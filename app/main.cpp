@@ -14,6 +14,7 @@
 #include "app/commands/command_line.h"
 #include "app/commands/commands.h"
 #include "app/completion/completion.h"
+#include "app/launch/launcher_patience.h"
 #include "app/quick/answers.h"
 #include "core/base/error.h"
 #include "core/base/host_memory.h"
@@ -48,7 +49,7 @@ int run(int argc, char** argv) {
     return command_line.run(argc, argv);
   } catch (const pptrain::UsageError& error) {
     fmt::print(stderr, "{}\n", pptrain::printable(error.what()));
-    return pptrain::exit_usage;
+    return pptrain::app::final_exit(pptrain::exit_usage);
   } catch (const std::exception& error) {
     fmt::print(stderr, "pptrain: {}\n", pptrain::printable(pptrain::kernels::plain_message(error)));
     return pptrain::exit_failed;

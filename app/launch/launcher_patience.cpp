@@ -11,6 +11,7 @@
 #include <string_view>
 
 #include "core/base/error.h"
+#include "core/base/process.h"
 #include "core/base/text.h"
 #include "core/base/timing.h"
 
@@ -75,6 +76,11 @@ Patience patience_of(const comm::Launch& launch, const comm::GetEnv& environment
         in_seconds(*patience.time), usr1_to_mpirun());
   }
   return patience;
+}
+
+int final_exit(int code, const comm::GetEnv& environment) {
+  const char* const restarts = environment("TORCHELASTIC_MAX_RESTARTS");
+  return restarts != nullptr && to_number<int64_t>(restarts).value_or(0) > 0 ? exit_done : code;
 }
 
 }  // namespace pptrain::app

@@ -1,4 +1,5 @@
-// How long a launcher waits for its ranks after asking them to end.
+// What launchers make of their ranks' ends: how long they wait for them, and which exit codes they take as an
+// end.
 #pragma once
 
 #include <stdlib.h>
@@ -22,5 +23,10 @@ struct Patience {
 
 // From the launchers' defaults, and Open MPI's parameters in the environment.
 Patience patience_of(const comm::Launch& launch, const comm::GetEnv& environment = ::getenv);
+
+// The exit code of an end that the same command would only repeat: a run that was stopped, has diverged or
+// has a bad job. torchrun starts the ranks again after every code but 0 if it has restarts left
+// (TORCHELASTIC_MAX_RESTARTS); then this is 0.
+int final_exit(int code, const comm::GetEnv& environment = ::getenv);
 
 }  // namespace pptrain::app

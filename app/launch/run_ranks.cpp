@@ -7,11 +7,13 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <spdlog/fmt/fmt.h>
 #include <spdlog/spdlog.h>
+#include <sys/prctl.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <deque>
@@ -23,6 +25,7 @@
 
 #include "app/forecast/costs.h"
 #include "app/forecast/prediction.h"
+#include "app/launch/launcher_patience.h"
 #include "app/launch/same_job.h"
 #include "core/base/error.h"
 #include "core/base/log.h"
@@ -232,8 +235,8 @@ class Gathering {
     if (seconds <= 0) return nullptr;
     comm::Heartbeat::Options options;
     options.limit = milliseconds_of(seconds);
-    options.every_rank_speaks = launch_.kind == comm::LaunchKind::torchrun &&
-                                std::getenv("TORCHELASTIC_RUN_ID") == nullptr && isatty(STDERR_FILENO) == 1;
+    options.every_rank_speaks =
+        launch_.kind == comm::LaunchKind::torchrun && !launch_.has_agent && isatty(STDERR_FILENO) == 1;
     options.address = [this] { return address_of_ranks(); };
     return comm::Heartbeat::start(world, activity, std::move(options),
                                   [](const std::string& warning) { spdlog::warn(warning); });
@@ -260,6 +263,11 @@ class Gathering {
   std::unique_ptr<comm::StartWatch> watch_;
 };
 
+// A rank whose agent was killed would go on where no one restarts it, beside those that replace it.
+void end_with_parent() {
+  ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+}
+
 // Ranks that await rank 0's choices take them. False if one can't, after rank 0 has said so. Collective.
 bool share_choices(comm::Communicator& world, Plan& plan) {
   if (!comm::any(world, plan.order == Order::awaited)) return true;
@@ -279,6 +287,7 @@ int run_ranks(const std::function<Plan()>& load, const std::function<int(RunCont
               const std::function<bool()>& stop_requested) {
   const comm::Launch launch = comm::detect_launch();
   if (launch.kind == comm::LaunchKind::threads) return run_threads(load(), body);
+  if (launch.has_agent) end_with_parent();
   std::optional<Plan> plan;
   StartFault fault;
   try {
@@ -355,7 +364,7 @@ int run_in_world(comm::Communicator& world, int local_rank, const Plan& plan,
     comm::agree(world, fault.what());  // rank 0 says it
     return exit_usage;
   } catch (const UsageError& error) {
-    fail(error, exit_usage);
+    fail(error, final_exit(exit_usage));
     throw;
   } catch (const std::exception& error) {
     fail(error, exit_failed);

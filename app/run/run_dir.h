@@ -83,8 +83,9 @@ class RunDir {
 // they moved and throw Error that names what cannot be moved.
 
 // Makes sure that there is a folder for checkpoints, and that neither it nor metrics.jsonl has a step after
-// `kept`, from which the next run goes on (nothing: has any step). The rest moves to checkpoints.1,
-// metrics.1.jsonl and so on, the newest checkpoint last: a crash in between leaves it the newest.
+// `kept`, from which the next run goes on (nothing: has any step). The rest moves to checkpoints.1 and so on,
+// the newest last: a crash in between leaves it the newest. Metrics move to metrics.repeated.jsonl, or if no
+// step is kept to metrics.1.jsonl and so on.
 void make_room(const std::filesystem::path& folder, std::optional<int64_t> kept, const Report& report);
 
 // Moves `file`, if it is there, to a numbered name: trace.json to trace.1.json.

@@ -11,6 +11,7 @@
 #include "app/data/targets.h"
 #include "app/data/token_files.h"
 #include "app/forecast/step_costs.h"
+#include "app/launch/launcher_patience.h"
 #include "app/rank/warm_up.h"
 #include "app/run/run_log.h"
 #include "core/base/error.h"
@@ -308,7 +309,7 @@ int Trainer::finish(bool stopped) {
   metrics_.close();
   steps_.profile().finish();
   const bool in_vain = !stopped && state_.skipped >= state_.step;
-  if (!context_.root()) return stopped ? exit_stopped : in_vain ? exit_failed : exit_done;
+  if (!context_.root()) return stopped ? exit_stopped : in_vain ? final_exit(exit_failed) : exit_done;
   const std::string name = checkpoint_name(state_.step);
   const std::string folder = (saver_->root() / name).string();
   if (!run_dir_.is_there()) {
@@ -323,7 +324,7 @@ int Trainer::finish(bool stopped) {
         state_.step);
     spdlog::error("{}", report);
     end_run_dir({.how = RunPhase::failed, .step = state_.step, .checkpoint = name, .message = report});
-    return exit_failed;
+    return final_exit(exit_failed);
   }
   end_run_dir(
       {.how = stopped ? RunPhase::stopped : RunPhase::finished, .step = state_.step, .checkpoint = name});
@@ -344,11 +345,11 @@ int Trainer::give_up() {
   const std::optional<DivergedCheckpoints> left = saver_->save_diverged(state_);
   metrics_.close();
   steps_.profile().finish();
-  if (!left) return exit_failed;
+  if (!left) return final_exit(exit_failed);
   const std::string report = divergence_.report(*left);
   spdlog::error("{}", report);
   end_run_dir({.how = RunPhase::diverged, .step = state_.step, .checkpoint = left->saved, .message = report});
-  return exit_failed;
+  return final_exit(exit_failed);
 }
 
 }  // namespace pptrain::app

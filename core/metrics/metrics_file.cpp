@@ -236,6 +236,10 @@ void report_bad(const fs::path& file, const Survey& found, const Report& report)
 
 }  // namespace
 
+fs::path repeated_steps(const fs::path& file) {
+  return file.parent_path() / (file.stem().string() + ".repeated" + file.extension().string());
+}
+
 void set_aside_after(const fs::path& file, int64_t last, const Report& report) {
   if (absent(file)) return;
   const Survey found = survey(file, last);
@@ -243,8 +247,10 @@ void set_aside_after(const fs::path& file, int64_t last, const Report& report) {
   if (found.moving == 0 && found.ended) return;
   NewLines kept(file);
   if (found.moving > 0) {
-    const fs::path aside = io::first_free(file);
+    const fs::path aside = repeated_steps(file);
     NewLines moved(aside);
+    if (!absent(aside))
+      each_line(aside, [&](const std::string& text, const Line&, int64_t) { moved.add_line(text); });
     divide(file, last, kept, &moved);
     moved.publish();
     report(fmt::format("moved {} line{} of {} that are not of the run up to step {} to {}", found.moving,

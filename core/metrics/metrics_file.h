@@ -66,10 +66,13 @@ std::unique_ptr<Sink> make_jsonl_sink(const std::filesystem::path& file, const R
 // Is told what was moved, and about lines that are no records.
 using Report = std::function<void(const std::string&)>;
 
-// Moves the lines of steps after `last`, which a run that goes on from there writes again, to the first free
-// of metrics.1.jsonl, .2, ..., after a copy of the header that they belong to. So does a line that is no
-// record (cut by a crash): it is reported with file and line, and a run goes on without it. Both files are
-// complete and on the device before they get their names. Throws Error that names the file.
+// Where set_aside_after puts lines: metrics.repeated.jsonl.
+std::filesystem::path repeated_steps(const std::filesystem::path& file);
+
+// Moves the lines of steps after `last`, which a run that goes on from there writes again, to the end of
+// repeated_steps(file), after a copy of the header that they belong to. So does a line that is no record (cut
+// by a crash): it is reported with file and line, and a run goes on without it. Both files are complete and
+// on the device before they get their names. Throws Error that names the file.
 void set_aside_after(const std::filesystem::path& file, int64_t last, const Report& report);
 
 // Moves the whole file there, if it tells of any step.

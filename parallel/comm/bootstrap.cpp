@@ -129,8 +129,8 @@ Rendezvous find_rendezvous(const Environment& env, const Launch& launch) {
     result.prefix = fmt::format("pptrain/{}.{}", env.text("SLURM_JOB_ID"), env.text("SLURM_STEP_ID"));
   } else if (env.has("TORCHELASTIC_RUN_ID")) {
     result.served_by_launcher = env.text("TORCHELASTIC_USE_AGENT_STORE") == "True";
-    result.prefix =
-        fmt::format("pptrain/{}/{}", env.text("TORCHELASTIC_RUN_ID"), env.text("TORCHELASTIC_RESTART_COUNT"));
+    // Not of the attempt: agents count their own failures alone, so their counts may differ.
+    result.prefix = fmt::format("pptrain/{}", env.text("TORCHELASTIC_RUN_ID"));
   }
   return result;
 }
@@ -171,7 +171,11 @@ bool has_torchruns(const Environment& env) {
 // The launch without its rendezvous.
 Launch find_launch(const Environment& env) {
   const bool as_torchrun = has_torchruns(env);
-  if (as_torchrun && env.has("TORCHELASTIC_RUN_ID")) return read(env, torchrun);
+  if (as_torchrun && env.has("TORCHELASTIC_RUN_ID")) {
+    Launch launch = read(env, torchrun);
+    launch.has_agent = true;
+    return launch;
+  }
   if (env.has(open_mpi.rank) && env.has(open_mpi.size)) return read(env, open_mpi);
   const int64_t tasks = step_tasks(env);
   // mpiexec of MPICH starts its proxies with srun: then PMI's size is not the step's.

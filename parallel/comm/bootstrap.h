@@ -25,6 +25,7 @@ struct Launch {
   // What the launcher of a Slurm step offers to an MPI library for finding its ranks.
   bool has_pmi = false;
   bool has_pmix = false;
+  bool has_agent = false;  // torchrun's agent is the parent, and may start the ranks again
   // The meeting point of ranks without MPI; no host if the environment names none.
   Rendezvous rendezvous{};
 };

@@ -149,29 +149,19 @@ void wait_for_answer(const std::string& host, int port, const StartPatience& pat
 // checked.
 class TcpStore {
  public:
-  // host: meeting_host(). listener: rank 0's, if it serves the store; otherwise closed.
-  TcpStore(const Rendezvous& rendezvous, const std::string& host, net::Socket listener,
+  // Of rank 0, which serves it to those that come to its listener at this address.
+  TcpStore(const std::string& prefix, const net::Address& at, std::string name, net::Socket listener,
            const StartPatience& patience)
-      : prefix_(rendezvous.prefix),
-        name_(fmt::format("{} port {} (MASTER_ADDR, MASTER_PORT)", rendezvous.host, rendezvous.port)),
-        patience_(patience) {
-    be_silent();
-    c10d::TCPStoreOptions options;
-    options.port = static_cast<uint16_t>(rendezvous.port);
-    options.isServer = listener.open();
-    options.waitWorkers = false;
-    options.timeout = store_patience;
-    const std::string awaited = fmt::format(
-        "{}, at {}",
-        rendezvous.served_by_launcher ? "the launcher's store" : "rank 0, which serves the meeting point",
-        name_);
-    if (options.isServer) {
-      options.masterListenFd = listener.release();
-    } else {
-      wait_for_answer(host, rendezvous.port, patience, awaited);
-    }
-    store_ = patiently([host, options] { return std::make_shared<c10d::TCPStore>(host, options); }, patience,
-                       awaited);
+      : prefix_(prefix), name_(std::move(name)), patience_(patience) {
+    open(at, std::move(listener), "its own store, at " + name_);
+  }
+  // Of the others. awaited: who serves it.
+  TcpStore(const std::string& prefix, const net::Address& at, std::string name, const std::string& awaited,
+           const StartPatience& patience)
+      : prefix_(prefix), name_(std::move(name)), patience_(patience) {
+    const std::string server = fmt::format("{}, at {}", awaited, name_);
+    wait_for_answer(at.host, at.port, patience, server);
+    open(at, net::Socket(), server);
   }
 
   void set(const std::string& key, const std::string& value) const {
@@ -213,6 +203,18 @@ class TcpStore {
   const std::string& name() const { return name_; }
 
  private:
+  void open(const net::Address& at, net::Socket listener, const std::string& awaited) {
+    be_silent();
+    c10d::TCPStoreOptions options;
+    options.port = static_cast<uint16_t>(at.port);
+    options.isServer = listener.open();
+    options.waitWorkers = false;
+    options.timeout = store_patience;
+    if (options.isServer) options.masterListenFd = listener.release();
+    store_ = patiently([host = at.host, options] { return std::make_shared<c10d::TCPStore>(host, options); },
+                       patience_, awaited);
+  }
+
   template <typename Call>
   std::invoke_result_t<Call> ask(Call call) const {
     return patiently(std::move(call), patience_, "the meeting point " + name_);
@@ -461,6 +463,50 @@ net::Socket listen_for_ranks(const std::string& address, int rank) {
       fmt::format("rank {} cannot listen at {} for other ranks: {}", rank, address, net::error_text(error)));
 }
 
+std::string meeting_point(const Rendezvous& rendezvous) {
+  return fmt::format("{} port {} (MASTER_ADDR, MASTER_PORT)", rendezvous.host, rendezvous.port);
+}
+
+// The ranks' store at the meeting point, which rank 0 serves.
+TcpStore store_at_meeting_point(int rank, const Rendezvous& rendezvous, const std::string& host,
+                                const StartPatience& patience) {
+  const std::string name = meeting_point(rendezvous);
+  if (rank > 0)
+    return {
+        rendezvous.prefix, {host, rendezvous.port}, name, "rank 0, which serves the meeting point", patience};
+  std::string address = host;
+  net::Socket door = listen_at_meeting_point(rendezvous, host, address);
+  return {rendezvous.prefix, {address, rendezvous.port}, name, std::move(door), patience};
+}
+
+// The ranks' store if a launcher serves one. The launcher's store may outlive these processes and hold what
+// earlier ones left, whose ranks were others'. So rank 0 serves a store of its own, and leaves its address in
+// the launcher's. An address that an earlier rank 0 left refuses; then the others look again.
+TcpStore store_by_launcher(int rank, const Rendezvous& rendezvous, const std::string& host,
+                           const StartPatience& patience) {
+  constexpr const char* key = "rank0";
+  constexpr std::chrono::milliseconds nap{20};
+  const TcpStore launchers(rendezvous.prefix, {host, rendezvous.port}, meeting_point(rendezvous),
+                           "the launcher's store", patience);
+  if (rank == 0) {
+    const std::string address = own_address(rendezvous, host);
+    net::Socket door = listen_for_ranks(address, rank);
+    const net::Address at{address, net::port_of(door)};
+    TcpStore store(rendezvous.prefix, at, to_text(at), std::move(door), patience);
+    launchers.set(key, to_text(at));
+    return store;
+  }
+  for (std::string why;; std::this_thread::sleep_for(nap)) {
+    const net::Address at = read_address(wait_for(launchers, key, patience), 0);
+    if (answers(at.host, at.port, patience, "rank 0", why))
+      return {rendezvous.prefix, at, to_text(at), "rank 0", patience};
+    if (patience.over()) {
+      throw Error(fmt::format("rank {} waited {:.1f} s for rank 0, whose address in {} is {}: {}", rank,
+                              patience.seconds(), launchers.name(), to_text(at), why));
+    }
+  }
+}
+
 Met connect_all(int rank, int size, const Rendezvous& rendezvous, const std::string& host,
                 const TcpStore& store, const StartPatience& patience) {
   const RunIdentity me = agree_on_run(rank, size, rendezvous, store, patience);
@@ -501,10 +547,9 @@ Met meet(int rank, int size, const Rendezvous& rendezvous) {
   if (size == 1) return {};
   const StartPatience patience(rank, rendezvous);
   const std::string host = meeting_host(rendezvous);
-  const bool serves = rank == 0 && !rendezvous.served_by_launcher;
-  std::string meeting_address = host;
-  net::Socket door = serves ? listen_at_meeting_point(rendezvous, host, meeting_address) : net::Socket();
-  TcpStore store(rendezvous, meeting_address, std::move(door), patience);
+  const bool serves = rank == 0;
+  const auto open = rendezvous.served_by_launcher ? store_by_launcher : store_at_meeting_point;
+  const TcpStore store = open(rank, rendezvous, host, patience);
   try {
     return connect_all(rank, size, rendezvous, host, store, patience);
   } catch (const PeerFailure&) {

@@ -15,12 +15,11 @@ namespace pptrain::comm {
 struct Rendezvous {
   std::string host;
   int port = 0;
-  bool served_by_launcher = false;  // torchrun's agent has the store; otherwise rank 0 serves it
-  std::string prefix =
-      "pptrain";               // of all keys: apart from other users of the store and from earlier attempts
-  bool one_host = false;       // the launcher says that all ranks are on one host
-  std::string host_address{};  // address or interface of this host that others shall use; "": found out
-  std::string secret{};        // known only to the ranks; "": a key is left in the store
+  bool served_by_launcher = false;  // a store of torchrun's agent, in which rank 0 leaves its own's address
+  std::string prefix = "pptrain";   // of all keys: apart from other users of the store
+  bool one_host = false;            // the launcher says that all ranks are on one host
+  std::string host_address{};       // address or interface of this host that others shall use; "": found out
+  std::string secret{};             // known only to the ranks; "": a key is left in the store
   std::chrono::milliseconds timeout = std::chrono::minutes(5);  // for all ranks to have come
   std::function<bool()> stopped = [] { return false; };         // asked while ranks are waited for
 };

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "core/base/error.h"
+#include "core/base/process.h"
 #include "test/support/catch.h"
 
 using namespace pptrain;
@@ -54,4 +55,17 @@ TEST_CASE("a value that is no time is refused") {
     CHECK_THROWS_WITH(patience(comm::LaunchKind::torchrun, {{"PPTRAIN_STOP_SECONDS", value}}),
                       test::contains_text("PPTRAIN_STOP_SECONDS"));
   }
+}
+
+TEST_CASE("ends that a restart would repeat are no failures to an agent that restarts") {
+  const auto exit_under = [](const char* restarts, int code) {
+    return app::final_exit(code, [&](const char* name) {
+      return std::string(name) == "TORCHELASTIC_MAX_RESTARTS" ? restarts : nullptr;
+    });
+  };
+  CHECK(exit_under(nullptr, exit_stopped) == exit_stopped);
+  CHECK(exit_under("0", exit_usage) == exit_usage);
+  CHECK(exit_under("x", exit_usage) == exit_usage);
+  CHECK(exit_under("3", exit_usage) == exit_done);
+  CHECK(exit_under("3", exit_stopped) == exit_done);
 }

@@ -37,11 +37,11 @@ TEST_CASE("a run that goes on sets aside what lies ahead of it") {
         std::set<std::string>{"step_2", "step_4", "step_007", "step_best", "latest"});
   CHECK(names_in(dir / "checkpoints.1") == std::set<std::string>{"step_6"});
   CHECK(content(dir / "metrics.jsonl") == "{\"start\":\"new\",\"step\":0}\n{\"step\":2}\n{\"step\":4}\n");
-  CHECK(content(dir / "metrics.1.jsonl") == "{\"start\":\"new\",\"step\":0}\n{\"step\":6}\n");
+  CHECK(content(dir / "metrics.repeated.jsonl") == "{\"start\":\"new\",\"step\":0}\n{\"step\":6}\n");
   // Nothing lies ahead now.
   make_room(dir, 4, [](const std::string& text) { FAIL_CHECK(text); });
   CHECK(names_in(dir) ==
-        std::set<std::string>{"checkpoints", "checkpoints.1", "metrics.jsonl", "metrics.1.jsonl"});
+        std::set<std::string>{"checkpoints", "checkpoints.1", "metrics.jsonl", "metrics.repeated.jsonl"});
 }
 
 TEST_CASE("a run that starts over sets everything aside, each time under a new number") {

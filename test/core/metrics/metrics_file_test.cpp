@@ -66,22 +66,23 @@ std::string eval(int number) {
 
 }  // namespace
 
-TEST_CASE("lines after the step that a run goes on from move to a file of their own") {
+TEST_CASE("lines after the step that a run goes on from move to one file, however often it starts") {
   const Folder folder;
   Reports reports;
   folder.write(header + '\n' + step(1) + step(2) + eval(2) + step(3) + step(4) + later + '\n' + step(5));
   metrics::set_aside_after(folder.file(), 2, reports.hear());
   CHECK(folder.read() == header + '\n' + step(1) + step(2) + eval(2));
-  CHECK(folder.read("metrics.1.jsonl") == header + '\n' + step(3) + step(4) + later + '\n' + step(5));
+  const std::string first = header + '\n' + step(3) + step(4) + later + '\n' + step(5);
+  CHECK(folder.read("metrics.repeated.jsonl") == first);
   REQUIRE(reports.texts.size() == 1);
-  CHECK_THAT(reports.texts[0], contains_text("moved 4 lines of") && contains_text("metrics.1.jsonl"));
+  CHECK_THAT(reports.texts[0], contains_text("moved 4 lines of") && contains_text("metrics.repeated.jsonl"));
 
   // The next time too, from a file that has grown; the header belongs to the lines.
   folder.write(header + '\n' + step(1) + step(2) + resumed + '\n' + step(3));
   metrics::set_aside_after(folder.file(), 2, reports.hear());
   CHECK(folder.read() == header + '\n' + step(1) + step(2) + resumed + '\n');
-  CHECK(folder.read("metrics.2.jsonl") == resumed + '\n' + step(3));
-  CHECK(folder.files() == 3);
+  CHECK(folder.read("metrics.repeated.jsonl") == first + resumed + '\n' + step(3));
+  CHECK(folder.files() == 2);
 }
 
 TEST_CASE("a file without lines to move stays as it is") {
@@ -122,7 +123,7 @@ TEST_CASE("lines that are no records are reported by file and number, kept aside
     folder.write(step(1) + bad + '\n' + step(2));
     metrics::set_aside_after(folder.file(), 5, reports.hear());
     CHECK(folder.read() == step(1) + step(2));
-    CHECK(folder.read("metrics.1.jsonl") == bad + '\n');
+    CHECK(folder.read("metrics.repeated.jsonl") == bad + '\n');
     REQUIRE(reports.texts.size() == 2);
     CHECK_THAT(reports.texts[0], contains_text("metrics.jsonl:2: no record of a step"));
   }
@@ -132,7 +133,7 @@ TEST_CASE("lines that are no records are reported by file and number, kept aside
   metrics::set_aside_after(folder.file(), 5, reports.hear());
   CHECK_THAT(reports.texts.at(0),
              contains_text("metrics.jsonl:2: ") && contains_text("nor are 2 lines after it"));
-  CHECK(folder.read("metrics.1.jsonl") == "x\ny\nz\n");
+  CHECK(folder.read("metrics.repeated.jsonl") == "x\ny\nz\n");
 }
 
 TEST_CASE("a last line without its end does not swallow the next one") {

@@ -77,7 +77,7 @@ TEST_CASE("Open MPI, MPICH, torchrun") {
   require(detect(plus(ompi, pods)), LaunchKind::open_mpi, 3, 8, 1);
 }
 
-TEST_CASE("torchrun's agent keeps the store, apart for each attempt, whatever started the agent") {
+TEST_CASE("torchrun's agent keeps a store for the run, whatever each agent has counted or started it") {
   const Launch launch = detect(plus(srun, {{"RANK", "6"},
                                            {"WORLD_SIZE", "8"},
                                            {"LOCAL_RANK", "2"},
@@ -88,7 +88,8 @@ TEST_CASE("torchrun's agent keeps the store, apart for each attempt, whatever st
                                            {"TORCHELASTIC_USE_AGENT_STORE", "True"}}));
   require(launch, LaunchKind::torchrun, 6, 8, 2);
   REQUIRE(launch.rendezvous.served_by_launcher);
-  REQUIRE(launch.rendezvous.prefix == "pptrain/abc/3");
+  REQUIRE(launch.rendezvous.prefix == "pptrain/abc");
+  REQUIRE(launch.has_agent);
 }
 
 TEST_CASE("a Slurm step") {

@@ -146,6 +146,27 @@ TEST_CASE("ranks meet along a tree, and any two of them can then be connected") 
   require_links(ranks, 10s);
 }
 
+TEST_CASE("a launcher's store may hold the address of an earlier rank 0, which has ended") {
+  c10d::TCPStoreOptions options;
+  options.isServer = true;
+  options.port = 0;
+  options.waitWorkers = false;
+  c10d::TCPStore launchers("127.0.0.1", options);
+  Rendezvous rendezvous = somewhere();
+  rendezvous.port = launchers.getPort();
+  rendezvous.served_by_launcher = true;
+  for (int attempt = 0; attempt < 2; ++attempt) {
+    std::vector<std::future<Came>> ranks(4);
+    for (const size_t r : {1, 2, 3}) ranks[r] = start(static_cast<int>(r), 4, rendezvous);
+    std::this_thread::sleep_for(50ms);  // they find nothing, or the address of the first attempt
+    ranks[0] = start(0, 4, rendezvous);
+    require_links(ranks, 10s);
+  }
+  Rendezvous impatient = rendezvous;
+  impatient.timeout = 300ms;
+  CHECK_THAT(start(1, 4, impatient).get().error, contains_text("waited 0.3 s for rank 0, whose address in"));
+}
+
 TEST_CASE("strangers, silent or not, keep nobody out and hold nobody up", "[clock]") {
   const Rendezvous rendezvous = somewhere();
   std::vector<std::future<Came>> ranks;

@@ -1,0 +1,139 @@
+"""Runs under PyTorch's torchrun, which starts all ranks again when one has ended with a failure.
+
+Usage: elastic_test.py PPTRAIN [unittest arguments]
+"""
+
+import json
+import os
+import pathlib
+import random
+import signal
+import sys
+import time
+import unittest
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "support"))
+from bounds import seed  # noqa: E402
+from pptrain import Case, checksums, environment, free_port, job, latest, records, run, sets, start, steps, wait_for  # noqa: E402
+
+PPTRAIN = pathlib.Path(sys.argv.pop(1)).resolve()
+STEPS = 400
+JOB = job(train={"steps": STEPS}, checkpoint={"interval": 10, "keep_last_n": 2}, lr_schedule={"warmup_steps": 2},
+          distributed={"pp": 2, "heartbeat_s": 3}, optimizer={"lr": 1e-3})
+
+
+def numbers(run_dir):
+    keys = ("step", "loss", "grad_norm", "lr", "tokens")
+    return [[record.get(key) for key in keys] for record in steps(run_dir)]
+
+
+def children(pid):
+    return [int(child) for child in pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+class Elastic(Case):
+    def setUp(self):
+        super().setUp()
+        (self.folder / "job.toml").write_text(JOB)
+        self.port = free_port()
+        self.agents = []
+        self.addCleanup(self.kill)
+
+    def kill(self):
+        for agent in self.agents:
+            if agent.poll() is None:
+                os.killpg(agent.pid, signal.SIGKILL)
+            agent.communicate()
+
+    def torchrun(self, *settings, agents=1, **extra):
+        """The job's two ranks, by one agent or by one each; agents of a run meet at the same port."""
+        for number in range(agents):
+            command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", agents, "--nproc-per-node", 2 // agents,
+                       "--max-restarts", 5, "--monitor-interval", 0.1, "--rdzv-backend", "c10d", "--rdzv-id", self.id(),
+                       "--rdzv-endpoint", f"127.0.0.1:{self.port}", "--rdzv-conf", "last_call_timeout=1", "--local-addr", "127.0.0.1",
+                       "--no-python", PPTRAIN, "--config", "job.toml", *sets('run.dir="run"', *settings)]
+            log = open(self.folder / f"agent_{number}.txt", "w")
+            self.addCleanup(log.close)
+            self.agents.append(start(command, self.folder, stderr=log, start_new_session=True,
+                                     env=environment(TORCHELASTIC_ERROR_FILE=self.folder / "error.json", **extra)))
+
+    def log(self):
+        return "".join(file.read_text() for file in sorted(self.folder.glob("agent_*.txt")))
+
+    def ended(self, seconds=90):
+        """The agents' exit codes."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            if all(agent.poll() is not None for agent in self.agents):
+                return [agent.returncode for agent in self.agents]
+            time.sleep(0.05)
+        self.fail(f"torchrun did not end: {self.log()}")
+
+    def wait_for_step(self, step):
+        wait_for(lambda: any(r["step"] >= step for r in steps(self.folder / "run")), 60, lambda: f"step {step}: {self.log()}")
+
+    def starts(self):
+        return [record["start"] for record in records(self.folder / "run") if "start" in record]
+
+    def check_killed_ranks(self, **options):
+        """Kills a rank twice; the run goes on from its checkpoints, with the bits of one that nothing disturbed."""
+        whole = self.folder / "whole"
+        run([PPTRAIN, "--config", "job.toml", *sets(f'run.dir="{whole}"')], self.folder)
+        draw = random.Random(seed(4))
+        self.torchrun(**options)
+        for step in (35, 75):
+            self.wait_for_step(step)
+            victims = [rank for agent in self.agents for rank in children(agent.pid)]
+            os.kill(draw.choice(victims), signal.SIGKILL)
+        self.assertEqual(self.ended(), [0] * len(self.agents), self.log())
+        result = self.folder / "run"
+        self.assertEqual(checksums(latest(result)), checksums(latest(whole)))
+        self.assertEqual(numbers(result), numbers(whole))
+        self.assertEqual(self.starts(), ["new", "resume", "resume"])
+        left = {path.name for path in result.iterdir()} - {path.name for path in whole.iterdir()}
+        self.assertLessEqual(left, {"metrics.repeated.jsonl", "last_words.txt", "log.rank_1.txt"})
+
+    def test_a_killed_rank(self):
+        self.check_killed_ranks()
+
+    def test_a_killed_rank_of_an_agent_that_has_restarted_more_often_than_the_other(self):
+        self.check_killed_ranks(agents=2)
+
+    def test_a_killed_rank_where_rank_0_serves_the_meeting_point(self):
+        self.check_killed_ranks(agents=2, TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1)
+
+    def check_final(self, *settings):
+        self.torchrun(*settings)
+        self.assertEqual(self.ended(), [0], self.log())
+        self.assertLessEqual(len(self.starts()), 1)
+
+    def test_a_run_that_is_stopped_is_not_started_again(self):
+        self.torchrun("train.steps=100000")
+        self.wait_for_step(5)
+        run([PPTRAIN, "stop", "run"], self.folder)
+        self.assertEqual(self.ended(), [0], self.log())
+        self.assertEqual(self.starts(), ["new"])
+        self.assertEqual(json.loads((self.folder / "run/end.json").read_text())["how"], "stopped")
+
+    def test_a_bad_job_is_not_started_again(self):
+        self.check_final("distributed.pp=3")
+        self.assertEqual(self.log().count("distributed.pp"), 1, self.log())
+
+    def test_a_run_that_diverges_is_not_started_again(self):
+        self.check_final("train.divergence_steps=3", "train.divergence_window=8", "train.divergence_band=1e-3", "optimizer.lr=3",
+                         "train.grad_clip=0", "lr_schedule.warmup_steps=20")
+        self.assertEqual(json.loads((self.folder / "run/end.json").read_text())["how"], "diverged")
+
+    def test_ranks_end_with_their_agent(self):
+        self.torchrun("train.steps=100000")
+        self.wait_for_step(5)
+        ranks = children(self.agents[0].pid)
+        self.assertEqual(len(ranks), 2)
+        os.kill(self.agents[0].pid, signal.SIGKILL)
+        wait_for(lambda: not any(pathlib.Path(f"/proc/{rank}/status").exists() and
+                                 "State:\tZ" not in pathlib.Path(f"/proc/{rank}/status").read_text() for rank in ranks),
+                 3, "the ranks' end")
+
+
+if __name__ == "__main__":
+    unittest.main()
