@@ -101,6 +101,7 @@ LoadOptions options_of_rank(const JobArguments& arguments,
                             std::function<void(const Plan&, const config::ReportConflict&)> inspect) {
   const comm::Launch launch = comm::detect_launch();
   return {.world = world_of(arguments),
+          .of_processes = launch.kind != comm::LaunchKind::threads,
           .choices_of = arguments.run,
           .awaits_choices = launch.kind != comm::LaunchKind::threads && launch.rank != 0,
           .inspect = std::move(inspect)};

@@ -6,6 +6,7 @@
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <spdlog/fmt/fmt.h>
+#include <spdlog/fmt/ranges.h>
 #include <spdlog/spdlog.h>
 #include <sys/prctl.h>
 #include <unistd.h>
@@ -17,9 +18,13 @@
 #include <cstdio>
 #include <cstdlib>
 #include <deque>
+#include <exception>
+#include <functional>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <span>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -35,10 +40,14 @@
 #include "core/kernels/numerics.h"
 #include "core/kernels/out_of_memory.h"
 #include "core/metrics/memory.h"
+#include "core/net/socket.h"
 #include "parallel/comm/agreement.h"
 #include "parallel/comm/bootstrap.h"
+#include "parallel/comm/host_values.h"
 #include "parallel/comm/liveness/start_watch.h"
 #include "parallel/comm/nccl/nccl_communicator.h"
+#include "parallel/comm/tcp/tcp_communicator.h"
+#include "parallel/comm/tcp/tcp_contacts.h"
 #include "parallel/comm/tcp/tcp_rendezvous.h"
 #include "parallel/comm/thread/thread_communicator.h"
 #include "parallel/comm/wait_timeout.h"
@@ -154,8 +163,12 @@ int run_rank(const Plan& plan, const std::function<int(RunContext&)>& body, int 
   return named(plan, world.rank(), ranks_here, device, get_states, [&] {
     check_fp8(plan, device);
     mesh::DeviceMesh mesh(world, plan.mesh);
-    RunContext context{
-        .plan = plan, .mesh = mesh, .device = device, .activity = activity, .heartbeat = heartbeat};
+    RunContext context{.plan = plan,
+                       .mesh = mesh,
+                       .device = device,
+                       .activity = activity,
+                       .heartbeat = heartbeat,
+                       .shares_process = ranks_here > 1};
     return body(context);
   });
 }
@@ -178,6 +191,22 @@ int run_threads(const Plan& plan, const std::function<int(RunContext&)>& body) {
     if (world.rank() == 0) code = result;
   });
   return code;
+}
+
+// Uses rank 0's job if ranks' jobs differ. address: of this rank's transport. Collective.
+std::unique_ptr<comm::Heartbeat> start_heartbeat(comm::Communicator& world, const comm::Launch& launch,
+                                                 const Plan& plan, comm::Activity& activity,
+                                                 const std::function<std::string()>& address) {
+  double seconds = plan.job.distributed.heartbeat_s;
+  comm::broadcast(world, std::span(&seconds, 1), 0);
+  if (seconds <= 0) return nullptr;
+  comm::Heartbeat::Options options;
+  options.limit = milliseconds_of(seconds);
+  options.every_rank_speaks =
+      launch.kind == comm::LaunchKind::torchrun && !launch.has_agent && isatty(STDERR_FILENO) == 1;
+  options.address = address;
+  return comm::Heartbeat::start(world, activity, std::move(options),
+                                [](const std::string& warning) { spdlog::warn(warning); });
 }
 
 // Why this rank cannot start, and the matching exit code.
@@ -227,19 +256,13 @@ class Gathering {
     return comm::any(world, failed) ? exit_failed : exit_usage;
   }
 
-  // Uses rank 0's job if ranks' jobs differ. Collective.
-  std::unique_ptr<comm::Heartbeat> start_heartbeat(comm::Communicator& world, const Plan& plan,
-                                                   comm::Activity& activity) {
-    double seconds = plan.job.distributed.heartbeat_s;
-    comm::broadcast(world, std::span(&seconds, 1), 0);
-    if (seconds <= 0) return nullptr;
-    comm::Heartbeat::Options options;
-    options.limit = milliseconds_of(seconds);
-    options.every_rank_speaks =
-        launch_.kind == comm::LaunchKind::torchrun && !launch_.has_agent && isatty(STDERR_FILENO) == 1;
-    options.address = [this] { return address_of_ranks(); };
-    return comm::Heartbeat::start(world, activity, std::move(options),
-                                  [](const std::string& warning) { spdlog::warn(warning); });
+  const comm::Launch& launch() const { return launch_; }
+
+  // The address of this rank's transport. MPI does not tell it: then "" unless the user has named an address.
+  std::string address_of_ranks() const {
+    const comm::Rendezvous& rendezvous = launch_.rendezvous;
+    if (!comm::starts_our_mpi(launch_)) return comm::own_address(rendezvous, comm::meeting_host(rendezvous));
+    return rendezvous.host_address.empty() ? "" : comm::own_address(rendezvous, rendezvous.host);
   }
 
  private:
@@ -248,13 +271,6 @@ class Gathering {
   static std::chrono::milliseconds heartbeat_limit(const std::optional<Plan>& plan) {
     return milliseconds_of(plan ? plan->job.distributed.heartbeat_s
                                 : config::DistributedSection().heartbeat_s);
-  }
-
-  // The address of this rank's transport. MPI does not tell it: then "" unless the user has named an address.
-  std::string address_of_ranks() const {
-    const comm::Rendezvous& rendezvous = launch_.rendezvous;
-    if (!comm::starts_our_mpi(launch_)) return comm::own_address(rendezvous, comm::meeting_host(rendezvous));
-    return rendezvous.host_address.empty() ? "" : comm::own_address(rendezvous, rendezvous.host);
   }
 
   comm::Launch launch_;
@@ -277,6 +293,115 @@ bool share_choices(comm::Communicator& world, Plan& plan) {
                      }));
 }
 
+// --- Fewer processes than ranks: each has a block of the mesh's ranks, as threads, which meet over TCP ---
+
+// Ranks [first, end) of a process. Neighbours along tp and cp mostly share a process.
+struct Block {
+  int first = 0, end = 0;
+};
+Block block_of(int process, int processes, int ranks) {
+  const auto begin = [&](int64_t number) { return static_cast<int>(number * ranks / processes); };
+  return {begin(process), begin(process + 1)};
+}
+
+std::string sizes_of_blocks(int processes, int ranks) {
+  std::vector<int> sizes;
+  for (int process = 0; process < processes; ++process) {
+    const Block block = block_of(process, processes, ranks);
+    sizes.push_back(block.end - block.first);
+  }
+  return fmt::format("{}", fmt::join(sizes, " + "));
+}
+
+// Where the ranks meet: at an address of the first process, which tells the others. Collective.
+comm::Rendezvous meeting_of_ranks(comm::Communicator& processes, const comm::Launch& launch) {
+  comm::Rendezvous meeting = launch.rendezvous;
+  meeting.served_by_launcher = false;
+  const std::vector<size_t> hosts = comm::gather_values(processes, std::hash<std::string>()(host_name()));
+  meeting.one_host = std::ranges::count(hosts, hosts.front()) == std::ssize(hosts);
+  std::string address;
+  if (processes.rank() == 0) {
+    const bool by_mpi = meeting.host.empty() && meeting.host_address.empty() && !meeting.one_host;
+    const std::string host =
+        by_mpi ? net::address_for_others() : comm::own_address(meeting, comm::meeting_host(meeting));
+    int error = 0;
+    meeting.door = std::make_shared<net::Socket>(net::listen_at(host, 0, error));
+    if (!meeting.door->open())
+      throw Error(fmt::format("cannot listen at {} for the ranks: {}", host, net::error_text(error)));
+    address = comm::to_text({host, net::port_of(*meeting.door)});
+  }
+  const net::Address at = comm::read_address(comm::broadcast_string(processes, address, 0), 0);
+  meeting.host = at.host;
+  meeting.port = at.port;
+  return meeting;
+}
+
+// The first error of several threads; a PeerFailure counts only if there is no other.
+class FirstError {
+ public:
+  void keep(bool is_consequence) {
+    const std::lock_guard lock(mutex_);
+    std::exception_ptr& slot = is_consequence ? consequence_ : first_;
+    if (!slot) slot = std::current_exception();
+  }
+  void rethrow() const {
+    if (first_ || consequence_) std::rethrow_exception(first_ ? first_ : consequence_);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::exception_ptr first_, consequence_;
+};
+
+// Collective over the processes.
+int run_blocks(comm::Communicator& processes, const comm::Launch& launch, const Plan& plan,
+               const std::function<int(RunContext&)>& body) {
+  const int ranks = plan.mesh.world_size();
+  const std::string no_gpus =
+      plan.job.run.device == config::Device::cpu
+          ? ""
+          : fmt::format("{} processes were launched for {} ranks: on GPUs each rank needs a process",
+                        processes.size(), ranks);
+  if (!comm::agree(processes, no_gpus)) return exit_usage;
+  if (processes.rank() == 0) {
+    spdlog::info("{} ranks in {} process{}: {}", ranks, processes.size(), processes.size() == 1 ? "" : "es",
+                 sizes_of_blocks(processes.size(), ranks));
+  }
+  const Block own = block_of(processes.rank(), processes.size(), ranks);
+  const comm::Rendezvous meeting = meeting_of_ranks(processes, launch);
+  const auto neighbours = std::make_shared<comm::TcpNeighbours>(own.first, own.end - own.first);
+  std::atomic<int> code = exit_done;
+  FirstError error;
+  const auto run = [&](int rank) {
+    try {
+      comm::Activity activity;
+      // Outlives the world, whose end waits for the other ranks too.
+      std::unique_ptr<comm::Heartbeat> heartbeat;
+      const auto world = comm::make_tcp_world(rank, ranks, meeting, neighbours);
+      heartbeat = start_heartbeat(*world, launch, plan, activity,
+                                  [&] { return comm::own_address(meeting, comm::meeting_host(meeting)); });
+      const int result = run_in_world(*world, rank - own.first, plan, body, heartbeat.get(), &activity,
+                                      /*ranks_here=*/own.end - own.first);
+      if (result != exit_done) code = result;
+    } catch (const PeerFailure&) {
+      error.keep(/*is_consequence=*/true);
+    } catch (...) {
+      error.keep(/*is_consequence=*/false);
+    }
+  };
+  {
+    std::vector<std::jthread> threads;
+    for (int rank = own.first; rank < own.end; ++rank) threads.emplace_back(run, rank);
+  }
+  try {
+    error.rethrow();
+  } catch (const StoppedAtStart& stop) {
+    fmt::print(stderr, "pptrain: {}\n", printable(stop.what()));
+    return exit_stopped;
+  }
+  return code;
+}
+
 }  // namespace
 
 int run_ranks(const Plan& plan, const std::function<int(RunContext&)>& body) {
@@ -292,7 +417,7 @@ int run_ranks(const std::function<Plan()>& load, const std::function<int(RunCont
   StartFault fault;
   try {
     plan = load();
-    mesh::check_world_size(plan->mesh, launch.world_size);
+    mesh::check_processes(plan->mesh, launch.world_size);
     set_numerics(*plan);
   } catch (const UsageError& error) {
     fault = {error.what(), exit_usage};
@@ -313,14 +438,20 @@ int run_ranks(const std::function<Plan()>& load, const std::function<int(RunCont
   if (!world) return fault.code;
   if (const int code = gathering->agree(*world); code != 0) return code;
   if (!share_choices(*world, *plan)) return exit_usage;
-  heartbeat = gathering->start_heartbeat(*world, *plan, activity);
+  if (world->size() < plan->mesh.world_size()) {
+    const comm::Launch with_patience = gathering->launch();
+    gathering.reset();
+    return run_blocks(*world, with_patience, *plan, body);
+  }
+  heartbeat = start_heartbeat(*world, launch, *plan, activity,
+                              [&gathering] { return gathering->address_of_ranks(); });
   gathering.reset();
   return run_in_world(*world, launch.local_rank, *plan, body, heartbeat.get(), &activity);
 }
 
 int run_in_world(comm::Communicator& world, int local_rank, const Plan& plan,
                  const std::function<int(RunContext&)>& body, comm::Heartbeat* heartbeat,
-                 comm::Activity* activity) {
+                 comm::Activity* activity, int ranks_here) {
   // Longer than it takes to notice a broken connection.
   constexpr std::chrono::milliseconds until_verdict{1000};
   world.set_timeout(timeout_of(plan.job));
@@ -345,7 +476,7 @@ int run_in_world(comm::Communicator& world, int local_rank, const Plan& plan,
     if (!device.is_cpu()) {
       // Two ranks on one GPU: either all ranks find that, or none does.
       std::string common_fault;
-      named(plan, world.rank(), /*ranks_here=*/1, device, get_states, [&] {
+      named(plan, world.rank(), ranks_here, device, get_states, [&] {
         std::function<std::string()> device_place;
         if (activity != nullptr) device_place = [activity] { return activity->look_at_device(); };
         common_fault = comm::fault_of(
@@ -355,8 +486,7 @@ int run_in_world(comm::Communicator& world, int local_rank, const Plan& plan,
       if (!comm::agree(world, common_fault)) return exit_usage;
       log_of(Subsystem::comm).info("NCCL between the GPUs; this rank's is {}", device.str());
     }
-    return run_rank(plan, body, /*ranks_here=*/1, nccl ? *nccl : world, device, get_states, activity,
-                    heartbeat);
+    return run_rank(plan, body, ranks_here, nccl ? *nccl : world, device, get_states, activity, heartbeat);
   } catch (const PeerFailure&) {
     if (heartbeat != nullptr) heartbeat->end_with_others(until_verdict);
     throw;

@@ -27,6 +27,8 @@ struct RunContext {
   // For the reports of failures. Null if no rank waits for another. Ranks that are threads have no heartbeat.
   comm::Activity* activity = nullptr;
   comm::Heartbeat* heartbeat = nullptr;
+  // Launched processes have several ranks each, so none may end by itself.
+  bool shares_process = false;
 
   bool root() const { return mesh.rank() == 0; }  // the one rank that prints and writes metrics
 };

@@ -439,7 +439,9 @@ Plan plan_of(const Read& read, const LoadOptions& options) {
   config::Hooks with = hooks(resolve_into(plan, options, choices), options);
   if (choices && options.world == 0) with.world = choices->world_size();
   config::GivenJob given = read(with, choices ? choices->warmup_steps() : std::nullopt);
-  if (options.world != 0) mesh::check_world_size(plan->mesh, static_cast<int>(options.world));
+  if (options.world != 0)
+    (options.of_processes ? mesh::check_processes : mesh::check_world_size)(plan->mesh,
+                                                                            static_cast<int>(options.world));
   plan->given = std::move(given.given);
   plan->notes = std::move(given.notes);
   return *std::move(plan);

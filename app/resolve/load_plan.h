@@ -14,6 +14,8 @@ namespace pptrain::app {
 struct LoadOptions {
   // The number of ranks, which dp_shard = -1 fills and any other mesh must match; 0: not known.
   int64_t world = 0;
+  // `world` counts launched processes, each of which may have several ranks.
+  bool of_processes = false;
   // Data and checkpoints must exist; a plan alone does not need them.
   bool needs_files = true;
   bool reads_data = true;  // Plan::reads_data

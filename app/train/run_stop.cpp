@@ -314,7 +314,8 @@ RunStop::RunStop(const RunContext& context, const fault::Shutdown& shutdown, con
       saver_(saver),
       begun_at_(state.step),
       is_root_(context.root()),
-      stops_quickly_(patience_.time && !context.job.optimizer.post_validation && context.device.is_cpu()),
+      stops_quickly_(patience_.time && !context.job.optimizer.post_validation && context.device.is_cpu() &&
+                     !context.shares_process),
       under_way_(state.step + 1) {
   if (context.root())
     signals_.emplace(shutdown_, [this](const fault::StopRequest& request) { announce(request); });

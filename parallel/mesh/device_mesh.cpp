@@ -218,6 +218,11 @@ void check_world_size(const MeshShape& shape, int ranks) {
                   ranks == 1 ? ", or start without a launcher to run all ranks in one process" : ""));
 }
 
+void check_processes(const MeshShape& shape, int processes) {
+  check_shape(shape);
+  if (processes > shape.world_size()) check_world_size(shape, processes);
+}
+
 DeviceMesh::DeviceMesh(comm::Communicator& world, const MeshShape& shape) : world_(world), shape_(shape) {
   check_world_size(shape, world.size());
   at_ = coordinates(shape, world.rank());

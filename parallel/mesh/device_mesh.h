@@ -59,6 +59,8 @@ struct MeshShape {
 void check_shape(const MeshShape& shape);
 // The same, and UsageError that names every factor when the world has another number of ranks than the shape.
 void check_world_size(const MeshShape& shape, int ranks);
+// The same for launched processes, each of which may have several ranks.
+void check_processes(const MeshShape& shape, int processes);
 
 // --- pure functions of a shape that check_shape accepts; they throw Error for ranks outside of it ---
 using Coordinates = std::array<int, axis_count>;

@@ -133,8 +133,16 @@ class TcpCommunicator final : public MessageCommunicator {
 
 }  // namespace
 
-std::unique_ptr<Communicator> make_tcp_world(int rank, int size, const Rendezvous& rendezvous) {
-  auto engine = std::make_shared<TcpEngine>(meet(rank, size, rendezvous));
+std::unique_ptr<Communicator> make_tcp_world(int rank, int size, const Rendezvous& rendezvous,
+                                             std::shared_ptr<TcpNeighbours> neighbours) {
+  EnginePtr engine;
+  try {
+    engine = std::make_shared<TcpEngine>(meet(rank, size, rendezvous));
+    if (neighbours) engine->join(neighbours);
+  } catch (...) {
+    if (neighbours) neighbours->cannot_join();
+    throw;
+  }
   return std::make_unique<TcpCommunicator>(std::move(engine), /*channel=*/0,
                                            std::make_shared<const std::vector<int>>(all_ranks(size)), rank,
                                            default_timeout);

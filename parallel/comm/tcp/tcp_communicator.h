@@ -8,6 +8,7 @@
 #include <memory>
 
 #include "parallel/comm/communicator.h"
+#include "parallel/comm/tcp/tcp_neighbours.h"
 #include "parallel/comm/tcp/tcp_rendezvous.h"
 
 namespace pptrain::comm {
@@ -16,6 +17,10 @@ namespace pptrain::comm {
 // the peers, unless it goes while an exception unwinds: then they take this rank for dead. Throws Error that
 // names the ranks that stayed away or cannot be reached, PeerFailure with the words of a rank that failed
 // meanwhile, StoppedAtStart; all of them some tenths of a second after the timeout at most.
-std::unique_ptr<Communicator> make_tcp_world(int rank, int size, const Rendezvous& rendezvous);
+//
+// neighbours: of the ranks of this process, if there are several, each of which makes its world in a thread
+// of its own; null: this rank is the process's only one.
+std::unique_ptr<Communicator> make_tcp_world(int rank, int size, const Rendezvous& rendezvous,
+                                             std::shared_ptr<TcpNeighbours> neighbours = nullptr);
 
 }  // namespace pptrain::comm

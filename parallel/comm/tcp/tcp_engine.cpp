@@ -113,7 +113,20 @@ TcpEngine::TcpEngine(Met met, TcpInbox::Limits limits, std::chrono::milliseconds
   thread_ = std::jthread([this] { run(); });
 }
 
+void TcpEngine::join(std::shared_ptr<TcpNeighbours> neighbours) {
+  neighbours->join(rank_, *this);
+  neighbours_ = std::move(neighbours);
+}
+
+// If there is a connection, the peer takes leave on that too.
+void TcpEngine::neighbour_left(int peer) {
+  Link& link = link_to(peer);
+  const std::lock_guard lock(link.mutex);
+  if (!link.socket.open()) link.inbox.end(TcpInbox::ended_message(peer));
+}
+
 TcpEngine::~TcpEngine() {
+  if (neighbours_) neighbours_->leave(rank_);
   const bool unwinding = std::uncaught_exceptions() > unwinding_;
   take_leave_ = !failed_ && !unwinding;
   if (take_leave_) {
@@ -155,6 +168,10 @@ TcpEngine::OperationPtr TcpEngine::send(uint64_t channel, const at::Tensor& tens
   if (failed_) throw PeerFailure(failure());
   auto operation = std::make_shared<TcpOperation>();
   operation->tensor = tensor;
+  if (is_neighbour(peer)) {
+    hand_over(*operation, channel, peer);
+    return operation;
+  }
   Link& link = link_to(peer);
   if (link.inbox.ended()) throw PeerFailure(link.inbox.end_reason());
   bool left_over = false;
@@ -174,7 +191,7 @@ TcpEngine::OperationPtr TcpEngine::receive(uint64_t channel, at::Tensor tensor, 
   operation->tensor = std::move(tensor);
   Link& link = link_to(peer);
   bool wakes = link.inbox.receive(channel, operation);
-  {
+  if (!is_neighbour(peer)) {
     const std::lock_guard lock(link.mutex);
     if (!link.socket.open() && !link.lost && link.call_at == never) {
       link.call_at = Clock::now() + receivers_call;
@@ -183,6 +200,15 @@ TcpEngine::OperationPtr TcpEngine::receive(uint64_t channel, at::Tensor tensor, 
   }
   if (wakes) wake();
   return operation;
+}
+
+void TcpEngine::hand_over(TcpOperation& message, uint64_t channel, int peer) {
+  const bool there = neighbours_->with(peer, [&](TcpEngine& other) {
+    const at::Tensor& tensor = message.tensor;
+    other.link_to(rank_).inbox.hand_over(
+        channel, {static_cast<const char*>(tensor.const_data_ptr()), tensor.nbytes()});
+  });
+  complete(message, there ? "" : TcpInbox::ended_message(peer), /*peer_ended=*/!there);
 }
 
 void TcpEngine::complete(TcpOperation& operation, std::string error, bool peer_ended) {

@@ -30,6 +30,7 @@
 #include "parallel/comm/tcp/tcp_contacts.h"
 #include "parallel/comm/tcp/tcp_inbox.h"
 #include "parallel/comm/tcp/tcp_meeting.h"
+#include "parallel/comm/tcp/tcp_neighbours.h"
 
 namespace pptrain::comm {
 
@@ -45,6 +46,11 @@ class TcpEngine {
   ~TcpEngine();
   TcpEngine(const TcpEngine&) = delete;
   TcpEngine& operator=(const TcpEngine&) = delete;
+
+  // From now on messages of these ranks of this process, this one among them, are copied from one engine to
+  // the other. Returns when all have joined; throws PeerFailure if one cannot.
+  void join(std::shared_ptr<TcpNeighbours> neighbours);
+  void neighbour_left(int peer);  // by TcpNeighbours
 
   OperationPtr send(uint64_t channel, const at::Tensor& tensor, int peer);
   OperationPtr receive(uint64_t channel, at::Tensor tensor, int peer);
@@ -65,6 +71,8 @@ class TcpEngine {
 
   Link& link_to(int peer);
   Links links();
+  bool is_neighbour(int peer) const { return neighbours_ && neighbours_->has(peer); }
+  void hand_over(TcpOperation& message, uint64_t channel, int peer);
   void run();
   void serve();
   void call_peers(const Links& links);
@@ -92,6 +100,7 @@ class TcpEngine {
   const std::chrono::milliseconds silence_;
   net::Deadline next_look_for_silence_{};
   const std::unique_ptr<TcpContacts> contacts_;  // the thread's own
+  std::shared_ptr<TcpNeighbours> neighbours_;    // null: the process has one rank
   std::mutex links_mutex_;
   // Made when they are first used; none goes before the engine.
   std::map<int, std::unique_ptr<Link>> links_;

@@ -58,6 +58,8 @@ struct TcpInbox::Early {
   size_t size = 0;
   bool complete = false;
   OperationPtr claimed;  // by a receive posted while the message was coming in
+
+  std::span<const char> content() const { return {bytes.get(), size}; }
 };
 
 size_t TcpInbox::quarter_of_memory() {
@@ -86,7 +88,7 @@ bool TcpInbox::receive(uint64_t channel, OperationPtr operation) {
   early_bytes_ -= message->size + message_cost;
   *total_ -= message->size + message_cost;
   if (message->complete) {
-    deliver(*message, *operation);
+    deliver(message->content(), *operation);
   } else {
     message->claimed = std::move(operation);
     delivering_ = true;
@@ -94,12 +96,34 @@ bool TcpInbox::receive(uint64_t channel, OperationPtr operation) {
   return was_paused || (was_crowded && !is_crowded());
 }
 
-// Copies an early message into the tensor of its receive.
-void TcpInbox::deliver(const Early& message, TcpOperation& operation) {
+// Copies a whole message into the tensor of its receive.
+void TcpInbox::deliver(std::span<const char> message, TcpOperation& operation) {
   const size_t expected = operation.tensor.nbytes();
-  if (message.size != expected) return complete_(operation, size_error(message.size, expected), false);
-  if (expected > 0) std::memcpy(operation.tensor.mutable_data_ptr(), message.bytes.get(), expected);
+  if (message.size() != expected) return complete_(operation, size_error(message.size(), expected), false);
+  if (expected > 0) std::memcpy(operation.tensor.mutable_data_ptr(), message.data(), expected);
   complete_(operation, "", false);
+}
+
+void TcpInbox::hand_over(uint64_t channel, std::span<const char> message) {
+  OperationPtr operation;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto found = receives_.find(channel);
+    if (found == receives_.end()) {
+      auto early = std::make_shared<Early>();
+      early->bytes = std::make_unique_for_overwrite<char[]>(message.size());
+      std::ranges::copy(message, early->bytes.get());
+      early->size = message.size();
+      early->complete = true;
+      early_[channel].push_back(std::move(early));
+      early_bytes_ += message.size() + message_cost;
+      *total_ += message.size() + message_cost;
+      return;
+    }
+    operation = take_first(receives_, found);
+    --waiting_;
+  }
+  deliver(message, *operation);
 }
 
 std::string TcpInbox::ended_message(int peer) {
@@ -198,7 +222,7 @@ void TcpInbox::end_data() {
   if (const OperationPtr operation = std::exchange(operation_, nullptr)) complete_(*operation, "", false);
   if (const auto message = std::exchange(message_, nullptr)) {
     message->complete = true;
-    if (message->claimed) deliver(*message, *message->claimed);
+    if (message->claimed) deliver(message->content(), *message->claimed);
   }
 }
 

@@ -81,6 +81,9 @@ class TcpInbox {
   // --- any thread ---
   // True if bytes that were not wanted are wanted now.
   bool receive(uint64_t channel, OperationPtr operation);
+  // A message of a peer in this process, copied here. As every message of its: those on the link are of
+  // other kinds.
+  void hand_over(uint64_t channel, std::span<const char> message);
   // The peer took leave, or cannot be reached.
   bool ended() const;
   // No more messages come: ends the receives that are posted, and those to come. reason: a sentence.
@@ -108,7 +111,7 @@ class TcpInbox {
   void keep_early();
   FrameKind end_body();
   void end_data();
-  void deliver(const Early& message, TcpOperation& operation);
+  void deliver(std::span<const char> message, TcpOperation& operation);
 
   const int peer_;
   const Complete complete_;

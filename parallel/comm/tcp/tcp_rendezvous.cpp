@@ -27,6 +27,7 @@ std::string meeting_host(const Rendezvous& rendezvous) {
 
 net::Socket listen_at_meeting_point(const Rendezvous& rendezvous, const std::string& host,
                                     std::string& address) {
+  if (rendezvous.door) return std::move(*rendezvous.door);
   std::vector<std::string> candidates = net::addresses_of(host);
   // A name with addresses of both kinds: the others come to the one that is not this host's alone.
   std::stable_partition(candidates.begin(), candidates.end(),

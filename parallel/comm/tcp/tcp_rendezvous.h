@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <functional>
+#include <memory>
 #include <string>
 
 #include "core/net/socket.h"
@@ -19,7 +20,8 @@ struct Rendezvous {
   std::string prefix = "pptrain";   // of all keys: apart from other users of the store
   bool one_host = false;            // the launcher says that all ranks are on one host
   std::string host_address{};       // address or interface of this host that others shall use; "": found out
-  std::string secret{};             // known only to the ranks; "": a key is left in the store
+  std::shared_ptr<net::Socket> door{};  // of rank 0: it listens there already; null: it makes its own
+  std::string secret{};                 // known only to the ranks; "": a key is left in the store
   std::chrono::milliseconds timeout = std::chrono::minutes(5);  // for all ranks to have come
   std::function<bool()> stopped = [] { return false; };         // asked while ranks are waited for
 };

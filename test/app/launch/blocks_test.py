@@ -1,0 +1,96 @@
+"""Fewer processes than ranks: each has several ranks as threads, and the run has the bits of one process a rank.
+
+Usage: blocks_test.py PPTRAIN MPIEXEC [unittest arguments]
+"""
+
+import json
+import pathlib
+import signal
+import sys
+import unittest
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "support"))
+from pptrain import (Case, checksums, job, latest, mpi_command, run, sets, start_ranks, steps, wait_for_steps)  # noqa: E402
+
+PPTRAIN = pathlib.Path(sys.argv.pop(1)).resolve()
+MPIEXEC = sys.argv.pop(1)
+JOB = job(model={"num_key_value_heads": 2}, distributed={"pp": 2, "dp_shard": 2, "tp": 2, "pp_schedule": "zbv"},
+          checkpoint={"interval": 2}, data={"val_fraction": 0.1}, eval={"interval": 2, "batches": 1})
+
+
+def result(run_dir):
+    keys = ("step", "loss", "grad_norm", "tokens")
+    return checksums(latest(run_dir)), [[record.get(key) for key in keys] for record in steps(run_dir)]
+
+
+class Blocks(Case):
+    def setUp(self):
+        super().setUp()
+        (self.folder / "job.toml").write_text(JOB)
+
+    def command(self, name, *settings):
+        return [PPTRAIN, "--config", "job.toml", *sets(f'run.dir="{name}"', *settings)]
+
+    def launch(self, processes, name, *settings):
+        return start_ranks([self.command(name, *settings)] * processes, self.folder)
+
+    def ended(self, processes, seconds=60):
+        outputs = [process.communicate(timeout=seconds) for process in processes]
+        return [process.returncode for process in processes], outputs
+
+    def test_any_number_of_processes(self):
+        run(self.command("threads"), self.folder)
+        expected = result(self.folder / "threads")
+        for processes, blocks in ((8, ""), (5, "1 + 2 + 1 + 2 + 2"), (3, "2 + 3 + 3"), (2, "4 + 4")):
+            with self.subTest(processes=processes):
+                name = f"processes_{processes}"
+                codes, outputs = self.ended(self.launch(processes, name))
+                self.assertEqual(codes, [0] * processes, outputs)
+                self.assertEqual(result(self.folder / name), expected)
+                self.assertEqual(blocks in outputs[0][0], True, outputs[0])
+
+    @unittest.skipUnless(MPIEXEC, "without MPI")
+    def test_mpirun(self):
+        run(self.command("threads"), self.folder)
+        done = run([*mpi_command(MPIEXEC, 3), *self.command("mpi")], self.folder)
+        self.assertIn("8 ranks in 3 processes: 2 + 3 + 3", done.stdout)
+        self.assertEqual(result(self.folder / "mpi"), result(self.folder / "threads"))
+
+    def test_a_run_goes_on_in_other_processes(self):
+        run(self.command("whole", "train.steps=6"), self.folder)
+        for count, processes in ((2, 3), (4, 8), (6, 2)):
+            codes, outputs = self.ended(self.launch(processes, "parts", f"train.steps={count}", "lr_schedule.name=constant"))
+            self.assertEqual(codes, [0] * processes, outputs)
+        run(self.command("constant", "train.steps=6", "lr_schedule.name=constant"), self.folder)
+        self.assertEqual(result(self.folder / "parts")[0], result(self.folder / "constant")[0])
+
+    def test_more_processes_than_ranks_are_refused(self):
+        codes, outputs = self.ended(self.launch(9, "run"))
+        self.assertEqual(codes, [2] * 9)
+        said = "".join(err for _, err in outputs)
+        self.assertEqual(said.count("the job needs 8 ranks"), 1, said)
+
+    def test_a_killed_process_ends_the_others(self):
+        processes = self.launch(3, "run", "train.steps=100000")
+        wait_for_steps(processes, self.folder / "run", 3)
+        processes[1].send_signal(signal.SIGKILL)
+        codes, outputs = self.ended(processes, seconds=10)
+        self.assertEqual(codes, [1, -signal.SIGKILL, 1], outputs)
+        self.assertRegex("".join(err for _, err in outputs), r"rank [234]")
+
+    def test_a_signal_to_one_process_stops_all(self):
+        processes = self.launch(3, "run", "train.steps=100000")
+        wait_for_steps(processes, self.folder / "run", 3)
+        processes[2].send_signal(signal.SIGTERM)
+        codes, outputs = self.ended(processes, seconds=20)
+        self.assertEqual(codes, [3, 3, 3], outputs)
+        self.assertEqual(json.loads((self.folder / "run/end.json").read_text())["how"], "stopped")
+
+    def test_what_one_process_refuses_is_said_once(self):
+        codes, outputs = self.ended(self.launch(3, "run", "data.path='nothing.txt'"))
+        self.assertEqual(codes, [2, 2, 2], outputs)
+        self.assertEqual("".join(err for _, err in outputs).count("nothing.txt"), 1, outputs)
+
+
+if __name__ == "__main__":
+    unittest.main()
