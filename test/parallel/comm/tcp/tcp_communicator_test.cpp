@@ -1,6 +1,7 @@
 #include "parallel/comm/tcp/tcp_communicator.h"
 
 #include <ATen/ops/zeros.h>
+#include <spdlog/fmt/fmt.h>
 
 #include <algorithm>
 #include <atomic>
