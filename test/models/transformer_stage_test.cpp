@@ -428,6 +428,11 @@ TEST_CASE("misuse is an error that names stage and microbatch") {
   beyond.positions = data.positions + 13;
   CHECK(error_of([&] { stages[0]->forward_only(beyond, {}); }) ==
         "stage 0: positions from 13 to 16, outside of [0, 16)");
+  // Angles are made for max_seq positions, whatever texts the model could take.
+  auto longer = model;
+  longer.max_positions = 64;
+  CHECK(error_of([&] { build_stages(longer, {4}, at::kFloat)[0]->forward_only(beyond, {}); }) ==
+        "stage 0: positions from 13 to 16, outside of [0, 16)");
   beyond.positions = data.positions.narrow(0, 0, 3);
   CHECK(error_of([&] { stages[0]->forward_only(beyond, {}); }) ==
         "stage 0: positions [3] of a list of 4 tokens");

@@ -115,6 +115,7 @@ TEST_CASE("pinned ends") {
   CHECK(counts(layout_layer_assignment(8, 4, "1|*|*|1")) == std::vector<int>{1, 3, 3, 1});
   CHECK(counts(layout_layer_assignment(10, 4, "2|*|*|1")) == std::vector<int>{2, 4, 3, 1});
   CHECK(counts(layout_layer_assignment(8, 2, "7|1")) == std::vector<int>{7, 1});
+  CHECK(counts(layout_layer_assignment(5, 4, "2|*|*|1")) == std::vector<int>{2, 1, 1, 1});
   CHECK_THROWS_AS(layout_layer_assignment(8, 2, "6|1"), UsageError);
   CHECK_THROWS_AS(layout_layer_assignment(4, 4, "2|*|*|1"), UsageError);
   CHECK_THROWS_AS(layout_layer_assignment(8, 4, "0|*|*|1"), UsageError);
