@@ -188,12 +188,10 @@ void Resolver::check_batch_steps() {
   for (size_t i = 0; i < steps.size(); ++i) {
     JobConfig later = job_;
     later.train.grad_accum_steps = steps[i].grad_accum_steps;
-    Resolver of_step(
-        later,
-        [&](auto, const std::string& text) {
-          report_({fmt::format("train.grad_accum_schedule[{}].grad_accum_steps", i), schedule_key}, text);
-        },
-        /*sound=*/true);
+    const ReportConflict of_entry = [&](auto, const std::string& text) {
+      report_({fmt::format("train.grad_accum_schedule[{}].grad_accum_steps", i), schedule_key}, text);
+    };
+    Resolver of_step(later, of_entry, /*sound=*/true);
     of_step.check_schedule();
   }
 }

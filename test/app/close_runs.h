@@ -4,6 +4,7 @@
 #include <string_view>
 #include <vector>
 
+#include "test/app/checkpoint_elements.h"
 #include "test/app/small_job.h"
 #include "test/support/bounds.h"
 #include "test/support/catch.h"
@@ -26,6 +27,15 @@ inline void check_equal(const JobResult& reference, const JobResult& other) {
   REQUIRE(reference.checksums.size() > 30);
   CHECK(other.metrics == reference.metrics);
   CHECK(other.checksums == reference.checksums);
+}
+
+// The same of runs whose slices lie elsewhere; they left their folders. moments: their type.
+inline void check_equal_elements(const fs::path& reference, const fs::path& other,
+                                 at::ScalarType moments = at::kFloat) {
+  const auto expected = checkpoint_elements(reference, moments);
+  REQUIRE(expected.size() > 30);
+  CHECK(checkpoint_elements(other, moments) == expected);
+  CHECK(read_result(other, 0).metrics == read_result(reference, 0).metrics);
 }
 
 // With this eps AdamW's step is proportional to gradients that are small compared with it. With the usual eps

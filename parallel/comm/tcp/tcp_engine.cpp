@@ -126,9 +126,12 @@ void TcpEngine::neighbour_left(int peer) {
 }
 
 TcpEngine::~TcpEngine() {
-  if (neighbours_) neighbours_->leave(rank_);
   const bool unwinding = std::uncaught_exceptions() > unwinding_;
   take_leave_ = !failed_ && !unwinding;
+  if (neighbours_)
+    neighbours_->leave(rank_, take_leave_ ? ""
+                              : failed_   ? failure()
+                                          : fmt::format("rank {} left by an exception", rank_));
   if (take_leave_) {
     for (const auto& [peer, link] : links()) {
       const std::lock_guard lock(link->mutex);

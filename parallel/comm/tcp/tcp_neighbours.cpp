@@ -22,10 +22,11 @@ void TcpNeighbours::cannot_join() {
   changed_.notify_all();
 }
 
-void TcpNeighbours::leave(int rank) {
+void TcpNeighbours::leave(int rank, const std::string& failure) {
   const std::unique_lock lock(mutex_);
   engines_.erase(rank);
-  for (const auto& [other, engine] : engines_) engine->neighbour_left(rank);
+  for (const auto& [other, engine] : engines_)
+    failure.empty() ? engine->neighbour_left(rank) : engine->fail(failure);
 }
 
 bool TcpNeighbours::with(int rank, const std::function<void(TcpEngine&)>& body) {

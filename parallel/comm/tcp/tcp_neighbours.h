@@ -7,6 +7,7 @@
 #include <map>
 #include <mutex>
 #include <shared_mutex>
+#include <string>
 
 namespace pptrain::comm {
 
@@ -23,8 +24,8 @@ class TcpNeighbours {
   // one of them cannot.
   void join(int rank, TcpEngine& engine);
   void cannot_join();
-  // The engine ends. Waits for calls of with().
-  void leave(int rank);
+  // The engine ends: in order, or with this failure, which ends the others too. Waits for calls of with().
+  void leave(int rank, const std::string& failure);
   // Calls body with the rank's engine. False if it has left.
   bool with(int rank, const std::function<void(TcpEngine&)>& body);
 

@@ -31,13 +31,16 @@ TEST_CASE("a run's MFU is above 0 and never above 100 %, also where the job's pe
 
 TEST_CASE("a run of several sources counts the passes over each") {
   const TemporaryFolder folder;
-  const std::string text = shakespeare.string();
-  run_small_job(
-      small_job_text(), folder.path(),
-      {R"(data.path=[])", "data.val_fraction=0",
-       fmt::format(R"(data.sources=[{{name="first", path="{}", weight=3}}, {{name="second", path="{}"}}])",
-                   text, text),
-       "eval.interval=0"});
+  std::string text = small_job_text();
+  const size_t begin = text.find("path = "), end = text.find("[optimizer]");
+  REQUIRE(begin < end);
+  const std::string source = fmt::format("\npath = \"{}\"\n", shakespeare.string());
+  text.replace(begin, end - begin,
+               "[[data.sources]]\nname = \"first\"\nweight = 3" + source +
+                   "[[data.sources]]\nname = \"second\"" + source);
+  const size_t eval = text.find("[eval]");
+  text.erase(eval, text.find("[checkpoint]") - eval);
+  run_small_job(text, folder.path(), {});
   std::ifstream lines(folder.path() / "metrics.jsonl");
   nlohmann::json last;
   for (std::string line; std::getline(lines, line);) {

@@ -21,11 +21,9 @@ using kernels::RoundingBits;
 
 namespace {
 
-constexpr auto single = at::kFloat, half = at::kBFloat16;
-
 // x rounded by the upper (first moments) or lower half of each element's random word.
 Tensor rounded(const Tensor& x, const RoundingBits& bits, int shift) {
-  Tensor result = at::empty(x.sizes(), half);
+  Tensor result = at::empty(x.sizes(), at::kBFloat16);
   for (int64_t i = 0; i < x.numel(); ++i) {
     const uint32_t word = bits.words(i).word(0);
     const uint16_t value =
@@ -47,17 +45,19 @@ TEST_CASE("a step rounds bfloat16 moments as the header says, and its weights no
       RoundingBits{.key = 3, .first = 2, .run = 5, .stride = 9, .offset = 4},
       RoundingBits{.key = 9, .offset = (int64_t{1} << 32) - 100});
   CAPTURE(size, bits.run, bits.offset);
-  const Tensor g = at::randn({size}, single), w0 = at::randn({size}, single);
-  const Tensor m0 = at::randn({size}, single).to(half), v0 = at::rand({size}, single).to(half);
+  const Tensor g = at::randn({size}, at::kFloat), w0 = at::randn({size}, at::kFloat);
+  const Tensor m0 = at::randn({size}, at::kFloat).to(at::kBFloat16),
+               v0 = at::rand({size}, at::kFloat).to(at::kBFloat16);
   const kernels::StepArgs args{.lr = 1e-2, .weight_decay = 0.1, .grad_scale = 0.3, .step = 2};
   const bool lion = GENERATE(false, true);
   const auto& step = lion ? kernels::lion : kernels::adamw;
   const auto second = [&](const Tensor& v) { return lion ? Tensor() : v; };
 
-  Tensor w = w0.clone(), m = m0.clone(), v = v0.clone(), compute = at::empty({size}, half);
+  Tensor w = w0.clone(), m = m0.clone(), v = v0.clone(), compute = at::empty({size}, at::kBFloat16);
   const kernels::StepPrevious kept{at::empty_like(w), at::empty_like(m), second(at::empty_like(v))};
   step({{w, g, m, second(v), compute, args, kept, bits}});
-  Tensor w1 = w0.clone(), m1 = m0.to(single), v1 = v0.to(single), compute1 = at::empty({size}, half);
+  Tensor w1 = w0.clone(), m1 = m0.to(at::kFloat), v1 = v0.to(at::kFloat),
+         compute1 = at::empty({size}, at::kBFloat16);
   step({{w1, g, m1, second(v1), compute1, args, std::nullopt}});
   at::set_num_threads(1);
   CHECK(same_bits(w, w1));
@@ -71,7 +71,7 @@ TEST_CASE("a step rounds bfloat16 moments as the header says, and its weights no
 
 TEST_CASE("what a step overwrites is kept bit for bit, however small", "[kernels]") {
   const Tensor bits = at::arange(0x8000, at::kInt).to(at::kShort);  // all positive bfloat16, 0 to NaN
-  const Tensor m0 = bits.view(half), w = at::zeros_like(m0, single);
+  const Tensor m0 = bits.view(at::kBFloat16), w = at::zeros_like(m0, at::kFloat);
   Tensor m = m0.clone(), v = m0.clone(), weight = w.clone();
   const kernels::StepPrevious kept{at::empty_like(w), at::empty_like(m), at::empty_like(v)};
   kernels::adamw({{weight, at::zeros_like(w), m, v, std::nullopt, {.lr = 0}, kept}});
@@ -87,7 +87,7 @@ TEST_CASE("stochastic rounding keeps the mean, and both moments draw by themselv
   const float step = 0x1p-7F, value = 1 + step / 37;
   const auto ups = [&](uint64_t key) {
     const RoundingBits bits{.key = key};
-    const Tensor x = at::full({size}, value, single);
+    const Tensor x = at::full({size}, value, at::kFloat);
     return std::vector<Tensor>{rounded(x, bits, 16).gt(1), rounded(x, bits, 0).gt(1)};
   };
   // The number of events of probability p in `size` tries lies within 6 deviations.
@@ -125,7 +125,7 @@ TEST_CASE("stochastic rounding leaves bfloat16 values, infinity and NaN as they 
 }
 
 TEST_CASE("moments of one type alone", "[kernels]") {
-  Tensor w = at::zeros({8}, single), m = at::zeros({8}, single), v = at::zeros({8}, half);
+  Tensor w = at::zeros({8}, at::kFloat), m = at::zeros({8}, at::kFloat), v = at::zeros({8}, at::kBFloat16);
   const auto step = [&](Tensor exp_avg, Tensor exp_avg_sq) {
     kernels::adamw({{w, w.clone(), exp_avg, exp_avg_sq, std::nullopt, {.lr = 1}, std::nullopt}});
   };

@@ -28,7 +28,7 @@ config::OptimizerSection in_bf16(const std::string& name = "adamw") {
 }
 
 // The parameters as one of `parts` ranks sees them that cut each of them along a dim.
-void declare(nn::ParameterGroup& group, int part = 0, int parts = 1) {
+void declare_part(nn::ParameterGroup& group, int part = 0, int parts = 1) {
   const auto add = [&](const std::string& name, std::vector<int64_t> shape, int dim) {
     nn::ParameterSpec spec{.name = name, .shape = std::move(shape)};
     const int64_t size = spec.shape[static_cast<size_t>(dim)] / parts;
@@ -81,7 +81,7 @@ void train(const config::OptimizerSection& options, nn::ParameterGroup& group, V
 Values train_whole(const config::OptimizerSection& options) {
   Values all;
   nn::ParameterGroup group;
-  declare(group);
+  declare_part(group);
   group.materialise(at::kCPU, at::kBFloat16);
   train(options, group, all);
   return all;
@@ -111,7 +111,7 @@ TEST_CASE("moments in bfloat16 have equal bits over cuts and shards", "[optim]")
   for (int cut = 0; cut < cuts; ++cut) {
     for (int shard = 0; shard < shards; ++shard) {
       nn::ParameterGroup group;
-      declare(group, cut, cuts);
+      declare_part(group, cut, cuts);
       group.materialise(at::kCPU, at::kBFloat16, true, {.index = shard, .count = shards});
       train(options, group, parts);
     }
@@ -184,7 +184,7 @@ TEST_CASE("AdamW with moments in bfloat16 stays near torch::optim::AdamW, on bot
 TEST_CASE("the average of weights is torch's lerp of them, with a decay that grows", "[optim]") {
   at::set_num_threads(1);
   nn::ParameterGroup group;
-  declare(group);
+  declare_part(group);
   group.materialise(at::kCPU, at::kBFloat16);
   group.initialise(1);
   config::OptimizerSection options;
