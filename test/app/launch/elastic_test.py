@@ -116,7 +116,7 @@ class Elastic(Case):
         self.assertEqual(json.loads((self.folder / "run/end.json").read_text())["how"], "stopped")
 
     def test_a_bad_job_is_not_started_again(self):
-        self.check_final("distributed.pp=3")
+        self.check_final("distributed.pp=9")
         self.assertEqual(self.log().count("distributed.pp"), 1, self.log())
 
     def test_a_run_that_diverges_is_not_started_again(self):
