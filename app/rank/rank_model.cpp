@@ -275,7 +275,7 @@ std::map<int, at::Tensor> RankModel::take_expert_loads() {
 
 void RankModel::apply(double lr, double grad_scale) {
   check_weights();
-  before_change_();
+  for (const auto& call : before_change_) call();
   for (RankStage& own : stages_) own.optimizer->step(lr, grad_scale);
   gather_embedding();
   ++optimizer_step_;
@@ -288,7 +288,7 @@ void RankModel::keep_previous() {
 
 void RankModel::undo() {
   check_weights();
-  before_change_();
+  for (const auto& call : before_change_) call();
   for (RankStage& own : stages_) own.optimizer->undo();
   gather_embedding();
   --optimizer_step_;

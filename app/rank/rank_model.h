@@ -60,8 +60,9 @@ class RankModel {
   void exchange_embedding_gradients();
   kernels::ExactSum squared_norm();  // of the summed, unscaled gradients: this rank's term of norm()
   const shard::GradNorm& norm() const { return norm_; }  // over the whole model
-  // `call` comes before each apply() and undo(); only these change what contents() holds.
-  void before_change(std::function<void()> call) { before_change_ = std::move(call); }
+  // `call` comes before each apply() and undo(), as do those of earlier calls; only these change what
+  // contents() holds.
+  void before_change(std::function<void()> call) { before_change_.push_back(std::move(call)); }
   void apply(double lr, double grad_scale);
   void keep_previous();  // from now on undo() can take the last apply() back
   void undo();
@@ -117,7 +118,7 @@ class RankModel {
   shard::GradNorm norm_;
   std::optional<fault::MemoryGuard> guard_;  // with train.check_weights
   int64_t optimizer_step_ = 0;
-  std::function<void()> before_change_ = [] {};
+  std::vector<std::function<void()>> before_change_;
 };
 
 }  // namespace pptrain::app

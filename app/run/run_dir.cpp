@@ -14,6 +14,7 @@
 #include "app/data/datasets.h"
 #include "app/plan/run_files.h"
 #include "app/run/fork.h"
+#include "app/run/memory_folder.h"
 #include "app/run/pace.h"
 #include "core/base/error.h"
 #include "core/base/process.h"
@@ -98,6 +99,10 @@ RunDir::RunDir(RunContext& context)
   agree();
 }
 
+bool RunDir::is_from_disk() const {
+  return std::filesystem::path(start_.checkpoint).parent_path() != memory_folder(folder_);
+}
+
 void RunDir::agree() {
   std::string fault;
   if (context_.root()) fault = comm::fault_of([&] { choose(); });
@@ -172,6 +177,7 @@ void RunDir::begin(int64_t step) {
   const bool goes_on = start_.from == StartFrom::own_checkpoint;
   make_room(folder_, goes_on ? std::optional(step) : std::nullopt, inform);
   if (!goes_on) {
+    remove_memory_copies(folder_);
     make_room_for_file(folder_ / "tensorboard", inform);
     make_room_for_file(folder_ / fork_name, inform);  // a new model is no fork
     make_room_for_file(folder_ / pace_name, inform);

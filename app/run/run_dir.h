@@ -25,6 +25,8 @@ class RunDir {
 
   // The checkpoint to load; empty: a new model. The same on every rank.
   const std::string& checkpoint() const { return start_.checkpoint; }
+  // It does not lie in memory alone.
+  bool is_from_disk() const;
 
   // Chooses another checkpoint, as this one proved unusable at loading. Throws if there is none. Collective.
   void pass_over(const std::string& problem);

@@ -9,6 +9,7 @@
 #include <string_view>
 #include <system_error>
 
+#include "app/run/memory_folder.h"
 #include "core/base/error.h"
 #include "core/config/differences.h"
 #include "core/optim/lr_schedule.h"
@@ -253,10 +254,27 @@ ResumeTerms check_resume(const SavedRun& saved, const config::JobConfig& job, co
   return terms;
 }
 
+namespace {
+
+// A copy in memory that is newer than the newest checkpoint takes its place.
+void add_memory_copies(const std::string& run_dir, const Report& report, checkpoint::KnownProblems& known,
+                       SavedProgress& progress) {
+  const auto folder = find_memory_copies(run_dir);
+  if (!folder) return;
+  const SavedProgress copies = find_progress(*folder, report, known);
+  if (!copies.newest || (progress.newest && progress.newest->step >= copies.newest->step)) return;
+  progress.checkpoints += copies.checkpoints;
+  progress.newest = copies.newest;
+  progress.problem.clear();
+}
+
+}  // namespace
+
 Start find_start(const config::JobConfig& job, const std::string& data, const Base& base,
                  const Report& report, checkpoint::KnownProblems& known) {
   Start start;
-  const SavedProgress progress = find_progress(fs::path(job.run.dir) / "checkpoints", report, known);
+  SavedProgress progress = find_progress(fs::path(job.run.dir) / "checkpoints", report, known);
+  add_memory_copies(job.run.dir, report, known, progress);
   start.from = choose_start(job, progress, start.remark);
   if (start.from == StartFrom::nothing) return start;
   const SavedRun saved = start.from == StartFrom::own_checkpoint

@@ -18,6 +18,7 @@
 #include <utility>
 #include <vector>
 
+#include "app/run/memory_folder.h"
 #include "app/run/run_log.h"
 #include "core/base/error.h"
 #include "core/base/process.h"
@@ -241,8 +242,10 @@ void QuickStop::end(const std::string& saved) {
   } catch (const std::exception&) {
     // Another one was quicker; it had saved.
   }
-  if (context_.root())
+  if (context_.root()) {
     run_dir_.end({.how = RunPhase::stopped, .step = saved_step_, .checkpoint = checkpoint_name(saved_step_)});
+    remove_memory_copies(context_.job.run.dir);
+  }
   if (context_.heartbeat != nullptr) context_.heartbeat->leave();  // so that others do not take it for dead
   end_process(exit_stopped);
 }

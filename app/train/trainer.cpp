@@ -80,6 +80,7 @@ Trainer::Trainer(RunContext& context, const fault::Shutdown& shutdown)
 struct Trainer::StopOrSave {
   bool stop = false;
   bool save = false;
+  bool copy = false;  // into memory
   bool folder_is_gone = false;
 };
 
@@ -91,6 +92,7 @@ Trainer::~Trainer() {
 int Trainer::run() {
   try {
     const int code = train();
+    if (copies_) copies_->remove();
     if (context_.heartbeat != nullptr) context_.heartbeat->on_verdict({});
     return code;
   } catch (const std::exception& error) {
@@ -118,7 +120,7 @@ int Trainer::train() {
     stop_->begin_step(state_.step + 1);
     steps_.run([this] {
       const StopOrSave wanted = wants();
-      return wanted.stop || wanted.save;
+      return wanted.stop || wanted.save || wanted.copy;
     });
     if (steps_.pending()) continue;
     switch (after_step()) {
@@ -158,6 +160,7 @@ Trainer::AfterStep Trainer::after_step() {
   const bool ends = next != AfterStep::next;
   if (ends || agreed.save || saver_->is_due(state_.step)) save(ends);
   stop_->saved();  // or no save is due after all
+  if (!ends && agreed.copy && state_.losses_above == 0) copies_->save(state_);
   return next;
 }
 
@@ -220,7 +223,8 @@ void Trainer::open(bool resumed) {
                                          .keep = run_dir_.begun_from(),
                                          .warn = {},
                                          .ended = ended},
-                 state_, resumed);
+                 state_, /*is_saved=*/resumed && run_dir_.is_from_disk());
+  if (context_.job.checkpoint.memory_seconds > 0) copies_.emplace(context_, model_, layout);
   if (context_.root())
     metrics_.open(run_dir_.header(state_.step, layout), sources_, loader_, *saver_,
                   resumed ? std::optional(state_.step) : std::nullopt);
@@ -265,6 +269,7 @@ Trainer::StopOrSave Trainer::wants() {
     all.save = requests_->wants_any();
   }
   all.save = saver_->wants_save() || all.save;
+  all.copy = copies_ && copies_->wants();
   return all;
 }
 
@@ -273,12 +278,13 @@ Trainer::StopOrSave Trainer::agree() {
                                     "all ranks at the end of the step");
   StopOrSave own = wants();
   own.folder_is_gone = context_.root() && !run_dir_.is_there();
-  const std::vector<double> mine{own.stop ? 1.0 : 0.0, own.save ? 1.0 : 0.0, own.folder_is_gone ? 1.0 : 0.0};
+  const std::vector<double> mine{own.stop ? 1.0 : 0.0, own.save ? 1.0 : 0.0, own.copy ? 1.0 : 0.0,
+                                 own.folder_is_gone ? 1.0 : 0.0};
   const std::vector<double> ranks = comm::all_reduce_sum(context_.mesh.world(), mine);
   if (requests_ && may_save()) requests_->agreed(state_.step);
   stopped_on_request_ = own.stop && !shutdown_.requested();
   steps_.answered();
-  return {.stop = ranks[0] > 0, .save = ranks[1] > 0, .folder_is_gone = ranks[2] > 0};
+  return {.stop = ranks[0] > 0, .save = ranks[1] > 0, .copy = ranks[2] > 0, .folder_is_gone = ranks[3] > 0};
 }
 
 // Log and metrics went with the folder. Saves what the ranks hold, so that the same command goes on.

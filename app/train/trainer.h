@@ -12,6 +12,7 @@
 #include "app/run/requests.h"
 #include "app/run/run_dir.h"
 #include "app/train/listeners.h"
+#include "app/train/memory_saver.h"
 #include "app/train/run_saver.h"
 #include "app/train/run_stop.h"
 #include "app/train/step_listener.h"
@@ -68,6 +69,7 @@ class Trainer {
   std::vector<std::unique_ptr<StepListener>> between_steps_;  // evaluation and samples
   std::optional<LiveRequests> requests_;                      // of rank 0, if the file system can lock
   std::optional<RunSaver> saver_;                             // its thread answers requests
+  std::optional<MemorySaver> copies_;                         // with checkpoint.memory_seconds
   std::optional<RunStop> stop_;                               // last: its threads use the rest
   bool stopped_on_request_ = false;
 };

@@ -279,6 +279,7 @@ struct LrScheduleSection {
 struct CheckpointSection {
   int64_t interval = 1000;      // steps; 0: none by steps
   double minutes = 0;           // 0: none by time
+  double memory_seconds = 0;    // between copies in the host's memory; 0: none
   bool async = true;            // saves while training goes on
   int64_t keep_last_n = 3;      // 0: all
   int64_t keep_best_n = 0;      // in addition, those with the lowest validation losses

@@ -383,6 +383,7 @@ std::vector<Row> output_rows() {
   using enum In;
   return {
       by_value("checkpoint.interval", files, "1"),
+      by_value("checkpoint.memory_seconds", other, "1", {}, "test/app/launch/elastic_test.py"),
       by_value("checkpoint.minutes", files, "1e-9"),
       by_value("checkpoint.async", other, "false", {}, "test/app/train/saving_test.cpp"),
       by_value("checkpoint.keep_last_n", files, "1", {"checkpoint.interval=1"}),

@@ -22,6 +22,13 @@ void add_checkpoint(std::vector<Option>& options) {
   checkpoint("minutes", &CheckpointSection::minutes,
              "Minutes from the last checkpoint to the next one. 0: none by time.")
       .between(0, 1e6);
+  checkpoint(
+      "memory_seconds", &CheckpointSection::memory_seconds,
+      "Keeps copies of the newest states in the host's memory (/dev/shm), at most once in so many "
+      "seconds. If the processes die, a start of the same run goes on from the newest one (torchrun starts "
+      "them by itself). Takes three times the fp32 weights and optimizer state. The copies go "
+      "when the run ends. For ranks on one host. 0: none.")
+      .between(0, 1e6);
   checkpoint("async", &CheckpointSection::async,
              "true: training goes on while checkpoints are written. Tensors not yet written are copied "
              "before the next step changes them, so a rank may need host memory for its fp32 weights and "

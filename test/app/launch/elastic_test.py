@@ -75,12 +75,12 @@ class Elastic(Case):
     def starts(self):
         return [record["start"] for record in records(self.folder / "run") if "start" in record]
 
-    def check_killed_ranks(self, **options):
+    def check_killed_ranks(self, *settings, **options):
         """Kills a rank twice; the run goes on from its checkpoints, with the bits of one that nothing disturbed."""
         whole = self.folder / "whole"
-        run([PPTRAIN, "--config", "job.toml", *sets(f'run.dir="{whole}"')], self.folder)
+        run([PPTRAIN, "--config", "job.toml", *sets(f'run.dir="{whole}"', *settings)], self.folder)
         draw = random.Random(seed(4))
-        self.torchrun(**options)
+        self.torchrun(*settings, **options)
         for step in (35, 75):
             self.wait_for_step(step)
             victims = [rank for agent in self.agents for rank in children(agent.pid)]
@@ -101,6 +101,16 @@ class Elastic(Case):
 
     def test_a_killed_rank_where_rank_0_serves_the_meeting_point(self):
         self.check_killed_ranks(agents=2, TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1)
+
+    def test_a_killed_rank_with_copies_in_memory(self):
+        """No checkpoint is on disk, and few steps run again."""
+        before = set(pathlib.Path("/dev/shm").glob("pptrain-*/*"))
+        self.check_killed_ranks("checkpoint.interval=0", "checkpoint.memory_seconds=0.02")
+        resumed = [record for record in records(self.folder / "run") if record.get("start") == "resume"]
+        for start_record, killed_after in zip(resumed, (35, 75)):
+            self.assertIn("/dev/shm/pptrain-", start_record["checkpoint"])
+            self.assertGreater(start_record["step"], killed_after - 20)
+        self.assertEqual(set(pathlib.Path("/dev/shm").glob("pptrain-*/*")), before)
 
     def check_final(self, *settings):
         self.torchrun(*settings)

@@ -1,0 +1,37 @@
+// Copies of a run's newest states in the host's memory, in a checkpoint's own form, from which the run goes
+// on if its processes die (checkpoint.memory_seconds).
+#pragma once
+
+#include <chrono>
+#include <memory>
+
+#include "app/plan/run_context.h"
+#include "app/rank/rank_model.h"
+#include "parallel/checkpoint/saver.h"
+#include "parallel/comm/communicator.h"
+
+namespace pptrain::app {
+
+class MemorySaver {
+ public:
+  // Collective, as is save(). Both references must outlive this. layout: as checkpoints have it. Throws
+  // CommonFault if ranks are on several hosts or memory is short.
+  MemorySaver(const RunContext& context, RankModel& model, const checkpoint::Layout& layout);
+
+  // On rank 0, whose clock counts: is a copy due, and the one before it done?
+  bool wants() const;
+  // Begins to copy the state of a finished step, which goes on while the run does.
+  void save(const checkpoint::RunState& state);
+
+  // The run has ended, so nothing is left. After save() has ended on all ranks; called by all.
+  void remove();
+
+ private:
+  const RunContext& context_;
+  RankModel& model_;
+  std::unique_ptr<comm::Communicator> comm_;
+  std::chrono::steady_clock::time_point saved_at_{};
+  std::unique_ptr<checkpoint::Saver> saver_;
+};
+
+}  // namespace pptrain::app
