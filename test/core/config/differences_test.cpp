@@ -157,6 +157,7 @@ TEST_CASE("which options decide the model and the order of the data") {
                               "model.rope_scaling.high_freq_factor",
                               "model.rope_scaling.original_max_position_embeddings",
                               "optimizer.name",
+                              "optimizer.state_dtype",
                               "lora.rank",
                               "lora.alpha",
                               "lora.dropout",
