@@ -25,7 +25,7 @@ constexpr const char* memory = "/dev/shm";
 constexpr const char* id_name = "memory_copies";  // in run.dir, and in the folder of copies
 constexpr size_t longest_id = 128;
 
-std::string read_id(const fs::path& folder) {
+std::string read_copies_id(const fs::path& folder) {
   try {
     return io::is_there(folder / id_name) ? io::read_small_file(folder / id_name, longest_id) : "";
   } catch (const Error&) {
@@ -33,7 +33,7 @@ std::string read_id(const fs::path& folder) {
   }
 }
 
-std::string new_id() {
+std::string new_copies_id() {
   return fmt::format("{} {} {}\n", host_name(), ::getpid(), now_utc());
 }
 
@@ -49,8 +49,8 @@ fs::path memory_folder(const fs::path& run_dir) {
 
 std::optional<fs::path> find_memory_copies(const fs::path& run_dir) {
   const fs::path folder = memory_folder(run_dir);
-  const std::string id = read_id(folder);
-  if (id.empty() || id != read_id(run_dir)) return std::nullopt;
+  const std::string id = read_copies_id(folder);
+  if (id.empty() || id != read_copies_id(run_dir)) return std::nullopt;
   return folder;
 }
 
@@ -64,7 +64,7 @@ fs::path begin_memory_copies(const fs::path& run_dir) {
   if (error)
     throw Error(
         fmt::format("checkpoint.memory_seconds: cannot create {}: {}", folder.string(), error.message()));
-  const std::string id = new_id();
+  const std::string id = new_copies_id();
   io::write_file_atomically(run_dir / id_name, id);
   io::write_file_atomically(folder / id_name, id);
   return folder;

@@ -13,6 +13,7 @@
 #include "app/forecast/step_costs.h"
 #include "app/launch/launcher_patience.h"
 #include "app/rank/warm_up.h"
+#include "app/run/memory_folder.h"
 #include "app/run/run_log.h"
 #include "core/base/error.h"
 #include "core/base/process.h"
@@ -92,7 +93,11 @@ Trainer::~Trainer() {
 int Trainer::run() {
   try {
     const int code = train();
-    if (copies_) copies_->remove();
+    if (copies_) {
+      copies_->remove();
+    } else if (context_.root()) {
+      remove_memory_copies(context_.job.run.dir);  // of an earlier start
+    }
     if (context_.heartbeat != nullptr) context_.heartbeat->on_verdict({});
     return code;
   } catch (const std::exception& error) {

@@ -76,7 +76,8 @@ TEST_CASE(
   CHECK(go_on() == run / "checkpoints/step_4");
   // Damaged copies are passed over.
   app::begin_memory_copies(run);
-  fs::rename(run / "checkpoints/step_4", memory / "step_4");
+  fs::copy(run / "checkpoints/step_4", memory / "step_4", fs::copy_options::recursive);
+  fs::remove_all(run / "checkpoints/step_4");
   fs::resize_file(memory / "step_4/stage_0/model.safetensors", 100);
   CHECK(go_on() == run / "checkpoints/step_3");
   app::remove_memory_copies(run);
