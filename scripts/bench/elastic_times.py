@@ -45,16 +45,24 @@ class Host:
     def __init__(self, number: int, command: list[str], folder: Path):
         self.number, self.command, self.folder = number, command, folder
         self.space = f"elastic{number}"
+        self.clear()
         sh(f"ip netns add {self.space} && ip link add {self.space} type veth peer name eth0 netns {self.space}")
         sh(f"ip link set {self.space} master elastic0 up && ip -n {self.space} address add {NETWORK}.{number}/24 dev eth0")
         sh(f"ip -n {self.space} link set lo up && ip -n {self.space} link set eth0 up")
         sh(f"ip -n {self.space} route add default via {NETWORK}.254")
 
     def start(self) -> None:
-        inside = f"hostname {self.space} && mount -t tmpfs tmpfs /dev/shm && exec " + " ".join(self.command)
+        hosts = self.folder / "hosts"
+        hosts.write_text("127.0.0.1 localhost\n" + "".join(f"{NETWORK}.{i} elastic{i}\n" for i in range(1, HOSTS + 1)))
+        switch = self.folder / "nsswitch.conf"  # no name server answers here, and each question would take 5 s
+        switch.write_text("passwd: files\nhosts: files\n")
+        inside = (f"hostname {self.space} && mount -t tmpfs tmpfs /dev/shm && mount --bind {hosts} /etc/hosts && "
+                  f"mount --bind {switch} /etc/nsswitch.conf && exec "
+                  + " ".join([*self.command[:3], "--local-addr", f"{NETWORK}.{self.number}", *self.command[3:]]))
         log = open(self.folder / f"{self.space}.log", "a")
         self.agent = subprocess.Popen(["ip", "netns", "exec", self.space, "unshare", "--uts", "--mount", "--pid", "--fork",
-                                       "--kill-child", "--mount-proc", "sh", "-c", inside], stdout=log, stderr=log, cwd=self.folder)
+                                       "--kill-child", "--mount-proc", "sh", "-c", inside], stdout=log, stderr=log, cwd=self.folder,
+                                      env=os.environ | {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "OMP_NUM_THREADS": "1"})
 
     def pids(self) -> list[int]:
         return [int(pid) for pid in sh(f"ip netns pids {self.space}", check=False).split()]
@@ -72,7 +80,10 @@ class Host:
 
     def remove(self) -> None:
         self.die()
-        sh(f"ip netns delete {self.space}", check=False)
+        self.clear()
+
+    def clear(self) -> None:
+        sh(f"ip netns delete {self.space}; ip link delete {self.space}", check=False)
 
 
 def name_of(pid: int) -> str:
@@ -102,7 +113,7 @@ class Run:
         return self.log.read_text().count("resumed from") if self.log.exists() else 0
 
 
-def wait(condition, what: str, seconds: float = 120) -> None:
+def wait(condition, what: str, seconds: float = 60) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:
@@ -156,7 +167,7 @@ def main() -> None:
     settings = ["distributed.pp=2", "distributed.dp_shard=2", "train.grad_accum_steps=4", "distributed.heartbeat_s=3",
                 "train.steps=1000000", "checkpoint.interval=5", "checkpoint.keep_last_n=2", "eval.interval=0",
                 "eval.generate_interval=0", "metrics.peak_tflops=1", "run.dir=run"]
-    rendezvous = "last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=3,read_timeout=5"
+    rendezvous = "last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=3,read_timeout=30"
     command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", f"1:{HOSTS}", "--nproc-per-node", str(RANKS),
                "--max-restarts", "1000000", "--monitor-interval", "0.1", "--rdzv-backend", "c10d", "--rdzv-id", "elastic",
                "--rdzv-endpoint", f"{NETWORK}.1:{PORT}", "--rdzv-conf", rendezvous, "--no-python", str(arguments.pptrain.resolve()),
@@ -173,14 +184,14 @@ def main() -> None:
             for host in hosts:
                 host.start()
             run = Run(Path(folder) / "run")
-            wait(lambda: run.last_step() > 0, "the first step")
+            wait(lambda: run.last_step() > 10, "steps and a checkpoint")
             for _ in range(arguments.kills):
                 for kind in arguments.kinds:
                     results[kind].append(trial(kind, hosts, run, draw))
                     print(kind, {part: round(t, 2) for part, t in results[kind][-1].items()}, file=sys.stderr, flush=True)
         finally:
             for log in sorted(Path(folder).glob("*.log")) if sys.exc_info()[0] else []:
-                print(log.name, log.read_text()[-3000:], file=sys.stderr)
+                print(log.name, log.read_text()[:1200], file=sys.stderr)
             for host in hosts:
                 host.remove()
             sh("ip link delete elastic0", check=False)

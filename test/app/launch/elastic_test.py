@@ -45,13 +45,13 @@ class Elastic(Case):
                 os.killpg(agent.pid, signal.SIGKILL)
             agent.communicate()
 
-    def torchrun(self, *settings, agents=1, **extra):
+    def torchrun(self, *settings, agents=1, least=None, **extra):
         """The job's two ranks, by one agent or by one each; agents of a run meet at the same port."""
         for number in range(agents):
-            command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", agents, "--nproc-per-node", 2 // agents,
+            command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", f"{least or agents}:{agents}", "--nproc-per-node", 2 // agents,
                        "--max-restarts", 5, "--monitor-interval", 0.1, "--rdzv-backend", "c10d", "--rdzv-id", self.id(),
-                       "--rdzv-endpoint", f"127.0.0.1:{self.port}", "--rdzv-conf", "last_call_timeout=1", "--local-addr", "127.0.0.1",
-                       "--no-python", PPTRAIN, "--config", "job.toml", *sets('run.dir="run"', *settings)]
+                       "--rdzv-endpoint", f"127.0.0.1:{self.port}", "--local-addr", "127.0.0.1",
+                       "--rdzv-conf", f"last_call_timeout=1,keep_alive_interval=1,is_host={int(number == 0)}", "--no-python", PPTRAIN, "--config", "job.toml", *sets('run.dir="run"', *settings)]
             log = open(self.folder / f"agent_{number}.txt", "w")
             self.addCleanup(log.close)
             self.agents.append(start(command, self.folder, stderr=log, start_new_session=True,
@@ -111,6 +111,21 @@ class Elastic(Case):
             self.assertIn("/dev/shm/pptrain-", start_record["checkpoint"])
             self.assertGreater(start_record["step"], killed_after - 20)
         self.assertEqual(set(pathlib.Path("/dev/shm").glob("pptrain-*/*")), before)
+
+    def test_an_agent_that_dies_with_its_ranks(self):
+        """As a host that dies: the other agent's process then has both ranks."""
+        whole = self.folder / "whole"
+        run([PPTRAIN, "--config", "job.toml", *sets(f'run.dir="{whole}"')], self.folder)
+        self.torchrun(agents=2, least=1, TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1)
+        self.wait_for_step(35)
+        os.killpg(self.agents[1].pid, signal.SIGKILL)
+        self.assertEqual(self.ended(), [0, -signal.SIGKILL], self.log())
+        self.assertIn("2 ranks in 1 process: 2", (self.folder / "run/log.txt").read_text() + self.output(0))
+        self.assertEqual(checksums(latest(self.folder / "run")), checksums(latest(whole)))
+        self.assertEqual(numbers(self.folder / "run"), numbers(whole))
+
+    def output(self, agent):
+        return self.agents[agent].stdout.read()
 
     def check_final(self, *settings):
         self.torchrun(*settings)
