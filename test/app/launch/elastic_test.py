@@ -51,7 +51,8 @@ class Elastic(Case):
             command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", f"{least or agents}:{agents}", "--nproc-per-node", 2 // agents,
                        "--max-restarts", 5, "--monitor-interval", 0.1, "--rdzv-backend", "c10d", "--rdzv-id", self.id(),
                        "--rdzv-endpoint", f"127.0.0.1:{self.port}", "--local-addr", "127.0.0.1",
-                       "--rdzv-conf", f"last_call_timeout=1,keep_alive_interval=1,is_host={int(number == 0)}", "--no-python", PPTRAIN, "--config", "job.toml", *sets('run.dir="run"', *settings)]
+                       "--rdzv-conf", f"last_call_timeout=1,keep_alive_interval=1,is_host={int(number == 0)}",
+                       "--no-python", PPTRAIN, "--config", "job.toml", *sets('run.dir="run"', *settings)]
             log = open(self.folder / f"agent_{number}.txt", "w")
             self.addCleanup(log.close)
             self.agents.append(start(command, self.folder, stderr=log, start_new_session=True,
