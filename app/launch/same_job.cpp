@@ -16,6 +16,8 @@
 #include "core/base/process.h"
 #include "core/base/text.h"
 #include "core/data/inspect.h"
+#include "core/kernels/cpu/loops.h"
+#include "core/kernels/device_name.h"
 
 namespace pptrain::app {
 
@@ -77,7 +79,11 @@ std::vector<std::string> differences(const Identity& own, const Values& of_rank_
 
 Identity files_identity(const Plan& plan) {
   const config::JobConfig& job = plan.job;
-  Identity identity = {{"the program", describe_program()}};
+  // Bits depend on the processors' kernels too (docs/what_is_exact.md).
+  Identity identity = {{"the program", describe_program()},
+                       {"the instruction set (PPTRAIN_ISA)", kernels::cpu::loops().isa}};
+  if (plan.job.run.device == config::Device::cuda && kernels::gpu_count() > 0)
+    identity.emplace_back("the GPU", kernels::device_name(c10::Device(c10::kCUDA, 0)));
   const std::vector<StreamFiles> streams =
       plan.reads_data ? streams_of(job, Wanted::all) : std::vector<StreamFiles>();
   for (const StreamFiles& stream : streams) {

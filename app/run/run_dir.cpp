@@ -4,14 +4,18 @@
 #include <spdlog/spdlog.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <exception>
 #include <limits>
 #include <ranges>
+#include <sstream>
 #include <system_error>
 #include <thread>
+#include <vector>
 
 #include "app/data/datasets.h"
+#include "app/launch/launcher_patience.h"
 #include "app/plan/run_files.h"
 #include "app/run/fork.h"
 #include "app/run/memory_folder.h"
@@ -34,6 +38,9 @@ namespace pptrain::app {
 namespace fs = std::filesystem;
 
 namespace {
+
+constexpr const char* starts_name = "starts";  // under an agent that restarts
+constexpr int64_t most_futile_starts = 3;
 
 void warn(const std::string& text) {
   spdlog::warn("{}", text);
@@ -99,6 +106,30 @@ RunDir::RunDir(RunContext& context)
   agree();
 }
 
+// torchrun would start a run that fails at the same step again and again. The file counts starts, with the
+// last step that the ones before had made.
+void RunDir::count_start() const {
+  if (final_exit(exit_failed) == exit_failed) return;
+  struct {
+    int64_t starts = 0, reached = 0;
+  } before;
+  const fs::path file = folder_ / starts_name;
+  if (io::is_there(file))
+    std::istringstream(io::read_small_file(file, 64)) >> before.starts >> before.reached;
+  const std::vector<metrics::StepRecord> steps =
+      metrics::read_metrics_tail(folder_ / "metrics.jsonl", /*steps=*/1).steps;
+  const int64_t reached = std::max(before.reached, steps.empty() ? 0 : steps.back().step);
+  const int64_t futile = reached > before.reached ? 0 : before.starts;
+  if (futile < most_futile_starts)
+    return io::write_file_atomically(file, fmt::format("{} {}\n", futile + 1, reached));
+  std::error_code ignored;
+  fs::remove(file, ignored);  // a user's next start is tried
+  const std::string words = read_last_words(folder_);
+  throw UsageError(
+      fmt::format("run.dir: {} starts in {} made no step after step {}, so no other one is tried{}{}", futile,
+                  folder_.string(), reached, words.empty() ? "" : ". The last words of a rank: ", words));
+}
+
 bool RunDir::is_from_disk() const {
   return std::filesystem::path(start_.checkpoint).parent_path() != memory_folder(folder_);
 }
@@ -154,6 +185,7 @@ void RunDir::take_lock() {
 
 void RunDir::choose() {
   const config::JobConfig& job = context_.job;
+  if (start_.checkpoint.empty()) count_start();
   data_ = data_fingerprint(job);
   base_ = base_of(job);
   checkpoint::take_back_replaced(folder_ / "checkpoints", warn);
@@ -223,6 +255,8 @@ void RunDir::end(RunEnd end) const noexcept {
   try {
     if (holder()) end.process = *holder();
     write_run_end(folder_, end);
+    std::error_code ignored;
+    if (end.how != RunPhase::failed) fs::remove(folder_ / starts_name, ignored);
   } catch (const std::exception& error) {
     spdlog::warn("{}", error.what());
   }

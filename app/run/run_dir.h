@@ -66,6 +66,7 @@ class RunDir {
 
  private:
   void take_lock();
+  void count_start() const;
   void agree();   // all ranks, on what rank 0 chooses
   void choose();  // rank 0
   void write_job() const;

@@ -10,7 +10,8 @@ import sys
 import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "support"))
-from pptrain import (Case, checksums, job, latest, mpi_command, run, sets, start_ranks, steps, wait_for_steps)  # noqa: E402
+from pptrain import (Case, checksums, free_port, job, latest, mpi_command, rank_environment, run, sets, start,  # noqa: E402
+                     start_ranks, steps, wait_for_steps)
 
 PPTRAIN = pathlib.Path(sys.argv.pop(1)).resolve()
 MPIEXEC = sys.argv.pop(1)
@@ -63,6 +64,16 @@ class Blocks(Case):
             self.assertEqual(codes, [0] * processes, outputs)
         run(self.command("constant", "train.steps=6", "lr_schedule.name=constant"), self.folder)
         self.assertEqual(result(self.folder / "parts")[0], result(self.folder / "constant")[0])
+
+    @unittest.skipUnless(" avx2 " in pathlib.Path("/proc/cpuinfo").read_text(), "one instruction set alone")
+    def test_ranks_with_other_instruction_sets_are_refused(self):
+        port = free_port()
+        command = self.command("run", "distributed.dp_shard=1", "distributed.tp=1")
+        ranks = [start(command, self.folder, env=rank_environment(rank, 2, port, PPTRAIN_ISA=isa))
+                 for rank, isa in enumerate(("baseline", "avx2"))]
+        codes, outputs = self.ended(ranks)
+        self.assertEqual(codes, [2, 2], outputs)
+        self.assertIn("the instruction set (PPTRAIN_ISA) is avx2, on rank 0 baseline", "".join(err for _, err in outputs))
 
     def test_more_processes_than_ranks_are_refused(self):
         codes, outputs = self.ended(self.launch(9, "run"))

@@ -145,6 +145,13 @@ class Elastic(Case):
         self.check_final("distributed.pp=9")
         self.assertEqual(self.log().count("1f1b on 9 ranks"), 1, self.log())
 
+    def test_a_run_that_fails_at_once_is_not_started_for_ever(self):
+        self.torchrun("optimizer.lr=1e38", "train.max_skipped_steps=0", "lr_schedule.warmup_steps=0")  # the second step fails
+        self.assertEqual(self.ended(), [0], self.log())
+        self.assertEqual(self.log().count("3 starts in"), 1, self.log())
+        self.assertIn("made no step after step 1", self.log())
+        self.assertFalse((self.folder / "run/starts").exists())
+
     def test_a_run_that_diverges_is_not_started_again(self):
         self.check_final("train.divergence_steps=3", "train.divergence_window=8", "train.divergence_band=1e-3", "optimizer.lr=3",
                          "train.grad_clip=0", "lr_schedule.warmup_steps=20")
