@@ -7,6 +7,7 @@
 #include <optional>
 #include <utility>
 
+#include "app/forecast/plan_report.h"
 #include "core/base/error.h"
 #include "core/config/validate.h"
 #include "parallel/schedule/passes/passes.h"
@@ -135,7 +136,7 @@ MemoryFit fit_on_host(const Plan& plan, const std::vector<RankBytes>& ranks, int
   const int per_host = given > 0 ? static_cast<int>(std::min<int64_t>(given, world)) : world;
   MemoryFit fit{.room = available, .ranks = per_host, .of_host = true, .place = "this host"};
   for (int first = 0; first < world; first += per_host) {
-    double needed = static_cast<double>(program);
+    double needed = static_cast<double>(program + memory_copy_bytes(plan));
     for (int rank = first; rank < std::min(first + per_host, world); ++rank)
       needed += static_cast<double>(ranks[static_cast<size_t>(rank / stride)].total());
     fit.needed = std::max(fit.needed, needed);

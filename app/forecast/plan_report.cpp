@@ -195,11 +195,17 @@ std::string summary(const Plan& plan, const Prediction& p, const CostSource& sou
 // Time of train.steps of these steps together; evaluations and saves come on top.
 std::string whole_job(const Plan& plan, const Prediction& p, const JobRates& rates) {
   const double seconds = static_cast<double>(plan.job.train.steps) * p.step_time;
-  const double tokens = seconds * p.tokens_per_s, bytes = static_cast<double>(checkpoint_bytes(plan));
-  std::string text = fmt::format(
-      "the job: {} step{}, {} tokens in {}; each checkpoint {}", metrics::with_commas(plan.job.train.steps),
-      plan.job.train.steps == 1 ? "" : "s", schedule::with_commas(tokens), metrics::duration_text(seconds),
-      bytes >= 1e9 ? fmt::format("{:.2f} GB", bytes / 1e9) : fmt::format("{:.1f} MB", bytes / 1e6));
+  const double tokens = seconds * p.tokens_per_s;
+  const auto in_units = [](int64_t bytes) {
+    const auto size = static_cast<double>(bytes);
+    return size >= 1e9 ? fmt::format("{:.2f} GB", size / 1e9) : fmt::format("{:.1f} MB", size / 1e6);
+  };
+  std::string text = fmt::format("the job: {} step{}, {} tokens in {}; each checkpoint {}",
+                                 metrics::with_commas(plan.job.train.steps),
+                                 plan.job.train.steps == 1 ? "" : "s", schedule::with_commas(tokens),
+                                 metrics::duration_text(seconds), in_units(checkpoint_bytes(plan)));
+  if (const int64_t copies = memory_copy_bytes(plan); copies > 0)
+    text += fmt::format(", copies in memory {}", in_units(copies));
   const double hours = rank_hours(plan, seconds);
   if (rates.price > 0)
     text += fmt::format("; at {:g} for a rank's hour: {:.2f}", rates.price, hours * rates.price);
@@ -324,6 +330,10 @@ int64_t checkpoint_bytes(const Plan& plan) {
          static_cast<int64_t>(optim::optimizer_share(stored, kinds, at::kFloat).held);
 }
 
+int64_t memory_copy_bytes(const Plan& plan) {
+  return plan.job.checkpoint.memory_seconds > 0 ? 3 * checkpoint_bytes(plan) : 0;
+}
+
 PlanContext context_of(const Plan& plan, const Prediction& p, const CostSource& source, double room,
                        std::string place) {
   PlanContext context;
@@ -370,6 +380,7 @@ nlohmann::ordered_json plan_json(const Plan& plan, const Prediction& p, const Co
                  {"tokens", seconds * p.tokens_per_s},
                  {"seconds", seconds},
                  {"checkpoint_bytes", checkpoint_bytes(plan)}};
+  if (const int64_t copies = memory_copy_bytes(plan); copies > 0) json["job"]["memory_copy_bytes"] = copies;
   if (rates.price > 0) json["job"]["price"] = rank_hours(plan, seconds) * rates.price;
   if (rates.watts > 0) json["job"]["kwh"] = rank_hours(plan, seconds) * rates.watts / 1000;
   for (size_t r = 0; r < p.bytes.size(); ++r) {

@@ -57,5 +57,8 @@ std::string render_beside(const NamedPlan& one, const NamedPlan& other);
 
 // Bytes of one checkpoint's tensors, all stages together: fp32 weights and the optimizer's state.
 int64_t checkpoint_bytes(const Plan& plan);
+// Bytes that copies of it take in the host's memory: two, and the one that is being written; 0 without
+// checkpoint.memory_seconds.
+int64_t memory_copy_bytes(const Plan& plan);
 
 }  // namespace pptrain::app

@@ -6,6 +6,7 @@
 #include <functional>
 
 #include "app/forecast/costs.h"
+#include "app/forecast/plan_report.h"
 #include "app/forecast/prediction.h"
 #include "app/forecast/search.h"
 #include "core/base/host_memory.h"
@@ -63,6 +64,7 @@ std::string shortage_on_host(comm::Communicator& world, const Plan& plan, const 
     if (hosts[static_cast<size_t>(rank)] == own_host)
       fit.needed += static_cast<double>(bytes[static_cast<size_t>(pipeline_rank(plan, rank))]);
   }
+  fit.needed += static_cast<double>(memory_copy_bytes(plan));
   return fit.fits() ? "" : fit.shortage();
 }
 

@@ -67,6 +67,19 @@ TEST_CASE("the fullest rank decides on GPUs, and all ranks of a host together on
   CHECK(app::fit_on_host(spread, ranks, 5, 84).fits() == false);
 }
 
+TEST_CASE("copies in memory count, three times a checkpoint") {
+  const Overrides copies = {"checkpoint.memory_seconds=1", "optimizer.ema_decay=0.9"};
+  const app::Plan plan = plan_of(copies), without = plan_of({"optimizer.ema_decay=0.9"});
+  CHECK(app::memory_copy_bytes(without) == 0);
+  CHECK(app::memory_copy_bytes(plan) == 3 * app::checkpoint_bytes(plan));
+  const std::vector<RankBytes> ranks(1);
+  const double more =
+      app::fit_on_host(plan, ranks, 0, 1).needed - app::fit_on_host(without, ranks, 0, 1).needed;
+  CHECK(more == static_cast<double>(app::memory_copy_bytes(plan)));
+  CHECK_THAT(report(plan, 0), contains_text("copies in memory"));
+  CHECK(report(without, 0).find("copies in memory") == std::string::npos);
+}
+
 TEST_CASE("what is said to make a plan fit does so, and takes what it is said to") {
   const app::Plan plan = plan_of();
   const double whole = peak_of({}), summed = peak_of({"distributed.reduce_gradients=microbatch"});
