@@ -55,7 +55,7 @@ exec bash "$@" """,
     "srun": """while [[ $1 == --* ]]; do shift; done
 export SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=2 SLURM_NTASKS=2
 for rank in 0 1; do SLURM_PROCID=$rank SLURM_LOCALID=$rank "$@" & ranks+=($!); done
-for rank in "${ranks[@]}"; do wait "$rank" || exit; done""",
+for rank in "${ranks[@]}"; do wait -n || { status=$?; kill "${ranks[@]}"; exit $status; }; done""",
 }
 
 

@@ -1,0 +1,153 @@
+// A rank dies at each k-th operation of its communicators: in the update, in a copy, in a save, in an
+// evaluation. The next start goes on, with the bits of a run that nothing disturbed.
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "app/run/memory_folder.h"
+#include "core/base/error.h"
+#include "parallel/comm/liveness/activity.h"
+#include "parallel/comm/thread/thread_communicator.h"
+#include "test/app/close_runs.h"
+#include "test/support/catch.h"
+
+using namespace pptrain;
+using namespace pptrain::test;
+
+namespace {
+
+// The operations of one rank, over all of its communicators and threads. At number `last` it dies, and from
+// then on nothing leaves it.
+struct Life {
+  std::atomic<int64_t> operations = 0;
+  int64_t last = 0;  // 0: it lives on
+
+  void operation() {
+    const int64_t number = ++operations;
+    if (last > 0 && number >= last) throw Error("this rank dies here");
+  }
+};
+
+class MortalCommunicator final : public comm::Communicator {
+ public:
+  MortalCommunicator(comm::Communicator& inner, Life& life) : inner_(inner), life_(life) {}
+  MortalCommunicator(std::unique_ptr<comm::Communicator> own, Life& life)
+      : own_(std::move(own)), inner_(*own_), life_(life) {}
+
+  int rank() const override { return inner_.rank(); }
+  int size() const override { return inner_.size(); }
+  std::unique_ptr<comm::Work> isend(const at::Tensor& tensor, int destination) override {
+    return counted().isend(tensor, destination);
+  }
+  std::unique_ptr<comm::Work> irecv(at::Tensor tensor, int source) override {
+    return counted().irecv(std::move(tensor), source);
+  }
+  std::unique_ptr<comm::Communicator> subgroup(std::span<const int> members) override {
+    return std::make_unique<MortalCommunicator>(counted().subgroup(members), life_);
+  }
+  void all_reduce_sum(at::Tensor tensor) override { counted().all_reduce_sum(std::move(tensor)); }
+  void broadcast(at::Tensor tensor, int root) override { counted().broadcast(std::move(tensor), root); }
+  void barrier() override { counted().barrier(); }
+  void all_gather(at::Tensor out, const at::Tensor& tensor) override {
+    counted().all_gather(std::move(out), tensor);
+  }
+  void abort(const std::string& message) override { inner_.abort(message); }
+  std::string failure() const override { return inner_.failure(); }
+  void set_timeout(std::chrono::milliseconds timeout) override { inner_.set_timeout(timeout); }
+
+ private:
+  comm::Communicator& counted() {
+    life_.operation();
+    return inner_;
+  }
+  std::unique_ptr<comm::Work> start_all_reduce_sum(at::Tensor tensor) override {
+    return counted().iall_reduce_sum(std::move(tensor));
+  }
+  std::unique_ptr<comm::Work> start_reduce_scatter_sum(at::Tensor out, at::Tensor tensor,
+                                                       std::vector<int64_t> counts) override {
+    return counted().ireduce_scatter_sum(std::move(out), tensor, counts);
+  }
+  std::unique_ptr<comm::Work> start_all_gather(at::Tensor out, at::Tensor tensor,
+                                               std::vector<int64_t> counts) override {
+    return counted().iall_gather(std::move(out), tensor, counts);
+  }
+  std::unique_ptr<comm::Work> start_all_to_all(at::Tensor out, std::vector<int64_t> from, at::Tensor tensor,
+                                               std::vector<int64_t> to) override {
+    return counted().iall_to_all(std::move(out), from, tensor, to);
+  }
+
+  std::unique_ptr<comm::Communicator> own_;
+  comm::Communicator& inner_;
+  Life& life_;
+};
+
+// One start of the job, whose rank `victim` dies at its operation `last` (0: it does not). Returns the
+// operations of the victim; what the ranks' ends were does not matter.
+int64_t start(const app::Plan& plan, int victim, int64_t last) {
+  std::vector<Life> lives(static_cast<size_t>(plan.mesh.world_size()));
+  lives[static_cast<size_t>(victim)].last = last;
+  const fault::Shutdown shutdown;
+  try {
+    comm::run_thread_ranks(plan.mesh.world_size(), [&](comm::Communicator& world) {
+      MortalCommunicator mortal(world, lives[static_cast<size_t>(world.rank())]);
+      comm::Activity activity;
+      app::run_in_world(
+          mortal, /*local_rank=*/0, plan,
+          [&](app::RunContext& context) { return app::Trainer(context, shutdown).run(); },
+          /*heartbeat=*/nullptr, &activity, /*ranks_here=*/plan.mesh.world_size());
+    });
+  } catch (const std::exception&) {
+    if (last == 0) throw;
+  }
+  return lives[static_cast<size_t>(victim)].operations;
+}
+
+// Kills the rank at so many places of the run, evenly spread, each time in a new run.
+void sweep(const Overrides& job, int victim, int64_t deaths) {
+  const TemporaryFolder folder;
+  const fs::path whole = folder.path() / "whole", run = folder.path() / "run";
+  const auto plan_in = [&](const fs::path& dir) {
+    return small_plan(small_job_text(), dir, with({"checkpoint.resume=auto"}, job));
+  };
+  const int64_t operations = start(plan_in(whole), victim, 0);
+  const JobResult expected = read_result(whole, 0);
+  REQUIRE(expected.checksums.size() > 30);
+  REQUIRE(operations > deaths);
+  const app::Plan plan = plan_in(run);
+  for (int64_t death = 1; death <= deaths; ++death) {
+    const int64_t last = death * operations / (deaths + 1);
+    CAPTURE(job, victim, last, operations);
+    start(plan, victim, last);
+    start(plan, victim, 0);
+    const JobResult result = read_result(run, 0);
+    REQUIRE(result.checksums == expected.checksums);
+    REQUIRE(result.metrics == expected.metrics);
+    REQUIRE_FALSE(fs::exists(app::memory_folder(run)));
+    fs::remove_all(run);
+  }
+}
+
+const Overrides copies = {"checkpoint.memory_seconds=1e-9", "checkpoint.interval=0", "train.steps=5",
+                          "train.grad_accum_steps=2", "optimizer.ema_decay=0.9"};
+
+}  // namespace
+
+TEST_CASE("a rank may die at any operation, with copies in memory") {
+  spdlog::set_level(spdlog::level::off);
+  sweep(with(copies, {"distributed.pp=2"}), 0, 40);
+  sweep(with(copies, {"distributed.pp=2"}), 1, 40);
+  sweep(with(copies, {"distributed.dp_shard=2", "distributed.tp=2"}), 3, 40);
+  sweep(with(copies, {"distributed.pp=2", "optimizer.post_validation=true", "train.grad_clip=0.1"}), 1, 40);
+  spdlog::set_level(spdlog::level::warn);
+}
+
+TEST_CASE("a rank may die at any operation, with checkpoints on disk and copies in memory") {
+  spdlog::set_level(spdlog::level::off);
+  const Overrides both = with(copies, {"checkpoint.interval=2", "checkpoint.keep_last_n=1"});
+  sweep(with(both, {"distributed.pp=2", "distributed.pp_schedule=zbv"}), 0, 40);
+  sweep(with(both, {"distributed.dp_replicate=2"}), 1, 20);
+  spdlog::set_level(spdlog::level::warn);
+}
