@@ -112,7 +112,7 @@ int train(const TrainArguments& arguments) {
   const int code = run_ranks(
       load, [&](RunContext& context) { return train_rank(context, *shutdown); }, stopped);
   if (shutdown) shutdown->keep_until_exit();
-  return code == exit_usage || code == exit_stopped ? final_exit(code) : code;
+  return code == exit_usage ? final_exit(code) : code;
 }
 
 int resume(const TrainArguments& given) {

@@ -24,9 +24,9 @@ struct Patience {
 // From the launchers' defaults, and Open MPI's parameters in the environment.
 Patience patience_of(const comm::Launch& launch, const comm::GetEnv& environment = ::getenv);
 
-// The exit code of an end that the same command would only repeat: a run that was stopped, has diverged or
-// has a bad job. If torchrun has restarts left (TORCHELASTIC_MAX_RESTARTS), it starts the ranks again after
-// every code but 0. Then this is 0.
+// The exit code of an end that the same command would only repeat: a run that a user has stopped, has
+// diverged or has a bad job. If torchrun has restarts left (TORCHELASTIC_MAX_RESTARTS), it starts the ranks
+// again after every code but 0. Then this is 0.
 int final_exit(int code, const comm::GetEnv& environment = ::getenv);
 
 }  // namespace pptrain::app

@@ -9,6 +9,7 @@
 #include "app/forecast/plan_report.h"
 #include "app/forecast/prediction.h"
 #include "app/forecast/search.h"
+#include "app/launch/memory_folder.h"
 #include "core/base/host_memory.h"
 #include "core/base/process.h"
 #include "core/kernels/device_name.h"
@@ -64,7 +65,10 @@ std::string shortage_on_host(comm::Communicator& world, const Plan& plan, const 
     if (hosts[static_cast<size_t>(rank)] == own_host)
       fit.needed += static_cast<double>(bytes[static_cast<size_t>(pipeline_rank(plan, rank))]);
   }
-  fit.needed += static_cast<double>(memory_copy_bytes(plan));
+  if (const int64_t copies = memory_copy_bytes(plan); copies > 0) {
+    const int64_t held = held_by_memory_copies(plan.job.run.dir);  // and so not available
+    fit.needed += static_cast<double>(std::max<int64_t>(0, copies - held));
+  }
   return fit.fits() ? "" : fit.shortage();
 }
 

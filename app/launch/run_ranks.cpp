@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <csignal>
@@ -19,11 +20,14 @@
 #include <cstdlib>
 #include <deque>
 #include <exception>
+#include <fstream>
 #include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <span>
+#include <string>
+#include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -154,7 +158,7 @@ void check_fp8(const Plan& plan, at::Device device) {
 // Runs `body` as this thread's rank of `world`, which carries tensors of `device`.
 int run_rank(const Plan& plan, const std::function<int(RunContext&)>& body, int ranks_here,
              comm::Communicator& world, at::Device device, const GetStates& get_states,
-             comm::Activity* activity, comm::Heartbeat* heartbeat) {
+             comm::Activity* activity, comm::Heartbeat* heartbeat, bool in_blocks = false) {
   const LogRank naming(world.rank());
   at::set_num_threads(static_cast<int>(plan.job.run.threads));
   const c10::InferenceMode inference;
@@ -168,7 +172,7 @@ int run_rank(const Plan& plan, const std::function<int(RunContext&)>& body, int 
                        .device = device,
                        .activity = activity,
                        .heartbeat = heartbeat,
-                       .shares_process = ranks_here > 1};
+                       .shares_process = in_blocks};
     return body(context);
   });
 }
@@ -279,9 +283,13 @@ class Gathering {
   std::unique_ptr<comm::StartWatch> watch_;
 };
 
-// A rank whose agent was killed would go on where no one restarts it, beside those that replace it.
+// A rank whose agent was killed would go on where no one restarts it, beside those that replace it. A shell
+// in between ends at once when the agent asks for an end, and must not take the rank along.
 void end_with_parent() {
-  ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+  constexpr std::array<std::string_view, 4> shells{"sh", "bash", "dash", "zsh"};
+  std::string parent;
+  std::getline(std::ifstream(fmt::format("/proc/{}/comm", getppid())), parent);
+  if (std::ranges::find(shells, parent) == shells.end()) ::prctl(PR_SET_PDEATHSIG, SIGKILL);
 }
 
 // Ranks that await rank 0's choices take them. False if one can't, after rank 0 has said so. Collective.
@@ -381,7 +389,7 @@ int run_blocks(comm::Communicator& processes, const comm::Launch& launch, const 
       heartbeat = start_heartbeat(*world, launch, plan, activity,
                                   [&] { return comm::own_address(meeting, comm::meeting_host(meeting)); });
       const int result = run_in_world(*world, rank - own.first, plan, body, heartbeat.get(), &activity,
-                                      /*ranks_here=*/own.end - own.first);
+                                      /*ranks_here=*/own.end - own.first, /*in_blocks=*/true);
       if (result != exit_done) code = result;
     } catch (const PeerFailure&) {
       error.keep(/*is_consequence=*/true);
@@ -451,17 +459,25 @@ int run_ranks(const std::function<Plan()>& load, const std::function<int(RunCont
 
 int run_in_world(comm::Communicator& world, int local_rank, const Plan& plan,
                  const std::function<int(RunContext&)>& body, comm::Heartbeat* heartbeat,
-                 comm::Activity* activity, int ranks_here) {
+                 comm::Activity* activity, int ranks_here, bool in_blocks) {
   // Longer than it takes to notice a broken connection.
   constexpr std::chrono::milliseconds until_verdict{1000};
   world.set_timeout(timeout_of(plan.job));
   const auto get_states = [heartbeat] {
     return heartbeat != nullptr ? heartbeat->roll_call() : std::vector<comm::RankState>();
   };
+  // True if the error was printed: with several ranks in a process another one's end may end it first.
   const auto fail = [&](const std::exception& error, int code) {
     const std::string text = kernels::plain_message(error);
-    if (heartbeat != nullptr && !heartbeat->fail(text, code)) heartbeat->end_with_others(until_verdict);
+    bool said = false;
+    if (heartbeat != nullptr) {
+      const bool reports = heartbeat->fail(text, code);
+      said = reports && in_blocks;
+      if (said) comm::print_now("pptrain: " + text);
+      if (!reports) heartbeat->end_with_others(until_verdict);
+    }
     world.abort(text);
+    return said;
   };
   try {
     at::Device device = at::kCPU;
@@ -486,7 +502,8 @@ int run_in_world(comm::Communicator& world, int local_rank, const Plan& plan,
       if (!comm::agree(world, common_fault)) return exit_usage;
       log_of(Subsystem::comm).info("NCCL between the GPUs; this rank's is {}", device.str());
     }
-    return run_rank(plan, body, ranks_here, nccl ? *nccl : world, device, get_states, activity, heartbeat);
+    return run_rank(plan, body, ranks_here, nccl ? *nccl : world, device, get_states, activity, heartbeat,
+                    in_blocks);
   } catch (const PeerFailure&) {
     if (heartbeat != nullptr) heartbeat->end_with_others(until_verdict);
     throw;
@@ -494,10 +511,10 @@ int run_in_world(comm::Communicator& world, int local_rank, const Plan& plan,
     comm::agree(world, fault.what());  // rank 0 says it
     return exit_usage;
   } catch (const UsageError& error) {
-    fail(error, final_exit(exit_usage));
+    if (fail(error, final_exit(exit_usage))) return exit_usage;
     throw;
   } catch (const std::exception& error) {
-    fail(error, exit_failed);
+    if (fail(error, exit_failed)) return exit_failed;
     throw;
   }
 }

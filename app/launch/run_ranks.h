@@ -27,10 +27,10 @@ int run_ranks(const std::function<Plan()>& load, const std::function<int(RunCont
 int run_ranks(const Plan& plan, const std::function<int(RunContext&)>& body);
 
 // The same on an existing world, with this process's rank in it: several plans can share one world.
-// `heartbeat` may be null. ranks_here: ranks of this process, each of which makes this call in a thread of
-// its own.
+// `heartbeat` may be null. in_blocks: some process has several ranks. ranks_here: ranks of this process, each
+// of which makes this call in a thread of its own.
 int run_in_world(comm::Communicator& world, int local_rank, const Plan& plan,
                  const std::function<int(RunContext&)>& body, comm::Heartbeat* heartbeat = nullptr,
-                 comm::Activity* activity = nullptr, int ranks_here = 1);
+                 comm::Activity* activity = nullptr, int ranks_here = 1, bool in_blocks = false);
 
 }  // namespace pptrain::app

@@ -4,7 +4,6 @@
 #include <spdlog/spdlog.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <chrono>
 #include <exception>
 #include <limits>
@@ -16,9 +15,9 @@
 
 #include "app/data/datasets.h"
 #include "app/launch/launcher_patience.h"
+#include "app/launch/memory_folder.h"
 #include "app/plan/run_files.h"
 #include "app/run/fork.h"
-#include "app/run/memory_folder.h"
 #include "app/run/pace.h"
 #include "core/base/error.h"
 #include "core/base/process.h"
@@ -28,6 +27,7 @@
 #include "core/io/paths.h"
 #include "core/kernels/device_name.h"
 #include "core/metrics/metrics_file.h"
+#include "parallel/checkpoint/retention.h"
 #include "parallel/checkpoint/step_folders.h"
 #include "parallel/comm/agreement.h"
 #include "parallel/comm/mpi/mpi_communicator.h"
@@ -106,24 +106,24 @@ RunDir::RunDir(RunContext& context)
   agree();
 }
 
-// torchrun would start a run that fails at the same step again and again. The file counts starts, with the
-// last step that the ones before had made.
+// torchrun would start a run that fails at the same step again and again. The file counts the starts of one
+// agent, with the last step that the ones before had made.
 void RunDir::count_start() const {
   if (final_exit(exit_failed) == exit_failed) return;
   struct {
+    std::string agent;
     int64_t starts = 0, reached = 0;
   } before;
   const fs::path file = folder_ / starts_name;
   if (io::is_there(file))
-    std::istringstream(io::read_small_file(file, 64)) >> before.starts >> before.reached;
+    std::istringstream(io::read_small_file(file, 512)) >> before.agent >> before.starts >> before.reached;
+  const std::string agent = fmt::format("{}:{}", host_name(), ::getppid());
   const std::vector<metrics::StepRecord> steps =
       metrics::read_metrics_tail(folder_ / "metrics.jsonl", /*steps=*/1).steps;
-  const int64_t reached = std::max(before.reached, steps.empty() ? 0 : steps.back().step);
-  const int64_t futile = reached > before.reached ? 0 : before.starts;
+  const int64_t reached = steps.empty() ? 0 : steps.back().step;
+  const int64_t futile = agent != before.agent || reached > before.reached ? 0 : before.starts;
   if (futile < most_futile_starts)
-    return io::write_file_atomically(file, fmt::format("{} {}\n", futile + 1, reached));
-  std::error_code ignored;
-  fs::remove(file, ignored);  // a user's next start is tried
+    return io::write_file_atomically(file, fmt::format("{} {} {}\n", agent, futile + 1, reached));
   const std::string words = read_last_words(folder_);
   throw UsageError(
       fmt::format("run.dir: {} starts in {} made no step after step {}, so no other one is tried{}{}", futile,
@@ -262,6 +262,17 @@ void RunDir::end(RunEnd end) const noexcept {
   }
 }
 
+void RunDir::end_killed_run(int64_t step) {
+  if (start_.from != StartFrom::own_checkpoint || !is_from_disk()) return;
+  const auto ended = read_run_end(folder_);
+  if (ended && (ended->how != RunPhase::failed || !ended->checkpoint.empty())) return;
+  checkpoint::name_latest(folder_ / "checkpoints");
+  remove_memory_copies(folder_);
+  begun_ = true;
+  const std::string name = fs::path(start_.checkpoint).filename().string();
+  end({.how = RunPhase::finished, .step = step, .checkpoint = name});
+}
+
 metrics::RunHeader RunDir::header(int64_t step, const checkpoint::Layout& layout) const {
   metrics::RunHeader header{
       .step = step,
@@ -283,6 +294,7 @@ metrics::RunHeader RunDir::header(int64_t step, const checkpoint::Layout& layout
 void make_room(const fs::path& folder, std::optional<int64_t> kept, const Report& report) {
   create(folder / "checkpoints");
   set_aside_checkpoints(folder / "checkpoints", kept, report);
+  checkpoint::name_latest(folder / "checkpoints");
   const fs::path metrics = folder / "metrics.jsonl";
   if (kept) {
     metrics::set_aside_after(metrics, *kept, report);

@@ -53,6 +53,10 @@ class RunDir {
   // Rank 0: writes how the run ends, unless it has not begun. A failure to write is a warning.
   void end(RunEnd end) const noexcept;
 
+  // Rank 0, at a start that has no steps left: ends the run if it was killed, or failed, after its last save
+  // and before its end. Otherwise does nothing.
+  void end_killed_run(int64_t step);
+
   // Rank 0: this process as in the lock; nothing if the file system cannot lock.
   const std::optional<LockHolder>& holder() const { return lock_.own(); }
 

@@ -9,7 +9,7 @@
 #include <string_view>
 #include <system_error>
 
-#include "app/run/memory_folder.h"
+#include "app/launch/memory_folder.h"
 #include "core/base/error.h"
 #include "core/config/differences.h"
 #include "core/optim/lr_schedule.h"
@@ -281,6 +281,11 @@ Start find_start(const config::JobConfig& job, const std::string& data, const Ba
                              ? *progress.newest
                              : read_saved_run(find_named_checkpoint(job.checkpoint.resume, report, known));
   start.terms = check_resume(saved, job, data, base);
+  if (saved.folder.parent_path() == memory_folder(job.run.dir)) {
+    start.terms.remarks.push_back(
+        fmt::format("{} is newer than the checkpoints of the run; to go back to those, remove it",
+                    saved.folder.parent_path().string()));
+  }
   start.checkpoint = saved.folder.string();
   return start;
 }

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "app/run/memory_folder.h"
+#include "app/launch/memory_folder.h"
 #include "core/base/process.h"
 #include "core/config/loader.h"
 #include "parallel/comm/agreement.h"
@@ -33,12 +33,13 @@ int64_t bytes_of(const std::vector<checkpoint::StageContents>& stages) {
 }
 
 // Why copies cannot be kept; "" if they can.
-std::string find_fault(comm::Communicator& world, int64_t own_bytes) {
+std::string find_fault(comm::Communicator& world, const std::string& run_dir, int64_t own_bytes) {
   const std::vector<size_t> hosts = comm::gather_values(world, std::hash<std::string>()(host_name()));
   const double bytes = comm::all_reduce_sum(world, std::vector<double>{static_cast<double>(own_bytes)})[0];
   if (std::ranges::count(hosts, hosts.front()) != std::ssize(hosts))
     return "checkpoint.memory_seconds: the ranks are on several hosts, but copies in memory are for one host";
-  const std::optional<int64_t> room = free_memory_for_copies();
+  std::optional<int64_t> room = free_memory_for_copies();
+  if (room) *room += held_by_memory_copies(run_dir);
   // Two copies and the one that is being written.
   const double needed = (copies_kept + 1) * bytes;
   if (!room || needed <= static_cast<double>(*room)) return "";
@@ -51,7 +52,8 @@ std::string find_fault(comm::Communicator& world, int64_t own_bytes) {
 
 MemorySaver::MemorySaver(const RunContext& context, RankModel& model, const checkpoint::Layout& layout)
     : context_(context), model_(model), comm_(checkpoint::disk_communicator(context.mesh.world())) {
-  std::string fault = find_fault(context.mesh.world().host(), bytes_of(model.contents()));
+  std::string fault =
+      find_fault(context.mesh.world().host(), context.job.run.dir, bytes_of(model.contents()));
   fault = comm::broadcast_string(*comm_, fault, 0);
   if (!fault.empty()) throw CommonFault(fault);
   std::string folder, problem;

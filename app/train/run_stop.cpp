@@ -18,7 +18,7 @@
 #include <utility>
 #include <vector>
 
-#include "app/run/memory_folder.h"
+#include "app/launch/memory_folder.h"
 #include "app/run/run_log.h"
 #include "core/base/error.h"
 #include "core/base/process.h"

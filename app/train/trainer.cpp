@@ -12,8 +12,8 @@
 #include "app/data/token_files.h"
 #include "app/forecast/step_costs.h"
 #include "app/launch/launcher_patience.h"
+#include "app/launch/memory_folder.h"
 #include "app/rank/warm_up.h"
-#include "app/run/memory_folder.h"
 #include "app/run/run_log.h"
 #include "core/base/error.h"
 #include "core/base/process.h"
@@ -93,11 +93,6 @@ Trainer::~Trainer() {
 int Trainer::run() {
   try {
     const int code = train();
-    if (copies_) {
-      copies_->remove();
-    } else if (context_.root()) {
-      remove_memory_copies(context_.job.run.dir);  // of an earlier start
-    }
     if (context_.heartbeat != nullptr) context_.heartbeat->on_verdict({});
     return code;
   } catch (const std::exception& error) {
@@ -116,6 +111,7 @@ int Trainer::train() {
           "nothing to do: {} is at step {} of {}. Start over with --set checkpoint.resume=restart, or train "
           "on with a larger train.steps.",
           context_.job.run.dir, state_.step, steps);
+      if (state_.step == steps) run_dir_.end_killed_run(steps);
     }
     return 0;
   }
@@ -283,11 +279,13 @@ Trainer::StopOrSave Trainer::agree() {
                                     "all ranks at the end of the step");
   StopOrSave own = wants();
   own.folder_is_gone = context_.root() && !run_dir_.is_there();
-  const std::vector<double> mine{own.stop ? 1.0 : 0.0, own.save ? 1.0 : 0.0, own.copy ? 1.0 : 0.0,
-                                 own.folder_is_gone ? 1.0 : 0.0};
+  const auto flag = [](bool value) { return value ? 1.0 : 0.0; };
+  const std::vector<double> mine{flag(own.stop), flag(own.save), flag(own.copy), flag(own.folder_is_gone),
+                                 flag(shutdown_.requested())};
   const std::vector<double> ranks = comm::all_reduce_sum(context_.mesh.world(), mine);
   if (requests_ && may_save()) requests_->agreed(state_.step);
   stopped_on_request_ = own.stop && !shutdown_.requested();
+  signalled_ = ranks[4] > 0;
   steps_.answered();
   return {.stop = ranks[0] > 0, .save = ranks[1] > 0, .copy = ranks[2] > 0, .folder_is_gone = ranks[3] > 0};
 }
@@ -296,6 +294,7 @@ Trainer::StopOrSave Trainer::agree() {
 int Trainer::rescue() {
   if (context_.root()) run_dir_.make_anew(state_.step);
   save(/*is_last=*/true);
+  remove_copies();
   metrics_.close();
   steps_.profile().finish();
   if (!context_.root()) return exit_failed;
@@ -320,7 +319,9 @@ int Trainer::finish(bool stopped) {
   metrics_.close();
   steps_.profile().finish();
   const bool in_vain = !stopped && state_.skipped >= state_.step;
-  if (!context_.root()) return stopped ? exit_stopped : in_vain ? final_exit(exit_failed) : exit_done;
+  remove_copies();
+  const int stop_code = signalled_ ? exit_stopped : final_exit(exit_stopped);
+  if (!context_.root()) return stopped ? stop_code : in_vain ? final_exit(exit_failed) : exit_done;
   const std::string name = checkpoint_name(state_.step);
   const std::string folder = (saver_->root() / name).string();
   if (!run_dir_.is_there()) {
@@ -342,7 +343,7 @@ int Trainer::finish(bool stopped) {
   if (stopped) {
     spdlog::info("stopped {} at step {}; saved {}. Run the same command to resume.",
                  stopped_on_request_ ? "on request" : "by a signal", state_.step, folder);
-    return exit_stopped;
+    return stop_code;
   }
   const std::string loss =
       state_.validation_loss ? fmt::format(", validation loss {:.4f} nats per token", *state_.validation_loss)
@@ -351,9 +352,19 @@ int Trainer::finish(bool stopped) {
   return exit_done;
 }
 
+// What they hold is saved.
+void Trainer::remove_copies() {
+  if (copies_) {
+    copies_->remove();
+  } else if (context_.root()) {
+    remove_memory_copies(context_.job.run.dir);  // of an earlier start
+  }
+}
+
 // The loss left its band and stayed away. No start goes on from here by itself.
 int Trainer::give_up() {
   const std::optional<DivergedCheckpoints> left = saver_->save_diverged(state_);
+  remove_copies();
   metrics_.close();
   steps_.profile().finish();
   if (!left) return final_exit(exit_failed);

@@ -50,6 +50,7 @@ class Trainer {
   AfterStep after_step();
   int rescue();
   int finish(bool stopped);
+  void remove_copies();  // in memory
   int give_up();
 
   RunContext& context_;
@@ -72,6 +73,7 @@ class Trainer {
   std::optional<MemorySaver> copies_;                         // with checkpoint.memory_seconds
   std::optional<RunStop> stop_;                               // last: its threads use the rest
   bool stopped_on_request_ = false;
+  bool signalled_ = false;  // a rank was, so a launcher may want the run to go on elsewhere
 };
 
 }  // namespace pptrain::app

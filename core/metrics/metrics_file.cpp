@@ -266,6 +266,7 @@ void set_aside_all(const fs::path& file, const Report& report) {
   const Survey found = survey(file, 0);
   if (found.records == 0 && found.bad == 0 && found.ended) return;
   report(fmt::format("{} of an earlier run: moved to {}", file.string(), io::set_aside(file).string()));
+  if (!absent(repeated_steps(file))) io::set_aside(repeated_steps(file));
 }
 
 namespace {

@@ -73,6 +73,11 @@ void write_name(const fs::path& file, std::optional<int64_t> step) {
 
 }  // namespace
 
+void name_latest(const fs::path& root) {
+  const StepFolders there = list_step_folders(root);
+  write_name(root / latest_name, there.empty() ? std::nullopt : std::optional(there.begin()->first));
+}
+
 std::optional<fs::path> set_aside_diverged(const fs::path& root, int64_t first, Scores scores) {
   for (const auto& [step, folder] : list_step_folders(root)) {
     if (step >= first) set_aside(step, folder);
@@ -81,7 +86,7 @@ std::optional<fs::path> set_aside_diverged(const fs::path& root, int64_t first, 
   const StepFolders left = list_step_folders(root);
   std::erase_if(scores, [&](const auto& s) { return !left.contains(s.first); });
   const std::vector<int64_t> best = best_steps(scores, 1);
-  write_name(root / latest_name, left.empty() ? std::nullopt : std::optional(left.begin()->first));
+  name_latest(root);
   if (io::is_there(root / best_name))
     write_name(root / best_name, best.empty() ? std::nullopt : std::optional(best.front()));
   return left.empty() ? std::nullopt : std::optional(left.begin()->second);

@@ -26,6 +26,10 @@ bool is_among_best(Scores scores, int64_t step, double loss, int64_t n);
 std::set<int64_t> kept_steps(std::span<const int64_t> there, int64_t saved, int64_t keep_last_n,
                              int64_t keep_best_n, Scores scores);
 
+// Lets `latest` name the newest checkpoint under `root`, as a start does whose run was killed after it saved
+// a checkpoint and before it named it. Without a checkpoint there is no `latest`.
+void name_latest(const std::filesystem::path& root);
+
 // --- Moves the checkpoints of a run that diverged out of the way of later ones.
 
 // Renames the checkpoints under `root` of step `first` and later, step_N to diverged_step_N (or

@@ -81,6 +81,11 @@ class Blocks(Case):
         said = "".join(err for _, err in outputs)
         self.assertEqual(said.count("the job needs 8 ranks"), 1, said)
 
+    def test_an_error_is_said(self):
+        codes, outputs = self.ended(self.launch(3, "run", "optimizer.lr=1e38", "train.max_skipped_steps=0"))
+        self.assertEqual(codes, [1, 1, 1], outputs)
+        self.assertIn("in a row", "".join(err for _, err in outputs), outputs)
+
     def test_a_killed_process_ends_the_others(self):
         processes = self.launch(3, "run", "train.steps=100000")
         wait_for_steps(processes, self.folder / "run", 3)

@@ -92,7 +92,7 @@ class Elastic(Case):
         self.assertEqual(numbers(result), numbers(whole))
         self.assertEqual(self.starts(), ["new", "resume", "resume"])
         left = {path.name for path in result.iterdir()} - {path.name for path in whole.iterdir()}
-        self.assertLessEqual(left, {"metrics.repeated.jsonl", "last_words.txt", "log.rank_1.txt", "pace.json"})
+        self.assertLessEqual(left, {"metrics.repeated.jsonl", "last_words.txt", "log.rank_1.txt", "pace.json", "starts"})
 
     def test_a_killed_rank(self):
         self.check_killed_ranks()
@@ -150,7 +150,6 @@ class Elastic(Case):
         self.assertEqual(self.ended(), [0], self.log())
         self.assertEqual(self.log().count("3 starts in"), 1, self.log())
         self.assertIn("made no step after step 1", self.log())
-        self.assertFalse((self.folder / "run/starts").exists())
 
     def test_a_run_that_diverges_is_not_started_again(self):
         self.check_final("train.divergence_steps=3", "train.divergence_window=8", "train.divergence_band=1e-3", "optimizer.lr=3",

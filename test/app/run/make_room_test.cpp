@@ -35,6 +35,7 @@ TEST_CASE("a run that goes on sets aside what lies ahead of it") {
   make_room(dir, 4, ignore);
   CHECK(names_in(dir / "checkpoints") ==
         std::set<std::string>{"step_2", "step_4", "step_007", "step_best", "latest"});
+  CHECK(content(dir / "checkpoints/latest") == "step_4\n");
   CHECK(names_in(dir / "checkpoints.1") == std::set<std::string>{"step_6"});
   CHECK(content(dir / "metrics.jsonl") == "{\"start\":\"new\",\"step\":0}\n{\"step\":2}\n{\"step\":4}\n");
   CHECK(content(dir / "metrics.repeated.jsonl") == "{\"start\":\"new\",\"step\":0}\n{\"step\":6}\n");

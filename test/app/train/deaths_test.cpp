@@ -1,5 +1,8 @@
 // A rank dies at each k-th operation of its communicators: in the update, in a copy, in a save, in an
 // evaluation. The next start goes on, with the bits of a run that nothing disturbed.
+#include <c10/util/ScopeExit.h>
+
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <memory>
@@ -7,7 +10,8 @@
 #include <utility>
 #include <vector>
 
-#include "app/run/memory_folder.h"
+#include "app/launch/memory_folder.h"
+#include "app/run/run_lock.h"
 #include "core/base/error.h"
 #include "parallel/comm/liveness/activity.h"
 #include "parallel/comm/thread/thread_communicator.h"
@@ -90,6 +94,8 @@ int64_t start(const app::Plan& plan, int victim, int64_t last) {
   std::vector<Life> lives(static_cast<size_t>(plan.mesh.world_size()));
   lives[static_cast<size_t>(victim)].last = last;
   const fault::Shutdown shutdown;
+  spdlog::set_level(spdlog::level::off);
+  const auto speaks_again = c10::make_scope_exit([] { spdlog::set_level(spdlog::level::warn); });
   try {
     comm::run_thread_ranks(plan.mesh.world_size(), [&](comm::Communicator& world) {
       MortalCommunicator mortal(world, lives[static_cast<size_t>(world.rank())]);
@@ -105,7 +111,8 @@ int64_t start(const app::Plan& plan, int victim, int64_t last) {
   return lives[static_cast<size_t>(victim)].operations;
 }
 
-// Kills the rank at so many places of the run, evenly spread, each time in a new run.
+// Kills the rank at so many places of the run, evenly spread (at all of them if there are no more), each time
+// in a new run.
 void sweep(const Overrides& job, int victim, int64_t deaths) {
   const TemporaryFolder folder;
   const fs::path whole = folder.path() / "whole", run = folder.path() / "run";
@@ -115,8 +122,9 @@ void sweep(const Overrides& job, int victim, int64_t deaths) {
   const int64_t operations = start(plan_in(whole), victim, 0);
   const JobResult expected = read_result(whole, 0);
   REQUIRE(expected.checksums.size() > 30);
-  REQUIRE(operations > deaths);
+  deaths = std::min(deaths, operations - 1);
   const app::Plan plan = plan_in(run);
+  int64_t from_memory = 0;
   for (int64_t death = 1; death <= deaths; ++death) {
     const int64_t last = death * operations / (deaths + 1);
     CAPTURE(job, victim, last, operations);
@@ -126,8 +134,14 @@ void sweep(const Overrides& job, int victim, int64_t deaths) {
     REQUIRE(result.checksums == expected.checksums);
     REQUIRE(result.metrics == expected.metrics);
     REQUIRE_FALSE(fs::exists(app::memory_folder(run)));
+    const auto end = app::read_run_end(run);
+    REQUIRE(end);
+    CHECK(end->how == app::RunPhase::finished);
+    CHECK(end->checkpoint == "step_5");
+    from_memory += content(run / "metrics.jsonl").find(app::memory_folder(run).string()) != std::string::npos;
     fs::remove_all(run);
   }
+  CHECK(from_memory > deaths / 4);
 }
 
 const Overrides copies = {"checkpoint.memory_seconds=1e-9", "checkpoint.interval=0", "train.steps=5",
@@ -136,18 +150,14 @@ const Overrides copies = {"checkpoint.memory_seconds=1e-9", "checkpoint.interval
 }  // namespace
 
 TEST_CASE("a rank may die at any operation, with copies in memory") {
-  spdlog::set_level(spdlog::level::off);
-  sweep(with(copies, {"distributed.pp=2"}), 0, 40);
+  sweep(with(copies, {"distributed.pp=2"}), 0, 180);
   sweep(with(copies, {"distributed.pp=2"}), 1, 40);
   sweep(with(copies, {"distributed.dp_shard=2", "distributed.tp=2"}), 3, 40);
   sweep(with(copies, {"distributed.pp=2", "optimizer.post_validation=true", "train.grad_clip=0.1"}), 1, 40);
-  spdlog::set_level(spdlog::level::warn);
 }
 
 TEST_CASE("a rank may die at any operation, with checkpoints on disk and copies in memory") {
-  spdlog::set_level(spdlog::level::off);
   const Overrides both = with(copies, {"checkpoint.interval=2", "checkpoint.keep_last_n=1"});
-  sweep(with(both, {"distributed.pp=2", "distributed.pp_schedule=zbv"}), 0, 40);
-  sweep(with(both, {"distributed.dp_replicate=2"}), 1, 20);
-  spdlog::set_level(spdlog::level::warn);
+  sweep(with(both, {"distributed.pp=2", "distributed.pp_schedule=zbv"}), 0, 180);
+  sweep(with(both, {"distributed.dp_replicate=2"}), 1, 40);
 }

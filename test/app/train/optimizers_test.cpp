@@ -8,6 +8,7 @@
 #include "test/app/small_job.h"
 #include "test/support/catch.h"
 
+using pptrain::test::check_equal_elements;
 using pptrain::test::contains_text;
 using pptrain::test::JobResult;
 using pptrain::test::Overrides;

@@ -1,9 +1,10 @@
-#include "app/run/memory_folder.h"
+#include "app/launch/memory_folder.h"
 
 #include <spdlog/fmt/fmt.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
 
+#include <cstdint>
 #include <span>
 #include <string>
 #include <system_error>
@@ -72,10 +73,26 @@ fs::path begin_memory_copies(const fs::path& run_dir) {
 
 void remove_memory_copies(const fs::path& run_dir) {
   std::error_code ignored;
-  const fs::path folder = memory_folder(run_dir);
-  fs::remove_all(folder, ignored);
+  // By another name, since a writer that is not done yet would keep the folder from being removed.
+  const fs::path folder = memory_folder(run_dir), going = folder.string() + fmt::format(".{}", ::getpid());
+  fs::rename(folder, going, ignored);
+  fs::remove_all(going, ignored);
   fs::remove(folder.parent_path(), ignored);  // if no other run is there
   fs::remove(run_dir / id_name, ignored);
+}
+
+int64_t held_by_memory_copies(const fs::path& run_dir) {
+  const auto folder = find_memory_copies(run_dir);
+  if (!folder) return 0;
+  int64_t bytes = 0;
+  std::error_code error;
+  for (fs::recursive_directory_iterator entry(*folder, error), end; !error && entry != end;
+       entry.increment(error)) {
+    std::error_code gone;
+    const uintmax_t size = entry->is_regular_file(gone) ? entry->file_size(gone) : 0;
+    if (!gone) bytes += static_cast<int64_t>(size);
+  }
+  return bytes;
 }
 
 std::optional<int64_t> free_memory_for_copies() {

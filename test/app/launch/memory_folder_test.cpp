@@ -1,5 +1,5 @@
 // Copies in the host's memory belong to one run in one folder.
-#include "app/run/memory_folder.h"
+#include "app/launch/memory_folder.h"
 
 #include <filesystem>
 

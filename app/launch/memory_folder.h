@@ -22,6 +22,9 @@ std::filesystem::path begin_memory_copies(const std::filesystem::path& run_dir);
 // The run has ended, or begins anew: its copies go, and so do those of another run in its folder.
 void remove_memory_copies(const std::filesystem::path& run_dir);
 
+// Bytes of the run's copies that are there already: new ones take their place.
+int64_t held_by_memory_copies(const std::filesystem::path& run_dir);
+
 // Bytes that are free where memory folders are; nothing if the system does not tell.
 std::optional<int64_t> free_memory_for_copies();
 
