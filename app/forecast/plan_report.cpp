@@ -331,7 +331,7 @@ int64_t checkpoint_bytes(const Plan& plan) {
 }
 
 int64_t memory_copy_bytes(const Plan& plan) {
-  return plan.job.checkpoint.memory_seconds > 0 ? 3 * checkpoint_bytes(plan) : 0;
+  return plan.job.checkpoint.memory_seconds > 0 ? memory_copies * checkpoint_bytes(plan) : 0;
 }
 
 PlanContext context_of(const Plan& plan, const Prediction& p, const CostSource& source, double room,

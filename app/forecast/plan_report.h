@@ -57,8 +57,10 @@ std::string render_beside(const NamedPlan& one, const NamedPlan& other);
 
 // Bytes of one checkpoint's tensors, all stages together: fp32 weights and the optimizer's state.
 int64_t checkpoint_bytes(const Plan& plan);
-// Bytes that copies of it take in the host's memory: two, and the one that is being written; 0 without
-// checkpoint.memory_seconds.
+// Copies of it that the host's memory has room for: the newest, the one before it, which goes when the newest
+// is whole on all ranks, and one that is being written.
+inline constexpr int memory_copies = 3;
+// Bytes that these take; 0 without checkpoint.memory_seconds.
 int64_t memory_copy_bytes(const Plan& plan);
 
 }  // namespace pptrain::app

@@ -55,6 +55,10 @@ std::optional<fs::path> find_memory_copies(const fs::path& run_dir) {
   return folder;
 }
 
+bool is_memory_copy(const fs::path& run_dir, const fs::path& step_folder) {
+  return step_folder.parent_path() == memory_folder(run_dir);
+}
+
 fs::path begin_memory_copies(const fs::path& run_dir) {
   if (const auto folder = find_memory_copies(run_dir)) return *folder;
   remove_memory_copies(run_dir);

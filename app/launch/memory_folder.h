@@ -15,6 +15,9 @@ std::filesystem::path memory_folder(const std::filesystem::path& run_dir);
 // memory_folder(run_dir), if it holds copies of the run in run_dir.
 std::optional<std::filesystem::path> find_memory_copies(const std::filesystem::path& run_dir);
 
+// Whether this checkpoint's folder is one of the copies.
+bool is_memory_copy(const std::filesystem::path& run_dir, const std::filesystem::path& step_folder);
+
 // Makes the folder ready for copies, and returns it. What is no copy of this run goes. Throws Error that
 // names what cannot be written.
 std::filesystem::path begin_memory_copies(const std::filesystem::path& run_dir);

@@ -23,12 +23,10 @@
 #include <fstream>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
 #include <string_view>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -325,8 +323,7 @@ std::string sizes_of_blocks(int processes, int ranks) {
 comm::Rendezvous meeting_of_ranks(comm::Communicator& processes, const comm::Launch& launch) {
   comm::Rendezvous meeting = launch.rendezvous;
   meeting.served_by_launcher = false;
-  const std::vector<size_t> hosts = comm::gather_values(processes, std::hash<std::string>()(host_name()));
-  meeting.one_host = std::ranges::count(hosts, hosts.front()) == std::ssize(hosts);
+  meeting.one_host = comm::on_one_host(processes);
   std::string address;
   if (processes.rank() == 0) {
     const bool by_mpi = meeting.host.empty() && meeting.host_address.empty() && !meeting.one_host;
@@ -343,23 +340,6 @@ comm::Rendezvous meeting_of_ranks(comm::Communicator& processes, const comm::Lau
   meeting.port = at.port;
   return meeting;
 }
-
-// The first error of several threads; a PeerFailure counts only if there is no other.
-class FirstError {
- public:
-  void keep(bool is_consequence) {
-    const std::lock_guard lock(mutex_);
-    std::exception_ptr& slot = is_consequence ? consequence_ : first_;
-    if (!slot) slot = std::current_exception();
-  }
-  void rethrow() const {
-    if (first_ || consequence_) std::rethrow_exception(first_ ? first_ : consequence_);
-  }
-
- private:
-  std::mutex mutex_;
-  std::exception_ptr first_, consequence_;
-};
 
 // Collective over the processes.
 int run_blocks(comm::Communicator& processes, const comm::Launch& launch, const Plan& plan,
@@ -379,30 +359,20 @@ int run_blocks(comm::Communicator& processes, const comm::Launch& launch, const 
   const comm::Rendezvous meeting = meeting_of_ranks(processes, launch);
   const auto neighbours = std::make_shared<comm::TcpNeighbours>(own.first, own.end - own.first);
   std::atomic<int> code = exit_done;
-  FirstError error;
   const auto run = [&](int rank) {
-    try {
-      comm::Activity activity;
-      // Outlives the world, whose end waits for the other ranks too.
-      std::unique_ptr<comm::Heartbeat> heartbeat;
-      const auto world = comm::make_tcp_world(rank, ranks, meeting, neighbours);
-      heartbeat = start_heartbeat(*world, launch, plan, activity,
-                                  [&] { return comm::own_address(meeting, comm::meeting_host(meeting)); });
-      const int result = run_in_world(*world, rank - own.first, plan, body, heartbeat.get(), &activity,
-                                      /*ranks_here=*/own.end - own.first, /*in_blocks=*/true);
-      if (result != exit_done) code = result;
-    } catch (const PeerFailure&) {
-      error.keep(/*is_consequence=*/true);
-    } catch (...) {
-      error.keep(/*is_consequence=*/false);
-    }
+    comm::Activity activity;
+    // Outlives the world, whose end waits for the other ranks too.
+    std::unique_ptr<comm::Heartbeat> heartbeat;
+    const auto world = comm::make_tcp_world(rank, ranks, meeting, neighbours);
+    heartbeat = start_heartbeat(*world, launch, plan, activity,
+                                [&] { return comm::own_address(meeting, comm::meeting_host(meeting)); });
+    const int result = run_in_world(*world, rank - own.first, plan, body, heartbeat.get(), &activity,
+                                    /*ranks_here=*/own.end - own.first, /*in_blocks=*/true);
+    if (result != exit_done) code = result;
   };
-  {
-    std::vector<std::jthread> threads;
-    for (int rank = own.first; rank < own.end; ++rank) threads.emplace_back(run, rank);
-  }
   try {
-    error.rethrow();
+    comm::run_on_threads(own.first, own.end, run,
+                         [&](int, const std::string&) { neighbours->cannot_join(); });
   } catch (const StoppedAtStart& stop) {
     fmt::print(stderr, "pptrain: {}\n", printable(stop.what()));
     return exit_stopped;

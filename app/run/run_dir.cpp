@@ -131,7 +131,7 @@ void RunDir::count_start() const {
 }
 
 bool RunDir::is_from_disk() const {
-  return std::filesystem::path(start_.checkpoint).parent_path() != memory_folder(folder_);
+  return !is_memory_copy(folder_, start_.checkpoint);
 }
 
 void RunDir::agree() {

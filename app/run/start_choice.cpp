@@ -281,7 +281,7 @@ Start find_start(const config::JobConfig& job, const std::string& data, const Ba
                              ? *progress.newest
                              : read_saved_run(find_named_checkpoint(job.checkpoint.resume, report, known));
   start.terms = check_resume(saved, job, data, base);
-  if (saved.folder.parent_path() == memory_folder(job.run.dir)) {
+  if (is_memory_copy(job.run.dir, saved.folder)) {
     start.terms.remarks.push_back(
         fmt::format("{} is newer than the checkpoints of the run; to go back to those, remove it",
                     saved.folder.parent_path().string()));

@@ -2,13 +2,11 @@
 
 #include <spdlog/fmt/fmt.h>
 
-#include <algorithm>
-#include <functional>
 #include <string>
 #include <vector>
 
+#include "app/forecast/plan_report.h"
 #include "app/launch/memory_folder.h"
-#include "core/base/process.h"
 #include "core/config/loader.h"
 #include "parallel/comm/agreement.h"
 #include "parallel/comm/host_values.h"
@@ -18,8 +16,6 @@ namespace pptrain::app {
 using Clock = std::chrono::steady_clock;
 
 namespace {
-
-constexpr int copies_kept = 2;  // a copy of a step must be whole on all ranks before the one before it goes
 
 int64_t bytes_of(const std::vector<checkpoint::StageContents>& stages) {
   int64_t bytes = 0;
@@ -34,14 +30,13 @@ int64_t bytes_of(const std::vector<checkpoint::StageContents>& stages) {
 
 // Why copies cannot be kept; "" if they can.
 std::string find_fault(comm::Communicator& world, const std::string& run_dir, int64_t own_bytes) {
-  const std::vector<size_t> hosts = comm::gather_values(world, std::hash<std::string>()(host_name()));
+  const bool one_host = comm::on_one_host(world);
   const double bytes = comm::all_reduce_sum(world, std::vector<double>{static_cast<double>(own_bytes)})[0];
-  if (std::ranges::count(hosts, hosts.front()) != std::ssize(hosts))
+  if (!one_host)
     return "checkpoint.memory_seconds: the ranks are on several hosts, but copies in memory are for one host";
   std::optional<int64_t> room = free_memory_for_copies();
   if (room) *room += held_by_memory_copies(run_dir);
-  // Two copies and the one that is being written.
-  const double needed = (copies_kept + 1) * bytes;
+  const double needed = memory_copies * bytes;
   if (!room || needed <= static_cast<double>(*room)) return "";
   return fmt::format(
       "checkpoint.memory_seconds: three copies of the state take {:.2f} GB, but /dev/shm has {:.2f} GB free",
@@ -65,7 +60,7 @@ MemorySaver::MemorySaver(const RunContext& context, RankModel& model, const chec
                                   .layout = layout,
                                   .job_toml = config::to_toml(job_to_save(context.plan)),
                                   .given_toml = context.plan.given,
-                                  .keep_last_n = copies_kept};
+                                  .keep_last_n = memory_copies - 1};
   saver_ = std::make_unique<checkpoint::Saver>(*comm_, std::move(options), /*background=*/true);
   model.before_change([this] { saver_->protect(); });
 }

@@ -26,14 +26,19 @@ Cost cost_quantize(const Tensor& x, const Tensor& values, const Tensor& scales) 
   return moving(x, x, values, scales);
 }
 
-void check_fp8_linear(const Checks& checks, const Tensor& a, const Tensor& a_scales, const Tensor& b,
-                      const Tensor& b_scales, const std::optional<Tensor>& bias, const Tensor& out) {
+// a: [m, k], b: [n, k], with a scale for each row.
+const Checks& check_operands(const Checks& checks, const Tensor& a, const Tensor& a_scales, const Tensor& b,
+                             const Tensor& b_scales) {
   checks.require(a.dim() == 2 && b.dim() == 2, "both operands must be matrices");
-  checks.dense("a", a, at::kFloat8_e4m3fn, {a.size(0), a.size(1)})
+  return checks.dense("a", a, at::kFloat8_e4m3fn, {a.size(0), a.size(1)})
       .dense("a_scales", a_scales, at::kFloat, {a.size(0)})
       .dense("b", b, at::kFloat8_e4m3fn, {b.size(0), a.size(1)})
-      .dense("b_scales", b_scales, at::kFloat, {b.size(0)})
-      .dense("out", out, at::kBFloat16, {a.size(0), b.size(0)});
+      .dense("b_scales", b_scales, at::kFloat, {b.size(0)});
+}
+
+void check_fp8_linear(const Checks& checks, const Tensor& a, const Tensor& a_scales, const Tensor& b,
+                      const Tensor& b_scales, const std::optional<Tensor>& bias, const Tensor& out) {
+  check_operands(checks, a, a_scales, b, b_scales).dense("out", out, at::kBFloat16, {a.size(0), b.size(0)});
   if (bias) checks.dense("bias", *bias, at::kBFloat16, {b.size(0)});
 }
 
@@ -69,11 +74,7 @@ Cost cost_fp8_linear(const Tensor& a, const Tensor& a_scales, const Tensor& b, c
 
 void check_fp8_weight_gradient(const Checks& checks, const Tensor& a, const Tensor& a_scales, const Tensor& b,
                                const Tensor& b_scales, bool, const Tensor& weight_grad) {
-  checks.require(a.dim() == 2 && b.dim() == 2, "both operands must be matrices");
-  checks.dense("a", a, at::kFloat8_e4m3fn, {a.size(0), a.size(1)})
-      .dense("a_scales", a_scales, at::kFloat, {a.size(0)})
-      .dense("b", b, at::kFloat8_e4m3fn, {b.size(0), a.size(1)})
-      .dense("b_scales", b_scales, at::kFloat, {b.size(0)})
+  check_operands(checks, a, a_scales, b, b_scales)
       .dense("weight_grad", weight_grad, at::kFloat, {a.size(0), b.size(0)});
 }
 

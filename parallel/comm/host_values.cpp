@@ -6,9 +6,11 @@
 #include <algorithm>
 #include <cstring>
 #include <fstream>
+#include <functional>
 #include <numeric>
 
 #include "core/base/error.h"
+#include "core/base/process.h"
 #include "parallel/comm/split.h"
 
 namespace pptrain::comm {
@@ -28,6 +30,11 @@ std::vector<double> values_of(const at::Tensor& tensor) {
 }
 
 }  // namespace
+
+bool on_one_host(Communicator& comm) {
+  const std::vector<size_t> hosts = gather_values(comm, std::hash<std::string>()(host_name()));
+  return std::ranges::count(hosts, hosts.front()) == std::ssize(hosts);
+}
 
 std::vector<double> all_reduce_sum(Communicator& comm, std::span<const double> values) {
   const at::Tensor sum = tensor_of(values);

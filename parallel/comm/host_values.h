@@ -31,6 +31,9 @@ std::vector<T> gather_values(Communicator& comm, const T& mine) {
   return values;
 }
 
+// Whether all ranks are on one host, by its name. Collective.
+bool on_one_host(Communicator& comm);
+
 // Every rank of a group sends the others some numbers, and takes theirs later. One exchange is under way at a
 // time. It has a communicator of its own, so that its messages meet no others.
 class Exchange {

@@ -336,28 +336,27 @@ std::vector<std::unique_ptr<Communicator>> make_thread_world(int size) {
   return ranks;
 }
 
-void run_thread_ranks(int size, const std::function<void(Communicator&)>& rank_main) {
-  std::vector<std::unique_ptr<Communicator>> world = make_thread_world(size);
+void run_on_threads(int first, int end, const std::function<void(int)>& body,
+                    const std::function<void(int, const std::string&)>& failed) {
   std::mutex mutex;
-  std::exception_ptr first;        // of the rank that failed first
+  std::exception_ptr cause;        // of the rank that failed first
   std::exception_ptr consequence;  // of a rank that stopped because another did
+  const auto keep = [&](std::exception_ptr& slot, std::exception_ptr error) {
+    const std::lock_guard lock(mutex);
+    if (!slot) slot = std::move(error);
+  };
   const auto run = [&](int rank) {
-    const std::unique_ptr<Communicator> comm = std::move(world[rank]);
-    const auto keep = [&](std::exception_ptr& slot, const std::string& message) {
-      {
-        const std::lock_guard lock(mutex);
-        if (!slot) slot = std::current_exception();
-      }
-      comm->abort(message);
-    };
     try {
-      rank_main(*comm);
+      body(rank);
     } catch (const PeerFailure& e) {
-      keep(consequence, e.what());
+      keep(consequence, std::current_exception());
+      failed(rank, e.what());
     } catch (const std::exception& e) {
-      keep(first, e.what());
+      keep(cause, std::current_exception());
+      failed(rank, e.what());
     } catch (...) {
-      keep(first, "unknown exception");
+      keep(cause, std::current_exception());
+      failed(rank, "unknown exception");
     }
   };
   const auto start = [&](std::vector<std::jthread>& threads, int rank) {
@@ -368,22 +367,31 @@ void run_thread_ranks(int size, const std::function<void(Communicator&)>& rank_m
       const std::string text = fmt::format(
           "cannot start the thread of rank {}: {}. The limit on processes (ulimit -u, the container's pids) "
           "must leave room for all {} ranks and their threads",
-          rank, e.what(), size);
-      {
-        const std::lock_guard lock(mutex);
-        if (!first) first = std::make_exception_ptr(Error(text));
-      }
-      world[rank]->abort(text);
+          rank, e.what(), end - first);
+      keep(cause, std::make_exception_ptr(Error(text)));
+      failed(rank, text);
       return false;
     }
   };
   {
     std::vector<std::jthread> threads;
-    for (int r = 0; r < size && start(threads, r); ++r) {
+    for (int rank = first; rank < end && start(threads, rank); ++rank) {
     }
   }
-  if (first) std::rethrow_exception(first);
+  if (cause) std::rethrow_exception(cause);
   if (consequence) std::rethrow_exception(consequence);
+}
+
+void run_thread_ranks(int size, const std::function<void(Communicator&)>& rank_main) {
+  std::vector<std::unique_ptr<Communicator>> world = make_thread_world(size);
+  const auto run = [&](int rank) {
+    rank_main(*world[rank]);
+    world[rank].reset();
+  };
+  run_on_threads(0, size, run, [&](int rank, const std::string& why) {
+    world[rank]->abort(why);
+    world[rank].reset();
+  });
 }
 
 }  // namespace pptrain::comm
