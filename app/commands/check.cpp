@@ -143,7 +143,7 @@ bool say_run(const config::JobConfig& job) {
     if (const LockState lock = look_at_lock(job.run.dir); lock.held == true)
       return say("run", taken_message(job.run.dir, lock.holder), "");
     const Start start = find_start(
-        job, data_fingerprint(job), base_of(job),
+        job, data_fingerprint(job), base_of(job), MemoryFolder(job.run.dir),
         [&](const std::string& text) { passed_over += "; " + text; }, known);
     std::string figures = start.checkpoint.empty() ? fmt::format("a new run in {}", job.run.dir)
                                                    : fmt::format("goes on from {}", start.checkpoint);

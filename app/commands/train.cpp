@@ -103,7 +103,9 @@ int train(const TrainArguments& arguments) {
     start_log(arguments.color, launch);
     turn_on_logs(arguments.log, arguments.log_dir,
                  launch.kind == comm::LaunchKind::threads ? -1 : launch.rank);
-    Plan plan = load_plan(arguments.config, arguments.set, options_of_rank(arguments, inspect_data));
+    LoadOptions options = options_of_rank(arguments, inspect_data);
+    options.fits_pipeline = options.of_processes;
+    Plan plan = load_plan(arguments.config, arguments.set, options);
     // From here on a signal asks for an orderly stop.
     shutdown.emplace(launch.kind != comm::LaunchKind::threads, patience_of(launch).notice);
     return plan;

@@ -14,6 +14,7 @@
 #include "core/base/process.h"
 #include "core/kernels/device_name.h"
 #include "core/metrics/memory.h"
+#include "parallel/checkpoint/hosts.h"
 #include "parallel/comm/host_values.h"
 
 namespace pptrain::app {
@@ -50,24 +51,35 @@ std::string shortage_on_gpu(const Plan& plan, int rank, int64_t needed, c10::Dev
   return fit.fits() ? "" : fit.shortage();
 }
 
+// The part of all copies in memory that a host keeps, if all ranks that write have parts of one size.
+double share_of_copies(const Plan& plan, const checkpoint::Hosts& hosts, int host) {
+  if (!hosts.several()) return 1;
+  double writing = 0, here = 0;
+  for (int rank = 0; rank < plan.mesh.world_size(); ++rank) {
+    if (mesh::coordinate(plan.mesh, rank, mesh::Axis::dp_replicate) != 0) continue;
+    writing += 1;
+    here += (hosts.of(rank) == host ? 1 : 0) + (hosts.of(hosts.buddy(rank)) == host ? 1 : 0);
+  }
+  return here / writing;
+}
+
 std::string shortage_on_host(comm::Communicator& world, const Plan& plan, const std::vector<int64_t>& bytes) {
   constexpr int64_t unknown = -1;
-  const size_t own_host = std::hash<std::string>()(host_name());
-  const std::vector<size_t> hosts = comm::gather_values(world, own_host);
+  const checkpoint::Hosts hosts(comm::host_numbers(world, host_name()));
+  const int own_host = hosts.of(world.rank());
+  const std::vector<int> ranks_here = hosts.ranks_of(own_host);
   const std::vector<int64_t> available = comm::gather_values(world, available_memory().value_or(unknown));
   // As the host's first rank found it, so that all its ranks report the same.
-  const int64_t here = available[static_cast<size_t>(std::ranges::find(hosts, own_host) - hosts.begin())];
+  const int64_t here = available[static_cast<size_t>(ranks_here.front())];
   if (here == unknown) return "";
-  MemoryFit fit{.room = static_cast<double>(here),
-                .ranks = static_cast<int>(std::ranges::count(hosts, own_host)),
-                .of_host = true};
-  for (int rank = 0; rank < world.size(); ++rank) {
-    if (hosts[static_cast<size_t>(rank)] == own_host)
-      fit.needed += static_cast<double>(bytes[static_cast<size_t>(pipeline_rank(plan, rank))]);
-  }
+  MemoryFit fit{
+      .room = static_cast<double>(here), .ranks = static_cast<int>(std::ssize(ranks_here)), .of_host = true};
+  for (const int rank : ranks_here)
+    fit.needed += static_cast<double>(bytes[static_cast<size_t>(pipeline_rank(plan, rank))]);
   if (const int64_t copies = memory_copy_bytes(plan); copies > 0) {
-    const int64_t held = held_by_memory_copies(plan.job.run.dir);  // and so not available
-    fit.needed += static_cast<double>(std::max<int64_t>(0, copies - held));
+    const auto kept = static_cast<double>(copies) * share_of_copies(plan, hosts, own_host);
+    const auto held = static_cast<double>(MemoryFolder(plan.job.run.dir).held());  // and so not available
+    fit.needed += std::max(0.0, kept - held);
   }
   return fit.fits() ? "" : fit.shortage();
 }

@@ -1,6 +1,7 @@
 #include "app/launch/memory_folder.h"
 
 #include <spdlog/fmt/fmt.h>
+#include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
 
@@ -8,6 +9,7 @@
 #include <span>
 #include <string>
 #include <system_error>
+#include <utility>
 
 #include "core/base/error.h"
 #include "core/base/process.h"
@@ -22,11 +24,10 @@ namespace fs = std::filesystem;
 
 namespace {
 
-constexpr const char* memory = "/dev/shm";
 constexpr const char* id_name = "memory_copies";  // in run.dir, and in the folder of copies
 constexpr size_t longest_id = 128;
 
-std::string read_copies_id(const fs::path& folder) {
+std::string read_id(const fs::path& folder) {
   try {
     return io::is_there(folder / id_name) ? io::read_small_file(folder / id_name, longest_id) : "";
   } catch (const Error&) {
@@ -34,63 +35,75 @@ std::string read_copies_id(const fs::path& folder) {
   }
 }
 
-std::string new_copies_id() {
-  return fmt::format("{} {} {}\n", host_name(), ::getpid(), now_utc());
+std::string real_name(const fs::path& folder) {
+  std::error_code error;
+  const fs::path whole = fs::absolute(folder), real = fs::weakly_canonical(whole, error);
+  return (error ? whole : real).string();
 }
 
 }  // namespace
 
-fs::path memory_folder(const fs::path& run_dir) {
+MemoryFolder::MemoryFolder(fs::path run_dir, fs::path memory)
+    : run_dir_(std::move(run_dir)), memory_(std::move(memory)) {
+  const std::string name = real_name(run_dir_);
+  path_ = memory_ / fmt::format("pptrain-{}", ::getuid()) / io::checksum_hex(std::as_bytes(std::span(name)));
+}
+
+std::string MemoryFolder::place() const {
+  struct stat entry {};
+  if (::stat(memory_.c_str(), &entry) != 0) return host_name();
+  return fmt::format("{} {} {}", host_name(), entry.st_dev, entry.st_ino);
+}
+
+bool MemoryFolder::holds_copies() const {
+  const std::string id = read_id(path_);
+  return !id.empty() && id == run_id();
+}
+
+std::string MemoryFolder::run_id() const {
+  return read_id(run_dir_);
+}
+
+std::string MemoryFolder::make_run_id() const {
+  std::string id = run_id();
+  if (!id.empty()) return id;
+  id = fmt::format("{} {} {}\n", host_name(), io::unique_suffix(), now_utc());
+  io::write_file_atomically(run_dir_ / id_name, id);
+  return id;
+}
+
+void MemoryFolder::begin(const std::string& run_id) const {
+  if (read_id(path_) == run_id) return;
+  remove_folder();
   std::error_code error;
-  const fs::path real = fs::weakly_canonical(run_dir, error);
-  const std::string name = (error ? fs::absolute(run_dir) : real).string();
-  return fs::path(memory) / fmt::format("pptrain-{}", ::getuid()) /
-         io::checksum_hex(std::as_bytes(std::span(name)));
-}
-
-std::optional<fs::path> find_memory_copies(const fs::path& run_dir) {
-  const fs::path folder = memory_folder(run_dir);
-  const std::string id = read_copies_id(folder);
-  if (id.empty() || id != read_copies_id(run_dir)) return std::nullopt;
-  return folder;
-}
-
-bool is_memory_copy(const fs::path& run_dir, const fs::path& step_folder) {
-  return step_folder.parent_path() == memory_folder(run_dir);
-}
-
-fs::path begin_memory_copies(const fs::path& run_dir) {
-  if (const auto folder = find_memory_copies(run_dir)) return *folder;
-  remove_memory_copies(run_dir);
-  const fs::path folder = memory_folder(run_dir);
-  std::error_code error;
-  fs::create_directories(folder, error);
-  if (!error) fs::permissions(folder.parent_path(), fs::perms::owner_all, error);
+  fs::create_directories(path_, error);
+  if (!error) fs::permissions(path_.parent_path(), fs::perms::owner_all, error);
   if (error)
     throw Error(
-        fmt::format("checkpoint.memory_seconds: cannot create {}: {}", folder.string(), error.message()));
-  const std::string id = new_copies_id();
-  io::write_file_atomically(run_dir / id_name, id);
-  io::write_file_atomically(folder / id_name, id);
-  return folder;
+        fmt::format("checkpoint.memory_seconds: cannot create {}: {}", path_.string(), error.message()));
+  io::write_file_atomically(path_ / id_name, run_id);
 }
 
-void remove_memory_copies(const fs::path& run_dir) {
+void MemoryFolder::remove() const {
+  remove_folder();
   std::error_code ignored;
-  // By another name, since a writer that is not done yet would keep the folder from being removed.
-  const fs::path folder = memory_folder(run_dir), going = folder.string() + fmt::format(".{}", ::getpid());
-  fs::rename(folder, going, ignored);
-  fs::remove_all(going, ignored);
-  fs::remove(folder.parent_path(), ignored);  // if no other run is there
-  fs::remove(run_dir / id_name, ignored);
+  fs::remove(run_dir_ / id_name, ignored);
 }
 
-int64_t held_by_memory_copies(const fs::path& run_dir) {
-  const auto folder = find_memory_copies(run_dir);
-  if (!folder) return 0;
+// By another name, since a writer that is not done yet would keep the folder from being removed.
+void MemoryFolder::remove_folder() const {
+  std::error_code ignored;
+  const fs::path going = path_.string() + fmt::format(".{}", ::getpid());
+  fs::rename(path_, going, ignored);
+  fs::remove_all(going, ignored);
+  fs::remove(path_.parent_path(), ignored);  // if no other run is there
+}
+
+int64_t MemoryFolder::held() const {
+  if (!holds_copies()) return 0;
   int64_t bytes = 0;
   std::error_code error;
-  for (fs::recursive_directory_iterator entry(*folder, error), end; !error && entry != end;
+  for (fs::recursive_directory_iterator entry(path_, error), end; !error && entry != end;
        entry.increment(error)) {
     std::error_code gone;
     const uintmax_t size = entry->is_regular_file(gone) ? entry->file_size(gone) : 0;
@@ -99,9 +112,9 @@ int64_t held_by_memory_copies(const fs::path& run_dir) {
   return bytes;
 }
 
-std::optional<int64_t> free_memory_for_copies() {
+std::optional<int64_t> MemoryFolder::free() const {
   struct statvfs system {};
-  if (::statvfs(memory, &system) != 0) return std::nullopt;
+  if (::statvfs(memory_.c_str(), &system) != 0) return std::nullopt;
   return static_cast<int64_t>(system.f_bavail) * static_cast<int64_t>(system.f_frsize);
 }
 

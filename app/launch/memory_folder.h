@@ -6,29 +6,47 @@
 #include <cstdint>
 #include <filesystem>
 #include <optional>
+#include <string>
+
+#include "core/base/host_memory.h"
 
 namespace pptrain::app {
 
-// /dev/shm/pptrain-UID/HASH, by the real path of run.dir.
-std::filesystem::path memory_folder(const std::filesystem::path& run_dir);
+// A run's folder of copies on this host.
+class MemoryFolder {
+ public:
+  // memory: a file system of this host alone.
+  explicit MemoryFolder(std::filesystem::path run_dir, std::filesystem::path memory = memory_file_system);
 
-// memory_folder(run_dir), if it holds copies of the run in run_dir.
-std::optional<std::filesystem::path> find_memory_copies(const std::filesystem::path& run_dir);
+  // MEMORY/pptrain-UID/HASH, by the real path of run.dir.
+  const std::filesystem::path& path() const { return path_; }
+  // The name of what path() is in: two ranks that give the same one see one folder.
+  std::string place() const;
 
-// Whether this checkpoint's folder is one of the copies.
-bool is_memory_copy(const std::filesystem::path& run_dir, const std::filesystem::path& step_folder);
+  // Whether it has copies of the run in run.dir.
+  bool holds_copies() const;
+  // Whether this checkpoint's folder is one of the copies.
+  bool contains(const std::filesystem::path& step_folder) const { return step_folder.parent_path() == path_; }
 
-// Makes the folder ready for copies, and returns it. What is no copy of this run goes. Throws Error that
-// names what cannot be written.
-std::filesystem::path begin_memory_copies(const std::filesystem::path& run_dir);
+  // The run's id, from run.dir; "" if the run keeps no copies.
+  std::string run_id() const;
+  // The same; a run that has none gets one. For rank 0.
+  std::string make_run_id() const;
+  // Makes the folder ready for the copies of the run with this id; those of another run go. Throws Error that
+  // names what cannot be written.
+  void begin(const std::string& run_id) const;
+  // The run has ended, or begins anew: its copies go, and so do those of another run in its folder.
+  void remove() const;
 
-// The run has ended, or begins anew: its copies go, and so do those of another run in its folder.
-void remove_memory_copies(const std::filesystem::path& run_dir);
+  // Bytes of the run's copies that are there already: new ones take their place.
+  int64_t held() const;
+  // Bytes that are free there; nothing if the system does not tell.
+  std::optional<int64_t> free() const;
 
-// Bytes of the run's copies that are there already: new ones take their place.
-int64_t held_by_memory_copies(const std::filesystem::path& run_dir);
+ private:
+  void remove_folder() const;
 
-// Bytes that are free where memory folders are; nothing if the system does not tell.
-std::optional<int64_t> free_memory_for_copies();
+  std::filesystem::path run_dir_, memory_, path_;
+};
 
 }  // namespace pptrain::app

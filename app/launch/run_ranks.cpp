@@ -23,6 +23,7 @@
 #include <fstream>
 #include <functional>
 #include <memory>
+#include <numeric>
 #include <optional>
 #include <span>
 #include <string>
@@ -299,6 +300,30 @@ bool share_choices(comm::Communicator& world, Plan& plan) {
                      }));
 }
 
+// --- More processes than ranks: the last ones are spare, and wait for the end of the run ---
+
+// The processes with ranks; null if all have one. Collective over these.
+std::unique_ptr<comm::Communicator> without_spares(comm::Communicator& processes, const Plan& plan) {
+  const int ranks = plan.mesh.world_size();
+  if (processes.size() == ranks || processes.rank() >= ranks) return nullptr;
+  std::vector<int> members(static_cast<size_t>(ranks));
+  std::iota(members.begin(), members.end(), 0);
+  return processes.subgroup(members);
+}
+
+// Rank 0's exit code, which the spare processes take. Collective over all processes.
+int share_end(comm::Communicator& processes, int code) {
+  double of_first = code;
+  comm::broadcast(processes, std::span(&of_first, 1), 0);
+  return static_cast<int>(of_first);
+}
+
+// A launcher that starts all processes again counts on the spare ones too, so they must not end before.
+int await_end(comm::Communicator& processes) {
+  processes.set_timeout(std::chrono::hours(24 * 365));
+  return share_end(processes, exit_done);
+}
+
 // --- Fewer processes than ranks: each has a block of the mesh's ranks, as threads, which meet over TCP ---
 
 // Ranks [first, end) of a process. Neighbours along tp and cp mostly share a process.
@@ -395,7 +420,7 @@ int run_ranks(const std::function<Plan()>& load, const std::function<int(RunCont
   StartFault fault;
   try {
     plan = load();
-    mesh::check_processes(plan->mesh, launch.world_size);
+    mesh::check_processes(plan->mesh, launch.world_size - plan->spare_processes);
     set_numerics(*plan);
   } catch (const UsageError& error) {
     fault = {error.what(), exit_usage};
@@ -421,10 +446,16 @@ int run_ranks(const std::function<Plan()>& load, const std::function<int(RunCont
     gathering.reset();
     return run_blocks(*world, with_patience, *plan, body);
   }
-  heartbeat = start_heartbeat(*world, launch, *plan, activity,
-                              [&gathering] { return gathering->address_of_ranks(); });
+  const std::unique_ptr<comm::Communicator> working = without_spares(*world, *plan);
+  comm::Communicator& ranks = working ? *working : *world;
+  if (world->rank() < plan->mesh.world_size())
+    heartbeat = start_heartbeat(ranks, launch, *plan, activity,
+                                [&gathering] { return gathering->address_of_ranks(); });
   gathering.reset();
-  return run_in_world(*world, launch.local_rank, *plan, body, heartbeat.get(), &activity);
+  if (world->rank() >= plan->mesh.world_size()) return await_end(*world);
+  const int code = run_in_world(ranks, launch.local_rank, *plan, body, heartbeat.get(), &activity);
+  if (working) share_end(*world, code);
+  return code;
 }
 
 int run_in_world(comm::Communicator& world, int local_rank, const Plan& plan,

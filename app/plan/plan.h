@@ -51,7 +51,8 @@ struct Plan : PlanBase {
   // Bytes of a rank within which each step chooses what its microbatches recompute, by their numbers of
   // tokens; 0: all steps recompute as the job says.
   double recompute_memory = 0;
-  bool reads_data = true;  // otherwise ranks do not compare the job's data, which may be elsewhere
+  int spare_processes = 0;  // launched, but without a rank: the pipeline was shortened to fit (load_plan.h)
+  bool reads_data = true;   // otherwise ranks do not compare the job's data, which may be elsewhere
 
   // Was the order found at the start? Then the run's folder keeps it.
   bool keeps_schedule() const { return order == Order::spread || order == Order::searched; }

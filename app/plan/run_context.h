@@ -3,8 +3,11 @@
 
 #include <c10/core/Device.h>
 
+#include <filesystem>
+
 #include "app/plan/plan.h"
 #include "core/base/error.h"
+#include "core/base/host_memory.h"
 #include "parallel/comm/liveness/heartbeat.h"
 #include "parallel/mesh/device_mesh.h"
 
@@ -27,6 +30,7 @@ struct RunContext {
   // For the reports of failures. Null if no rank waits for another. Ranks that are threads have no heartbeat.
   comm::Activity* activity = nullptr;
   comm::Heartbeat* heartbeat = nullptr;
+  std::filesystem::path memory = memory_file_system;  // of this host, for copies of the state
   // Launched processes have several ranks each, so none may end by itself.
   bool shares_process = false;
 

@@ -25,7 +25,8 @@ std::vector<checkpoint::StageContents> contents_of(const RunContext& context,
 void read_weights(RunContext& context, std::span<const RankModel::RankStage> stages,
                   const checkpoint::Reader& reader);
 
-// Masters, optimizer states and steps. `comm` is of all ranks (checkpoint::load_on_all).
+// Masters, optimizer states and steps. `comm` is of all ranks that see the checkpoint's folder, which check
+// it together (checkpoint::load_on_all).
 void read_all(RunContext& context, std::span<const RankModel::RankStage> stages,
               const checkpoint::Reader& reader, comm::Communicator& comm);
 

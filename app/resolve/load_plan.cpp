@@ -445,12 +445,55 @@ Plan plan_of(const Read& read, const LoadOptions& options) {
   return *std::move(plan);
 }
 
+// A shorter pipeline has the same bits (docs/what_is_exact.md), but auto may choose otherwise for it.
+bool same_bits(const Plan& plan, const Plan& shorter) {
+  const config::DistributedSection &d = plan.job.distributed, &other = shorter.job.distributed;
+  return plan.job.data.balance != config::Balance::schedule && d.pp_head != config::HeadPlace::spread &&
+         other.pp_head != config::HeadPlace::spread && d.slices() == other.slices();
+}
+
+// `load`: loads the same job with these overrides and options. Nothing if no shorter pipeline fits.
+template <class Load>
+std::optional<Plan> fit_pipeline(const Plan& plan, std::span<const std::string> overrides,
+                                 const LoadOptions& options, const Load& load) {
+  const auto processes = static_cast<int>(options.world);
+  const int ranks = plan.mesh.world_size(), of_stage = ranks / plan.mesh.pp;
+  if (processes >= ranks) return std::nullopt;
+  for (int pp = processes / of_stage; pp >= 1; --pp) {
+    std::vector<std::string> shorter(overrides.begin(), overrides.end());
+    shorter.push_back(fmt::format("distributed.pp={}", pp));
+    LoadOptions fitting = options;
+    fitting.world = int64_t{pp} * of_stage;
+    try {
+      Plan fitted = load(shorter, fitting);
+      if (!same_bits(plan, fitted)) return std::nullopt;
+      fitted.spare_processes = processes - fitted.mesh.world_size();
+      fitted.notes.push_back(fmt::format(
+          "{} ranks, but {} process{}: the pipeline has {} rank{} instead of {}, with the same bits{}", ranks,
+          processes, processes == 1 ? "" : "es", pp, pp == 1 ? "" : "s", plan.mesh.pp,
+          fitted.spare_processes == 0 ? ""
+                                      : fmt::format("; {} process{} spare", fitted.spare_processes,
+                                                    fitted.spare_processes == 1 ? " is" : "es are")));
+      return fitted;
+    } catch (const UsageError&) {
+      // This length does not fit the job's schedule, split or microbatches.
+    }
+  }
+  return std::nullopt;
+}
+
 }  // namespace
 
 Plan load_plan(const std::string& path, std::span<const std::string> overrides, const LoadOptions& options) {
-  return plan_of([&](const config::Hooks& with,
-                     auto warmup) { return config::load_given_job(path, overrides, with, warmup); },
-                 options);
+  const auto load = [&](std::span<const std::string> with_overrides, const LoadOptions& with_options) {
+    return plan_of([&](const config::Hooks& with,
+                       auto warmup) { return config::load_given_job(path, with_overrides, with, warmup); },
+                   with_options);
+  };
+  Plan plan = load(overrides, options);
+  if (!options.fits_pipeline) return plan;
+  if (auto fitted = fit_pipeline(plan, overrides, options, load)) return *std::move(fitted);
+  return plan;
 }
 
 Plan parse_plan(const std::string& text, const std::string& name, std::span<const std::string> overrides,

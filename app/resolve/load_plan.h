@@ -16,6 +16,9 @@ struct LoadOptions {
   int64_t world = 0;
   // `world` counts launched processes, each of which may have several ranks.
   bool of_processes = false;
+  // If fewer processes were launched than the job has ranks, shortens the pipeline to the longest one of
+  // which each rank has a process, where the bits stay the same: the other processes are spare.
+  bool fits_pipeline = false;
   // Data and checkpoints must exist; a plan alone does not need them.
   bool needs_files = true;
   bool reads_data = true;  // Plan::reads_data

@@ -15,7 +15,6 @@
 
 #include "app/data/datasets.h"
 #include "app/launch/launcher_patience.h"
-#include "app/launch/memory_folder.h"
 #include "app/plan/run_files.h"
 #include "app/run/fork.h"
 #include "app/run/pace.h"
@@ -27,9 +26,11 @@
 #include "core/io/paths.h"
 #include "core/kernels/device_name.h"
 #include "core/metrics/metrics_file.h"
+#include "parallel/checkpoint/host_copies.h"
 #include "parallel/checkpoint/retention.h"
 #include "parallel/checkpoint/step_folders.h"
 #include "parallel/comm/agreement.h"
+#include "parallel/comm/host_values.h"
 #include "parallel/comm/mpi/mpi_communicator.h"
 #include "parallel/schedule/render/csv.h"
 
@@ -101,7 +102,9 @@ void set_aside_checkpoints(const fs::path& root, std::optional<int64_t> kept, co
 RunDir::RunDir(RunContext& context)
     : context_(context),
       disk_(checkpoint::disk_communicator(context.mesh.world())),
-      folder_(context.job.run.dir) {
+      folder_(context.job.run.dir),
+      memory_(folder_, context.memory),
+      memory_hosts_(comm::host_numbers(*disk_, memory_.place())) {
   take_lock();
   agree();
 }
@@ -130,16 +133,41 @@ void RunDir::count_start() const {
                   folder_.string(), reached, words.empty() ? "" : ". The last words of a rank: ", words));
 }
 
-bool RunDir::is_from_disk() const {
-  return !is_memory_copy(folder_, start_.checkpoint);
+void RunDir::remove_copies() const {
+  if (memory_hosts_.is_first(context_.mesh.rank())) memory_.remove();
+}
+
+void RunDir::bring_copies() {
+  if (!memory_hosts_.several()) return;
+  const std::string id = comm::broadcast_string(*disk_, context_.root() ? memory_.run_id() : "", 0);
+  if (id.empty()) return;
+  checkpoint::CopiesWanted wanted;
+  const auto [failing, problem] = checkpoint::first_problem<Error>(*disk_, [&] {
+    if (memory_hosts_.is_first(disk_->rank())) memory_.begin(id);
+    if (!context_.root()) return;
+    checkpoint::KnownProblems known = known_;
+    const SavedProgress saved = find_progress(
+        folder_ / "checkpoints", [](const std::string&) {}, known);
+    if (saved.newest) wanted.newer_than = saved.newest->step;
+    for (const auto& [step, folder] : checkpoint::list_step_folders(memory_.path())) {
+      if (known_.contains(folder)) wanted.known_bad.push_back(step);
+    }
+  });
+  if (failing >= 0 && context_.root()) warn(problem);
+  if (failing >= 0) return;
+  const std::string remark = checkpoint::complete_newest(*disk_, memory_hosts_, memory_.path(), wanted);
+  if (!remark.empty() && context_.root()) inform(remark);
 }
 
 void RunDir::agree() {
+  bring_copies();
   std::string fault;
   if (context_.root()) fault = comm::fault_of([&] { choose(); });
   fault = comm::broadcast_string(*disk_, fault, 0);
   if (!fault.empty()) throw CommonFault(fault);
+  const bool in_memory = comm::any(*disk_, context_.root() && !is_from_disk());
   start_.checkpoint = comm::broadcast_string(*disk_, start_.checkpoint, 0);
+  if (in_memory) start_.checkpoint = memory_.path() / fs::path(start_.checkpoint).filename();
   start_.terms.new_data = comm::any(*disk_, context_.root() && start_.terms.new_data);
   start_.terms.next_sample =
       std::stoll(comm::broadcast_string(*disk_, fmt::to_string(start_.terms.next_sample), 0));
@@ -189,7 +217,7 @@ void RunDir::choose() {
   data_ = data_fingerprint(job);
   base_ = base_of(job);
   checkpoint::take_back_replaced(folder_ / "checkpoints", warn);
-  start_ = find_start(job, data_, base_, warn, known_);
+  start_ = find_start(job, data_, base_, memory_, warn, known_);
 }
 
 checkpoint::RunState RunDir::adopt(checkpoint::RunState state) const {
@@ -209,7 +237,7 @@ void RunDir::begin(int64_t step) {
   const bool goes_on = start_.from == StartFrom::own_checkpoint;
   make_room(folder_, goes_on ? std::optional(step) : std::nullopt, inform);
   if (!goes_on) {
-    remove_memory_copies(folder_);
+    memory_.remove();
     make_room_for_file(folder_ / "tensorboard", inform);
     make_room_for_file(folder_ / fork_name, inform);  // a new model is no fork
     make_room_for_file(folder_ / pace_name, inform);
@@ -267,7 +295,6 @@ void RunDir::end_killed_run(int64_t step) {
   const auto ended = read_run_end(folder_);
   if (ended && (ended->how != RunPhase::failed || !ended->checkpoint.empty())) return;
   checkpoint::name_latest(folder_ / "checkpoints");
-  remove_memory_copies(folder_);
   begun_ = true;
   const std::string name = fs::path(start_.checkpoint).filename().string();
   end({.how = RunPhase::finished, .step = step, .checkpoint = name});

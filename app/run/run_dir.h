@@ -7,11 +7,13 @@
 #include <optional>
 #include <string>
 
+#include "app/launch/memory_folder.h"
 #include "app/plan/run_context.h"
 #include "app/run/run_lock.h"
 #include "app/run/start_choice.h"
 #include "core/metrics/step_record.h"
 #include "parallel/checkpoint/checkpoint.h"
+#include "parallel/checkpoint/hosts.h"
 
 namespace pptrain::app {
 
@@ -26,7 +28,13 @@ class RunDir {
   // The checkpoint to load; empty: a new model. The same on every rank.
   const std::string& checkpoint() const { return start_.checkpoint; }
   // It does not lie in memory alone.
-  bool is_from_disk() const;
+  bool is_from_disk() const { return !memory_.contains(start_.checkpoint); }
+
+  // This host's copies of the run's states, and which ranks see them.
+  const MemoryFolder& memory() const { return memory_; }
+  const checkpoint::Hosts& memory_hosts() const { return memory_hosts_; }
+  // The run has ended: its copies go. Called by all ranks.
+  void remove_copies() const;
 
   // Chooses another checkpoint, as this one proved unusable at loading. Throws if there is none. Collective.
   void pass_over(const std::string& problem);
@@ -71,13 +79,16 @@ class RunDir {
  private:
   void take_lock();
   void count_start() const;
-  void agree();   // all ranks, on what rank 0 chooses
-  void choose();  // rank 0
+  void bring_copies();  // of a step that is newer than the disk's to hosts that lack some of it. Collective
+  void agree();         // all ranks, on what rank 0 chooses
+  void choose();        // rank 0
   void write_job() const;
 
   RunContext& context_;
   std::unique_ptr<comm::Communicator> disk_;  // waits as long as rank 0's disk takes
   std::filesystem::path folder_;
+  MemoryFolder memory_;
+  checkpoint::Hosts memory_hosts_;
   RunLock lock_;
   checkpoint::KnownProblems known_;  // rank 0
   Start start_;                      // its words: rank 0

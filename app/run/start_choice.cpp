@@ -9,7 +9,6 @@
 #include <string_view>
 #include <system_error>
 
-#include "app/launch/memory_folder.h"
 #include "core/base/error.h"
 #include "core/config/differences.h"
 #include "core/optim/lr_schedule.h"
@@ -257,11 +256,10 @@ ResumeTerms check_resume(const SavedRun& saved, const config::JobConfig& job, co
 namespace {
 
 // A copy in memory that is newer than the newest checkpoint takes its place.
-void add_memory_copies(const std::string& run_dir, const Report& report, checkpoint::KnownProblems& known,
+void add_memory_copies(const MemoryFolder& memory, const Report& report, checkpoint::KnownProblems& known,
                        SavedProgress& progress) {
-  const auto folder = find_memory_copies(run_dir);
-  if (!folder) return;
-  const SavedProgress copies = find_progress(*folder, report, known);
+  if (!memory.holds_copies()) return;
+  const SavedProgress copies = find_progress(memory.path(), report, known);
   if (!copies.newest || (progress.newest && progress.newest->step >= copies.newest->step)) return;
   progress.checkpoints += copies.checkpoints;
   progress.newest = copies.newest;
@@ -271,17 +269,17 @@ void add_memory_copies(const std::string& run_dir, const Report& report, checkpo
 }  // namespace
 
 Start find_start(const config::JobConfig& job, const std::string& data, const Base& base,
-                 const Report& report, checkpoint::KnownProblems& known) {
+                 const MemoryFolder& memory, const Report& report, checkpoint::KnownProblems& known) {
   Start start;
   SavedProgress progress = find_progress(fs::path(job.run.dir) / "checkpoints", report, known);
-  add_memory_copies(job.run.dir, report, known, progress);
+  add_memory_copies(memory, report, known, progress);
   start.from = choose_start(job, progress, start.remark);
   if (start.from == StartFrom::nothing) return start;
   const SavedRun saved = start.from == StartFrom::own_checkpoint
                              ? *progress.newest
                              : read_saved_run(find_named_checkpoint(job.checkpoint.resume, report, known));
   start.terms = check_resume(saved, job, data, base);
-  if (is_memory_copy(job.run.dir, saved.folder)) {
+  if (memory.contains(saved.folder)) {
     start.terms.remarks.push_back(
         fmt::format("{} is newer than the checkpoints of the run; to go back to those, remove it",
                     saved.folder.parent_path().string()));

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "app/launch/memory_folder.h"
 #include "app/run/base_weights.h"
 #include "core/config/job_config.h"
 #include "parallel/checkpoint/checkpoint.h"
@@ -88,10 +89,10 @@ struct Start {
   std::string checkpoint = {};  // its folder; empty: a new model
 };
 
-// All of the above for the run.dir of a job with these data and frozen weights. Touches nothing. Throws what
-// they throw: UsageError if the job may not go on there.
+// All of the above for the run.dir of a job with these data and frozen weights, and this host's copies of the
+// run's states. Touches nothing. Throws what they throw: UsageError if the job may not go on there.
 Start find_start(const config::JobConfig& job, const std::string& data, const Base& base,
-                 const Report& report, checkpoint::KnownProblems& known);
+                 const MemoryFolder& memory, const Report& report, checkpoint::KnownProblems& known);
 
 // Why the models of two jobs differ, in words: tensors of equal shapes may belong to models that compute
 // something else.

@@ -8,7 +8,7 @@
 #include "app/forecast/plan_report.h"
 #include "app/launch/memory_folder.h"
 #include "core/config/loader.h"
-#include "parallel/comm/agreement.h"
+#include "parallel/checkpoint/step_folders.h"
 #include "parallel/comm/host_values.h"
 
 namespace pptrain::app {
@@ -28,35 +28,53 @@ int64_t bytes_of(const std::vector<checkpoint::StageContents>& stages) {
   return bytes;
 }
 
-// Why copies cannot be kept; "" if they can.
-std::string find_fault(comm::Communicator& world, const std::string& run_dir, int64_t own_bytes) {
-  const bool one_host = comm::on_one_host(world);
-  const double bytes = comm::all_reduce_sum(world, std::vector<double>{static_cast<double>(own_bytes)})[0];
-  if (!one_host)
-    return "checkpoint.memory_seconds: the ranks are on several hosts, but copies in memory are for one host";
-  std::optional<int64_t> room = free_memory_for_copies();
-  if (room) *room += held_by_memory_copies(run_dir);
-  const double needed = memory_copies * bytes;
-  if (!room || needed <= static_cast<double>(*room)) return "";
-  return fmt::format(
-      "checkpoint.memory_seconds: three copies of the state take {:.2f} GB, but /dev/shm has {:.2f} GB free",
-      needed / 1e9, static_cast<double>(*room) / 1e9);
+// Throws if this host has too little room for copies. bytes: [rank] what it writes.
+void check_room(const MemoryFolder& memory, const checkpoint::Hosts& hosts, int rank,
+                const std::vector<int64_t>& bytes) {
+  const int own = hosts.of(rank);
+  int64_t state = 0;
+  for (int other = 0; other < static_cast<int>(bytes.size()); ++other) {
+    const bool kept = hosts.of(other) == own || (hosts.several() && hosts.of(hosts.buddy(other)) == own);
+    if (kept) state += bytes[static_cast<size_t>(other)];
+  }
+  const std::optional<int64_t> free = memory.free();
+  const int64_t needed = memory_copies * state, room = free.value_or(0) + memory.held();
+  if (free && needed <= room) return;
+  throw Error(fmt::format(
+      "checkpoint.memory_seconds: three copies of the state take {:.2f} GB, but {} has {:.2f} GB free",
+      static_cast<double>(needed) / 1e9, memory.path().parent_path().parent_path().string(),
+      static_cast<double>(room) / 1e9));
+}
+
+// Makes this host's folder ready. Returns why that is impossible on some host, "" if it is not. Collective.
+std::string begin_copies(comm::Communicator& world, const RunDir& run_dir, int64_t own_bytes) {
+  const std::vector<int64_t> bytes = comm::gather_values(world, own_bytes);
+  const MemoryFolder& memory = run_dir.memory();
+  std::string id;
+  const auto [without_id, fault] = checkpoint::first_problem<Error>(world, [&] {
+    if (!run_dir.memory_hosts().is_first(world.rank())) return;
+    check_room(memory, run_dir.memory_hosts(), world.rank(), bytes);
+    if (world.rank() == 0) id = memory.make_run_id();
+  });
+  if (without_id >= 0) return fault;
+  id = comm::broadcast_string(world, id, 0);
+  return checkpoint::first_problem<Error>(world,
+                                          [&] {
+                                            if (run_dir.memory_hosts().is_first(world.rank()))
+                                              memory.begin(id);
+                                          })
+      .second;
 }
 
 }  // namespace
 
-MemorySaver::MemorySaver(const RunContext& context, RankModel& model, const checkpoint::Layout& layout)
+MemorySaver::MemorySaver(const RunContext& context, const RunDir& run_dir, RankModel& model,
+                         const checkpoint::Layout& layout)
     : context_(context), model_(model), comm_(checkpoint::disk_communicator(context.mesh.world())) {
-  std::string fault =
-      find_fault(context.mesh.world().host(), context.job.run.dir, bytes_of(model.contents()));
-  fault = comm::broadcast_string(*comm_, fault, 0);
+  const std::string fault = begin_copies(*comm_, run_dir, bytes_of(model.contents()));
   if (!fault.empty()) throw CommonFault(fault);
-  std::string folder, problem;
-  if (context.root()) problem = comm::fault_of([&] { folder = begin_memory_copies(context.job.run.dir); });
-  problem = comm::broadcast_string(*comm_, problem, 0);
-  if (!problem.empty()) throw CommonFault(problem);
-  folder = comm::broadcast_string(*comm_, folder, 0);
-  checkpoint::SaveOptions options{.root = folder,
+  checkpoint::SaveOptions options{.root = run_dir.memory().path(),
+                                  .hosts = run_dir.memory_hosts(),
                                   .layout = layout,
                                   .job_toml = config::to_toml(job_to_save(context.plan)),
                                   .given_toml = context.plan.given,
@@ -76,14 +94,13 @@ void MemorySaver::save(const checkpoint::RunState& state) {
   saved_at_ = Clock::now();
 }
 
-void MemorySaver::remove() {
+void MemorySaver::finish() {
   try {
     saver_->finish();
   } catch (const checkpoint::NotSaved&) {
     // The log has said so; the run has ended without it.
   }
   comm_->barrier();
-  if (context_.root()) remove_memory_copies(context_.job.run.dir);
 }
 
 }  // namespace pptrain::app

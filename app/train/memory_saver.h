@@ -7,6 +7,7 @@
 
 #include "app/plan/run_context.h"
 #include "app/rank/rank_model.h"
+#include "app/run/run_dir.h"
 #include "parallel/checkpoint/saver.h"
 #include "parallel/comm/communicator.h"
 
@@ -14,17 +15,19 @@ namespace pptrain::app {
 
 class MemorySaver {
  public:
-  // Collective, as is save(). Both references must outlive this. layout: as checkpoints have it. Throws
-  // CommonFault if ranks are on several hosts or memory is short.
-  MemorySaver(const RunContext& context, RankModel& model, const checkpoint::Layout& layout);
+  // Collective, as is save(). The references must outlive this. layout: as checkpoints have it. Throws
+  // CommonFault if a host has too little memory for the copies of its ranks' parts, and those of another
+  // host's if there are several.
+  MemorySaver(const RunContext& context, const RunDir& run_dir, RankModel& model,
+              const checkpoint::Layout& layout);
 
   // On rank 0, whose clock counts: is a copy due, and the one before it done?
   bool wants() const;
   // Begins to copy the state of a finished step, which goes on while the run does.
   void save(const checkpoint::RunState& state);
 
-  // The run has ended, so nothing is left. After save() has ended on all ranks; called by all.
-  void remove();
+  // Waits on all ranks for the copy under way. Collective.
+  void finish();
 
  private:
   const RunContext& context_;

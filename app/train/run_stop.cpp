@@ -18,7 +18,6 @@
 #include <utility>
 #include <vector>
 
-#include "app/launch/memory_folder.h"
 #include "app/run/run_log.h"
 #include "core/base/error.h"
 #include "core/base/process.h"
@@ -242,10 +241,9 @@ void QuickStop::end(const std::string& saved) {
   } catch (const std::exception&) {
     // Another one was quicker; it had saved.
   }
-  if (context_.root()) {
+  if (context_.root())
     run_dir_.end({.how = RunPhase::stopped, .step = saved_step_, .checkpoint = checkpoint_name(saved_step_)});
-    remove_memory_copies(context_.job.run.dir);
-  }
+  run_dir_.remove_copies();
   if (context_.heartbeat != nullptr) context_.heartbeat->leave();  // so that others do not take it for dead
   end_process(exit_stopped);
 }

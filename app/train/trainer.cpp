@@ -12,7 +12,6 @@
 #include "app/data/token_files.h"
 #include "app/forecast/step_costs.h"
 #include "app/launch/launcher_patience.h"
-#include "app/launch/memory_folder.h"
 #include "app/rank/warm_up.h"
 #include "app/run/run_log.h"
 #include "core/base/error.h"
@@ -113,6 +112,7 @@ int Trainer::train() {
           context_.job.run.dir, state_.step, steps);
       if (state_.step == steps) run_dir_.end_killed_run(steps);
     }
+    if (run_dir_.is_from_disk()) run_dir_.remove_copies();
     return 0;
   }
   open(resumed);
@@ -193,13 +193,18 @@ bool Trainer::start() {
   return resumed;
 }
 
-// Resumes from the newest checkpoint that proves sound at loading.
+// Resumes from the newest checkpoint that proves sound at loading. Those that see one folder check it
+// together.
 void Trainer::resume() {
+  std::unique_ptr<comm::Communicator> host;
   while (!run_dir_.checkpoint().empty()) {
+    const checkpoint::Hosts& hosts = run_dir_.memory_hosts();
+    const bool apart = hosts.several() && !run_dir_.is_from_disk();
+    if (apart && !host) host = disk_comm_->subgroup(hosts.ranks_of(hosts.of(disk_comm_->rank())));
     const std::string problem =
         checkpoint::load_on_all(*disk_comm_, run_dir_.checkpoint(), [&](const checkpoint::Reader& reader) {
           state_ = run_dir_.adopt(reader.state());
-          model_.load(reader, *disk_comm_);
+          model_.load(reader, apart ? *host : *disk_comm_);
         });
     if (problem.empty()) return;
     run_dir_.pass_over(problem);
@@ -225,7 +230,7 @@ void Trainer::open(bool resumed) {
                                          .warn = {},
                                          .ended = ended},
                  state_, /*is_saved=*/resumed && run_dir_.is_from_disk());
-  if (context_.job.checkpoint.memory_seconds > 0) copies_.emplace(context_, model_, layout);
+  if (context_.job.checkpoint.memory_seconds > 0) copies_.emplace(context_, run_dir_, model_, layout);
   if (context_.root())
     metrics_.open(run_dir_.header(state_.step, layout), sources_, loader_, *saver_,
                   resumed ? std::optional(state_.step) : std::nullopt);
@@ -354,11 +359,8 @@ int Trainer::finish(bool stopped) {
 
 // What they hold is saved.
 void Trainer::remove_copies() {
-  if (copies_) {
-    copies_->remove();
-  } else if (context_.root()) {
-    remove_memory_copies(context_.job.run.dir);  // of an earlier start
-  }
+  if (copies_) copies_->finish();
+  run_dir_.remove_copies();  // of an earlier start too
 }
 
 // The loss left its band and stayed away. No start goes on from here by itself.

@@ -7,6 +7,9 @@
 
 namespace pptrain {
 
+// Files there are memory of this host, and outlive processes.
+inline constexpr const char* memory_file_system = "/dev/shm";
+
 // --- As Linux tells it: the host's limit and that of the process's control groups (containers, Slurm,
 // systemd), whichever is less. Bytes. `root`: where proc and sys lie; tests pass a folder of their own.
 

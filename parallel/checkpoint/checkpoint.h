@@ -15,6 +15,7 @@
 
 #include "core/base/error.h"
 #include "core/nn/slice.h"
+#include "parallel/checkpoint/hosts.h"
 #include "parallel/checkpoint/retention.h"
 #include "parallel/comm/communicator.h"
 
@@ -66,6 +67,9 @@ using Layout = std::map<std::string, std::string>;  // "pp" -> "2", "pp_schedule
 // What is the same in every save of a run.
 struct SaveOptions {
   std::filesystem::path root;
+  // With several: `root` is a folder of each host alone, and holds the files of its ranks and of another
+  // host's ranks. A step is complete once all hosts have it, and only then the one before goes.
+  Hosts hosts = {};
   Layout layout = {};
   std::string job_toml = {};
   std::string given_toml = {};      // only the keys of the job that were given

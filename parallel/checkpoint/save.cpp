@@ -19,6 +19,7 @@
 #include "core/io/paths.h"
 #include "core/io/safetensors.h"
 #include "parallel/checkpoint/checkpoint.h"
+#include "parallel/checkpoint/host_copies.h"
 #include "parallel/checkpoint/manifest.h"
 #include "parallel/checkpoint/snapshot.h"
 #include "parallel/checkpoint/step_folders.h"
@@ -56,7 +57,7 @@ class Save {
   // Collective. Throws NotSaved.
   void run();
 
-  // The folder of the finished checkpoint. Only rank 0's is valid.
+  // The folder of the finished checkpoint. Valid on rank 0, and on the first rank of each host.
   const fs::path& target() const { return target_; }
 
  private:
@@ -65,11 +66,14 @@ class Save {
 
   void prepare();
   std::vector<FileEntry> write();
-  std::vector<FileEntry> gather(const std::vector<FileEntry>& mine);
-  void publish(const Manifest& manifest);
+  std::vector<std::vector<FileEntry>> gather(const std::vector<FileEntry>& mine);
+  std::string describe(const std::vector<std::vector<FileEntry>>& files) const;
+  void publish(const std::string& manifest);
   void tidy() noexcept;
 
-  bool is_root() const;
+  bool is_root() const { return world_.rank() == root_rank; }
+  // Whether this rank makes, renames and removes the folders that its host sees.
+  bool keeps_folders() const { return options_.hosts.is_first(world_.rank()); }
   fs::path free_name(const std::string& name) const;
   void warn(const std::string& text) const;
   void try_to_remove(const fs::path& path, const std::string& what) const;
@@ -102,18 +106,25 @@ Save::Save(comm::Communicator& world, const SaveOptions& options, const SaveTerm
 void Save::run() {
   const auto begin = std::chrono::steady_clock::now();
   agreed([&] { prepare(); });
-  temporary_ = comm::broadcast_string(world_, temporary_.string(), root_rank);
+  temporary_ = broadcast_on_hosts(world_, options_.hosts, temporary_.string());
   std::vector<FileEntry> mine;
   agreed([&] {
     mine = write();
     to_text(mine);  // what cannot be described fails here, so that all ranks learn of it
   });
-  const Manifest manifest{.state = state_,
-                          .layout = options_.layout,
-                          .job_toml = options_.job_toml,
-                          .files = gather(mine),
-                          .given_toml = options_.given_toml};
-  agreed([&] { publish(manifest); });
+  const std::vector<std::vector<FileEntry>> files = gather(mine);
+  std::string manifest;
+  if (options_.hosts.several()) {
+    agreed([&] { manifest = describe(files); });
+    const std::string failure = exchange_with_buddies(world_, options_.hosts, temporary_, files);
+    agreed([&] {
+      if (!failure.empty()) throw Error(failure);
+    });
+    manifest = comm::broadcast_string(world_, manifest, root_rank);
+    agreed([&] { publish(manifest); });
+  } else {
+    agreed([&] { publish(describe(files)); });
+  }
   int64_t bytes = 0;
   for (const FileEntry& entry : mine) bytes += static_cast<int64_t>(entry.bytes);
   log_of(Subsystem::checkpoint)
@@ -122,13 +133,13 @@ void Save::run() {
   tidy();
 }
 
-// Runs `phase` on every rank. If it throws on any, rank 0 removes the temporary folder and every rank throws
-// NotSaved with the message of the first failing rank.
+// Runs `phase` on every rank. If it throws on any, the temporary folder goes and every rank throws NotSaved
+// with the message of the first failing rank.
 template <typename Phase>
 void Save::agreed(const Phase& phase) {
   const auto [failing, message] = first_problem<std::exception>(world_, phase);
   if (failing < 0) return;
-  if (is_root() && !temporary_.empty()) {
+  if (keeps_folders() && !temporary_.empty()) {
     std::error_code ignored;
     fs::remove_all(temporary_, ignored);
   }
@@ -136,13 +147,9 @@ void Save::agreed(const Phase& phase) {
       fmt::format("checkpoint '{}' was not saved (rank {}): {}", target_.string(), failing, message));
 }
 
-bool Save::is_root() const {
-  return world_.rank() == root_rank;
-}
-
-// Rank 0: makes an empty temporary folder, and removes what killed runs left if it can.
+// Makes an empty temporary folder, and removes what killed runs left if it can.
 void Save::prepare() {
-  if (!is_root()) return;
+  if (!keeps_folders()) return;
   const bool is_new = !io::is_there(options_.root);
   io::make_folder(options_.root);
   if (is_new) io::sync_folder(fs::absolute(options_.root).parent_path());
@@ -221,32 +228,45 @@ FileEntry Save::write_file(const StageContents& stage, const std::string& file,
   return entry;
 }
 
-// Every rank's entries, in rank order, on rank 0.
-std::vector<FileEntry> Save::gather(const std::vector<FileEntry>& mine) {
-  std::vector<FileEntry> all;
-  for (const std::string& text : comm::gather_strings(world_, to_text(mine), root_rank)) {
-    for (FileEntry& entry : parse_files(text)) all.push_back(std::move(entry));
-  }
+// [rank] its entries; on rank 0, with several hosts on all.
+std::vector<std::vector<FileEntry>> Save::gather(const std::vector<FileEntry>& mine) {
+  const std::string text = to_text(mine);
+  std::vector<std::vector<FileEntry>> all;
+  for (const std::string& theirs : options_.hosts.several() ? comm::all_gather_strings(world_, text)
+                                                            : comm::gather_strings(world_, text, root_rank))
+    all.push_back(parse_files(theirs));
   return all;
 }
 
-// Rank 0: from here on the checkpoint exists.
-void Save::publish(const Manifest& manifest) {
-  if (!is_root()) return;
+// Rank 0: the manifest's text, if the files are whole.
+std::string Save::describe(const std::vector<std::vector<FileEntry>>& files) const {
+  if (!is_root()) return "";
+  Manifest manifest{.state = state_,
+                    .layout = options_.layout,
+                    .job_toml = options_.job_toml,
+                    .files = {},
+                    .given_toml = options_.given_toml};
+  for (const std::vector<FileEntry>& entries : files)
+    manifest.files.insert(manifest.files.end(), entries.begin(), entries.end());
   const auto problems = coverage_problems(manifest.files);
   if (!problems.empty()) throw Error(problems.front());
-  const std::string text = to_text(manifest);
+  return to_text(manifest);
+}
+
+// From here on the checkpoint exists, on this host.
+void Save::publish(const std::string& manifest) {
+  if (!keeps_folders()) return;
   io::OutputFile file(temporary_ / manifest_name);
-  file.write(std::as_bytes(std::span(text)));
+  file.write(std::as_bytes(std::span(manifest)));
   file.sync_and_close();
   io::sync_folder(temporary_);
   if (io::rename_folder_synced(temporary_, target_))
     try_to_remove(temporary_, "the checkpoint of this step that was there before");
 }
 
-// Rank 0: work that may fail without harm to the checkpoint that exists now.
+// Work that may fail without harm to the checkpoint that exists now, on all hosts.
 void Save::tidy() noexcept {
-  if (!is_root() || terms_.diverged) return;
+  if (!keeps_folders() || terms_.diverged) return;
   const auto attempt = [&](const auto& action) {
     try {
       action();

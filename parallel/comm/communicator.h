@@ -142,6 +142,7 @@ void broadcast(Communicator& comm, std::span<double> values, int root);
 std::string broadcast_string(Communicator& comm, const std::string& value, int root);
 // The text of every rank, by rank, on `root`; nothing elsewhere. It travels by isend and irecv.
 std::vector<std::string> gather_strings(Communicator& comm, const std::string& mine, int root);
+std::vector<std::string> all_gather_strings(Communicator& comm, const std::string& mine);  // on every rank
 // The same of values. Ranks may give different numbers of them.
 std::vector<std::vector<double>> gather(Communicator& comm, std::span<const double> values, int root);
 // True if any rank says true.

@@ -31,9 +31,19 @@ std::vector<double> values_of(const at::Tensor& tensor) {
 
 }  // namespace
 
+std::vector<int> host_numbers(Communicator& comm, const std::string& name) {
+  std::vector<size_t> seen;
+  std::vector<int> numbers;
+  for (const size_t host : gather_values(comm, std::hash<std::string>()(name))) {
+    const auto found = std::ranges::find(seen, host);
+    numbers.push_back(static_cast<int>(found - seen.begin()));
+    if (found == seen.end()) seen.push_back(host);
+  }
+  return numbers;
+}
+
 bool on_one_host(Communicator& comm) {
-  const std::vector<size_t> hosts = gather_values(comm, std::hash<std::string>()(host_name()));
-  return std::ranges::count(hosts, hosts.front()) == std::ssize(hosts);
+  return std::ranges::max(host_numbers(comm, host_name())) == 0;
 }
 
 std::vector<double> all_reduce_sum(Communicator& comm, std::span<const double> values) {
@@ -111,6 +121,26 @@ std::vector<std::vector<double>> gather(Communicator& comm, std::span<const doub
     if (!bytes.empty()) std::memcpy(theirs.data(), bytes.data(), bytes.size());
   }
   return all;
+}
+
+std::vector<std::string> all_gather_strings(Communicator& comm, const std::string& mine) {
+  std::vector<std::string> texts = gather_strings(comm, mine, 0);
+  texts.resize(static_cast<size_t>(comm.size()));
+  std::vector<double> lengths;
+  std::string joined;
+  for (const std::string& text : texts) {
+    lengths.push_back(static_cast<double>(text.size()));
+    joined += text;
+  }
+  broadcast(comm, lengths, 0);
+  joined = broadcast_string(comm, joined, 0);
+  size_t begin = 0;
+  for (size_t rank = 0; rank < texts.size(); ++rank) {
+    const auto length = static_cast<size_t>(lengths[rank]);
+    texts[rank] = joined.substr(begin, length);
+    begin += length;
+  }
+  return texts;
 }
 
 bool any(Communicator& comm, bool value) {

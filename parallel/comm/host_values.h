@@ -31,6 +31,9 @@ std::vector<T> gather_values(Communicator& comm, const T& mine) {
   return values;
 }
 
+// [rank] The number of its host: 0 for rank 0's, 1 for that of the first rank that is on another one, and so
+// on. Ranks that give the same name are on one host. Collective.
+std::vector<int> host_numbers(Communicator& comm, const std::string& name);
 // Whether all ranks are on one host, by its name. Collective.
 bool on_one_host(Communicator& comm);
 

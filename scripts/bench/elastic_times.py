@@ -1,10 +1,11 @@
-"""What a restart takes when a rank or a host dies under torchrun, part by part.
+"""What a restart takes when a rank or a host dies under scripts/elastic.sh, part by part.
 
-    sudo .venv/bin/python scripts/bench/elastic_times.py [--pptrain build/pptrain] [--kills 5] [--kinds rank host] [--markdown]
+    sudo .venv/bin/python scripts/bench/elastic_times.py [--kills 5] [--kinds rank host store] [--memory] [--verify] [--markdown]
 
-This machine imitates two hosts: namespaces for network, mounts (each its own /dev/shm) and processes. An agent of torchrun on each starts
-two processes for the four ranks of the default job. Between kills the job makes new steps; checkpoints lie on disk. A host that died comes
-back before the next kill. The parts of a restart, each from the end of the one before:
+This machine imitates three hosts (elastic_hosts.py) with two processes each, for the six ranks of the default job. Between kills the job
+makes new steps. Checkpoints lie on disk, with --memory also copies in the hosts' memory. `host` kills one that has not torchrun's meeting
+point, `store` the one that has it; it comes back before the next kill. --verify compares the end with an undisturbed run. The parts of a
+restart, each from the end of the one before:
 
     found      the other ranks have ended
     torchrun   new processes of ranks have started
@@ -15,10 +16,8 @@ Needs root, iproute2 and the Python torch; ends with status 2 otherwise.
 """
 
 import argparse
-import json
 import os
 import random
-import shutil
 import signal
 import statistics
 import subprocess
@@ -27,98 +26,9 @@ import tempfile
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-NETWORK = "10.78.0"
-PORT = 29511
-HOSTS = 2
-RANKS = 2  # processes of a host
+from elastic_hosts import ROOT, Host, Hosts, Run, name_of, wait, why_not
+
 PARTS = ("found", "torchrun", "start", "step")
-
-
-def sh(command: str, check: bool = True) -> str:
-    return subprocess.run(command, shell=True, check=check, capture_output=True, text=True).stdout
-
-
-class Host:
-    """A network namespace on a bridge, and in it, while it lives, an agent that is alone with its processes."""
-
-    def __init__(self, number: int, command: list[str], folder: Path):
-        self.number, self.command, self.folder = number, command, folder
-        self.space = f"elastic{number}"
-        self.clear()
-        sh(f"ip netns add {self.space} && ip link add {self.space} type veth peer name eth0 netns {self.space}")
-        sh(f"ip link set {self.space} master elastic0 up && ip -n {self.space} address add {NETWORK}.{number}/24 dev eth0")
-        sh(f"ip -n {self.space} link set lo up && ip -n {self.space} link set eth0 up")
-        sh(f"ip -n {self.space} route add default via {NETWORK}.254")
-
-    def start(self) -> None:
-        hosts = self.folder / "hosts"
-        hosts.write_text("127.0.0.1 localhost\n" + "".join(f"{NETWORK}.{i} elastic{i}\n" for i in range(1, HOSTS + 1)))
-        switch = self.folder / "nsswitch.conf"  # no name server answers here, and each question would take 5 s
-        switch.write_text("passwd: files\nhosts: files\n")
-        inside = (f"hostname {self.space} && mount -t tmpfs tmpfs /dev/shm && mount --bind {hosts} /etc/hosts && "
-                  f"mount --bind {switch} /etc/nsswitch.conf && exec "
-                  + " ".join([*self.command[:3], "--local-addr", f"{NETWORK}.{self.number}", *self.command[3:]]))
-        log = open(self.folder / f"{self.space}.log", "a")
-        self.agent = subprocess.Popen(["ip", "netns", "exec", self.space, "unshare", "--uts", "--mount", "--pid", "--fork",
-                                       "--kill-child", "--mount-proc", "sh", "-c", inside], stdout=log, stderr=log, cwd=self.folder,
-                                      env=os.environ | {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "OMP_NUM_THREADS": "1"})
-
-    def pids(self) -> list[int]:
-        return [int(pid) for pid in sh(f"ip netns pids {self.space}", check=False).split()]
-
-    def ranks(self) -> list[int]:
-        return [pid for pid in self.pids() if name_of(pid) == "pptrain"]
-
-    def die(self) -> None:
-        for pid in self.pids():
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
-        self.agent.wait()
-
-    def remove(self) -> None:
-        self.die()
-        self.clear()
-
-    def clear(self) -> None:
-        sh(f"ip netns delete {self.space}; ip link delete {self.space}", check=False)
-
-
-def name_of(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/comm").read_text().strip()
-    except OSError:
-        return ""
-
-
-class Run:
-    """The job's folder, as it grows."""
-
-    def __init__(self, folder: Path):
-        self.metrics, self.log = folder / "metrics.jsonl", folder / "log.txt"
-
-    def steps(self) -> list[int]:
-        if not self.metrics.exists():
-            return []
-        text = self.metrics.read_text()
-        records = [json.loads(line) for line in text[:text.rfind("\n") + 1].splitlines()]
-        return [record["step"] for record in records if "grad_norm" in record]
-
-    def last_step(self) -> int:
-        return max(self.steps(), default=0)
-
-    def resumes(self) -> int:
-        return self.log.read_text().count("resumed from") if self.log.exists() else 0
-
-
-def wait(condition, what: str, seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            raise SystemExit(f"not within {seconds} s: {what}")
-        time.sleep(0.005)
 
 
 def trial(kind: str, hosts: list[Host], run: Run, draw: random.Random) -> dict:
@@ -126,12 +36,15 @@ def trial(kind: str, hosts: list[Host], run: Run, draw: random.Random) -> dict:
     before = run.last_step()
     wait(lambda: run.last_step() >= before + 3, "three steps")
     old = {pid for host in hosts for pid in host.ranks()}
+    store = next(host for host in hosts if host.has_store())
+    victims = {"rank": [host for host in hosts if host.ranks()], "host": [host for host in hosts if host is not store], "store": [store]}
+    victim = draw.choice(victims[kind])
+    process = draw.choice(victim.ranks()) if kind == "rank" else 0
     reached, resumes, start = run.last_step(), run.resumes(), time.monotonic()
-    victim = draw.choice(hosts[1:] if kind == "host" else hosts)  # the first host has torchrun's store
-    if kind == "host":
-        victim.die()
+    if kind == "rank":
+        os.kill(process, signal.SIGKILL)
     else:
-        os.kill(draw.choice(victim.ranks()), signal.SIGKILL)
+        victim.die()
     times, at = {}, start
 
     def mark(part: str, condition) -> None:
@@ -145,11 +58,26 @@ def trial(kind: str, hosts: list[Host], run: Run, draw: random.Random) -> dict:
     mark("start", lambda: run.resumes() > resumes)
     mark("step", lambda: run.last_step() > reached)
     times["all"] = at - start
-    if kind == "host":
+    times["lost"] = reached - run.resumed_at()
+    if kind != "rank":
         victim.start()
-        wait(lambda: all(len(host.ranks()) == RANKS for host in hosts), "the host's return")
-        wait(lambda: run.resumes() > resumes + 1, "a start with both hosts")
+        wait(lambda: all(host.ranks() for host in hosts), "the host's return")
+        wait(lambda: run.resumes() > resumes + 1, "a start with all hosts")
     return times
+
+
+def verify(run: Run, pptrain: Path, job: Path, settings: list[str]) -> str:
+    """Stops the run, and says how its last checkpoint differs from that of a run that nothing disturbed."""
+    subprocess.run([pptrain, "stop", run.folder], check=True, capture_output=True)
+    step = run.last_step()
+    whole = run.folder.parent / "whole"
+    words = [word for s in (*settings, f"train.steps={step}", f"run.dir={whole}") for word in ("--set", s)]
+    subprocess.run([pptrain, "--config", job, *words], check=True, capture_output=True, cwd=ROOT)
+    steps = run.steps()
+    if steps != list(range(1, step + 1)):
+        return f"metrics.jsonl has {len(steps)} steps, of which {len(set(steps))} are different, instead of {step}"
+    done = subprocess.run([pptrain, "diff", "--state", *(f / f"checkpoints/step_{step}" for f in (run.folder, whole))], capture_output=True, text=True)
+    return "" if done.returncode == 0 else done.stdout + done.stderr
 
 
 def main() -> None:
@@ -157,52 +85,50 @@ def main() -> None:
     parser.add_argument("--pptrain", type=Path, default=ROOT / "build/pptrain")
     parser.add_argument("--job", type=Path, default=ROOT / "configs/shakespeare.toml")
     parser.add_argument("--kills", type=int, default=5, help="of each kind")
-    parser.add_argument("--kinds", nargs="+", default=["rank", "host"], choices=["rank", "host"])
+    parser.add_argument("--kinds", nargs="+", default=["rank", "host", "store"], choices=["rank", "host", "store"])
+    parser.add_argument("--memory", action="store_true", help="copies in memory, at most one a second")
+    parser.add_argument("--verify", action="store_true")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--markdown", action="store_true")
     arguments = parser.parse_args()
-    if os.geteuid() != 0 or not shutil.which("ip"):
-        print("elastic_times.py needs root and iproute2", file=sys.stderr)
+    if reason := why_not():
+        print(f"elastic_times.py {reason}", file=sys.stderr)
         sys.exit(2)
-    settings = ["distributed.pp=2", "distributed.dp_shard=2", "train.grad_accum_steps=4", "distributed.heartbeat_s=3",
-                "train.steps=1000000", "checkpoint.interval=5", "checkpoint.keep_last_n=2", "eval.interval=0",
-                "eval.generate_interval=0", "metrics.peak_tflops=1", "run.dir=run"]
-    rendezvous = "last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=3,read_timeout=30"
-    command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", f"1:{HOSTS}", "--nproc-per-node", str(RANKS),
-               "--max-restarts", "1000000", "--monitor-interval", "0.1", "--rdzv-backend", "c10d", "--rdzv-id", "elastic",
-               "--rdzv-endpoint", f"{NETWORK}.1:{PORT}", "--rdzv-conf", rendezvous, "--no-python", str(arguments.pptrain.resolve()),
-               "--config", str(arguments.job.resolve()), *(word for s in settings for word in ("--set", s))]
+    pptrain = arguments.pptrain.resolve()
+    settings = ["distributed.pp=3", "distributed.dp_shard=2", "train.grad_accum_steps=6", "distributed.heartbeat_s=3", "train.steps=1000000",
+                "lr_schedule.name=constant", "checkpoint.keep_last_n=2", "eval.interval=0", "eval.generate_interval=0", "metrics.peak_tflops=1",
+                *(["checkpoint.memory_seconds=1", "checkpoint.interval=200"] if arguments.memory else ["checkpoint.interval=5"])]
     draw = random.Random(arguments.seed)
-    hosts: list[Host] = []
     results: dict[str, list[dict]] = {kind: [] for kind in arguments.kinds}
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        run = Run(folder / "run")
         try:
-            sh(f"ip link add elastic0 type bridge && ip address add {NETWORK}.254/24 dev elastic0 && ip link set elastic0 up")
-            for number in range(1, HOSTS + 1):
-                hosts.append(Host(number, command, Path(folder)))
-            for host in hosts:
-                host.start()
-            run = Run(Path(folder) / "run")
-            wait(lambda: run.last_step() > 10, "steps and a checkpoint")
-            for _ in range(arguments.kills):
-                for kind in arguments.kinds:
-                    results[kind].append(trial(kind, hosts, run, draw))
-                    print(kind, {part: round(t, 2) for part, t in results[kind][-1].items()}, file=sys.stderr, flush=True)
-        finally:
-            for log in sorted(Path(folder).glob("*.log")) if sys.exc_info()[0] else []:
-                print(log.name, log.read_text()[:1200], file=sys.stderr)
-            for host in hosts:
-                host.remove()
-            sh("ip link delete elastic0", check=False)
+            with Hosts(3, 2, 2, pptrain, arguments.job, [*settings, "run.dir=run"], folder, str(Path(sys.executable).parent / "torchrun")) as hosts:
+                wait(lambda: run.last_step() > 10, "steps and a checkpoint")
+                begin, first = time.monotonic(), run.last_step()
+                for _ in range(arguments.kills):
+                    for kind in arguments.kinds:
+                        results[kind].append(trial(kind, hosts, run, draw))
+                        print(kind, {part: round(t, 2) for part, t in results[kind][-1].items()}, file=sys.stderr, flush=True)
+                print(f"{run.last_step() - first} steps in {time.monotonic() - begin:.0f} s", file=sys.stderr)
+                difference = verify(run, pptrain, arguments.job, settings) if arguments.verify else ""
+        except Exception:
+            for log in sorted(folder.glob("*.log")):
+                print(log.name, log.read_text()[:6000], file=sys.stderr)
+            raise
     columns = (*PARTS, "all")
-    line = "| {:4} | " + " | ".join(["{:>8}"] * len(columns)) + " | {:>8} |" if arguments.markdown else "{:4}" + "  {:>8}" * (len(columns) + 1)
-    print(line.format("", *columns, "most"))
+    line = "| {:5} | " + " | ".join(["{:>8}"] * len(columns)) + " | {:>8} | {:>8} |" if arguments.markdown else "{:5}" + "  {:>8}" * (len(columns) + 2)
+    print(line.format("", *columns, "most", "lost"))
     if arguments.markdown:
-        print("|---|" + "---:|" * (len(columns) + 1))
+        print("|---|" + "---:|" * (len(columns) + 2))
     for kind, trials in results.items():
         medians = [f"{statistics.median(t[part] for t in trials):.2f}" for part in columns]
-        print(line.format(kind, *medians, f"{max(t['all'] for t in trials):.2f}"))
+        print(line.format(kind, *medians, f"{max(t['all'] for t in trials):.2f}", max(t["lost"] for t in trials)))
+    if arguments.verify:
+        print(difference or "equal to the bit to a run that nothing disturbed, each step once in metrics.jsonl")
+        sys.exit(1 if difference else 0)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ void add_checkpoint(std::vector<Option>& options) {
       "Keeps copies of the newest states in the host's memory (/dev/shm), at most once in so many "
       "seconds. If the processes die, a start of the same run goes on from the newest one (torchrun starts "
       "them by itself). Takes three times the fp32 weights and optimizer state. The copies go "
-      "when the run ends. For ranks on one host. 0: none.")
+      "when the run ends. Each of several hosts keeps the parts of its ranks and of another host's. 0: none.")
       .between(0, 1e6);
   checkpoint("async", &CheckpointSection::async,
              "true: training goes on while checkpoints are written. Tensors not yet written are copied "

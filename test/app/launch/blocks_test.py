@@ -42,13 +42,39 @@ class Blocks(Case):
     def test_any_number_of_processes(self):
         run(self.command("threads"), self.folder)
         expected = result(self.folder / "threads")
-        for processes, blocks in ((8, ""), (5, "1 + 2 + 1 + 2 + 2"), (3, "2 + 3 + 3"), (2, "4 + 4")):
+        fitted = "8 ranks, but 5 processes: the pipeline has 1 rank instead of 2, with the same bits; 1 process is spare"
+        for processes, said in ((8, ""), (5, fitted), (3, "2 + 3 + 3"), (2, "4 + 4")):
             with self.subTest(processes=processes):
                 name = f"processes_{processes}"
                 codes, outputs = self.ended(self.launch(processes, name))
                 self.assertEqual(codes, [0] * processes, outputs)
                 self.assertEqual(result(self.folder / name), expected)
-                self.assertEqual(blocks in outputs[0][0], True, outputs[0])
+                self.assertIn(said, outputs[0][0])
+
+    def test_a_pipeline_that_can_not_be_shorter(self):
+        """Other splits of the ranks have other bits, and so has a spread head on a shorter pipeline."""
+        for name, blocks, settings in (("stages", "1 + 2 + 1 + 2 + 2", ("distributed.pp=1", "distributed.dp_shard=4")),
+                                       ("spread", "1 + 2 + 1 + 2 + 2", ("distributed.pp_head=spread",))):
+            with self.subTest(name):
+                run(self.command(name, *settings), self.folder)
+                codes, outputs = self.ended(self.launch(5, f"{name}_5", *settings))
+                self.assertEqual(codes, [0] * 5, outputs)
+                self.assertIn(blocks, outputs[0][0])
+                self.assertEqual(result(self.folder / f"{name}_5"), result(self.folder / name))
+
+    def test_spare_processes_end_with_the_run(self):
+        processes = self.launch(5, "run", "train.steps=100000")
+        wait_for_steps(processes, self.folder / "run", 3)
+        processes[0].send_signal(signal.SIGTERM)
+        codes, outputs = self.ended(processes, seconds=20)
+        self.assertEqual(codes, [3] * 5, outputs)
+
+    def test_spare_processes_end_when_another_one_dies(self):
+        processes = self.launch(5, "run", "train.steps=100000")
+        wait_for_steps(processes, self.folder / "run", 3)
+        processes[1].send_signal(signal.SIGKILL)
+        codes, outputs = self.ended(processes, seconds=15)
+        self.assertEqual(codes, [1, -signal.SIGKILL, 1, 1, 1], outputs)
 
     @unittest.skipUnless(MPIEXEC, "without MPI")
     def test_mpirun(self):

@@ -12,29 +12,32 @@ using namespace pptrain::test;
 TEST_CASE("copies in memory are found by their run alone, and leave nothing") {
   const TemporaryFolder folder;
   const fs::path run = folder.path() / "run";
-  const fs::path memory = app::memory_folder(run);
-  CHECK(memory.parent_path().parent_path() == "/dev/shm");
-  CHECK(app::memory_folder(folder.path() / "." / "run") == memory);
-  CHECK(app::memory_folder(folder.path() / "other") != memory);
+  const app::MemoryFolder memory(run);
+  CHECK(memory.path().parent_path().parent_path() == "/dev/shm");
+  CHECK(app::MemoryFolder(folder.path() / "." / "run").path() == memory.path());
+  CHECK(app::MemoryFolder(folder.path() / "other").path() != memory.path());
+  const fs::path relative = fs::relative(run);  // a folder that is not there yet
+  CHECK(app::MemoryFolder(relative).path() == memory.path());
   fs::create_directories(run);
-  CHECK_FALSE(app::find_memory_copies(run));
-  CHECK(app::begin_memory_copies(run) == memory);
-  write_file(memory / "step_3/manifest.json", "{}");
-  CHECK(app::find_memory_copies(run) == memory);
-  CHECK(app::begin_memory_copies(run) == memory);
-  CHECK(fs::exists(memory / "step_3"));
+  CHECK(app::MemoryFolder(relative).path() == memory.path());
+  CHECK_FALSE(memory.holds_copies());
+  memory.begin(memory.make_run_id());
+  write_file(memory.path() / "step_3/manifest.json", "{}");
+  CHECK(memory.holds_copies());
+  memory.begin(memory.make_run_id());
+  CHECK(fs::exists(memory.path() / "step_3"));
 
   SECTION("another run in the folder does not find them") {
     fs::remove_all(run);
     fs::create_directories(run);
-    CHECK_FALSE(app::find_memory_copies(run));
-    CHECK(app::begin_memory_copies(run) == memory);
-    CHECK_FALSE(fs::exists(memory / "step_3"));
+    CHECK_FALSE(memory.holds_copies());
+    memory.begin(memory.make_run_id());
+    CHECK_FALSE(fs::exists(memory.path() / "step_3"));
   }
-  app::remove_memory_copies(run);
-  CHECK_FALSE(fs::exists(memory));
+  memory.remove();
+  CHECK_FALSE(fs::exists(memory.path()));
   CHECK(fs::is_empty(run));
-  CHECK_NOTHROW(app::remove_memory_copies(run));
+  CHECK_NOTHROW(memory.remove());
 }
 
 // A run that went on from a copy: the checkpoint that it would have had is taken away.
@@ -43,7 +46,9 @@ TEST_CASE(
   const TemporaryFolder folder;
   const std::string text = small_job_text();
   const Overrides job = {"checkpoint.interval=1", "checkpoint.keep_last_n=0", "lr_schedule.name=constant"};
-  const fs::path run = folder.path() / "run", memory = app::memory_folder(run);
+  const fs::path run = folder.path() / "run";
+  const app::MemoryFolder copies(run);
+  const fs::path& memory = copies.path();
   const JobResult whole = run_small_job(text, folder.path() / "whole", with(job, {"train.steps=6"}));
   run_small_job(text, run, with(job, {"train.steps=4"}));
   const auto go_on = [&] {
@@ -65,20 +70,20 @@ TEST_CASE(
     fs::rename(copy, run);
     return fs::path(header);
   };
-  app::begin_memory_copies(run);
+  copies.begin(copies.make_run_id());
   fs::rename(run / "checkpoints/step_4", run / "moved");
   fs::copy(run / "moved", memory / "step_4", fs::copy_options::recursive);
   CHECK(go_on() == memory / "step_4");
   // As a newer one on disk, it is not needed.
-  app::begin_memory_copies(run);
+  copies.begin(copies.make_run_id());
   fs::rename(run / "moved", run / "checkpoints/step_4");
   fs::copy(run / "checkpoints/step_3", memory / "step_3", fs::copy_options::recursive);
   CHECK(go_on() == run / "checkpoints/step_4");
   // Damaged copies are passed over.
-  app::begin_memory_copies(run);
+  copies.begin(copies.make_run_id());
   fs::copy(run / "checkpoints/step_4", memory / "step_4", fs::copy_options::recursive);
   fs::remove_all(run / "checkpoints/step_4");
   fs::resize_file(memory / "step_4/stage_0/model.safetensors", 100);
   CHECK(go_on() == run / "checkpoints/step_3");
-  app::remove_memory_copies(run);
+  copies.remove();
 }

@@ -88,9 +88,25 @@ class MortalCommunicator final : public comm::Communicator {
   Life& life_;
 };
 
+// Hosts as folders, each with as many ranks as another one: one for all ranks, or several.
+struct Hosts {
+  fs::path folder;
+  int count = 1;
+
+  int of(int rank, int ranks) const { return rank * count / ranks; }
+  fs::path memory(int host) const { return folder / fmt::format("host_{}", host); }
+  void begin() const {
+    for (int host = 0; host < count; ++host) fs::create_directories(memory(host));
+  }
+  void lose(int host) const {
+    fs::remove_all(memory(host));
+    fs::create_directories(memory(host));
+  }
+};
+
 // One start of the job, whose rank `victim` dies at its operation `last` (0: it does not). Returns the
 // operations of the victim; what the ranks' ends were does not matter.
-int64_t start(const app::Plan& plan, int victim, int64_t last) {
+int64_t start(const app::Plan& plan, const Hosts& hosts, int victim, int64_t last) {
   std::vector<Life> lives(static_cast<size_t>(plan.mesh.world_size()));
   lives[static_cast<size_t>(victim)].last = last;
   const fault::Shutdown shutdown;
@@ -102,7 +118,10 @@ int64_t start(const app::Plan& plan, int victim, int64_t last) {
       comm::Activity activity;
       app::run_in_world(
           mortal, /*local_rank=*/0, plan,
-          [&](app::RunContext& context) { return app::Trainer(context, shutdown).run(); },
+          [&](app::RunContext& context) {
+            context.memory = hosts.memory(hosts.of(world.rank(), world.size()));
+            return app::Trainer(context, shutdown).run();
+          },
           /*heartbeat=*/nullptr, &activity, /*ranks_here=*/plan.mesh.world_size());
     });
   } catch (const std::exception&) {
@@ -112,33 +131,40 @@ int64_t start(const app::Plan& plan, int victim, int64_t last) {
 }
 
 // Kills the rank at so many places of the run, evenly spread (at all of them if there are no more), each time
-// in a new run.
-void sweep(const Overrides& job, int victim, int64_t deaths) {
+// in a new run. With several hosts the rank's host loses its memory too. `again`: what the next start's job
+// has instead.
+void sweep(const Overrides& job, int victim, int64_t deaths, int host_count = 1,
+           const Overrides& again = {}) {
   const TemporaryFolder folder;
   const fs::path whole = folder.path() / "whole", run = folder.path() / "run";
-  const auto plan_in = [&](const fs::path& dir) {
-    return small_plan(small_job_text(), dir, with({"checkpoint.resume=auto"}, job));
+  const auto plan_in = [&](const fs::path& dir, const Overrides& overrides) {
+    return small_plan(small_job_text(), dir, with(with({"checkpoint.resume=auto"}, job), overrides));
   };
-  const int64_t operations = start(plan_in(whole), victim, 0);
+  const Hosts hosts{folder.path(), host_count};
+  hosts.begin();
+  const int64_t operations = start(plan_in(whole, {}), hosts, victim, 0);
   const JobResult expected = read_result(whole, 0);
   REQUIRE(expected.checksums.size() > 30);
   deaths = std::min(deaths, operations - 1);
-  const app::Plan plan = plan_in(run);
+  const app::Plan plan = plan_in(run, {}), next = plan_in(run, again);
+  Hosts left = hosts;
+  if (!again.empty()) left.count = host_count - 1;
   int64_t from_memory = 0;
   for (int64_t death = 1; death <= deaths; ++death) {
     const int64_t last = death * operations / (deaths + 1);
     CAPTURE(job, victim, last, operations);
-    start(plan, victim, last);
-    start(plan, victim, 0);
+    start(plan, hosts, victim, last);
+    if (host_count > 1) hosts.lose(hosts.of(victim, plan.mesh.world_size()));
+    start(next, left, 0, 0);
     const JobResult result = read_result(run, 0);
     REQUIRE(result.checksums == expected.checksums);
     REQUIRE(result.metrics == expected.metrics);
-    REQUIRE_FALSE(fs::exists(app::memory_folder(run)));
+    for (int host = 0; host < left.count; ++host) REQUIRE(fs::is_empty(hosts.memory(host)));
     const auto end = app::read_run_end(run);
     REQUIRE(end);
     CHECK(end->how == app::RunPhase::finished);
     CHECK(end->checkpoint == "step_5");
-    from_memory += content(run / "metrics.jsonl").find(app::memory_folder(run).string()) != std::string::npos;
+    from_memory += content(run / "metrics.jsonl").find(hosts.memory(0).string()) != std::string::npos;
     fs::remove_all(run);
   }
   CHECK(from_memory > 0);  // how many depends on how soon a copy is complete
@@ -151,13 +177,25 @@ const Overrides copies = {"checkpoint.memory_seconds=1e-9", "checkpoint.interval
 
 TEST_CASE("a rank may die at any operation, with copies in memory") {
   sweep(with(copies, {"distributed.pp=2"}), 0, 180);
-  sweep(with(copies, {"distributed.pp=2"}), 1, 40);
-  sweep(with(copies, {"distributed.dp_shard=2", "distributed.tp=2"}), 3, 40);
-  sweep(with(copies, {"distributed.pp=2", "optimizer.post_validation=true", "train.grad_clip=0.1"}), 1, 40);
+  sweep(with(copies, {"distributed.pp=2"}), 1, 180);
+  sweep(with(copies, {"distributed.dp_shard=2", "distributed.tp=2"}), 3, 60);
+  sweep(with(copies, {"distributed.pp=2", "optimizer.post_validation=true", "train.grad_clip=0.1"}), 1, 120);
 }
 
 TEST_CASE("a rank may die at any operation, with checkpoints on disk and copies in memory") {
   const Overrides both = with(copies, {"checkpoint.interval=2", "checkpoint.keep_last_n=1"});
   sweep(with(both, {"distributed.pp=2", "distributed.pp_schedule=zbv"}), 0, 180);
-  sweep(with(both, {"distributed.dp_replicate=2"}), 1, 40);
+  sweep(with(both, {"distributed.dp_replicate=2"}), 1, 80);
+}
+
+TEST_CASE("a host may die at any operation, with its memory") {
+  sweep(with(copies, {"distributed.pp=2"}), 0, 200, 2);
+  sweep(with(copies, {"distributed.pp=2"}), 1, 200, 2);
+  sweep(with(copies, {"distributed.pp=2", "distributed.dp_shard=2"}), 3, 40, 2);
+  sweep(with(copies, {"distributed.dp_replicate=2", "distributed.tp=2"}), 2, 40, 4);
+}
+
+TEST_CASE("a host may die for good: the run goes on with the hosts that are left") {
+  sweep(with(copies, {"distributed.pp=3", "train.grad_accum_steps=3"}), 2, 40, 3, {"distributed.pp=2"});
+  sweep(with(copies, {"distributed.pp=2", "distributed.dp_shard=2"}), 2, 20, 2, {"distributed.pp=1"});
 }

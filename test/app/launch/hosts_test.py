@@ -1,0 +1,129 @@
+"""Processes and hosts die for real, under scripts/elastic.sh: the run goes on, with the bits of one that nothing disturbed.
+
+Usage: hosts_test.py PPTRAIN [unittest arguments]
+"""
+
+import os
+import pathlib
+import random
+import shutil
+import signal
+import sys
+import time
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parents[3]
+sys.path.insert(0, str(ROOT / "test/support"))
+sys.path.insert(0, str(ROOT / "scripts/bench"))
+from bounds import seed  # noqa: E402
+from elastic_hosts import Hosts, Run, sh, wait, why_not  # noqa: E402
+from pptrain import Case, checksums, job, latest, run, sets, steps  # noqa: E402
+
+PPTRAIN = pathlib.Path(sys.argv.pop(1)).resolve()
+TORCHRUN = pathlib.Path(sys.executable).parent / "torchrun"
+SETTINGS = ["checkpoint.memory_seconds=0.3", "lr_schedule.name=constant"]
+JOB = job(train={"steps": 1_000_000, "grad_accum_steps": 6}, checkpoint={"interval": 400, "keep_last_n": 2}, lr_schedule={"warmup_steps": 2},
+          distributed={"pp": 3, "dp_shard": 2, "heartbeat_s": 3}, optimizer={"lr": 1e-3})
+DEATHS = ["rank", "rank", "host", "host", "store", "store", "agent", "agent", "cable", "stopped", "start", "pair"]
+
+
+def numbers(run_dir):
+    keys = ("step", "loss", "grad_norm", "lr", "tokens")
+    return [[record.get(key) for key in keys] for record in steps(run_dir)]
+
+
+@unittest.skipIf(why_not(), why_not())
+class DyingHosts(Case):
+    def test_twelve_deaths(self):
+        (self.folder / "job.toml").write_text(JOB)
+        self.draw = random.Random(seed(7))
+        deaths = DEATHS[:]
+        self.draw.shuffle(deaths)
+        result, self.run_ = self.folder / "run", Run(self.folder / "run")
+        with Hosts(3, 2, 2, PPTRAIN, self.folder / "job.toml", [*SETTINGS, f"run.dir={result}"], self.folder, str(TORCHRUN)) as self.hosts:
+            self.go_on(0)
+            for death in deaths:
+                with self.subTest(death):
+                    reached = self.run_.last_step()
+                    getattr(self, f"die_{death}")()
+                    self.go_on(reached)
+            run([PPTRAIN, "stop", result], self.folder)
+            for host in self.hosts:
+                self.wait(lambda: not host.pids() or host.script.poll() is not None, "the agents' end")
+                self.assertEqual(host.script.poll(), 0, self.logs())
+        last = self.run_.last_step()
+        whole = self.folder / "whole"
+        run([PPTRAIN, "--config", "job.toml", *sets(*SETTINGS, f'run.dir="{whole}"', f"train.steps={last}")], self.folder)
+        self.assertEqual(checksums(latest(result)), checksums(latest(whole)))
+        self.assertEqual(numbers(result), numbers(whole))
+        self.assertFalse([path for path in result.glob("**/.tmp_*")])
+
+    def logs(self):
+        return "".join(f"--- {log.name}\n{log.read_text()[-4000:]}" for log in sorted(self.folder.glob("*.log")))
+
+    def wait(self, condition, what):
+        try:
+            wait(condition, what, 60)
+        except TimeoutError as error:
+            self.fail(f"{error}: {self.logs()}")
+
+    def go_on(self, reached):
+        """Waits until all hosts take part, and steps are made that were not made before."""
+        self.wait(lambda: all(host.ranks() for host in self.hosts), "all hosts")
+        self.wait(lambda: self.run_.last_step() > reached + 3, f"a step after {reached}")
+
+    def kill_rank(self):
+        os.kill(self.draw.choice([rank for host in self.hosts for rank in host.ranks()]), signal.SIGKILL)
+
+    def lose(self, hosts):
+        for host in hosts:
+            host.die()
+        if len(hosts) == 1:  # the others go on without it
+            reached = self.run_.last_step()
+            self.wait(lambda: self.run_.last_step() > reached, "a step without the host")
+        for host in hosts:
+            host.start()
+
+    def others(self):
+        """Hosts without the meeting point."""
+        return [host for host in self.hosts if not host.has_store()]
+
+    def die_rank(self):
+        self.kill_rank()
+
+    def die_host(self):
+        self.lose([self.draw.choice(self.others())])
+
+    def die_store(self):
+        self.lose([next(host for host in self.hosts if host.has_store())])
+
+    def die_agent(self):
+        os.kill(self.draw.choice(self.draw.choice(self.hosts).agents()), signal.SIGKILL)
+
+    def die_cable(self):
+        host = self.draw.choice(self.others())
+        host.cut()
+        reached = self.run_.last_step()
+        self.wait(lambda: self.run_.last_step() > reached + 1, "a step without the host")
+        host.cut(plugged=True)
+
+    def die_stopped(self):
+        process = self.draw.choice([rank for host in self.hosts for rank in host.ranks()])
+        os.kill(process, signal.SIGSTOP)
+        time.sleep(4)  # longer than heartbeat_s
+        os.kill(process, signal.SIGCONT)
+
+    def die_start(self):
+        """Two deaths, the second as the ranks have just started again."""
+        old = {rank for host in self.hosts for rank in host.ranks()}
+        self.kill_rank()
+        self.wait(lambda: any(rank not in old for host in self.hosts for rank in host.ranks()), "new ranks")
+        self.kill_rank()
+
+    def die_pair(self):
+        """A host, and the one that keeps its files: their copies are lost, and the run goes on from the disk."""
+        self.lose(self.draw.sample(self.others(), 2))
+
+
+if __name__ == "__main__":
+    unittest.main()
