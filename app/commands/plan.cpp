@@ -72,6 +72,7 @@ struct PlanArguments : JobArguments {
   bool all = false;      // all rows of a search, all ranks of a plan
   double memory_gb = 0;  // GB a rank, instead of distributed.pp_memory_gb
   double cores = 0;      // of a host of CPU ranks; 0: those that this process may use
+  int processes = 0;     // as if so many were launched; 0: one a rank
   double margin = 5;     // search: % of a rank's memory that stays free
   std::string write;     // search: file for the job of the row `pick`, from 1
   size_t pick = 0;       // 0: the best
@@ -114,6 +115,28 @@ PlanContext context_of(const PlanArguments& arguments, const Plan& plan, const P
   return context;
 }
 
+// How the plan lies on --processes, with the memory of the largest one.
+std::string describe_processes(const PlanArguments& arguments, const Plan& plan, const Prediction& p) {
+  const int ranks = plan.mesh.world_size(), processes = arguments.processes - plan.spare_processes;
+  if (arguments.processes == 0) return "";
+  std::string text;
+  for (const std::string& note : plan.notes) text += note + '\n';
+  if (processes == ranks) return text;
+  if (plan.job.run.device != config::Device::cpu)
+    throw UsageError(
+        fmt::format("--processes {}: on GPUs each of the {} ranks needs a process", processes, ranks));
+  int64_t most = 0;
+  for (int process = 0; process < processes; ++process) {
+    const mesh::Block block = mesh::block_of(process, processes, ranks);
+    int64_t bytes = 0;
+    for (int rank = block.first; rank < block.end; ++rank)
+      bytes += p.bytes.at(static_cast<size_t>(mesh::coordinate(plan.mesh, rank, mesh::Axis::pp))).total();
+    most = std::max(most, bytes);
+  }
+  return text + fmt::format("{}; memory of a process: at most {:.3f} GB, beside the program's\n",
+                            mesh::describe_blocks(processes, ranks), static_cast<double>(most) / 1e9);
+}
+
 std::string render(const PlanArguments& arguments, const Plan& plan, const CostSource& source,
                    int64_t program) {
   const CostModel costs(plan, source);
@@ -129,7 +152,8 @@ std::string render(const PlanArguments& arguments, const Plan& plan, const CostS
     return arguments.actions ? schedule::render_json_with_actions(json, plan.schedule, p.pipeline)
                              : schedule::render_json(json);
   }
-  return render_plan(plan, p, costs, source, text_options(arguments), context);
+  return describe_processes(arguments, plan, p) +
+         render_plan(plan, p, costs, source, text_options(arguments), context);
 }
 
 // Bytes a rank, minus a margin that stays free: predictions are a few per cent off, and libraries take memory
@@ -224,6 +248,8 @@ void check_arguments(const PlanArguments& arguments) {
   if (arguments.search && (arguments.format == PlanFormat::svg || arguments.format == PlanFormat::trace))
     throw UsageError(fmt::format("--search prints text, json or csv, not {}", arguments.format.text));
   if (!arguments.search && !arguments.write.empty()) throw UsageError("--write needs --search");
+  if (arguments.processes > 0 && (arguments.search || arguments.world > 0 || !arguments.compare.empty()))
+    throw UsageError("--processes goes with neither --search, --world nor --compare");
 }
 
 // Predicts the run that wrote the trace with these costs, and compares it with the measurements.
@@ -265,10 +291,13 @@ CostSource cost_source(const PlanArguments& arguments, const PlanBase& base) {
   const bool measures = named.empty() ? base.job.run.device == config::Device::cpu : named == "measured";
   CostSource source =
       measures ? measure_machine(base) : make_cost_source(base, named == "modelled" ? "" : named);
-  const CoreSharing sharing{
-      .cores = arguments.cores > 0 ? arguments.cores : static_cast<double>(core_count()),
-      .ranks_per_set = static_cast<int>(base.job.distributed.ranks_per_host)};
   const int world = arguments.world > 0 ? static_cast<int>(arguments.world) : base.mesh.world_size();
+  CoreSharing sharing{.cores = arguments.cores > 0 ? arguments.cores : static_cast<double>(core_count()),
+                      .ranks_per_set = static_cast<int>(base.job.distributed.ranks_per_host)};
+  if (arguments.processes > 0) {  // each has the cores of one rank
+    sharing = {.cores = arguments.cores > 0 ? arguments.cores : static_cast<double>(base.job.run.threads),
+               .ranks_per_set = (world + arguments.processes - 1) / arguments.processes};
+  }
   return on_cores(std::move(source), world, base.job.run.threads, sharing);
 }
 
@@ -307,6 +336,10 @@ void add_costs(CLI::App* plan, PlanArguments& arguments) {
   add_option(*plan, "--cores N", arguments.cores,
              "Cores of each host, which its CPU ranks share; default: the cores that this process may use")
       ->check(CLI::PositiveNumber);
+  add_option(*plan, "--processes N", arguments.processes,
+             "Predicts a launch of N processes: with fewer than the ranks the pipeline is shortened, or "
+             "processes have several ranks, which share a rank's cores (run.threads, or --cores)")
+      ->check(CLI::Range(1, 1'000'000));
 }
 
 CLI::App* declare_plan(CLI::App& cli, PlanArguments& arguments) {
@@ -364,7 +397,10 @@ CLI::App* declare_plan(CLI::App& cli, PlanArguments& arguments) {
 int plan(const PlanArguments& arguments) {
   check_arguments(arguments);
   const int64_t program = program_bytes();
-  const LoadOptions options{.world = arguments.world, .needs_files = false};
+  LoadOptions options{.world = arguments.world, .needs_files = false};
+  if (arguments.processes > 0)
+    options = {
+        .world = arguments.processes, .of_processes = true, .fits_pipeline = true, .needs_files = false};
   std::string text;
   if (arguments.search) {
     const PlanBase base = load_plan_base(arguments.config, arguments.set, options);

@@ -50,7 +50,7 @@ int train_rank(RunContext& context, const fault::Shutdown& shutdown) {
   try {
     comm::Communicator& world = context.mesh.world();
     if (!comm::agree(world, find_shortage(world, context.plan, context.device))) return exit_usage;
-    return Trainer(context, shutdown).run();
+    return train_to_end(context, shutdown);
   } catch (const StoppedAtStart& stop) {
     if (context.root()) spdlog::info("{}. Run the same command to start.", stop.what());
     return exit_stopped;

@@ -6,7 +6,6 @@
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <spdlog/fmt/fmt.h>
-#include <spdlog/fmt/ranges.h>
 #include <spdlog/spdlog.h>
 #include <sys/prctl.h>
 #include <unistd.h>
@@ -326,24 +325,6 @@ int await_end(comm::Communicator& processes) {
 
 // --- Fewer processes than ranks: each has a block of the mesh's ranks, as threads, which meet over TCP ---
 
-// Ranks [first, end) of a process. Neighbours along tp and cp mostly share a process.
-struct Block {
-  int first = 0, end = 0;
-};
-Block block_of(int process, int processes, int ranks) {
-  const auto begin = [&](int64_t number) { return static_cast<int>(number * ranks / processes); };
-  return {begin(process), begin(process + 1)};
-}
-
-std::string sizes_of_blocks(int processes, int ranks) {
-  std::vector<int> sizes;
-  for (int process = 0; process < processes; ++process) {
-    const Block block = block_of(process, processes, ranks);
-    sizes.push_back(block.end - block.first);
-  }
-  return fmt::format("{}", fmt::join(sizes, " + "));
-}
-
 // Where the ranks meet: at an address of the first process, which tells the others. Collective.
 comm::Rendezvous meeting_of_ranks(comm::Communicator& processes, const comm::Launch& launch) {
   comm::Rendezvous meeting = launch.rendezvous;
@@ -376,13 +357,10 @@ int run_blocks(comm::Communicator& processes, const comm::Launch& launch, const 
           : fmt::format("{} processes were launched for {} ranks: on GPUs each rank needs a process",
                         processes.size(), ranks);
   if (!comm::agree(processes, no_gpus)) return exit_usage;
-  if (processes.rank() == 0) {
-    spdlog::info("{} ranks in {} process{}: {}", ranks, processes.size(), processes.size() == 1 ? "" : "es",
-                 sizes_of_blocks(processes.size(), ranks));
-  }
-  const Block own = block_of(processes.rank(), processes.size(), ranks);
+  if (processes.rank() == 0) spdlog::info("{}", mesh::describe_blocks(processes.size(), ranks));
+  const mesh::Block own = mesh::block_of(processes.rank(), processes.size(), ranks);
   const comm::Rendezvous meeting = meeting_of_ranks(processes, launch);
-  const auto neighbours = std::make_shared<comm::TcpNeighbours>(own.first, own.end - own.first);
+  const auto neighbours = std::make_shared<comm::TcpNeighbours>(own.first, own.size());
   std::atomic<int> code = exit_done;
   const auto run = [&](int rank) {
     comm::Activity activity;
@@ -392,7 +370,7 @@ int run_blocks(comm::Communicator& processes, const comm::Launch& launch, const 
     heartbeat = start_heartbeat(*world, launch, plan, activity,
                                 [&] { return comm::own_address(meeting, comm::meeting_host(meeting)); });
     const int result = run_in_world(*world, rank - own.first, plan, body, heartbeat.get(), &activity,
-                                    /*ranks_here=*/own.end - own.first, /*in_blocks=*/true);
+                                    /*ranks_here=*/own.size(), /*in_blocks=*/true);
     if (result != exit_done) code = result;
   };
   try {

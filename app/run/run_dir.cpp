@@ -168,6 +168,8 @@ void RunDir::agree() {
   const bool in_memory = comm::any(*disk_, context_.root() && !is_from_disk());
   start_.checkpoint = comm::broadcast_string(*disk_, start_.checkpoint, 0);
   if (in_memory) start_.checkpoint = memory_.path() / fs::path(start_.checkpoint).filename();
+  rollbacks_ =
+      parse_rollbacks(comm::broadcast_string(*disk_, context_.root() ? read_rollbacks(folder_) : "", 0));
   start_.terms.new_data = comm::any(*disk_, context_.root() && start_.terms.new_data);
   start_.terms.next_sample =
       std::stoll(comm::broadcast_string(*disk_, fmt::to_string(start_.terms.next_sample), 0));
@@ -221,7 +223,10 @@ void RunDir::choose() {
 }
 
 checkpoint::RunState RunDir::adopt(checkpoint::RunState state) const {
-  if (!start_.terms.new_data) return state;
+  if (!start_.terms.new_data) {
+    state.next_sample = first_sample(rollbacks_, state);
+    return state;
+  }
   state.seed = static_cast<uint64_t>(context_.job.run.seed);
   state.next_sample = start_.terms.next_sample;
   state.recent_losses.clear();  // other data have other losses
@@ -242,6 +247,7 @@ void RunDir::begin(int64_t step) {
     make_room_for_file(folder_ / fork_name, inform);  // a new model is no fork
     make_room_for_file(folder_ / pace_name, inform);
   }
+  if (!goes_on || start_.terms.new_data) make_room_for_file(folder_ / rollbacks_name, inform);
   if (!goes_on || context_.job.profile.trace) make_room_for_file(folder_ / "trace.json", inform);
   write_job();
 }

@@ -6,9 +6,11 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "app/launch/memory_folder.h"
 #include "app/plan/run_context.h"
+#include "app/run/rollbacks.h"
 #include "app/run/run_lock.h"
 #include "app/run/start_choice.h"
 #include "core/metrics/step_record.h"
@@ -43,8 +45,12 @@ class RunDir {
   // it names none.
   std::filesystem::path begun_from() const;
 
-  // The checkpoint's state under this job: with other data, sample and seed change.
+  // The checkpoint's state under this job: with other data, sample and seed change, and after a rollback the
+  // sample does.
   checkpoint::RunState adopt(checkpoint::RunState state) const;
+
+  // Of this run, as at its start. The same on every rank.
+  const std::vector<Rollback>& rollbacks() const { return rollbacks_; }
 
   // Rank 0, once the model is loaded: moves aside the checkpoints, metrics and traces that a run from `step`
   // on would overwrite, and writes this job's job.toml and resolved.toml. Deletes nothing. Prints what it
@@ -94,6 +100,7 @@ class RunDir {
   Start start_;                      // its words: rank 0
   std::string data_;
   Base base_;
+  std::vector<Rollback> rollbacks_;
   bool begun_ = false;
 };
 

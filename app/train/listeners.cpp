@@ -309,7 +309,9 @@ std::unique_ptr<StepListener> make_samples(RunContext& context, RankModel& model
 }
 
 Divergence::Divergence(const config::TrainSection& train, checkpoint::RunState& state)
-    : watch_(train.divergence_steps, train.divergence_window, train.divergence_band), state_(state) {}
+    : watch_(train.divergence_steps, train.divergence_window, train.divergence_band),
+      train_(train),
+      state_(state) {}
 
 void Divergence::restore() {
   watch_.restore(state_.recent_losses, state_.losses_above, state_.above_since);
@@ -326,11 +328,21 @@ bool Divergence::is_due(int64_t) const {
   return diverged();
 }
 
+std::string Divergence::what_is_left(const DivergedCheckpoints& left) const {
+  if (left.saved.empty()) return left.failure;
+  return fmt::format("The state of step {} is in checkpoints/{}, to be looked at", state_.step, left.saved);
+}
+
+std::string Divergence::rollback_report(const DivergedCheckpoints& left, int64_t number) const {
+  return fmt::format(
+      "diverged at step {}: {}. {}. Rollback {} of {}: the run goes back to its newest state from before "
+      "step "
+      "{}, and skips what it read since: its next sample is {}.",
+      state_.step, watch_.describe(), what_is_left(left), number, train_.max_rollbacks, state_.above_since,
+      state_.next_sample);
+}
+
 std::string Divergence::report(const DivergedCheckpoints& left) const {
-  const std::string saved = left.saved.empty()
-                                ? left.failure
-                                : fmt::format("The state of step {} is in checkpoints/{}, to be looked at",
-                                              state_.step, left.saved);
   const std::string sound =
       left.sound.empty()
           ? "No checkpoint is from before that, so the same command begins anew"
@@ -341,7 +353,7 @@ std::string Divergence::report(const DivergedCheckpoints& left) const {
       "nothing is changed: lower optimizer.lr or train.grad_clip, or take other data from there on (another "
       "run.seed with checkpoint.data = \"continue\"). If the loss was right, widen train.divergence_band or "
       "train.divergence_steps.",
-      state_.step, watch_.describe(), saved, sound);
+      state_.step, watch_.describe(), what_is_left(left), sound);
 }
 
 }  // namespace pptrain::app

@@ -87,9 +87,14 @@ class Divergence final : public StepListener {
   bool diverged() const { return watch_.diverged(); }
   // For the user of a run that has diverged.
   std::string report(const DivergedCheckpoints& left) const;
+  // The same of a run that goes back. number: of the rollback, from 1.
+  std::string rollback_report(const DivergedCheckpoints& left, int64_t number) const;
 
  private:
+  std::string what_is_left(const DivergedCheckpoints& left) const;
+
   fault::DivergenceWatch watch_;
+  const config::TrainSection& train_;
   checkpoint::RunState& state_;
 };
 

@@ -89,9 +89,9 @@ Trainer::~Trainer() {
   if (context_.activity != nullptr) context_.activity->set(comm::ActivityKind::storage, "the end of the run");
 }
 
-int Trainer::run() {
+std::optional<int> Trainer::run() {
   try {
-    const int code = train();
+    const std::optional<int> code = train();
     if (context_.heartbeat != nullptr) context_.heartbeat->on_verdict({});
     return code;
   } catch (const std::exception& error) {
@@ -101,7 +101,7 @@ int Trainer::run() {
   }
 }
 
-int Trainer::train() {
+std::optional<int> Trainer::train() {
   const bool resumed = start();
   const int64_t steps = context_.job.train.steps;
   if (state_.step >= steps) {
@@ -364,16 +364,39 @@ void Trainer::remove_copies() {
 }
 
 // The loss left its band and stayed away. No start goes on from here by itself.
-int Trainer::give_up() {
+std::optional<int> Trainer::give_up() {
   const std::optional<DivergedCheckpoints> left = saver_->save_diverged(state_);
-  remove_copies();
+  const bool back = goes_back(left);
+  if (!back) remove_copies();
   metrics_.close();
   steps_.profile().finish();
+  if (back) return std::nullopt;
   if (!left) return final_exit(exit_failed);
   const std::string report = divergence_.report(*left);
   spdlog::error("{}", report);
   end_run_dir({.how = RunPhase::diverged, .step = state_.step, .checkpoint = left->saved, .message = report});
   return final_exit(exit_failed);
+}
+
+// Rank 0 notes what the next Trainer skips. There is no way back if no checkpoint is from before the band was
+// left, or if all rollbacks are used up. left: on rank 0. Collective.
+bool Trainer::goes_back(const std::optional<DivergedCheckpoints>& left) {
+  const auto done = static_cast<int64_t>(run_dir_.rollbacks().size());
+  const bool back = left && !left->sound.empty() && done < context_.job.train.max_rollbacks;
+  if (back) {
+    spdlog::warn("{}", divergence_.rollback_report(*left, done + 1));
+    add_rollback(context_.job.run.dir,
+                 {.diverged = state_.step, .above_since = state_.above_since, .skip_to = state_.next_sample});
+  }
+  if (!comm::any(*disk_comm_, back)) return false;
+  if (copies_) copies_->finish();
+  return true;
+}
+
+int train_to_end(RunContext& context, const fault::Shutdown& shutdown) {
+  for (;;) {
+    if (const std::optional<int> code = Trainer(context, shutdown).run()) return *code;
+  }
 }
 
 }  // namespace pptrain::app

@@ -30,14 +30,15 @@ class Trainer {
   Trainer(RunContext& context, const fault::Shutdown& shutdown);
   ~Trainer();
 
-  // Trains to train.steps, or until a signal. Returns the exit code: 0 done, 3 stopped after saving.
-  int run();
+  // Trains to train.steps, or until a signal. Returns the exit code: 0 done, 3 stopped after saving. Nothing
+  // if the run goes back (train.max_rollbacks): another Trainer goes on from there.
+  std::optional<int> run();
 
  private:
   bool start();  // resumes, or initialises a new run; returns whether it resumed
   void resume();
   void open(bool resumed);  // folder, log, saver, metrics, requests, signals
-  int train();
+  std::optional<int> train();
   void warm_up();
   void save(bool is_last);
   bool may_save() const;  // at this step, as far as all ranks know beforehand
@@ -51,7 +52,8 @@ class Trainer {
   int rescue();
   int finish(bool stopped);
   void remove_copies();  // in memory
-  int give_up();
+  std::optional<int> give_up();
+  bool goes_back(const std::optional<DivergedCheckpoints>& left);
 
   RunContext& context_;
   const fault::Shutdown& shutdown_;
@@ -75,5 +77,8 @@ class Trainer {
   bool stopped_on_request_ = false;
   bool signalled_ = false;  // a rank was, so a launcher may want the run to go on elsewhere
 };
+
+// Trains until the run ends, however often it goes back. Returns the exit code. Collective.
+int train_to_end(RunContext& context, const fault::Shutdown& shutdown);
 
 }  // namespace pptrain::app

@@ -176,6 +176,7 @@ struct TrainSection {
   int64_t divergence_steps = 0;     // in a row with a loss above its band, after which the run stops; 0: off
   int64_t divergence_window = 100;  // losses that the band is computed from
   double divergence_band = 6;       // its width, in deviations above the median
+  int64_t max_rollbacks = 0;        // of a run whose loss leaves its band; 0: it ends
   bool check_weights = false;       // that nothing changes them between optimizer steps
   bool deterministic = true;        // on a GPU: the same job gives the same bits
   bool overlap_weight_gradients = true;  // on a second stream of a GPU

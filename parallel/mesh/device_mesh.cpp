@@ -223,6 +223,19 @@ void check_processes(const MeshShape& shape, int processes) {
   if (processes > shape.world_size()) check_world_size(shape, processes);
 }
 
+Block block_of(int process, int processes, int ranks) {
+  const auto begin = [&](int64_t number) { return static_cast<int>(number * ranks / processes); };
+  return {begin(process), begin(process + 1)};
+}
+
+std::string describe_blocks(int processes, int ranks) {
+  std::vector<int> sizes;
+  for (int process = 0; process < processes; ++process)
+    sizes.push_back(block_of(process, processes, ranks).size());
+  return fmt::format("{} ranks in {} process{}: {}", ranks, processes, processes == 1 ? "" : "es",
+                     fmt::join(sizes, " + "));
+}
+
 DeviceMesh::DeviceMesh(comm::Communicator& world, const MeshShape& shape) : world_(world), shape_(shape) {
   check_world_size(shape, world.size());
   at_ = coordinates(shape, world.rank());

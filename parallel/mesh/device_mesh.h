@@ -62,6 +62,17 @@ void check_world_size(const MeshShape& shape, int ranks);
 // The same for launched processes, each of which may have several ranks.
 void check_processes(const MeshShape& shape, int processes);
 
+// Ranks [first, end) of a process, where fewer processes than ranks were launched. Neighbours along tp and cp
+// mostly share a process.
+struct Block {
+  int first = 0, end = 0;
+
+  int size() const { return end - first; }
+};
+Block block_of(int process, int processes, int ranks);
+// "8 ranks in 3 processes: 2 + 3 + 3".
+std::string describe_blocks(int processes, int ranks);
+
 // --- pure functions of a shape that check_shape accepts; they throw Error for ranks outside of it ---
 using Coordinates = std::array<int, axis_count>;
 Coordinates coordinates(const MeshShape& shape, int rank);

@@ -263,6 +263,7 @@ std::vector<Row> train_rows() {
       changed("train.divergence_steps", end, drifting, watched),
       by_value("train.divergence_window", numbers, "16", watched),
       by_value("train.divergence_band", end, "1e5", watched),
+      by_value("train.max_rollbacks", other, "1", watched, "test/app/train/best_and_diverged_test.cpp"),
       by_value("train.check_weights", other, "true", {}, "test/app/rank/check_weights_test.cpp"),
       by_value("train.deterministic", plan, "false", large_attention),
       by_value("optimizer.name", weights, "lion"),

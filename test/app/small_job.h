@@ -31,8 +31,8 @@ namespace fs = std::filesystem;
 // A folder that is removed with the test.
 class TemporaryFolder {
  public:
-  TemporaryFolder() {
-    std::string name = (fs::temp_directory_path() / "pptrain_test_XXXXXX").string();
+  explicit TemporaryFolder(const fs::path& parent = fs::temp_directory_path()) {
+    std::string name = (parent / "pptrain_test_XXXXXX").string();
     path_ = mkdtemp(name.data());
   }
   ~TemporaryFolder() { fs::remove_all(path_); }
@@ -180,7 +180,7 @@ inline app::Plan small_plan(const std::string& text, const fs::path& run_dir, Ov
 inline JobResult start_plan(const app::Plan& plan) {
   const fault::Shutdown shutdown;
   const int code =
-      app::run_ranks(plan, [&](app::RunContext& context) { return app::Trainer(context, shutdown).run(); });
+      app::run_ranks(plan, [&](app::RunContext& context) { return app::train_to_end(context, shutdown); });
   return read_result(plan.job.run.dir, code);
 }
 

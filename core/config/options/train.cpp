@@ -23,6 +23,12 @@ void add_divergence(const SectionFields<TrainSection>& train) {
         "median absolute deviation (the standard deviation for normal noise), and at least 0.1 % of the "
         "median.")
       .above_up_to(0, 1e6);
+  watch(
+      "max_rollbacks", &TrainSection::max_rollbacks,
+      "Instead of ending, a run whose loss left its band goes back to its newest state from before that, and "
+      "skips the samples that led there, at most so many times. rollbacks.json and the log name them. 0: "
+      "it ends.")
+      .between(0, 1000);
 }
 
 }  // namespace

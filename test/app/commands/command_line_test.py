@@ -282,6 +282,21 @@ class CommandLine(Case):
             self.assertRegex(said, r"2 threads of 2 ranks on 1 core\b", command)
         self.assertIn("2 threads of 2 ranks on 1 core", self.run_command("taskset", "-c", one, PPTRAIN, *self.arguments("run")).stdout)
 
+    def test_plan_prices_processes_with_several_ranks(self):
+        """Ranks of a process share its cores; a shorter pipeline is taken where it fits."""
+        cut = ["--set", "distributed.tp=2", "--set", "distributed.pp=1", "--set", "train.grad_accum_steps=4"]
+        times = [json.loads(self.plan(*cut, "--processes", n, "--format", "json").stdout)["predicted_step_time"] for n in (2, 1)]
+        self.assertGreater(times[1], 1.9 * times[0])
+        self.assertRegex(self.plan(*cut, "--processes", 1).stdout, r"^2 ranks in 1 process: 2; memory of a process: at most 0\.\d+ GB")
+        four = ["--set", "distributed.pp=4", "--set", "model.num_hidden_layers=8"]
+        fitted = self.plan(*four, "--processes", 3).stdout
+        self.assertTrue(fitted.startswith("4 ranks, but 3 processes: the pipeline has 3 ranks instead of 4, with the same bits\n"), fitted)
+        spread = self.plan(*four, "--set", "distributed.pp_head=spread", "--processes", 3).stdout
+        self.assertTrue(spread.startswith("4 ranks in 3 processes: 1 + 1 + 2; memory"), spread)
+        self.pptrain("plan", "--config", self.job, "--processes", 3, "--world", 2, code=2)
+        self.assertIn("on GPUs each of the 2 ranks", self.pptrain("plan", "--config", self.job, "--device", "h100", "--set", "run.device=cuda",
+                                                                    *cut[:4], "--processes", 1, code=2).stderr)
+
     def test_two_plans_side_by_side(self):
         other = self.folder / "other.toml"
         other.write_text(self.job.read_text().replace("grad_accum_steps = 4", "grad_accum_steps = 8"))

@@ -72,8 +72,11 @@ class DyingHosts(Case):
         self.wait(lambda: all(host.ranks() for host in self.hosts), "all hosts")
         self.wait(lambda: self.run_.last_step() > reached + 3, f"a step after {reached}")
 
+    def ranks(self):
+        return [rank for host in self.hosts for rank in host.ranks()]
+
     def kill_rank(self):
-        os.kill(self.draw.choice([rank for host in self.hosts for rank in host.ranks()]), signal.SIGKILL)
+        os.kill(self.draw.choice(self.ranks()), signal.SIGKILL)
 
     def lose(self, hosts):
         for host in hosts:
@@ -108,17 +111,23 @@ class DyingHosts(Case):
         host.cut(plugged=True)
 
     def die_stopped(self):
-        process = self.draw.choice([rank for host in self.hosts for rank in host.ranks()])
+        process = self.draw.choice(self.ranks())
         os.kill(process, signal.SIGSTOP)
         time.sleep(4)  # longer than heartbeat_s
         os.kill(process, signal.SIGCONT)
 
     def die_start(self):
         """Two deaths, the second as the ranks have just started again."""
-        old = {rank for host in self.hosts for rank in host.ranks()}
+        old = set(self.ranks())
         self.kill_rank()
-        self.wait(lambda: any(rank not in old for host in self.hosts for rank in host.ranks()), "new ranks")
-        self.kill_rank()
+        new = []
+
+        def appear():
+            new[:] = [rank for rank in self.ranks() if rank not in old]
+            return new
+
+        self.wait(appear, "new ranks")
+        os.kill(self.draw.choice(new), signal.SIGKILL)
 
     def die_pair(self):
         """A host, and the one that keeps its files: their copies are lost, and the run goes on from the disk."""

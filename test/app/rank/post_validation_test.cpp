@@ -190,7 +190,7 @@ TEST_CASE("a signal stops a run with post-validation soon, and it resumes bit fo
   const fault::Shutdown shutdown;
   std::raise(SIGTERM);
   const int code =
-      app::run_ranks(plan, [&](app::RunContext& context) { return app::Trainer(context, shutdown).run(); });
+      app::run_ranks(plan, [&](app::RunContext& context) { return app::train_to_end(context, shutdown); });
   CHECK(code == 3);
   const size_t done = pptrain::test::read_result(run_dir, code).metrics.size();
   CHECK((done > 0 && done <= 3));

@@ -3,6 +3,8 @@
 #include <random>
 #include <set>
 
+#include "parallel/checkpoint/manifest.h"
+#include "test/app/close_runs.h"
 #include "test/app/small_job.h"
 #include "test/support/catch.h"
 
@@ -160,6 +162,78 @@ TEST_CASE("a loss that leaves its band ends the run, and the next start goes on 
     CHECK(again.contains("step_60"));
     CHECK(Json::parse(content(run_dir / "end.json")).at("step") == step);
   }
+}
+
+TEST_CASE("a run whose loss leaves its band goes back, and skips what led there") {
+  const TemporaryFolder folder;
+  const std::string job = jumping_job(folder.path(), 60, 5, 60);
+  const Overrides once = with(
+      jumping, {"train.steps=90", "train.max_rollbacks=1", "train.grad_clip=0", "checkpoint.keep_last_n=0"});
+  const fs::path at_once = folder.path() / "at_once";
+  REQUIRE(start(job, at_once, once) == 0);
+  const auto result = [](const fs::path& run_dir) {
+    return pptrain::test::read_result(run_dir, 0).checksums;
+  };
+  const auto expected = result(at_once);
+  CHECK(names_in(at_once / "checkpoints").contains("diverged_step_65"));
+  const Json rollbacks = Json::parse(content(at_once / "rollbacks.json"));
+  CHECK(rollbacks == Json::parse(R"([{"above_since": 61, "diverged": 65, "skip_to": 130}])"));
+  CHECK(Json::parse(content(at_once / "end.json")).at("how") == "finished");
+
+  SECTION("as if a run had begun at that state with these samples left out") {
+    const fs::path sound = folder.path() / "sound/step_60";
+    fs::create_directories(sound.parent_path());
+    fs::copy(at_once / "checkpoints/step_60", sound, fs::copy_options::recursive);
+    auto manifest = pptrain::checkpoint::read_manifest(sound);
+    CHECK(manifest.state.next_sample == 120);
+    manifest.state.next_sample = 130;
+    std::ofstream(sound / "manifest.json") << to_text(manifest);
+    const fs::path other = folder.path() / "other";
+    REQUIRE(start(job, other, with(once, {"train.max_rollbacks=0", "checkpoint.resume=" + sound.string()})) ==
+            0);
+    CHECK(result(other) == expected);
+  }
+  SECTION("on other layouts") {
+    for (const std::string layout :
+         {"distributed.pp=2", "optimizer.post_validation=true", "checkpoint.memory_seconds=1e-9"}) {
+      CAPTURE(layout);
+      const fs::path other = folder.path() / "other";
+      REQUIRE(start(job, other, with(once, {layout})) == 0);
+      // With post-validation one step more is read before the loss is known.
+      if (layout != "optimizer.post_validation=true") CHECK(result(other) == expected);
+      CHECK(fs::exists(other / "rollbacks.json"));
+      fs::remove_all(other);
+    }
+  }
+  SECTION("a start after that reads the same samples") {
+    for (int step = 62; step <= 90; step += 2)
+      fs::remove_all(at_once / "checkpoints" / ("step_" + std::to_string(step)));
+    REQUIRE(start(job, at_once, once) == 0);
+    CHECK(result(at_once) == expected);
+  }
+  SECTION("a run that had ended may go back later") {
+    const fs::path later = folder.path() / "later";
+    REQUIRE(start(job, later, with(once, {"train.max_rollbacks=0"})) == 1);
+    REQUIRE(start(job, later, once) == 0);
+    CHECK(result(later) == expected);
+  }
+}
+
+TEST_CASE("a run goes back so often and no more, and not without a state from before") {
+  const TemporaryFolder folder;
+  const std::string job = jumping_job(folder.path(), 60, 64, 0);
+  const fs::path run_dir = folder.path() / "run";
+  CHECK(start(job, run_dir, with(jumping, {"train.max_rollbacks=2", "train.grad_clip=0"})) == 1);
+  CHECK(Json::parse(content(run_dir / "rollbacks.json")).size() == 2);
+  CHECK(Json::parse(content(run_dir / "end.json")).at("how") == "diverged");
+  // A new run in the folder has not gone back yet.
+  CHECK(start(job, run_dir, with(jumping, {"checkpoint.resume=restart", "train.steps=10"})) == 0);
+  CHECK_FALSE(fs::exists(run_dir / "rollbacks.json"));
+
+  const fs::path other = folder.path() / "other";
+  CHECK(start(job, other,
+              with(jumping, {"train.max_rollbacks=2", "train.grad_clip=0", "checkpoint.interval=0"})) == 1);
+  CHECK_FALSE(fs::exists(other / "rollbacks.json"));
 }
 
 TEST_CASE("the watch for divergence goes on after a stop as if there had been none") {

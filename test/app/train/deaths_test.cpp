@@ -120,7 +120,7 @@ int64_t start(const app::Plan& plan, const Hosts& hosts, int victim, int64_t las
           mortal, /*local_rank=*/0, plan,
           [&](app::RunContext& context) {
             context.memory = hosts.memory(hosts.of(world.rank(), world.size()));
-            return app::Trainer(context, shutdown).run();
+            return app::train_to_end(context, shutdown);
           },
           /*heartbeat=*/nullptr, &activity, /*ranks_here=*/plan.mesh.world_size());
     });
@@ -135,7 +135,7 @@ int64_t start(const app::Plan& plan, const Hosts& hosts, int victim, int64_t las
 // has instead.
 void sweep(const Overrides& job, int victim, int64_t deaths, int host_count = 1,
            const Overrides& again = {}) {
-  const TemporaryFolder folder;
+  const TemporaryFolder folder("/dev/shm");  // where files are synced at once
   const fs::path whole = folder.path() / "whole", run = folder.path() / "run";
   const auto plan_in = [&](const fs::path& dir, const Overrides& overrides) {
     return small_plan(small_job_text(), dir, with(with({"checkpoint.resume=auto"}, job), overrides));

@@ -16,7 +16,7 @@ int main(int, char** argv) {
       const app::Plan plan =
           test::small_plan(entry.at("text"), entry.at("run_dir").get<std::string>(), entry.at("overrides"));
       app::run_in_world(*world, launch.local_rank, plan,
-                        [&](app::RunContext& context) { return app::Trainer(context, shutdown).run(); });
+                        [&](app::RunContext& context) { return app::train_to_end(context, shutdown); });
     }
     return 0;
   } catch (const std::exception& error) {

@@ -36,7 +36,7 @@ TEST_CASE("recipes of large meshes resolve, and their small twins learn on the s
     spdlog::set_level(spdlog::level::warn);
     const fault::Shutdown shutdown;
     const int code =
-        app::run_ranks(twin, [&](app::RunContext& context) { return app::Trainer(context, shutdown).run(); });
+        app::run_ranks(twin, [&](app::RunContext& context) { return app::train_to_end(context, shutdown); });
     const test::JobResult result = test::read_result(folder.path(), code);
     REQUIRE(code == 0);
     REQUIRE(result.metrics.size() == 8);

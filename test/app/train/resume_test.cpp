@@ -33,9 +33,8 @@ void forget_after_step_4(const std::filesystem::path& run_dir) {
 void stop_after_a_step(const pptrain::app::Plan& plan) {
   const pptrain::fault::Shutdown shutdown;
   std::raise(SIGTERM);
-  const int code = pptrain::app::run_ranks(plan, [&](pptrain::app::RunContext& context) {
-    return pptrain::app::Trainer(context, shutdown).run();
-  });
+  const int code = pptrain::app::run_ranks(
+      plan, [&](pptrain::app::RunContext& context) { return pptrain::app::train_to_end(context, shutdown); });
   REQUIRE(code == 3);
 }
 
