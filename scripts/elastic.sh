@@ -3,12 +3,13 @@
 #   scripts/elastic.sh HOSTS MIN JOB.toml [--processes N] [--port P] [--set section.key=value]...
 # HOSTS: the names or addresses of all hosts, "a,b,c", in the same order everywhere. MIN: the run needs so many of them, more
 # than half. --processes: on this host, 1 unless given. --port: of the meeting point, 29400 unless given. The hosts meet at the
-# first of HOSTS, and when it has died at the next one. Exit code 0: the run has ended; end.json in run.dir says how.
+# first of HOSTS, and when it has died at the next one. Exit code 0: the run has ended; end.json in run.dir says how. 1: this
+# host met too few others for ten minutes. 2: bad arguments.
 # TORCHRUN (default: torchrun of .venv, else of PATH) and PPTRAIN (default: build/pptrain) name the programs.
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-usage() { sed -n '2,8s/^# *//p' "$0"; }
+usage() { sed -n '2,9s/^# *//p' "$0"; }
 die() { echo "elastic.sh: $*" >&2 && exit 2; }
 [[ ${1:-} != -h && ${1:-} != --help ]] || { usage && exit; }
 (($# >= 3)) || { usage >&2 && exit 2; }
@@ -50,6 +51,9 @@ done
 
 # torchrun 2.11 lets hosts join later only without a shared store.
 export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
+# By it a start knows the lock of a host of this run that has died.
+export PPTRAIN_ELASTIC_RUN
+PPTRAIN_ELASTIC_RUN=$(printf '%s ' "${hosts[@]}" "$port" | cksum | cut -d' ' -f1)
 agent=
 stopping=
 trap 'stopping=1; [[ -z $agent ]] || kill -TERM "$agent" 2>/dev/null || true' TERM INT
@@ -65,24 +69,36 @@ meeting_point() {
     fi
   done
 }
+die_alone() {
+  echo "elastic.sh: for ten minutes $own has met too few hosts, or the run has ended without it" >&2
+  exit 1
+}
+alone_since=$SECONDS
 for ((turn = 0; ; ++turn)); do
   meeting_point
+  [[ -z $stopping ]] || exit 143
   # Patient at first, since hosts start one after the other; later a host that has found no one looks elsewhere.
   join=$((turn == 0 ? 60 : 15))
   conf=last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=3,read_timeout=5,join_timeout=$join
   [[ $endpoint == "$own" ]] && conf+=,is_host=1 || conf+=,is_host=0
+  began=$SECONDS
   "$torchrun" --nnodes "$least:${#hosts[@]}" --nproc-per-node "$processes" --max-restarts 1000000 --monitor-interval 0.1 \
-    --rdzv-backend c10d --rdzv-id pptrain --rdzv-endpoint "$endpoint:$port" --rdzv-conf "$conf" --local-addr "$own" \
-    --no-python "$pptrain" --config "$job" "${settings[@]}" &
+    --rdzv-backend c10d --rdzv-id "pptrain-$PPTRAIN_ELASTIC_RUN" --rdzv-endpoint "$endpoint:$port" --rdzv-conf "$conf" \
+    --local-addr "$own" --no-python "$pptrain" --config "$job" "${settings[@]}" &
   agent=$!
+  [[ -z $stopping ]] || kill -TERM "$agent" 2>/dev/null || true
   code=0
   wait "$agent" || code=$?
   while kill -0 "$agent" 2>/dev/null; do  # a signal has ended the wait
     code=0
     wait "$agent" || code=$?
   done
+  agent=
   ((code)) || exit 0
   [[ -z $stopping ]] || exit "$code"
+  ((SECONDS - began < 90)) || alone_since=$SECONDS  # it was with others
+  ((SECONDS - alone_since < 600)) || die_alone
   echo "elastic.sh: the agent that met others at $endpoint has ended with $code; another one follows" >&2
-  sleep 0.5
+  sleep 0.5 &
+  wait $! || true
 done

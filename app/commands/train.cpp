@@ -98,6 +98,7 @@ CLI::App* declare_resume(CLI::App& cli, TrainArguments& arguments) {
 int train(const TrainArguments& arguments) {
   if (arguments.config.empty()) return refuse("--config is required: pptrain --config job.toml (see --help)");
   std::optional<fault::Shutdown> shutdown;
+  bool hosts_are_missing = false;
   const auto load = [&] {
     const comm::Launch launch = comm::detect_launch();
     start_log(arguments.color, launch);
@@ -106,6 +107,8 @@ int train(const TrainArguments& arguments) {
     LoadOptions options = options_of_rank(arguments, inspect_data);
     options.fits_pipeline = options.of_processes;
     Plan plan = load_plan(arguments.config, arguments.set, options);
+    hosts_are_missing =
+        plan.full_ranks > 0 || (options.of_processes && options.world < plan.mesh.world_size());
     // From here on a signal asks for an orderly stop.
     shutdown.emplace(launch.kind != comm::LaunchKind::threads, patience_of(launch).notice);
     return plan;
@@ -114,7 +117,8 @@ int train(const TrainArguments& arguments) {
   const int code = run_ranks(
       load, [&](RunContext& context) { return train_rank(context, *shutdown); }, stopped);
   if (shutdown) shutdown->keep_until_exit();
-  return code == exit_usage ? final_exit(code) : code;
+  // With hosts missing a job may not fit, and does again when they are back.
+  return code == exit_usage && !hosts_are_missing ? final_exit(code) : code;
 }
 
 int resume(const TrainArguments& given) {

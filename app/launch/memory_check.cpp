@@ -60,7 +60,8 @@ double share_of_copies(const Plan& plan, const checkpoint::Hosts& hosts, int hos
     writing += 1;
     here += (hosts.of(rank) == host ? 1 : 0) + (hosts.of(hosts.buddy(rank)) == host ? 1 : 0);
   }
-  return here / writing;
+  // A start may have brought the whole of a step (train/memory_saver).
+  return (1 + (memory_copies - 1) * here / writing) / memory_copies;
 }
 
 std::string shortage_on_host(comm::Communicator& world, const Plan& plan, const std::vector<int64_t>& bytes) {

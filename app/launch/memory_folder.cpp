@@ -6,10 +6,12 @@
 #include <unistd.h>
 
 #include <cstdint>
+#include <fstream>
 #include <span>
 #include <string>
 #include <system_error>
 #include <utility>
+#include <vector>
 
 #include "core/base/error.h"
 #include "core/base/process.h"
@@ -37,7 +39,9 @@ std::string read_id(const fs::path& folder) {
 
 std::string real_name(const fs::path& folder) {
   std::error_code error;
-  const fs::path whole = fs::absolute(folder), real = fs::weakly_canonical(whole, error);
+  fs::path whole = fs::absolute(folder).lexically_normal();
+  if (!whole.has_filename()) whole = whole.parent_path();  // "runs/first/", which may not be there yet
+  const fs::path real = fs::weakly_canonical(whole, error);
   return (error ? whole : real).string();
 }
 
@@ -52,7 +56,9 @@ MemoryFolder::MemoryFolder(fs::path run_dir, fs::path memory)
 std::string MemoryFolder::place() const {
   struct stat entry {};
   if (::stat(memory_.c_str(), &entry) != 0) return host_name();
-  return fmt::format("{} {} {}", host_name(), entry.st_dev, entry.st_ino);
+  std::string boot;  // hosts may share a name
+  std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), boot);
+  return fmt::format("{} {} {}", boot.empty() ? host_name() : boot, entry.st_dev, entry.st_ino);
 }
 
 bool MemoryFolder::holds_copies() const {
@@ -93,9 +99,14 @@ void MemoryFolder::remove() const {
 // By another name, since a writer that is not done yet would keep the folder from being removed.
 void MemoryFolder::remove_folder() const {
   std::error_code ignored;
-  const fs::path going = path_.string() + fmt::format(".{}", ::getpid());
-  fs::rename(path_, going, ignored);
-  fs::remove_all(going, ignored);
+  fs::rename(path_, path_.string() + "." + io::unique_suffix(), ignored);
+  std::vector<fs::path> going;  // and what was left when an earlier end was killed
+  for (fs::directory_iterator entry(path_.parent_path(), ignored), end; !ignored && entry != end;
+       entry.increment(ignored)) {
+    if (entry->path().filename().string().starts_with(path_.filename().string()))
+      going.push_back(entry->path());
+  }
+  for (const fs::path& folder : going) fs::remove_all(folder, ignored);
   fs::remove(path_.parent_path(), ignored);  // if no other run is there
 }
 

@@ -2,6 +2,7 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/detail/CUDAHooksInterface.h>
+#include <ATen/ops/full.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -310,17 +311,27 @@ std::unique_ptr<comm::Communicator> without_spares(comm::Communicator& processes
   return processes.subgroup(members);
 }
 
-// Rank 0's exit code, which the spare processes take. Collective over all processes.
-int share_end(comm::Communicator& processes, int code) {
-  double of_first = code;
-  comm::broadcast(processes, std::span(&of_first, 1), 0);
-  return static_cast<int>(of_first);
+// Rank 0 tells the spare processes its exit code. processes: all, of which the first `ranks` have one.
+void tell_spares(comm::Communicator& processes, int ranks, int code) {
+  const at::Tensor value = at::full({1}, code, at::kLong);
+  for (int spare = ranks; spare < processes.size(); ++spare) processes.isend(value, spare)->wait();
 }
 
-// A launcher that starts all processes again counts on the spare ones too, so they must not end before.
-int await_end(comm::Communicator& processes) {
+// Waits for the end of the run. A launcher that starts all processes again counts on the spare ones too, so
+// they must not end before. Exception: an agent asks for an end, and may start other ranks.
+int await_end(comm::Communicator& processes, const comm::Launch& launch,
+              const std::function<bool()>& stop_requested) {
+  constexpr std::chrono::milliseconds look{100}, patience_of_agent{3000};
   processes.set_timeout(std::chrono::hours(24 * 365));
-  return share_end(processes, exit_done);
+  const at::Tensor value = at::full({1}, exit_done, at::kLong);
+  const auto work = processes.irecv(value, 0);
+  std::chrono::milliseconds stopping{0};
+  while (!work->wait_for(look)) {
+    if (!launch.has_agent || !stop_requested || !stop_requested()) continue;
+    stopping += look;
+    if (stopping > patience_of_agent) comm::end_process(exit_stopped);
+  }
+  return static_cast<int>(*value.const_data_ptr<int64_t>());
 }
 
 // --- Fewer processes than ranks: each has a block of the mesh's ranks, as threads, which meet over TCP ---
@@ -430,9 +441,9 @@ int run_ranks(const std::function<Plan()>& load, const std::function<int(RunCont
     heartbeat = start_heartbeat(ranks, launch, *plan, activity,
                                 [&gathering] { return gathering->address_of_ranks(); });
   gathering.reset();
-  if (world->rank() >= plan->mesh.world_size()) return await_end(*world);
+  if (world->rank() >= plan->mesh.world_size()) return await_end(*world, launch, stop_requested);
   const int code = run_in_world(ranks, launch.local_rank, *plan, body, heartbeat.get(), &activity);
-  if (working) share_end(*world, code);
+  if (working && world->rank() == 0) tell_spares(*world, plan->mesh.world_size(), code);
   return code;
 }
 

@@ -89,6 +89,9 @@ PlanBase plan_base(const config::JobConfig& job) {
   base.model.groups = job.optimizer.groups;
   base.job.train.recompute = resolved(job.train.recompute, job.run.device);
   base.chooses_recompute = job.train.recompute.is_auto();
+  base.bits_depend_on_pp = job.distributed.pp_head != config::HeadPlace::last ||
+                           job.distributed.pp_sequence_slices == 0 ||
+                           job.data.balance == config::Balance::schedule;
   if (job.distributed.pp_head == config::HeadPlace::automatic && !can_spread_head(job))
     base.job.distributed.pp_head = config::HeadPlace::last;
   return base;

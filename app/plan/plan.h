@@ -26,6 +26,7 @@ struct PlanBase {
   config::JobConfig job;
   models::ModelConfig model;
   mesh::MeshShape mesh;
+  bool bits_depend_on_pp = false;       // or on what is chosen for it: a spread head, slices, data.balance
   bool chooses_recompute = false;       // train.recompute was auto: stages that do not fit may recompute more
   std::string given = {};               // the keys that were given alone, as TOML (config::GivenJob)
   std::vector<std::string> notes = {};  // on the job's file, for the user
@@ -51,8 +52,10 @@ struct Plan : PlanBase {
   // Bytes of a rank within which each step chooses what its microbatches recompute, by their numbers of
   // tokens; 0: all steps recompute as the job says.
   double recompute_memory = 0;
-  int spare_processes = 0;  // launched, but without a rank: the pipeline was shortened to fit (load_plan.h)
-  bool reads_data = true;   // otherwise ranks do not compare the job's data, which may be elsewhere
+  // Of a job whose pipeline was shortened to fit the processes (load_plan.h): its ranks before, 0 if it was
+  // not; and processes that have no rank now.
+  int full_ranks = 0, spare_processes = 0;
+  bool reads_data = true;  // otherwise ranks do not compare the job's data, which may be elsewhere
 
   // Was the order found at the start? Then the run's folder keeps it.
   bool keeps_schedule() const { return order == Order::spread || order == Order::searched; }

@@ -31,6 +31,7 @@ struct RunContext {
   comm::Activity* activity = nullptr;
   comm::Heartbeat* heartbeat = nullptr;
   std::filesystem::path memory = memory_file_system;  // of this host, for copies of the state
+  bool goes_back = false;  // the run has begun in these processes and went back (train.max_rollbacks)
   // Launched processes have several ranks each, so none may end by itself.
   bool shares_process = false;
 

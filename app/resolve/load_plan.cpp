@@ -445,36 +445,16 @@ Plan plan_of(const Read& read, const LoadOptions& options) {
   return *std::move(plan);
 }
 
-// A shorter pipeline has the same bits (docs/what_is_exact.md), but auto may choose otherwise for it.
-bool same_bits(const Plan& plan, const Plan& shorter) {
-  const config::DistributedSection &d = plan.job.distributed, &other = shorter.job.distributed;
-  return plan.job.data.balance != config::Balance::schedule && d.pp_head != config::HeadPlace::spread &&
-         other.pp_head != config::HeadPlace::spread && d.slices() == other.slices();
-}
-
-// `load`: loads the same job with these overrides and options. Nothing if no shorter pipeline fits.
+// The longest pipeline that has fewer ranks than the job's and a process for each, and whether `load` takes
+// it without choices: every process asks alike. Nothing if there is none.
 template <class Load>
-std::optional<Plan> fit_pipeline(const Plan& plan, std::span<const std::string> overrides,
-                                 const LoadOptions& options, const Load& load) {
-  const auto processes = static_cast<int>(options.world);
-  const int ranks = plan.mesh.world_size(), of_stage = ranks / plan.mesh.pp;
-  if (processes >= ranks) return std::nullopt;
+std::optional<int> fitting_pp(const Plan& plan, int processes, const Load& load) {
+  const int of_stage = plan.mesh.world_size() / plan.mesh.pp;
+  if (processes >= plan.mesh.world_size() || plan.bits_depend_on_pp) return std::nullopt;
   for (int pp = processes / of_stage; pp >= 1; --pp) {
-    std::vector<std::string> shorter(overrides.begin(), overrides.end());
-    shorter.push_back(fmt::format("distributed.pp={}", pp));
-    LoadOptions fitting = options;
-    fitting.world = int64_t{pp} * of_stage;
     try {
-      Plan fitted = load(shorter, fitting);
-      if (!same_bits(plan, fitted)) return std::nullopt;
-      fitted.spare_processes = processes - fitted.mesh.world_size();
-      fitted.notes.push_back(fmt::format(
-          "{} ranks, but {} process{}: the pipeline has {} rank{} instead of {}, with the same bits{}", ranks,
-          processes, processes == 1 ? "" : "es", pp, pp == 1 ? "" : "s", plan.mesh.pp,
-          fitted.spare_processes == 0 ? ""
-                                      : fmt::format("; {} process{} spare", fitted.spare_processes,
-                                                    fitted.spare_processes == 1 ? " is" : "es are")));
-      return fitted;
+      load(pp, /*awaits_choices=*/true);
+      return pp;
     } catch (const UsageError&) {
       // This length does not fit the job's schedule, split or microbatches.
     }
@@ -482,18 +462,42 @@ std::optional<Plan> fit_pipeline(const Plan& plan, std::span<const std::string> 
   return std::nullopt;
 }
 
+std::string describe_fit(const Plan& plan, const Plan& fitted, int processes) {
+  const int spare = fitted.spare_processes;
+  return fmt::format(
+      "{} ranks, but {} process{}: the pipeline has {} rank{} instead of {}, with the same bits{}",
+      plan.mesh.world_size(), processes, processes == 1 ? "" : "es", fitted.mesh.pp,
+      fitted.mesh.pp == 1 ? "" : "s", plan.mesh.pp,
+      spare == 0 ? "" : fmt::format("; {} process{} spare", spare, spare == 1 ? " is" : "es are"));
+}
+
 }  // namespace
 
 Plan load_plan(const std::string& path, std::span<const std::string> overrides, const LoadOptions& options) {
-  const auto load = [&](std::span<const std::string> with_overrides, const LoadOptions& with_options) {
+  // pp: instead of the job's; 0: the job's.
+  const auto load = [&](int pp, bool awaits_choices) {
+    std::vector<std::string> set(overrides.begin(), overrides.end());
+    LoadOptions with_options = options;
+    with_options.awaits_choices = awaits_choices;
+    if (pp > 0) {
+      set.push_back(fmt::format("distributed.pp={}", pp));
+      with_options.world = 0;
+    }
     return plan_of([&](const config::Hooks& with,
-                       auto warmup) { return config::load_given_job(path, with_overrides, with, warmup); },
+                       auto warmup) { return config::load_given_job(path, set, with, warmup); },
                    with_options);
   };
-  Plan plan = load(overrides, options);
-  if (!options.fits_pipeline) return plan;
-  if (auto fitted = fit_pipeline(plan, overrides, options, load)) return *std::move(fitted);
-  return plan;
+  if (!options.fits_pipeline) return load(0, options.awaits_choices);
+  Plan plan = load(0, /*awaits_choices=*/true);
+  const auto processes = static_cast<int>(options.world);
+  const std::optional<int> pp = fitting_pp(plan, processes, load);
+  if (!pp) return plan.order == Order::awaited ? load(0, options.awaits_choices) : plan;
+  Plan fitted = load(*pp, options.awaits_choices);
+  fitted.full_ranks = plan.mesh.world_size();
+  fitted.spare_processes = processes - fitted.mesh.world_size();
+  fitted.given = std::move(plan.given);
+  fitted.notes.push_back(describe_fit(plan, fitted, processes));
+  return fitted;
 }
 
 Plan parse_plan(const std::string& text, const std::string& name, std::span<const std::string> overrides,

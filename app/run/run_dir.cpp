@@ -137,13 +137,30 @@ void RunDir::remove_copies() const {
   if (memory_hosts_.is_first(context_.mesh.rank())) memory_.remove();
 }
 
+bool RunDir::has_copy_before(int64_t step) const {
+  const checkpoint::StepFolders copies = checkpoint::list_step_folders(memory_.path());
+  return memory_.holds_copies() && !copies.empty() && copies.rbegin()->first < step;
+}
+
+void RunDir::remove_copies_after(int64_t step) const {
+  if (!memory_hosts_.is_first(context_.mesh.rank())) return;
+  if (step == 0) return memory_.remove();
+  for (const auto& [other, folder] : checkpoint::list_step_folders(memory_.path())) {
+    std::error_code ignored;
+    if (other > step) fs::remove_all(folder, ignored);
+  }
+}
+
 void RunDir::bring_copies() {
   if (!memory_hosts_.several()) return;
   const std::string id = comm::broadcast_string(*disk_, context_.root() ? memory_.run_id() : "", 0);
   if (id.empty()) return;
   checkpoint::CopiesWanted wanted;
   const auto [failing, problem] = checkpoint::first_problem<Error>(*disk_, [&] {
-    if (memory_hosts_.is_first(disk_->rank())) memory_.begin(id);
+    if (memory_hosts_.is_first(disk_->rank())) {
+      memory_.begin(id);
+      checkpoint::remove_temporaries(memory_.path());
+    }
     if (!context_.root()) return;
     checkpoint::KnownProblems known = known_;
     const SavedProgress saved = find_progress(
@@ -215,7 +232,7 @@ void RunDir::take_lock() {
 
 void RunDir::choose() {
   const config::JobConfig& job = context_.job;
-  if (start_.checkpoint.empty()) count_start();
+  if (start_.checkpoint.empty() && !context_.goes_back) count_start();
   data_ = data_fingerprint(job);
   base_ = base_of(job);
   checkpoint::take_back_replaced(folder_ / "checkpoints", warn);
@@ -242,12 +259,14 @@ void RunDir::begin(int64_t step) {
   const bool goes_on = start_.from == StartFrom::own_checkpoint;
   make_room(folder_, goes_on ? std::optional(step) : std::nullopt, inform);
   if (!goes_on) {
-    memory_.remove();
     make_room_for_file(folder_ / "tensorboard", inform);
     make_room_for_file(folder_ / fork_name, inform);  // a new model is no fork
     make_room_for_file(folder_ / pace_name, inform);
   }
-  if (!goes_on || start_.terms.new_data) make_room_for_file(folder_ / rollbacks_name, inform);
+  if (!goes_on || start_.terms.new_data) {
+    make_room_for_file(folder_ / rollbacks_name, inform);
+    rollbacks_.clear();
+  }
   if (!goes_on || context_.job.profile.trace) make_room_for_file(folder_ / "trace.json", inform);
   write_job();
 }

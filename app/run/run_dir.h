@@ -35,8 +35,12 @@ class RunDir {
   // This host's copies of the run's states, and which ranks see them.
   const MemoryFolder& memory() const { return memory_; }
   const checkpoint::Hosts& memory_hosts() const { return memory_hosts_; }
+  bool has_copy_before(int64_t step) const;
   // The run has ended: its copies go. Called by all ranks.
   void remove_copies() const;
+  // The run goes on from `step` (0: begins anew): copies of later steps go, which hosts that were away may
+  // know. Called by all ranks.
+  void remove_copies_after(int64_t step) const;
 
   // Chooses another checkpoint, as this one proved unusable at loading. Throws if there is none. Collective.
   void pass_over(const std::string& problem);

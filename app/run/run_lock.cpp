@@ -8,6 +8,7 @@
 
 #include <array>
 #include <cerrno>
+#include <cstdlib>
 #include <exception>
 #include <nlohmann/json.hpp>
 #include <string_view>
@@ -54,7 +55,8 @@ std::optional<LockHolder> read_holder(int fd) {
     return LockHolder{.pid = json.at("pid"),
                       .host = json.at("host"),
                       .since = json.at("since"),
-                      .command = json.at("command")};
+                      .command = json.at("command"),
+                      .elastic = json.value("elastic", "")};
   } catch (const Json::exception&) {
     return std::nullopt;
   }
@@ -62,10 +64,21 @@ std::optional<LockHolder> read_holder(int fd) {
 
 // Only for people to read: a failure to write is ignored.
 void write_holder(int fd, const LockHolder& holder) {
-  const Json json{
-      {"pid", holder.pid}, {"host", holder.host}, {"since", holder.since}, {"command", holder.command}};
+  Json json{{"pid", holder.pid}, {"host", holder.host}, {"since", holder.since}, {"command", holder.command}};
+  if (!holder.elastic.empty()) json["elastic"] = holder.elastic;
   const std::string text = one_line(json) + "\n";
   if (::ftruncate(fd, 0) == 0) std::ignore = ::pwrite(fd, text.data(), text.size(), 0);
+}
+
+std::string elastic_run() {
+  const char* const run = std::getenv("PPTRAIN_ELASTIC_RUN");  // of scripts/elastic.sh
+  return run == nullptr ? "" : run;
+}
+
+// Does the holder belong to this process's run of elastic.sh, on another host?
+bool is_left_behind(const std::optional<LockHolder>& holder) {
+  return holder && !holder->elastic.empty() && holder->elastic == elastic_run() &&
+         holder->host != host_name();
 }
 
 // A write lock on all of a file, however long. Uses the first command, or the second if the kernel has no
@@ -110,7 +123,10 @@ bool RunLock::try_take(const fs::path& folder, const std::function<void(const st
   const int error = lock_file(file.get());
   if (error == EAGAIN) {
     holder_ = read_holder(file.get());
-    return false;
+    if (!is_left_behind(holder_)) return false;
+    std::error_code failed;
+    fs::remove(path, failed);
+    return !failed && try_take(folder, warn, lock_file);
   }
   struct stat taken {};
   if (::fstat(file.get(), &taken) == 0) {
@@ -124,8 +140,11 @@ bool RunLock::try_take(const fs::path& folder, const std::function<void(const st
                     path.string(), std::system_category().message(error), folder.string()));
     return true;
   }
-  own_ = LockHolder{
-      .pid = ::getpid(), .host = host_name(), .since = now_utc(), .command = command_line().substr(0, 4096)};
+  own_ = LockHolder{.pid = ::getpid(),
+                    .host = host_name(),
+                    .since = now_utc(),
+                    .command = command_line().substr(0, 4096),
+                    .elastic = elastic_run()};
   write_holder(file.get(), *own_);
   file_ = std::move(file);
   return true;

@@ -18,6 +18,7 @@ namespace pptrain::app {
 struct LockHolder {
   int64_t pid = 0;
   std::string host, since, command;
+  std::string elastic = {};  // the run of scripts/elastic.sh that it belongs to; "" for none
 
   std::string describe() const;  // "process 17 on node3, since ... (pptrain --config job.toml)"
 
@@ -53,8 +54,11 @@ class RunLock {
   RunLock(RunLock&&) = default;
   RunLock& operator=(RunLock&&) = default;
 
-  // One attempt. True: this process has the folder now. Calls `warn` if the file system cannot lock: then
-  // nothing keeps a second run out. Throws Error if the file cannot be opened.
+  // One attempt. True: this process has the folder now. A lock that a process of the same run of
+  // scripts/elastic.sh has on another host is replaced: that run has its processes anew, so the other one is
+  // dead or cut off (more than half of the hosts are here), though an NFS server keeps its lock for a while.
+  // If it lives, is_in() tells it. Calls `warn` if the file system cannot lock: then nothing keeps a second
+  // run out. Throws Error if the file cannot be opened.
   bool try_take(const std::filesystem::path& folder, const std::function<void(const std::string&)>& warn,
                 const std::function<int(int)>& lock_file = lock_whole_file);
 

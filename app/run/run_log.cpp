@@ -10,6 +10,7 @@
 #include <memory>
 #include <ranges>
 
+#include "app/run/start_choice.h"
 #include "core/config/validate.h"
 #include "core/metrics/log_sinks.h"
 #include "core/metrics/progress_text.h"
@@ -51,7 +52,8 @@ checkpoint::Layout describe_layout(const Plan& plan, const std::string& data) {
       {"pp_schedule", plan.job.distributed.pp_schedule},
       {"layers_per_stage", fmt::format("{}", fmt::join(pipeline::layers_per_stage(plan.layers), ","))},
       {"seq_len", fmt::to_string(plan.job.train.seq_len)},
-      {"data", data}};
+      {"data", data},
+      {machine_name, machine(plan.job.run.device)}};
   for (const auto& [axis, size] : plan.mesh.sizes()) layout.emplace(axis, fmt::to_string(size));
   return layout;
 }

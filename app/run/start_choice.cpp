@@ -11,6 +11,8 @@
 
 #include "core/base/error.h"
 #include "core/config/differences.h"
+#include "core/kernels/cpu/loops.h"
+#include "core/kernels/device_name.h"
 #include "core/optim/lr_schedule.h"
 #include "parallel/checkpoint/checkpoint.h"
 #include "parallel/checkpoint/manifest.h"
@@ -134,6 +136,11 @@ ResumeTerms check_weights_alone(const SavedRun& saved, const config::JobConfig& 
 
 }  // namespace
 
+std::string machine(config::Device device) {
+  if (device == config::Device::cpu) return kernels::cpu::loops().isa;
+  return kernels::gpu_count() > 0 ? kernels::device_name(c10::Device(c10::kCUDA, 0)) : "";
+}
+
 StartFrom choose_start(const config::JobConfig& job, const SavedProgress& progress, std::string& remark) {
   remark.clear();
   const config::Resume resume = config::resume_of(job.checkpoint.resume);
@@ -198,6 +205,8 @@ SavedRun read_saved_run(const fs::path& step_folder) {
   const auto data = manifest.layout.find("data");
   if (data != manifest.layout.end()) saved.data = data->second;
   saved.base = base_of(manifest.layout);
+  const auto machine = manifest.layout.find(machine_name);
+  if (machine != manifest.layout.end()) saved.machine = machine->second;
   return saved;
 }
 
@@ -241,6 +250,10 @@ ResumeTerms check_resume(const SavedRun& saved, const config::JobConfig& job, co
                                         saved.folder.string(), terms.next_sample,
                                         fmt::join(other_data, "; ")));
   }
+  if (const std::string now = machine(job.run.device); !saved.machine.empty() && saved.machine != now)
+    terms.remarks.push_back(fmt::format(
+        "{} was computed with {}, this start has {}: results agree within rounding, not to the bit",
+        saved.folder.string(), saved.machine, now));
   if (!saved.job) {
     terms.remarks.push_back(
         fmt::format("{} does not say which job saved it: only the seed was compared", saved.folder.string()));

@@ -25,8 +25,14 @@ struct SavedRun {
   std::string given = {};                // its keys that were given, as TOML; empty in older checkpoints
   std::string data;                      // fingerprint of its data; empty if the checkpoint has none
   Base base;                             // of the frozen weights
+  std::string machine = {};              // as machine() gives it; empty in older checkpoints
   bool weights_alone = false;            // made by pptrain convert: no run has been there yet
 };
+
+// What a checkpoint's layout says of the processor or GPU that computed it, on which bits depend
+// (docs/what_is_exact.md): the instruction set of this process's CPU kernels, or the GPU's name.
+inline constexpr const char* machine_name = "machine";
+std::string machine(config::Device device);
 
 // What earlier starts left in run.dir.
 struct SavedProgress {

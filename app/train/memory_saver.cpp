@@ -32,47 +32,46 @@ int64_t bytes_of(const std::vector<checkpoint::StageContents>& stages) {
 void check_room(const MemoryFolder& memory, const checkpoint::Hosts& hosts, int rank,
                 const std::vector<int64_t>& bytes) {
   const int own = hosts.of(rank);
-  int64_t state = 0;
+  int64_t whole = 0, kept = 0;
   for (int other = 0; other < static_cast<int>(bytes.size()); ++other) {
-    const bool kept = hosts.of(other) == own || (hosts.several() && hosts.of(hosts.buddy(other)) == own);
-    if (kept) state += bytes[static_cast<size_t>(other)];
+    const int64_t of_rank = bytes[static_cast<size_t>(other)];
+    whole += of_rank;
+    if (hosts.of(other) == own || (hosts.several() && hosts.of(hosts.buddy(other)) == own)) kept += of_rank;
   }
   const std::optional<int64_t> free = memory.free();
-  const int64_t needed = memory_copies * state, room = free.value_or(0) + memory.held();
+  // A start may have brought the whole of a step, which goes when two newer ones are there.
+  const int64_t needed = whole + (memory_copies - 1) * kept, room = free.value_or(0) + memory.held();
   if (free && needed <= room) return;
-  throw Error(fmt::format(
-      "checkpoint.memory_seconds: three copies of the state take {:.2f} GB, but {} has {:.2f} GB free",
-      static_cast<double>(needed) / 1e9, memory.path().parent_path().parent_path().string(),
-      static_cast<double>(room) / 1e9));
-}
-
-// Makes this host's folder ready. Returns why that is impossible on some host, "" if it is not. Collective.
-std::string begin_copies(comm::Communicator& world, const RunDir& run_dir, int64_t own_bytes) {
-  const std::vector<int64_t> bytes = comm::gather_values(world, own_bytes);
-  const MemoryFolder& memory = run_dir.memory();
-  std::string id;
-  const auto [without_id, fault] = checkpoint::first_problem<Error>(world, [&] {
-    if (!run_dir.memory_hosts().is_first(world.rank())) return;
-    check_room(memory, run_dir.memory_hosts(), world.rank(), bytes);
-    if (world.rank() == 0) id = memory.make_run_id();
-  });
-  if (without_id >= 0) return fault;
-  id = comm::broadcast_string(world, id, 0);
-  return checkpoint::first_problem<Error>(world,
-                                          [&] {
-                                            if (run_dir.memory_hosts().is_first(world.rank()))
-                                              memory.begin(id);
-                                          })
-      .second;
+  throw Error(
+      fmt::format("checkpoint.memory_seconds: copies of the state take {:.2f} GB, but {} has {:.2f} GB free",
+                  static_cast<double>(needed) / 1e9, memory.path().parent_path().parent_path().string(),
+                  static_cast<double>(room) / 1e9));
 }
 
 }  // namespace
 
+std::string begin_copies(const RunContext& context, const RunDir& run_dir, const RankModel& model) {
+  const auto comm = checkpoint::disk_communicator(context.mesh.world());
+  const std::vector<int64_t> bytes = comm::gather_values(*comm, bytes_of(model.contents()));
+  const MemoryFolder& memory = run_dir.memory();
+  std::string id;
+  const auto [without_id, fault] = checkpoint::first_problem<Error>(*comm, [&] {
+    if (context.root()) id = memory.make_run_id();
+  });
+  if (without_id >= 0) return fault;
+  id = comm::broadcast_string(*comm, id, 0);
+  return checkpoint::first_problem<Error>(*comm,
+                                          [&] {
+                                            if (!run_dir.memory_hosts().is_first(comm->rank())) return;
+                                            memory.begin(id);  // which frees what another run has left
+                                            check_room(memory, run_dir.memory_hosts(), comm->rank(), bytes);
+                                          })
+      .second;
+}
+
 MemorySaver::MemorySaver(const RunContext& context, const RunDir& run_dir, RankModel& model,
                          const checkpoint::Layout& layout)
     : context_(context), model_(model), comm_(checkpoint::disk_communicator(context.mesh.world())) {
-  const std::string fault = begin_copies(*comm_, run_dir, bytes_of(model.contents()));
-  if (!fault.empty()) throw CommonFault(fault);
   checkpoint::SaveOptions options{.root = run_dir.memory().path(),
                                   .hosts = run_dir.memory_hosts(),
                                   .layout = layout,

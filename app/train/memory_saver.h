@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <memory>
+#include <string>
 
 #include "app/plan/run_context.h"
 #include "app/rank/rank_model.h"
@@ -13,11 +14,15 @@
 
 namespace pptrain::app {
 
+// Makes the hosts' folders ready. Returns why copies are impossible, the same on all ranks: a host has too
+// little memory for those of its ranks' parts, and of another host's if there are several; "" if all have
+// enough. Collective.
+std::string begin_copies(const RunContext& context, const RunDir& run_dir, const RankModel& model);
+
 class MemorySaver {
  public:
-  // Collective, as is save(). The references must outlive this. layout: as checkpoints have it. Throws
-  // CommonFault if a host has too little memory for the copies of its ranks' parts, and those of another
-  // host's if there are several.
+  // After begin_copies(). Collective, as is save(). The references must outlive this. layout: as checkpoints
+  // have it.
   MemorySaver(const RunContext& context, const RunDir& run_dir, RankModel& model,
               const checkpoint::Layout& layout);
 

@@ -214,6 +214,7 @@ void Trainer::resume() {
 void Trainer::open(bool resumed) {
   checkpoint::Layout layout = describe_layout(context_.plan, run_dir_.data());
   describe_base(run_dir_.base(), layout);
+  run_dir_.remove_copies_after(resumed ? state_.step : 0);
   if (context_.root()) {
     run_dir_.begin(state_.step);
     if (resumed) spdlog::info("resumed from {} at step {}", run_dir_.checkpoint(), state_.step);
@@ -230,7 +231,7 @@ void Trainer::open(bool resumed) {
                                          .warn = {},
                                          .ended = ended},
                  state_, /*is_saved=*/resumed && run_dir_.is_from_disk());
-  if (context_.job.checkpoint.memory_seconds > 0) copies_.emplace(context_, run_dir_, model_, layout);
+  if (context_.job.checkpoint.memory_seconds > 0) open_copies(layout, resumed);
   if (context_.root())
     metrics_.open(run_dir_.header(state_.step, layout), sources_, loader_, *saver_,
                   resumed ? std::optional(state_.step) : std::nullopt);
@@ -245,6 +246,18 @@ void Trainer::open(bool resumed) {
   listeners_ = {&divergence_, &metrics_, pace_.get()};
   for (const auto& listener : between_steps_) listeners_.push_back(listener.get());
   listeners_.insert(listeners_.end(), {&*saver_, &*stop_});
+}
+
+// A run that has begun goes on without copies: with fewer hosts each one needs more memory for them.
+void Trainer::open_copies(const checkpoint::Layout& layout, bool resumed) {
+  const std::string fault = begin_copies(context_, run_dir_, model_);
+  if (fault.empty()) {
+    copies_.emplace(context_, run_dir_, model_, layout);
+  } else if (!resumed) {
+    throw CommonFault(fault);
+  } else if (context_.root()) {
+    spdlog::warn("warning: {}: the run goes on without copies in memory", fault);
+  }
 }
 
 void Trainer::save(bool is_last) {
@@ -378,11 +391,12 @@ std::optional<int> Trainer::give_up() {
   return final_exit(exit_failed);
 }
 
-// Rank 0 notes what the next Trainer skips. There is no way back if no checkpoint is from before the band was
+// Rank 0 notes what the next Trainer skips. There is no way back if no state is from before the band was
 // left, or if all rollbacks are used up. left: on rank 0. Collective.
 bool Trainer::goes_back(const std::optional<DivergedCheckpoints>& left) {
   const auto done = static_cast<int64_t>(run_dir_.rollbacks().size());
-  const bool back = left && !left->sound.empty() && done < context_.job.train.max_rollbacks;
+  const bool back = left && done < context_.job.train.max_rollbacks &&
+                    (!left->sound.empty() || run_dir_.has_copy_before(state_.above_since));
   if (back) {
     spdlog::warn("{}", divergence_.rollback_report(*left, done + 1));
     add_rollback(context_.job.run.dir,
@@ -394,7 +408,7 @@ bool Trainer::goes_back(const std::optional<DivergedCheckpoints>& left) {
 }
 
 int train_to_end(RunContext& context, const fault::Shutdown& shutdown) {
-  for (;;) {
+  for (;; context.goes_back = true) {
     if (const std::optional<int> code = Trainer(context, shutdown).run()) return *code;
   }
 }

@@ -38,6 +38,7 @@ class Trainer {
   bool start();  // resumes, or initialises a new run; returns whether it resumed
   void resume();
   void open(bool resumed);  // folder, log, saver, metrics, requests, signals
+  void open_copies(const checkpoint::Layout& layout, bool resumed);  // in memory
   std::optional<int> train();
   void warm_up();
   void save(bool is_last);

@@ -8,6 +8,7 @@
 #include <sys/statvfs.h>
 
 #include <algorithm>
+#include <deque>
 #include <exception>
 #include <functional>
 #include <map>
@@ -35,58 +36,85 @@ namespace {
 
 constexpr int root_rank = 0;
 
-// Moves whole files between ranks. A rank on which a file cannot be read or written goes on to take part, so
-// that no other one waits for it, and says at the end what failed. All sends come before the receives.
+// Moves whole files between ranks, piece by piece, so that other messages on the same links pass between two
+// pieces, and a receiver never holds more than one of a sender's. A rank on which a file cannot be read or
+// written goes on to take part, so that no other one waits for it, and says at the end what failed.
 class FileExchange {
  public:
   explicit FileExchange(comm::Communicator& comm) : comm_(comm) {}
 
-  void send(const fs::path& path, uint64_t bytes, int to) {
-    std::shared_ptr<const io::MappedFile> file;
-    attempt([&] {
-      auto opened = std::make_shared<const io::MappedFile>(path);
-      if (opened->bytes().size() != bytes)
-        throw Error(
-            fmt::format("'{}' has {} bytes instead of {}", path.string(), opened->bytes().size(), bytes));
-      file = std::move(opened);
-    });
-    for (uint64_t begin = 0; begin < bytes; begin += piece_bytes) {
-      const auto size = static_cast<int64_t>(std::min(piece_bytes, bytes - begin));
-      works_.push_back(comm_.isend(file ? piece_of(file, begin, size) : at::zeros({size}, at::kByte), to));
-    }
-  }
+  // Both ranks of a pair name their files in the same order.
+  void send(const fs::path& path, uint64_t bytes, int to) { outgoing_[to].push_back({path, bytes}); }
+  void receive(const fs::path& path, uint64_t bytes, int from) { incoming_[from].push_back({path, bytes}); }
 
-  void receive(const fs::path& path, uint64_t bytes, int from) {
-    std::optional<io::OutputFile> file;
-    attempt([&] {
-      std::error_code none;
-      fs::remove(path, none);  // one half received before
-      io::make_folder(path.parent_path());
-      file.emplace(path);
-    });
-    if (!piece_.defined()) piece_ = at::empty({static_cast<int64_t>(piece_bytes)}, at::kByte);
-    for (uint64_t begin = 0; begin < bytes; begin += piece_bytes) {
-      const uint64_t size = std::min(piece_bytes, bytes - begin);
-      comm_.irecv(piece_.narrow(0, 0, static_cast<int64_t>(size)), from)->wait([&] {
-        return fmt::format("'{}' from rank {}", path.string(), from);
-      });
-      attempt([&] {
-        if (file) file->write({static_cast<const std::byte*>(piece_.const_data_ptr()), size});
-      });
+  // Moves all. Returns what failed first on this rank, "" if nothing did.
+  std::string run() {
+    std::map<int, Reading> readings;
+    std::map<int, Writing> writings;
+    for (auto& [to, files] : outgoing_) readings.emplace(to, Reading{std::move(files)});
+    for (auto& [from, files] : incoming_) writings.emplace(from, Writing{std::move(files)});
+    while (!readings.empty() || !writings.empty()) {
+      std::vector<std::unique_ptr<comm::Work>> sends;
+      for (auto& [to, reading] : readings) sends.push_back(comm_.isend(next_piece(reading), to));
+      for (auto& [from, writing] : writings) {
+        writing.piece = at::empty({piece_size(writing)}, at::kByte);
+        writing.work = comm_.irecv(writing.piece, from);
+      }
+      for (auto& [from, writing] : writings) {
+        writing.work->wait([&] { return fmt::format("files of a checkpoint from rank {}", from); });
+        take_piece(writing);
+      }
+      for (const auto& work : sends) work->wait([] { return "files of a checkpoint on their way"; });
+      std::erase_if(readings, [](const auto& entry) { return entry.second.files.empty(); });
+      std::erase_if(writings, [](const auto& entry) { return entry.second.files.empty(); });
     }
-    attempt([&] {
-      if (file) file->sync_and_close();
-    });
-  }
-
-  // Waits for the sends. What failed first, "" if nothing did.
-  std::string finish() {
-    comm::join(std::exchange(works_, {}))->wait([] { return "files of a checkpoint on their way"; });
     return fault_;
   }
 
  private:
-  static constexpr uint64_t piece_bytes = uint64_t{16} << 20;
+  static constexpr uint64_t piece_bytes = uint64_t{4} << 20;
+
+  struct File {
+    fs::path path;
+    uint64_t bytes = 0;  // more than 0, as of every file with a header
+  };
+  struct Reading {
+    std::deque<File> files{};
+    uint64_t done = 0;  // of the first one
+    std::shared_ptr<const io::MappedFile> mapped{};
+  };
+  struct Writing {
+    std::deque<File> files{};
+    uint64_t done = 0;
+    std::optional<io::OutputFile> output{};
+    at::Tensor piece{};
+    std::unique_ptr<comm::Work> work{};
+  };
+
+  template <typename Way>
+  static int64_t piece_size(const Way& way) {
+    return static_cast<int64_t>(std::min(piece_bytes, way.files.front().bytes - way.done));
+  }
+
+  // Zeros if the file cannot be read.
+  at::Tensor next_piece(Reading& reading) {
+    const File& file = reading.files.front();
+    if (reading.done == 0) {
+      reading.mapped.reset();
+      attempt([&] {
+        auto opened = std::make_shared<const io::MappedFile>(file.path);
+        if (opened->bytes().size() != file.bytes)
+          throw Error(fmt::format("'{}' has {} bytes instead of {}", file.path.string(),
+                                  opened->bytes().size(), file.bytes));
+        reading.mapped = std::move(opened);
+      });
+    }
+    const int64_t size = piece_size(reading);
+    at::Tensor piece =
+        reading.mapped ? piece_of(reading.mapped, reading.done, size) : at::zeros({size}, at::kByte);
+    advance(reading, size);
+    return piece;
+  }
 
   // Keeps the file mapped: the peer may read it after this rank has failed. To be read alone.
   static at::Tensor piece_of(const std::shared_ptr<const io::MappedFile>& file, uint64_t begin,
@@ -96,20 +124,47 @@ class FileExchange {
         bytes, {size}, [file](void*) {}, at::TensorOptions().dtype(at::kByte));
   }
 
+  void take_piece(Writing& writing) {
+    const File& file = writing.files.front();
+    const int64_t size = writing.piece.numel();
+    attempt([&] {
+      if (writing.done == 0) {
+        std::error_code none;
+        fs::remove(file.path, none);  // one half received before
+        io::make_folder(file.path.parent_path());
+        writing.output.emplace(file.path);
+      }
+      if (!writing.output) return;
+      writing.output->write(
+          {static_cast<const std::byte*>(writing.piece.const_data_ptr()), static_cast<size_t>(size)});
+      if (writing.done + static_cast<uint64_t>(size) == file.bytes) writing.output->sync_and_close();
+    });
+    if (advance(writing, size)) writing.output.reset();
+  }
+
+  // True at a file's end.
+  template <typename Way>
+  static bool advance(Way& way, int64_t size) {
+    way.done += static_cast<uint64_t>(size);
+    if (way.done < way.files.front().bytes) return false;
+    way.files.pop_front();
+    way.done = 0;
+    return true;
+  }
+
   template <typename Action>
   void attempt(const Action& action) {
     try {
-      if (fault_.empty()) action();
+      action();
     } catch (const PeerFailure&) {
       throw;
     } catch (const std::exception& error) {
-      fault_ = error.what();
+      if (fault_.empty()) fault_ = error.what();
     }
   }
 
   comm::Communicator& comm_;
-  std::vector<std::unique_ptr<comm::Work>> works_;
-  at::Tensor piece_;
+  std::map<int, std::deque<File>> outgoing_, incoming_;  // by the other rank
   std::string fault_;
 };
 
@@ -269,7 +324,7 @@ std::string exchange_with_buddies(comm::Communicator& comm, const Hosts& hosts, 
     for (const FileEntry& entry : files[static_cast<size_t>(source)])
       exchange.receive(folder / entry.path(), entry.bytes, source);
   }
-  return exchange.finish();
+  return exchange.run();
 }
 
 std::string complete_newest(comm::Communicator& comm, const Hosts& hosts, const fs::path& root,
@@ -303,7 +358,6 @@ std::string complete_newest(comm::Communicator& comm, const Hosts& hosts, const 
     return fmt::format(
         "copies in memory: the host of rank {} has no room for step {}, which other hosts have",
         hosts.first(poor), chosen->step);
-  std::string failure;
   FileExchange exchange(comm);
   const fs::path folder = gathering_place(root, *chosen, chosen->missing.contains(own));
   if (is_first) {
@@ -317,14 +371,21 @@ std::string complete_newest(comm::Communicator& comm, const Hosts& hosts, const 
       if (t.to == own) exchange.receive(folder / t.path, t.bytes, hosts.first(t.from));
     }
   }
-  failure = exchange.finish();
+  const std::string failure = exchange.run();
   const auto [failing, problem] = first_problem<std::exception>(comm, [&] {
     if (!failure.empty()) throw Error(failure);
     if (is_first) publish(folder, target, text);
   });
-  if (failing >= 0)
+  if (failing >= 0) {
+    // What came may be zeros of a file that its sender could not read.
+    const fs::path place = io::is_there(folder) ? folder : target;
+    for (const Transfer& t : list) {
+      std::error_code ignored;
+      if (is_first && t.to == own) fs::remove(place / t.path, ignored);
+    }
     return fmt::format("copies in memory: step {} is not on all hosts: rank {}: {}", chosen->step, failing,
                        problem);
+  }
   return fmt::format("copies in memory: step {} is on {} hosts; {} files came from others", chosen->step,
                      hosts.count(), list.size());
 }

@@ -68,6 +68,15 @@ std::string name_in(const fs::path& file) {
   return "";
 }
 
+void remove_temporaries(const fs::path& root) {
+  std::error_code error;
+  std::vector<fs::path> found;
+  for (fs::directory_iterator entry(root, error), end; !error && entry != end; entry.increment(error)) {
+    if (entry->path().filename().string().starts_with(temporary_prefix)) found.push_back(entry->path());
+  }
+  for (const fs::path& folder : found) fs::remove_all(folder, error);
+}
+
 StepFolders list_step_folders(const fs::path& root) {
   StepFolders found;
   const auto failed = [&](const std::error_code& error) {

@@ -38,6 +38,9 @@ using StepFolders = std::map<int64_t, std::filesystem::path, std::greater<>>;
 // that cannot be read.
 StepFolders list_step_folders(const std::filesystem::path& root);
 
+// Removes what killed saves have left below `root`, as far as that is possible.
+void remove_temporaries(const std::filesystem::path& root);
+
 // A run may have been killed as it replaced a step's folder on a file system that cannot exchange two names.
 // The old folder then lies next to its place (io::rename_folder_synced): it gets its name back, if no folder
 // has it. Reports what it did and what it could not do. Only for the one process that writes below `root`.

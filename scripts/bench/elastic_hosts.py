@@ -51,7 +51,7 @@ class Host:
         self.number, self.count, self.command, self.folder, self.environment = number, count, command, folder, environment
         self.space, self.address = f"elastic{number}", f"{NETWORK}.{number}"
         self.script = None
-        self.clear()
+        self.remove()  # what a killed test has left
         sh(f"ip netns add {self.space} && ip link add {self.space} type veth peer name eth0 netns {self.space}")
         sh(f"ip link set {self.space} master elastic0 up && ip -n {self.space} address add {self.address}/24 dev eth0")
         sh(f"ip -n {self.space} link set lo up && ip -n {self.space} link set eth0 up")

@@ -16,15 +16,15 @@ ROOT = pathlib.Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT / "test/support"))
 sys.path.insert(0, str(ROOT / "scripts/bench"))
 from bounds import seed  # noqa: E402
-from elastic_hosts import Hosts, Run, sh, wait, why_not  # noqa: E402
-from pptrain import Case, checksums, job, latest, run, sets, steps  # noqa: E402
+from elastic_hosts import Hosts, Run, name_of, wait, why_not  # noqa: E402
+from pptrain import Case, checksums, job, latest, records, run, sets, steps  # noqa: E402
 
 PPTRAIN = pathlib.Path(sys.argv.pop(1)).resolve()
 TORCHRUN = pathlib.Path(sys.executable).parent / "torchrun"
 SETTINGS = ["checkpoint.memory_seconds=0.3", "lr_schedule.name=constant"]
 JOB = job(train={"steps": 1_000_000, "grad_accum_steps": 6}, checkpoint={"interval": 400, "keep_last_n": 2}, lr_schedule={"warmup_steps": 2},
           distributed={"pp": 3, "dp_shard": 2, "heartbeat_s": 3}, optimizer={"lr": 1e-3})
-DEATHS = ["rank", "rank", "host", "host", "store", "store", "agent", "agent", "cable", "stopped", "start", "pair"]
+DEATHS = ["rank", "rank", "host", "host", "store", "store", "agent", "agent", "cable", "stopped", "start", "pair", "signal"]
 
 
 def numbers(run_dir):
@@ -34,19 +34,20 @@ def numbers(run_dir):
 
 @unittest.skipIf(why_not(), why_not())
 class DyingHosts(Case):
-    def test_twelve_deaths(self):
+    def test_deaths(self):
         (self.folder / "job.toml").write_text(JOB)
         self.draw = random.Random(seed(7))
         deaths = DEATHS[:]
         self.draw.shuffle(deaths)
         result, self.run_ = self.folder / "run", Run(self.folder / "run")
         with Hosts(3, 2, 2, PPTRAIN, self.folder / "job.toml", [*SETTINGS, f"run.dir={result}"], self.folder, str(TORCHRUN)) as self.hosts:
-            self.go_on(0)
+            self.go_on()
             for death in deaths:
                 with self.subTest(death):
-                    reached = self.run_.last_step()
+                    starts = self.run_.resumes()
                     getattr(self, f"die_{death}")()
-                    self.go_on(reached)
+                    self.wait(lambda: self.run_.resumes() > starts, "another start")
+                    self.go_on()
             run([PPTRAIN, "stop", result], self.folder)
             for host in self.hosts:
                 self.wait(lambda: not host.pids() or host.script.poll() is not None, "the agents' end")
@@ -67,10 +68,11 @@ class DyingHosts(Case):
         except TimeoutError as error:
             self.fail(f"{error}: {self.logs()}")
 
-    def go_on(self, reached):
-        """Waits until all hosts take part, and steps are made that were not made before."""
-        self.wait(lambda: all(host.ranks() for host in self.hosts), "all hosts")
-        self.wait(lambda: self.run_.last_step() > reached + 3, f"a step after {reached}")
+    def go_on(self):
+        """Waits until all hosts take part and the run makes steps, with copies in memory."""
+        self.wait(lambda: all(len(host.ranks()) == 2 for host in self.hosts), "all hosts")
+        reached = self.run_.last_step()
+        self.wait(lambda: self.run_.last_step() > reached + 20, f"steps after {reached}")
 
     def ranks(self):
         return [rank for host in self.hosts for rank in host.ranks()]
@@ -81,11 +83,12 @@ class DyingHosts(Case):
     def lose(self, hosts):
         for host in hosts:
             host.die()
-        if len(hosts) == 1:  # the others go on without it
-            reached = self.run_.last_step()
-            self.wait(lambda: self.run_.last_step() > reached, "a step without the host")
+        starts = self.run_.resumes()
+        if len(hosts) == 1:
+            self.wait(lambda: self.run_.resumes() > starts, "a start without the host")
         for host in hosts:
             host.start()
+        self.wait(lambda: self.run_.resumes() > starts + (len(hosts) == 1), "a start with all hosts")
 
     def others(self):
         """Hosts without the meeting point."""
@@ -105,16 +108,28 @@ class DyingHosts(Case):
 
     def die_cable(self):
         host = self.draw.choice(self.others())
+        starts = self.run_.resumes()
         host.cut()
-        reached = self.run_.last_step()
-        self.wait(lambda: self.run_.last_step() > reached + 1, "a step without the host")
+        self.wait(lambda: self.run_.resumes() > starts, "a start without the host")
         host.cut(plugged=True)
+        self.wait(lambda: self.run_.resumes() > starts + 1, "a start with all hosts")
 
     def die_stopped(self):
         process = self.draw.choice(self.ranks())
         os.kill(process, signal.SIGSTOP)
         time.sleep(4)  # longer than heartbeat_s
         os.kill(process, signal.SIGCONT)
+
+    def die_signal(self):
+        """SIGTERM to a host's script: its ranks leave, and the others go on."""
+        host = self.draw.choice(self.others())
+        starts = self.run_.resumes()
+        script = min(pid for pid in host.pids() if name_of(pid) == "bash")
+        os.kill(script, signal.SIGTERM)
+        self.wait(lambda: self.run_.resumes() > starts, "a start without the host")
+        self.wait(lambda: host.script.poll() is not None, "the script's end")
+        host.start()
+        self.wait(lambda: self.run_.resumes() > starts + 1, "a start with all hosts")
 
     def die_start(self):
         """Two deaths, the second as the ranks have just started again."""
@@ -132,6 +147,8 @@ class DyingHosts(Case):
     def die_pair(self):
         """A host, and the one that keeps its files: their copies are lost, and the run goes on from the disk."""
         self.lose(self.draw.sample(self.others(), 2))
+        starts = [record for record in records(self.folder / "run") if "start" in record]
+        self.assertIn("/run/checkpoints/step_", starts[-1]["checkpoint"])
 
 
 if __name__ == "__main__":

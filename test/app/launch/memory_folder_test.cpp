@@ -18,7 +18,9 @@ TEST_CASE("copies in memory are found by their run alone, and leave nothing") {
   CHECK(app::MemoryFolder(folder.path() / "other").path() != memory.path());
   const fs::path relative = fs::relative(run);  // a folder that is not there yet
   CHECK(app::MemoryFolder(relative).path() == memory.path());
+  CHECK(app::MemoryFolder(run / "").path() == memory.path());
   fs::create_directories(run);
+  CHECK(app::MemoryFolder(run / "").path() == memory.path());
   CHECK(app::MemoryFolder(relative).path() == memory.path());
   CHECK_FALSE(memory.holds_copies());
   memory.begin(memory.make_run_id());

@@ -175,3 +175,14 @@ TEST_CASE("a checkpoint that does not say which job saved it is compared by its 
   saved.seed = 3;
   CHECK_THROWS_WITH(check_resume(saved, plain_job(), "aaaa"), contains_text("run.seed was 3, is 0"));
 }
+
+TEST_CASE("a start on another processor is told that bits change") {
+  SavedRun saved = saved_by(plain_job());
+  saved.machine = machine(config::Device::cpu);
+  CHECK(check_resume(saved, plain_job(), "aaaa").remarks.empty());
+  saved.machine = "another instruction set";
+  const std::vector<std::string> remarks = check_resume(saved, plain_job(), "aaaa").remarks;
+  REQUIRE(remarks.size() == 1);
+  CHECK_THAT(remarks.front(), contains_text("computed with another instruction set, this start has " +
+                                            machine(config::Device::cpu)));
+}

@@ -1,12 +1,14 @@
 // One run at a time in a folder, by the system's locks.
 #include "app/run/run_lock.h"
 
+#include <c10/util/ScopeExit.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <array>
 #include <cerrno>
 #include <csignal>
+#include <cstdlib>
 #include <fstream>
 
 #include "core/base/error.h"
@@ -19,6 +21,7 @@ using pptrain::app::RunLock;
 using pptrain::test::contains_text;
 using pptrain::test::content;
 using pptrain::test::TemporaryFolder;
+using pptrain::test::write_file;
 
 namespace {
 
@@ -113,6 +116,37 @@ TEST_CASE("the lock of a host that may have crashed is waited for as long as an 
   CHECK(app::patience(std::nullopt) < seconds(5));
   CHECK(app::patience(there) > seconds(90));
   CHECK_THAT(app::taken_message("runs/x", there), contains_text("kill -TERM 1 on another host"));
+}
+
+TEST_CASE("a run of hosts replaces the lock of its host that died, and no other") {
+  const TemporaryFolder folder;
+  const auto set_run = [](const char* run) { setenv("PPTRAIN_ELASTIC_RUN", run, 1); };
+  const auto unset = c10::make_scope_exit([] { unsetenv("PPTRAIN_ELASTIC_RUN"); });
+  set_run("a");
+  RunLock dead;  // another host's, whose lock the file server keeps
+  REQUIRE(dead.try_take(folder.path(), unexpected));
+  const auto hold = [&](const std::string& host, const std::string& run) {
+    write_file(
+        folder.path() / "lock",
+        nlohmann::json{{"pid", 1}, {"host", host}, {"since", ""}, {"command", ""}, {"elastic", run}}.dump());
+  };
+  RunLock next;
+  hold("another host", "b");
+  CHECK_FALSE(next.try_take(folder.path(), unexpected));
+  hold(host_name(), "a");
+  CHECK_FALSE(next.try_take(folder.path(), unexpected));
+  hold("another host", "");
+  set_run("");
+  CHECK_FALSE(next.try_take(folder.path(), unexpected));
+  CHECK(dead.is_in(folder.path()));
+  set_run("a");
+  hold("another host", "a");
+  CHECK(next.try_take(folder.path(), unexpected));
+  hold(host_name(), "a");  // as of another process than this test's
+  CHECK_FALSE(dead.is_in(folder.path()));
+  CHECK(next.is_in(folder.path()));
+  RunLock third;
+  CHECK_FALSE(third.try_take(folder.path(), unexpected));
 }
 
 TEST_CASE("a second start in a run's folder touches nothing in it") {

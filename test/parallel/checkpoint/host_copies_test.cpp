@@ -157,7 +157,7 @@ TEST_CASE("a file that can not be written is said, and leaves no host waiting") 
   fs::remove(file);
   fs::create_directories(file / "in the way");
   CHECK_THAT(cluster.complete(), Catch::StartsWith("copies in memory: step 5 is not on all hosts: rank 1:"));
-  CHECK(whole(cluster.step(0, 5), 5));
+  CHECK(cluster.files(0, 5) == 4);  // what came goes again, the host's own stays
 }
 
 TEST_CASE("hosts without copies have nothing to bring") {
