@@ -62,9 +62,11 @@ meeting_point() {
   local -i next=0 i
   for i in "${!hosts[@]}"; do [[ ${hosts[i]} != "${endpoint:-}" ]] || next=$(((i + 1) % ${#hosts[@]})); done
   endpoint=${hosts[next]}
+  found=
   for host in "${hosts[@]}"; do
     if [[ $host != "$own" ]] && timeout 1 bash -c ": <>/dev/tcp/$host/$port" 2>/dev/null; then
       endpoint=$host
+      found=1
       return
     fi
   done
@@ -76,6 +78,12 @@ die_alone() {
 alone_since=$SECONDS
 for ((turn = 0; ; ++turn)); do
   meeting_point
+  # torchrun names an agent by address and process number. Here an earlier agent may have had the same ones, in a container
+  # above all, and count as alive until its keep-alives end.
+  if [[ -n $found && $turn == 0 ]]; then
+    sleep 5 &
+    wait $! || true
+  fi
   [[ -z $stopping ]] || exit 143
   # Patient at first, since hosts start one after the other; later a host that has found no one looks elsewhere.
   join=$((turn == 0 ? 60 : 15))

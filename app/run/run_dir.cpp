@@ -254,6 +254,7 @@ checkpoint::RunState RunDir::adopt(checkpoint::RunState state) const {
 void RunDir::begin(int64_t step) {
   begun_ = true;
   forget_run_end(folder_);
+  checkpoint::remove_temporaries(folder_);  // of processes that were killed as they wrote
   if (!start_.remark.empty()) warn(start_.remark);
   for (const std::string& remark : start_.terms.remarks) inform(remark);
   const bool goes_on = start_.from == StartFrom::own_checkpoint;

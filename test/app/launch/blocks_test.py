@@ -55,7 +55,7 @@ class Blocks(Case):
         """Other splits of the ranks have other bits, and so has a spread head on a shorter pipeline."""
         for name, blocks, settings in (("stages", "1 + 2 + 1 + 2 + 2", ("distributed.pp=1", "distributed.dp_shard=4")),
                                        ("spread", "1 + 2 + 1 + 2 + 2", ("distributed.pp_head=spread",)),
-                                       ("auto", "1 + 2 + 1 + 2 + 2", ("distributed.pp_head=auto", "distributed.pp_schedule=auto"))):
+                                       ("auto", "1 + 2 + 1 + 2 + 2", ("distributed.pp_head=auto",))):
             with self.subTest(name):
                 run(self.command(name, *settings), self.folder)
                 codes, outputs = self.ended(self.launch(5, f"{name}_5", *settings))
@@ -63,9 +63,9 @@ class Blocks(Case):
                 self.assertIn(blocks, outputs[0][0])
                 self.assertEqual(result(self.folder / f"{name}_5"), result(self.folder / name))
 
-    def test_a_shorter_pipeline_whose_schedule_rank_0_chooses(self):
+    def test_a_shorter_pipeline_whose_split_rank_0_chooses(self):
         run(self.command("threads"), self.folder)
-        codes, outputs = self.ended(self.launch(5, "five", "distributed.pp_schedule=auto"))
+        codes, outputs = self.ended(self.launch(5, "five", "distributed.pp_split=cost"))
         self.assertEqual(codes, [0] * 5, outputs)
         self.assertIn("8 ranks, but 5 processes", outputs[0][0])
         self.assertEqual(result(self.folder / "five"), result(self.folder / "threads"))

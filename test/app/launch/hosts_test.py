@@ -22,9 +22,9 @@ from pptrain import Case, checksums, job, latest, records, run, sets, steps  # n
 PPTRAIN = pathlib.Path(sys.argv.pop(1)).resolve()
 TORCHRUN = pathlib.Path(sys.executable).parent / "torchrun"
 SETTINGS = ["checkpoint.memory_seconds=0.3", "lr_schedule.name=constant"]
-JOB = job(train={"steps": 1_000_000, "grad_accum_steps": 6}, checkpoint={"interval": 400, "keep_last_n": 2}, lr_schedule={"warmup_steps": 2},
+JOB = job(train={"steps": 1_000_000, "grad_accum_steps": 6}, checkpoint={"interval": 100, "keep_last_n": 2}, lr_schedule={"warmup_steps": 2},
           distributed={"pp": 3, "dp_shard": 2, "heartbeat_s": 3}, optimizer={"lr": 1e-3})
-DEATHS = ["rank", "rank", "host", "host", "store", "store", "agent", "agent", "cable", "stopped", "start", "pair", "signal"]
+DEATHS = ["rank", "rank", "host", "host", "store", "store", "agent", "cable", "stopped", "start", "pair", "signal"]
 
 
 def numbers(run_dir):
@@ -42,6 +42,7 @@ class DyingHosts(Case):
         result, self.run_ = self.folder / "run", Run(self.folder / "run")
         with Hosts(3, 2, 2, PPTRAIN, self.folder / "job.toml", [*SETTINGS, f"run.dir={result}"], self.folder, str(TORCHRUN)) as self.hosts:
             self.go_on()
+            self.wait(lambda: self.run_.last_step() > 110, "a checkpoint on disk")
             for death in deaths:
                 with self.subTest(death):
                     starts = self.run_.resumes()
