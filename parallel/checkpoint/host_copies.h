@@ -21,8 +21,8 @@ std::string exchange_with_buddies(comm::Communicator& comm, const Hosts& hosts,
 
 // Where complete_newest looks; counts on rank 0.
 struct CopiesWanted {
-  int64_t newer_than = -1;         // the step of the newest checkpoint on disk
-  std::vector<int64_t> known_bad;  // steps that proved unusable
+  int64_t newer_than = -1;              // the step of the newest checkpoint on disk
+  std::vector<int64_t> known_bad = {};  // steps that proved unusable
 };
 
 // Finds the newest step of which the hosts together have every file, and brings to each host what it lacks

@@ -20,9 +20,9 @@ def why_not() -> str:
     """What is missing here; "" if nothing is."""
     if os.geteuid() != 0 or not shutil.which("ip"):
         return "needs root and iproute2"
-    if sh("ip netns add elastic_probe && unshare --uts --mount --pid --fork true && ip netns delete elastic_probe; echo $?", False).strip() != "0":
-        return "needs namespaces"
-    return ""
+    works = sh("ip netns add elastic_probe && unshare --uts --mount --pid --fork true; echo $?", check=False).strip() == "0"
+    sh("ip netns delete elastic_probe", check=False)
+    return "" if works else "needs namespaces"
 
 
 def sh(command: str, check: bool = True) -> str:

@@ -32,7 +32,10 @@ def numbers(run_dir):
     return [[record.get(key) for key in keys] for record in steps(run_dir)]
 
 
-@unittest.skipIf(why_not(), why_not())
+WHY_NOT = why_not()
+
+
+@unittest.skipIf(WHY_NOT, WHY_NOT)
 class DyingHosts(Case):
     def test_deaths(self):
         (self.folder / "job.toml").write_text(JOB)
