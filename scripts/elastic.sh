@@ -81,7 +81,7 @@ for ((turn = 0; ; ++turn)); do
   # torchrun names an agent by address and process number. Here an earlier agent may have had the same ones, in a container
   # above all, and count as alive until its keep-alives end.
   if [[ -n $found && $turn == 0 ]]; then
-    sleep 5 &
+    sleep 4 &
     wait $! || true
   fi
   [[ -z $stopping ]] || exit 143

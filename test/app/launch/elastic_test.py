@@ -100,9 +100,6 @@ class Elastic(Case):
     def test_a_killed_rank_of_an_agent_that_has_restarted_more_often_than_the_other(self):
         self.check_killed_ranks(agents=2)
 
-    def test_a_killed_rank_where_rank_0_serves_the_meeting_point(self):
-        self.check_killed_ranks(agents=2, TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1)
-
     def test_a_killed_rank_with_copies_in_memory(self):
         """No checkpoint is on disk, and few steps run again."""
         self.check_killed_ranks("checkpoint.interval=0", "checkpoint.memory_seconds=0.02")
