@@ -115,6 +115,15 @@ PlanContext context_of(const PlanArguments& arguments, const Plan& plan, const P
   return context;
 }
 
+// In every format: a launch would refuse it.
+void check_processes(const PlanArguments& arguments, const Plan& plan) {
+  const int ranks = plan.mesh.world_size();
+  if (arguments.processes == 0 || arguments.processes >= ranks || plan.job.run.device == config::Device::cpu)
+    return;
+  throw UsageError(fmt::format("--processes {}: on GPUs each of the {} ranks needs a process",
+                               arguments.processes, ranks));
+}
+
 // How the plan lies on --processes, with the memory of the largest one.
 std::string describe_processes(const PlanArguments& arguments, const Plan& plan, const Prediction& p) {
   const int ranks = plan.mesh.world_size(), processes = arguments.processes - plan.spare_processes;
@@ -122,9 +131,6 @@ std::string describe_processes(const PlanArguments& arguments, const Plan& plan,
   std::string text;
   for (const std::string& note : plan.notes) text += note + '\n';
   if (processes == ranks) return text;
-  if (plan.job.run.device != config::Device::cpu)
-    throw UsageError(
-        fmt::format("--processes {}: on GPUs each of the {} ranks needs a process", processes, ranks));
   int64_t most = 0;
   for (int process = 0; process < processes; ++process) {
     const mesh::Block block = mesh::block_of(process, processes, ranks);
@@ -407,6 +413,7 @@ int plan(const PlanArguments& arguments) {
     text = search_plan(arguments, base, cost_source(arguments, base));
   } else {
     const Plan plan = load_plan(arguments.config, arguments.set, options);
+    check_processes(arguments, plan);
     const auto given = [&] { return plan.keeps_schedule() ? plan.compute : given_schedule(plan.job); };
     if (!arguments.after.empty()) {  // costs nothing, nor does the next
       text = schedule::write_csv(schedule::lower(given(), lower_options(plan), arguments.after));

@@ -294,8 +294,9 @@ class CommandLine(Case):
         spread = self.plan(*four, "--set", "distributed.pp_head=spread", "--processes", 3).stdout
         self.assertTrue(spread.startswith("4 ranks in 3 processes: 1 + 1 + 2; memory"), spread)
         self.pptrain("plan", "--config", self.job, "--processes", 3, "--world", 2, code=2)
-        self.assertIn("on GPUs each of the 2 ranks", self.pptrain("plan", "--config", self.job, "--device", "h100", "--set", "run.device=cuda",
-                                                                    *cut[:4], "--processes", 1, code=2).stderr)
+        for shape in ("text", "json"):
+            self.assertIn("on GPUs each of the 2 ranks", self.pptrain("plan", "--config", self.job, "--device", "h100", "--set", "run.device=cuda",
+                                                                        *cut[:4], "--processes", 1, "--format", shape, code=2).stderr)
 
     def test_two_plans_side_by_side(self):
         other = self.folder / "other.toml"
