@@ -3,10 +3,8 @@
 
 #include <functional>
 
+#include "app/launch/rank_in_world.h"
 #include "app/plan/plan.h"
-#include "app/plan/run_context.h"
-#include "parallel/comm/communicator.h"
-#include "parallel/comm/liveness/heartbeat.h"
 
 namespace pptrain::app {
 
@@ -22,15 +20,8 @@ namespace pptrain::app {
 // Under a launcher heartbeats watch the ranks from the moment when all have come until the world is gone
 // (distributed.heartbeat_s). Before that, `stop_requested` ends a process that waits for the others with exit
 // code 3.
-int run_ranks(const std::function<Plan()>& load, const std::function<int(RunContext&)>& body,
+int run_ranks(const std::function<Plan()>& load, const RankBody& body,
               const std::function<bool()>& stop_requested = {});
-int run_ranks(const Plan& plan, const std::function<int(RunContext&)>& body);
-
-// The same on an existing world, with this process's rank in it: several plans can share one world.
-// `heartbeat` may be null. in_blocks: some process has several ranks. ranks_here: ranks of this process, each
-// of which makes this call in a thread of its own.
-int run_in_world(comm::Communicator& world, int local_rank, const Plan& plan,
-                 const std::function<int(RunContext&)>& body, comm::Heartbeat* heartbeat = nullptr,
-                 comm::Activity* activity = nullptr, int ranks_here = 1, bool in_blocks = false);
+int run_ranks(const Plan& plan, const RankBody& body);
 
 }  // namespace pptrain::app

@@ -1,8 +1,9 @@
-// Seconds that work takes, and the middle of several measurements.
+// Durations in seconds, and the middle of several measurements.
 #pragma once
 
 #include <algorithm>
 #include <chrono>
+#include <cstdint>
 #include <vector>
 
 namespace pptrain {
@@ -10,6 +11,10 @@ namespace pptrain {
 // Any duration, in seconds.
 inline double in_seconds(std::chrono::duration<double> time) {
   return time.count();
+}
+
+inline std::chrono::milliseconds milliseconds_of(double seconds) {
+  return std::chrono::milliseconds(static_cast<int64_t>(seconds * 1000));
 }
 
 // Seconds from `begin` to now.

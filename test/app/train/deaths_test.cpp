@@ -116,13 +116,12 @@ int64_t start(const app::Plan& plan, const Hosts& hosts, int victim, int64_t las
     comm::run_thread_ranks(plan.mesh.world_size(), [&](comm::Communicator& world) {
       MortalCommunicator mortal(world, lives[static_cast<size_t>(world.rank())]);
       comm::Activity activity;
-      app::run_in_world(
-          mortal, /*local_rank=*/0, plan,
-          [&](app::RunContext& context) {
-            context.memory = hosts.memory(hosts.of(world.rank(), world.size()));
-            return app::train_to_end(context, shutdown);
-          },
-          /*heartbeat=*/nullptr, &activity, /*ranks_here=*/plan.mesh.world_size());
+      app::run_in_world(mortal, plan,
+                        [&](app::RunContext& context) {
+                          context.memory = hosts.memory(hosts.of(world.rank(), world.size()));
+                          return app::train_to_end(context, shutdown);
+                        },
+                        {.ranks_here = plan.mesh.world_size(), .activity = &activity});
     });
   } catch (const std::exception&) {
     if (last == 0) throw;

@@ -15,8 +15,9 @@ int main(int, char** argv) {
     for (const auto& entry : nlohmann::json::parse(std::ifstream(argv[1]))) {
       const app::Plan plan =
           test::small_plan(entry.at("text"), entry.at("run_dir").get<std::string>(), entry.at("overrides"));
-      app::run_in_world(*world, launch.local_rank, plan,
-                        [&](app::RunContext& context) { return app::train_to_end(context, shutdown); });
+      app::run_in_world(*world, plan,
+                        [&](app::RunContext& context) { return app::train_to_end(context, shutdown); },
+                        {.local_rank = launch.local_rank});
     }
     return 0;
   } catch (const std::exception& error) {
