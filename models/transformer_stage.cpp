@@ -393,6 +393,12 @@ at::Tensor TransformerStage::head_forward(int microbatch, const data::Microbatch
   return statistics;
 }
 
+at::Tensor TransformerStage::empty_statistics(const data::Microbatch& data) const {
+  require(slice_.has_head_part(), slice_, "it has no part of the head");
+  return at::empty({data.labels.numel(), head_->statistics_of_row()},
+                   at::TensorOptions(at::kFloat).device(data.positions.device()));
+}
+
 at::Tensor TransformerStage::head_backward(int microbatch, const data::Microbatch& data,
                                            const at::Tensor& statistics, bool with_gradients) {
   auto node = records_.of_head.extract(microbatch);

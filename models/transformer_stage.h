@@ -94,6 +94,7 @@ class TransformerStage final : public pipeline::Stage {
   at::Tensor backward_input(int microbatch, at::Tensor dy) override;
   void backward_weight(int microbatch) override;
   at::Tensor head_forward(int microbatch, const data::Microbatch& data, at::Tensor h) override;
+  at::Tensor empty_statistics(const data::Microbatch& data) const override;
   at::Tensor head_backward(int microbatch, const data::Microbatch& data, const at::Tensor& statistics,
                            bool with_gradients) override;
 

@@ -107,6 +107,13 @@ std::shared_ptr<const FootprintCache::Each> FootprintCache::of(BatchShape batch)
   return known_.emplace_back(std::make_shared<const Each>(std::move(each)));
 }
 
+std::shared_ptr<const MeshLinks> make_links(const PlanBase& base, const DeviceModel& device,
+                                            const mesh::MeshShape& mesh) {
+  std::optional<mesh::GpuBlocks> blocks;
+  if (device.gpu.is_gpu()) blocks = mesh::gpu_blocks(mesh, gpu_exchanges(base));
+  return std::make_shared<const MeshLinks>(device, mesh, blocks);
+}
+
 CostModel::CostModel(const PlanBase& base, const CostSource& source)
     : CostModel(*std::make_unique<FootprintCache>(base.model), base, source) {}
 
@@ -117,7 +124,7 @@ CostModel::CostModel(FootprintCache& cache, PlanBase base, const CostSource& sou
       device_(source.device),
       calibration_(source.calibration),
       sharing_(source.sharing),
-      links_(links ? std::move(links) : std::make_shared<const MeshLinks>(device_, base_.mesh)),
+      links_(links ? std::move(links) : make_links(base_, device_, base_.mesh)),
       footprints_(cache.of(batch_of(base_, device_))),
       flops_(batch().bfloat16 ? device_.bfloat16_flops : device_.float32_flops),
       bandwidth_(device_.memory_bandwidth) {
@@ -400,17 +407,18 @@ OptimizerCost CostModel::optimizer(const models::StageSlice& slice) const {
   return cost;
 }
 
-double CostModel::transfer(int from, int to) const {
+double CostModel::boundary_bytes() const {
   const models::StageSlice any{
       .index = 0, .first_layer = 0, .end_layer = 1, .embedding = false, .head = false};
-  return links_->transfer(from, to, static_cast<double>(footprint(any, models::Recompute::none).boundary));
+  return static_cast<double>(footprint(any, models::Recompute::none).boundary);
 }
 
-// The rank with the last stage has one link to all others.
+double CostModel::transfer(int from, int to) const {
+  return links_->transfer(from, to, boundary_bytes());
+}
+
 double CostModel::head_transfer(int last) const {
-  double seconds = 0;
-  for (int rank = 0; rank < head_parts(base_); ++rank) seconds += rank == last ? 0 : transfer(last, rank);
-  return seconds;
+  return head_parts(base_) > 1 ? links_->transfer_to_all(last, boundary_bytes()) : 0;
 }
 
 double CostModel::embedding_exchange() const {

@@ -97,6 +97,10 @@ struct StageForecast {
   int64_t sum_scratch = 0;  // scratch bytes of a CPU rank's sums, in addition to their tensors
 };
 
+// The links of a job on this mesh.
+std::shared_ptr<const MeshLinks> make_links(const PlanBase& base, const DeviceModel& device,
+                                            const mesh::MeshShape& mesh);
+
 // Costs of a job on one rank of its mesh: of one microbatch and of the optimizer. For one thread.
 class CostModel {
  public:
@@ -139,6 +143,7 @@ class CostModel {
   // Time for the bytes read and written. Muon adds its GEMMs or the exchange of matrices, whichever is
   // longer.
   OptimizerCost optimizer(const models::StageSlice& slice) const;
+  double boundary_bytes() const;
   double transfer(int from, int to) const;  // seconds of one boundary tensor
   // Seconds in which the first stage's rank sends others their shards of the embedding's gradient and gets
   // their weights, once a step; 0 if the embedding is not sharded.

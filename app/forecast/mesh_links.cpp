@@ -2,10 +2,15 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <vector>
+
+#include "parallel/comm/communicator.h"
 
 namespace pptrain::app {
 namespace {
+
+constexpr double unbounded = std::numeric_limits<double>::infinity();
 
 double rounds(int ranks) {
   return std::ceil(std::log2(static_cast<double>(ranks)));
@@ -26,8 +31,11 @@ double GroupLink::broadcast() const {
   return ranks > 1 ? rounds(ranks) * link.latency : 0;
 }
 
-MeshLinks::MeshLinks(const DeviceModel& device, const mesh::MeshShape& shape)
+MeshLinks::MeshLinks(const DeviceModel& device, const mesh::MeshShape& shape,
+                     const std::optional<mesh::GpuBlocks>& blocks)
     : device_(device),
+      message_bandwidth_(blocks ? comm::Communicator::link_blocks * device.block_bandwidth : unbounded),
+      group_bandwidth_(blocks && blocks->groups > 0 ? blocks->of_group * device.block_bandwidth : unbounded),
       shape_(shape),
       ranks_per_host_(device.ranks_per_host > 0 ? device.ranks_per_host : shape.world_size()) {
   for (int axis = 0; axis < mesh::axis_count; ++axis)
@@ -44,6 +52,7 @@ MeshLinks::MeshLinks(const DeviceModel& device, const mesh::MeshShape& shape)
 template <typename Which>
 GroupLink MeshLinks::link_of(const Which& which) const {
   GroupLink result{.ranks = shape_.size(which), .between_hosts = false, .link = device_.within_host};
+  result.link.bandwidth = std::min(result.link.bandwidth, group_bandwidth_);
   if (result.ranks == 1 || shape_.world_size() <= ranks_per_host_) return result;
   int together = result.ranks;  // the fewest ranks of a group on one host
   for (const int rank : {0, ranks_per_host_ - 1}) {
@@ -55,18 +64,32 @@ GroupLink MeshLinks::link_of(const Which& which) const {
   }
   if (together == result.ranks) return result;
   result.between_hosts = true;
-  result.link = {
-      .bandwidth = std::min(device_.within_host.bandwidth, together * device_.between_hosts.bandwidth),
-      .latency = device_.between_hosts.latency};
+  result.link = {.bandwidth = std::min(result.link.bandwidth, together * device_.between_hosts.bandwidth),
+                 .latency = device_.between_hosts.latency};
   return result;
 }
 
-double MeshLinks::transfer(int from, int to, double bytes) const {
+const Link& MeshLinks::link(int from, int to) const {
   const int stride = shape_.world_size() / shape_.pp;  // pp is the outermost axis
   bool crosses = false;
   for (int i = 0; i < stride && !crosses; ++i) crosses = host(from * stride + i) != host(to * stride + i);
-  const Link& link = crosses ? device_.between_hosts : device_.within_host;
-  return link.latency + bytes / link.bandwidth;
+  return crosses ? device_.between_hosts : device_.within_host;
+}
+
+double MeshLinks::transfer(int from, int to, double bytes) const {
+  const Link& way = link(from, to);
+  return way.latency + bytes / std::min(way.bandwidth, message_bandwidth_);
+}
+
+double MeshLinks::transfer_to_all(int from, double bytes) const {
+  double together = 0, slowest = 0;
+  for (int to = 0; to < shape_.pp; ++to) {
+    if (to == from) continue;
+    const Link& way = link(from, to);
+    together += way.latency + bytes / way.bandwidth;
+    slowest = std::max(slowest, transfer(from, to, bytes));
+  }
+  return std::max(together, slowest);
 }
 
 }  // namespace pptrain::app

@@ -2,9 +2,11 @@
 #pragma once
 
 #include <array>
+#include <optional>
 
 #include "app/forecast/device_model.h"
 #include "parallel/mesh/device_mesh.h"
+#include "parallel/mesh/gpu_blocks.h"
 
 namespace pptrain::app {
 
@@ -32,7 +34,10 @@ struct GroupLink {
 // the bandwidth within the host.
 class MeshLinks {
  public:
-  MeshLinks(const DeviceModel& device, const mesh::MeshShape& shape);
+  // blocks: with which NCCL moves what GPUs exchange, which bounds the bandwidth of single messages and of
+  // groups within a host.
+  MeshLinks(const DeviceModel& device, const mesh::MeshShape& shape,
+            const std::optional<mesh::GpuBlocks>& blocks = std::nullopt);
 
   const GroupLink& along(mesh::Axis axis) const { return axes_[static_cast<size_t>(axis)]; }
   const GroupLink& of(mesh::Group group) const { return groups_[static_cast<size_t>(group)]; }
@@ -41,13 +46,17 @@ class MeshLinks {
   // Seconds of a message of `bytes` from a rank of pipeline rank `from` to its counterpart in `to`; the
   // slowest of them.
   double transfer(int from, int to, double bytes) const;
+  // The same of one to each other pipeline rank at once: a rank has one link to all of them.
+  double transfer_to_all(int from, double bytes) const;
 
  private:
   int host(int rank) const { return rank / ranks_per_host_; }
+  const Link& link(int from, int to) const;  // between pipeline ranks
   template <typename Which>
   GroupLink link_of(const Which& which) const;
 
   DeviceModel device_;
+  double message_bandwidth_, group_bandwidth_;  // B/s at most
   mesh::MeshShape shape_;
   int ranks_per_host_;
   std::array<GroupLink, mesh::axis_count> axes_;

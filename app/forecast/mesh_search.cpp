@@ -70,7 +70,7 @@ class MeshSearcher {
         meshes_(legal_meshes(base, options.world, samples_of_step(base))) {
     links_.resize(meshes_.size());
     for_each_in_parallel(meshes_.size(), [&](size_t mesh) {
-      links_[mesh] = std::make_shared<const MeshLinks>(source_.device, meshes_[mesh]);
+      links_[mesh] = make_links(base_, source_.device, meshes_[mesh]);
     });
   }
 

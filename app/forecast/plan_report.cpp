@@ -253,6 +253,7 @@ std::optional<std::pair<double, double>> with_other_links(const Plan& plan, cons
     CostSource other = source;
     other.device.within_host.bandwidth *= factor;
     other.device.between_hosts.bandwidth *= factor;
+    other.device.block_bandwidth *= factor;
     return predict(plan, CostModel(dry_runs, plan, other)).step_time;
   };
   return std::pair(at(0.5), at(2));

@@ -151,7 +151,10 @@ class RankInWorld {
     std::function<std::string()> place;
     if (options_.activity != nullptr)
       place = [activity = options_.activity] { return activity->look_at_device(); };
-    return comm::make_nccl(world_, device, timeout_of(plan_), std::move(place));
+    return comm::make_nccl(world_, device,
+                           {.timeout = milliseconds_of(plan_.job.distributed.start_timeout_s),
+                            .group_blocks = gpu_blocks(plan_).of_group,
+                            .device_place = std::move(place)});
   }
 
   // `ranks` carries tensors of `device`.

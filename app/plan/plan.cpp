@@ -183,6 +183,17 @@ bool shares_out_embedding(const PlanBase& base) {
          lower_options(base).reduce == schedule::Reduce::step;
 }
 
+mesh::GpuBlocks gpu_blocks(const PlanBase& base) {
+  return mesh::gpu_blocks(base.mesh, gpu_exchanges(base));
+}
+
+mesh::GpuExchanges gpu_exchanges(const PlanBase& base) {
+  return {.spread_head = head_parts(base) > 1,
+          .tied = base.model.tied && base.mesh.pp > 1,
+          .experts = base.model.sparse.experts > 0,
+          .matrices = base.job.optimizer.name == "muon"};
+}
+
 nn::LossTerms loss_terms(const config::TrainSection& train) {
   return {.label_smoothing = train.label_smoothing, .z = train.z_loss};
 }
@@ -196,7 +207,8 @@ schedule::ShardOptions lower_options(const PlanBase& base) {
                     : d.reshards() ? schedule::Gather::streamed
                                    : schedule::Gather::kept,
           .reduce = every_microbatch ? schedule::Reduce::microbatch : schedule::Reduce::step,
-          .keep_pairs = hides_exchanges(base)};
+          .keep_pairs = hides_exchanges(base),
+          .blocking_sends = base.job.run.device == config::Device::cuda};
 }
 
 ScheduleChoice schedule_choice(const std::string& pp_schedule) {

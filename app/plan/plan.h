@@ -14,6 +14,7 @@
 #include "core/nn/loss_terms.h"
 #include "models/model_config.h"
 #include "parallel/mesh/device_mesh.h"
+#include "parallel/mesh/gpu_blocks.h"
 #include "parallel/pipeline/split_layers.h"
 #include "parallel/schedule/generators/generators.h"
 #include "parallel/schedule/passes/passes.h"
@@ -107,6 +108,9 @@ bool shares_out_embedding(const PlanBase& base);
 
 // What lowering puts into the job's lists, for ranks that share the stages' parameters.
 schedule::ShardOptions lower_options(const PlanBase& base);
+// How the job's NCCL communicators share a GPU, and what decides it beside the mesh.
+mesh::GpuBlocks gpu_blocks(const PlanBase& base);
+mesh::GpuExchanges gpu_exchanges(const PlanBase& base);
 nn::LossTerms loss_terms(const config::TrainSection& train);
 
 // What the job's generated schedule is to be.

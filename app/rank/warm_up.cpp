@@ -11,7 +11,6 @@
 #include "core/config/data_sources.h"
 #include "core/config/job_config.h"
 #include "core/data/microbatch.h"
-#include "core/kernels/other_rows.h"
 
 namespace pptrain::app {
 namespace {
@@ -143,13 +142,6 @@ class StageWarmUp {
   int head_parts_;
 };
 
-// Rows of an expert: 16 times as many as from a balanced router, but no more than there are.
-int64_t most_rows(const config::JobConfig& job, int64_t tokens) {
-  constexpr int64_t times_balanced = 16;
-  const int64_t all = tokens * job.model.num_experts_per_tok * job.distributed.ep;
-  return std::min(all, times_balanced * (all / job.model.num_experts + 1));
-}
-
 }  // namespace
 
 void warm_up(const RunContext& context, RankModel& model, std::span<const data::Microbatch> microbatches) {
@@ -164,20 +156,11 @@ void warm_up(const RunContext& context, RankModel& model, std::span<const data::
     levels.push_back(levels_of(context.plan, own.stage.index()));
     given.push_back(context.job.train.recompute.levels(own.stage.index()));
   }
-  const auto run = [&] {
-    for (const data::Microbatch* data : lists) {
-      for (size_t i = 0; i < stages.size(); ++i)
-        StageWarmUp(stages[i], *data, static_cast<int>(levels[i].size()), head_parts(context.plan))
-            .run(backward, evaluates);
-    }
-  };
   model.recompute_by_microbatch(levels);
-  // Without such receives, a kernel that is loaded during a step only costs its loading time.
-  const bool waits = context.mesh.along(mesh::Axis::pp).holds_device();
-  if (waits && context.job.model.num_experts > 0) {
-    kernels::with_other_rows(most_rows(context.job, lists.front()->segments.tokens()), run);
-  } else {
-    run();
+  for (const data::Microbatch* data : lists) {
+    for (size_t i = 0; i < stages.size(); ++i)
+      StageWarmUp(stages[i], *data, static_cast<int>(levels[i].size()), head_parts(context.plan))
+          .run(backward, evaluates);
   }
   model.recompute_by_microbatch(given);
   for (const pipeline::StageWithWeights& own : stages) own.stage.parameters().zero_grad();

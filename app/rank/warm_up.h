@@ -11,13 +11,13 @@ namespace pptrain::app {
 
 // Runs every kind of pass of this rank's list twice on each stage and for each level of recompute, and an
 // evaluation's pass once if the job has any. Exchanges within a stage (weights, gradients, rows of tensor-,
-// context- and expert-parallel ranks) are real; inputs and gradients from other stages are made up. If
-// receives hold the device, experts' GEMMs also run for other numbers of rows (kernels::with_other_rows).
+// context- and expert-parallel ranks) are real; inputs and gradients from other stages are made up.
 // Returns when the device is done. Loaded kernels, allocated memory and connections stay. Weights,
 // states, losses, counts and generators are as before; gradients are zero.
 //
-// On a GPU, a kernel's first run may wait for the whole device (its code is loaded, libraries choose their
-// plans). If a receive is running there and its sender waits likewise, both wait for ever.
+// On a GPU a kernel's first run may take seconds (its code is loaded, libraries choose their plans), and
+// waits for the whole device. Kernels that come first in a later step, as for other numbers of an expert's
+// rows, do so then (schedule::WaitModel::blocking).
 //
 // microbatches: of a step. Takes the longest one and, with data.lengths = "exact", also the shortest, even if
 // all are as long: every rank must exchange as often, whatever lengths its own list has. Collective over the

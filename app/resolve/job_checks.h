@@ -3,6 +3,7 @@
 
 #include <optional>
 
+#include "app/plan/plan.h"
 #include "core/config/job_config.h"
 #include "core/config/loader.h"
 #include "models/model_config.h"
@@ -21,6 +22,9 @@ void report_heads(const config::JobConfig& job, const models::ModelConfig& model
 // Reports widths that GEMMs in FP8 cannot have, if the job wants them.
 void report_fp8(const config::JobConfig& job, const models::ModelConfig& model,
                 const config::ReportConflict& report);
+
+// Reports more NCCL communicators than a GPU has multiprocessors for, if the job is for GPUs.
+void report_gpu_blocks(const PlanBase& plan, const config::ReportConflict& report);
 
 // train.recompute: its words, and their number if the number of stages is known.
 void report_recompute(const config::JobConfig& job, std::optional<int> stages,

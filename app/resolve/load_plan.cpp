@@ -388,7 +388,9 @@ std::optional<Plan> resolve(JobConfig& job, const ReportConflict& report, bool s
                             const LoadOptions& options) {
   Resolver resolver(job, report, sound);
   resolver.check();
-  return resolver.plan(options.awaits_choices);
+  std::optional<Plan> plan = resolver.plan(options.awaits_choices);
+  if (plan) report_gpu_blocks(*plan, report);
+  return plan;
 }
 
 // Reduces the pipeline to what forward passes need: a stage on each rank.

@@ -101,10 +101,12 @@ class LinearCrossEntropy {
   // From statistics() to finish(): T [rows, hidden], its logits T [rows, part of the vocabulary], and with a
   // cap a copy of these.
   using Pending = std::array<at::Tensor, 3>;
-  // float32 [rows, 3], or [rows, 4] with smoothed labels, which the ranks with the other parts need.
+  // float32 [rows, statistics_of_row()], which the ranks with the other parts need.
+  int64_t statistics_of_row() const { return terms_.label_smoothing > 0 ? 4 : 3; }
   at::Tensor statistics(const at::Tensor& h, const at::Tensor& labels, Pending& pending) const;
-  // all: float32 [parts, rows, 3 or 4], of all parts. Returns losses(); with `dh` terms are added, the
-  // weight's gradient accumulates, and `dh` becomes this part's term of the gradient of h, T [share, hidden].
+  // all: float32 [parts, rows, statistics_of_row()], of all parts. Returns losses(); with `dh` terms are
+  // added, the weight's gradient accumulates, and `dh` becomes this part's term of the gradient of h, T
+  // [share, hidden].
   at::Tensor finish(Pending& pending, const at::Tensor& labels, const at::Tensor& all, at::Tensor* dh);
 
   // T [rows, vocab], whole on every rank, of h T [rows, hidden], which is the same on every rank; for

@@ -54,17 +54,17 @@ class Communicator {
   // is posted.
   virtual std::unique_ptr<Work> isend(const at::Tensor& tensor, int destination) = 0;
   virtual std::unique_ptr<Work> irecv(at::Tensor tensor, int source) = 0;
-  // Whether the device is never idle between irecv of a tensor on it and the message. A wait for the whole
-  // device, as in the first run of a kernel, then waits for the message too.
-  virtual bool holds_device() const { return false; }
 
   // The communicator of the same ranks that carries CPU tensors and host values: this one, except on NCCL.
   virtual Communicator& host() { return *this; }
 
   // Sets up the links sender -> receiver of `pairs` now, so that no lazy connection can hang later.
   // Collective, with the same pairs in the same order on all ranks. Needed before isend/irecv of CUDA tensors
-  // on NCCL, nothing elsewhere.
-  virtual void connect(std::span<const std::pair<int, int>> pairs) { (void)pairs; }
+  // on NCCL, nothing elsewhere. blocks: the GPU's thread blocks that move a message of a link.
+  virtual void connect(std::span<const std::pair<int, int>> pairs, int blocks = link_blocks) {
+    static_cast<void>(pairs), static_cast<void>(blocks);
+  }
+  static constexpr int link_blocks = 2;  // more in parallel/mesh/gpu_blocks.h
 
   // Gives transfers under way a chance to move on while the caller computes. Cheap; never waits.
   virtual void progress() {}

@@ -12,7 +12,16 @@ void connect_with_one(Communicator& group, int one, const std::function<bool(int
     pairs.emplace_back(one, rank);
     pairs.emplace_back(rank, one);
   }
-  group.connect(pairs);
+  group.connect(pairs, 1);
+}
+
+void connect_all(Communicator& group, int blocks) {
+  std::vector<std::pair<int, int>> pairs;
+  for (int distance = 1; distance < group.size(); ++distance) {
+    for (int rank = 0; rank < group.size(); ++rank)
+      pairs.emplace_back(rank, (rank + distance) % group.size());
+  }
+  group.connect(pairs, blocks);
 }
 
 }  // namespace pptrain::comm

@@ -41,8 +41,6 @@ at::Tensor BoundaryExchange::take(const Action& pass) {
   Direction& values = direction(pass.kind);
   const Key key{pass.stage, pass.microbatch};
   if (auto node = values.local.extract(key)) return std::move(node.mapped());
-  const ActionKind receive = goes_forward(pass.kind) ? ActionKind::recv_f : ActionKind::recv_b;
-  post_up_to({receive, pass.stage, pass.microbatch});
   Message message = take_from(values.receives, key, "received tensor");
   wait(message, "", "waits for");
   return std::move(message.tensor);
@@ -57,28 +55,7 @@ void BoundaryExchange::give(const Action& pass, at::Tensor value) {
   held = std::move(value);
 }
 
-// A receive that holds the device is posted only at its consumer. Posted earlier, its message may depend on
-// what this rank runs in between. If that is a kernel's first run, which waits for the device, both wait for
-// ever. At the consumer even receives that block in place cannot deadlock (schedule::add_communication).
-void BoundaryExchange::receive(const Action& action) {
-  if (!pipeline_.holds_device()) return post(action);
-  due_[peer(action)].push_back(action);
-}
-
-// Also posts receives from the same rank that are due before it: messages come in the order in which they
-// were sent.
-void BoundaryExchange::post_up_to(const Action& receive) {
-  std::deque<Action>& due = due_[peer(receive)];
-  if (std::ranges::find(due, receive) == due.end()) return;
-  for (bool posted = false; !posted;) {
-    const Action action = due.front();
-    due.pop_front();
-    post(action);
-    posted = action == receive;
-  }
-}
-
-void BoundaryExchange::post(const Action& receive) {
+void BoundaryExchange::receive(const Action& receive) {
   at::Tensor tensor = empty_(receive);
   auto work = pipeline_.irecv(tensor, peer(receive));
   direction(receive.kind).receives[{receive.stage, receive.microbatch}] = {std::move(tensor), std::move(work),
@@ -116,21 +93,17 @@ void BoundaryExchange::wait_for_sends() {
 
 void BoundaryExchange::finish() {
   wait_for_sends();
-  const bool all_posted = std::ranges::all_of(due_, [](const auto& source) { return source.second.empty(); });
   const auto is_empty = [](const Direction& values) {
     return values.local.empty() && values.made.empty() && values.receives.empty();
   };
-  if (!all_posted || !is_empty(inputs_) || !is_empty(gradients_))
+  if (!is_empty(inputs_) || !is_empty(gradients_))
     throw Error("the schedule left values behind: it is not complete");
 }
 
 void BoundaryExchange::discard(std::span<const Action> drain) {
-  for (const auto& [source, due] : due_) {
-    if (!due.empty()) post_up_to(Action(due.back()));
-  }
   for (const Action& action : drain) {
     if (schedule::is_receive(action.kind)) {
-      post(action);
+      receive(action);
     } else {
       post_send(empty_(action), action);
     }

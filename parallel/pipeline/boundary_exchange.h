@@ -25,7 +25,7 @@ class BoundaryExchange {
 
   void report_to(comm::Activity* activity) { activity_ = activity; }
 
-  // RECV_F or RECV_B: posts the receive. If it would hold the device, its pass posts it.
+  // RECV_F or RECV_B: posts the receive.
   void receive(const schedule::Action& action);
   // SEND_F or SEND_B of what its pass gave.
   void send(const schedule::Action& action);
@@ -35,7 +35,7 @@ class BoundaryExchange {
   void give(const schedule::Action& pass, at::Tensor value);
 
   void forget_sent();  // sends that have left
-  // Waits for all sends. Throws Error if a value was not taken or a receive not posted.
+  // Waits for all sends. Throws Error if a value was not taken.
   void finish();
   // Ends a part of a list: completes messages that only one side has begun with those of `drain`, and drops
   // all values.
@@ -60,8 +60,6 @@ class BoundaryExchange {
   };
 
   Direction& direction(schedule::ActionKind kind);
-  void post(const schedule::Action& receive);
-  void post_up_to(const schedule::Action& receive);
   void post_send(at::Tensor tensor, const schedule::Action& action);
   void wait(Message& message, const char* activity, const char* what);
   void wait_for_sends();
@@ -74,7 +72,6 @@ class BoundaryExchange {
   Empty empty_;
   comm::Activity* activity_ = nullptr;
   Direction inputs_, gradients_;
-  std::map<int, std::deque<schedule::Action>> due_;  // [source] receives that are not posted yet
   std::deque<Message> sends_;
   int most_posted_ = 0;
 };

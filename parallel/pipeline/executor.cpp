@@ -36,11 +36,20 @@ Executor::Executor(std::vector<StageWithWeights> stages, comm::Communicator& pip
       std::ranges::equal(stages_, expected, {}, [](const StageWithWeights& s) { return s.stage.index(); });
   if (!same)
     throw Error(fmt::format("pipeline rank {} holds other stages than its schedule says", pipeline_.rank()));
+  schedule_.blocking_sends = schedule.blocking_sends;
   // Keeps this rank's list alone: all lists on every rank would grow with the square of the ranks.
   schedule_.actions[pipeline_.rank()] = schedule.actions[pipeline_.rank()];
   passes_ = find_passes(schedule_.actions[pipeline_.rank()]);
-  if (schedule_.spread_head)
-    head_ = std::make_unique<HeadExchange>(pipeline_, schedule_.rank_of(schedule_.stages() - 1));
+  if (schedule_.spread_head) {
+    const auto data = [this](int microbatch) -> const data::Microbatch& { return microbatches_[microbatch]; };
+    const Stage& own = stages_.front().stage;
+    head_ = std::make_unique<HeadExchange>(
+        pipeline_, HeadExchange::Options{
+                       .last = schedule_.rank_of(schedule_.stages() - 1),
+                       .ahead = !schedule.blocking_sends,
+                       .empty_boundary = [&own, data](int i) { return own.empty_boundary(data(i)); },
+                       .empty_statistics = [&own, data](int i) { return own.empty_statistics(data(i)); }});
+  }
   if (logs(Subsystem::schedule, spdlog::level::info)) log_list();
 }
 
@@ -98,7 +107,7 @@ schedule::InFlight Executor::run(std::span<const data::Microbatch> microbatches,
   weight_operands_ = 0;
   boundaries_.count_anew();
   times_.reset();
-  if (!pipeline_.holds_device()) expect_head(0);
+  if (head_) head_->begin(schedule_.microbatches);
   const comm::ActivityScope walking(activity_, comm::ActivityKind::work, "the schedule's list");
   size_t begin = 0;
   if (validate) {
@@ -192,6 +201,8 @@ void Executor::dispatch(const Action& action, const Pass& pass) {
     case ActionKind::send_f:
     case ActionKind::send_b:
       return boundaries_.send(action);
+    case ActionKind::recv_head:
+      return head_->receive(schedule::maker_of(action));
     case ActionKind::unshard:
     case ActionKind::reshard:
     case ActionKind::reduce_grad:
@@ -263,10 +274,8 @@ void Executor::run_backward(const Action& action) {
 }
 
 void Executor::run_head_forward(const Action& action) {
-  if (pipeline_.holds_device()) expect_head(action.microbatch);
   at::Tensor h = head_->take_h(action.microbatch, waits(action));
   times_.starts();
-  if (!pipeline_.holds_device()) expect_head(action.microbatch + 1);
   const data::Microbatch& data = microbatches_[action.microbatch];
   head_->give_statistics(action.microbatch,
                          stage(action.stage).head_forward(action.microbatch, data, std::move(h)));
@@ -279,12 +288,6 @@ void Executor::run_head_backward(const Action& action) {
   const bool trains = !schedule_.forward_only;
   at::Tensor term = stage(action.stage).head_backward(action.microbatch, data, statistics, trains);
   if (trains) head_->give_term(action.microbatch, std::move(term));
-}
-
-// One input of the head ahead: its buffer is there before the last stage gives it.
-void Executor::expect_head(int microbatch) {
-  if (head_ == nullptr || microbatch >= schedule_.microbatches) return;
-  head_->expect_h(microbatch, stages_.front().stage.empty_boundary(microbatches_[microbatch]));
 }
 
 HeadExchange::Wait Executor::waits(const Action& action) {

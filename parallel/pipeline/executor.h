@@ -80,7 +80,6 @@ class Executor {
   void run_backward(const schedule::Action& action);
   void run_head_forward(const schedule::Action& action);
   void run_head_backward(const schedule::Action& action);
-  void expect_head(int microbatch);
   HeadExchange::Wait waits(const schedule::Action& action);
   bool ends_in_head(const Stage& stage) const {
     return head_ != nullptr && stage.index() + 1 == schedule_.stages();

@@ -1,107 +1,126 @@
 #include "parallel/pipeline/head_exchange.h"
 
-#include <ATen/ops/empty.h>
-#include <ATen/ops/empty_like.h>
+#include <ATen/ops/stack.h>
 #include <spdlog/fmt/fmt.h>
 
-#include <utility>
+#include <vector>
 
 #include "core/base/error.h"
 #include "parallel/comm/links.h"
 
 namespace pptrain::pipeline {
+
+using schedule::ActionKind;
+
 namespace {
 
-template <typename Map>
-auto take(Map& map, int microbatch, const char* what) {
-  auto node = map.extract(microbatch);
-  if (node.empty())
-    throw Error(fmt::format("no {} of microbatch {}: the schedule's order is wrong", what, microbatch));
-  return std::move(node.mapped());
-}
+constexpr ActionKind of_h = ActionKind::forward, of_statistics = ActionKind::head_forward,
+                     of_term = ActionKind::head_backward;
 
 }  // namespace
 
-HeadExchange::HeadExchange(comm::Communicator& pipeline, int last)
-    : terms_(pipeline.duplicate()), statistics_(pipeline.duplicate()), last_(last) {
-  comm::connect_with_one(*terms_, last);
+HeadExchange::HeadExchange(comm::Communicator& pipeline, Options options)
+    : options_(std::move(options)), terms_(pipeline.duplicate()), statistics_(pipeline.duplicate()) {
+  comm::connect_with_one(*terms_, options_.last);
+  comm::connect_all(*statistics_, 1);
 }
 
-void HeadExchange::send(at::Tensor tensor, int to) {
+template <typename Visit>
+void HeadExchange::for_others(const Visit& visit) const {
+  for (int rank = 0; rank < terms_->size(); ++rank)
+    if (rank != terms_->rank()) visit(rank);
+}
+
+void HeadExchange::begin(int microbatches) {
+  microbatches_ = microbatches;
+  posted_.clear();
+  if (options_.ahead) expect_h(0);
+}
+
+void HeadExchange::expect_h(int microbatch) {
+  if (!is_last() && microbatch < microbatches_) post_up_to(of_h, microbatch, options_.last);
+}
+
+void HeadExchange::receive(const schedule::Action& maker) {
+  post_up_to(maker.kind, maker.microbatch, maker.kind == of_h ? options_.last : maker.stage);
+}
+
+void HeadExchange::post_up_to(ActionKind maker, int microbatch, int from) {
+  const bool of_part = maker == of_statistics;
+  for (int& next = posted_[{maker, from}]; next <= microbatch; ++next) {
+    at::Tensor empty = (of_part ? options_.empty_statistics : options_.empty_boundary)(next);
+    auto work = (of_part ? statistics_ : terms_)->irecv(empty, from);
+    arriving_[{maker, next, from}] = {std::move(empty), std::move(work)};
+  }
+}
+
+void HeadExchange::send(comm::Communicator& ranks, at::Tensor tensor, int to) {
   std::erase_if(sends_, [](Message& message) { return message.second->done(); });
-  auto work = terms_->isend(tensor, to);
+  auto work = ranks.isend(tensor, to);
   sends_.push_back({std::move(tensor), std::move(work)});
 }
 
-void HeadExchange::expect_h(int microbatch, at::Tensor empty) {
-  if (is_last()) return;
-  auto work = terms_->irecv(empty, last_);
-  arriving_h_[microbatch] = {std::move(empty), std::move(work)};
+at::Tensor HeadExchange::take(ActionKind maker, int microbatch, int from, const Wait& wait,
+                              const char* what) {
+  const Key key{maker, microbatch, from};
+  if (from == terms_->rank()) {
+    auto own = own_.extract(key);
+    if (own.empty())
+      throw Error(fmt::format("no {} of microbatch {}: the schedule's order is wrong", what, microbatch));
+    return std::move(own.mapped());
+  }
+  post_up_to(maker, microbatch, from);
+  Message message = std::move(arriving_.extract(key).mapped());
+  wait(*message.second, what);
+  return std::move(message.first);
 }
 
 void HeadExchange::give_h(int microbatch, at::Tensor h) {
-  for (int rank = 0; rank < terms_->size(); ++rank) {
-    if (rank != last_) send(h, rank);
-  }
-  h_[microbatch] = std::move(h);
+  for_others([&](int rank) { send(*terms_, h, rank); });
+  own_[{of_h, microbatch, options_.last}] = std::move(h);
 }
 
 at::Tensor HeadExchange::take_h(int microbatch, const Wait& wait) {
-  if (is_last()) return take(h_, microbatch, "input of the head");
-  Message message = take(arriving_h_, microbatch, "input of the head");
-  wait(*message.second, "the head's input");
-  return std::move(message.first);
+  at::Tensor h = take(of_h, microbatch, options_.last, wait, "the head's input");
+  if (options_.ahead) expect_h(microbatch + 1);
+  return h;
 }
 
-void HeadExchange::give_statistics(int microbatch, const at::Tensor& own) {
-  at::Tensor all = at::empty({statistics_->size(), own.size(0), own.size(1)}, own.options());
-  auto work = statistics_->iall_gather(all, own);
-  gathered_[microbatch] = {std::move(all), std::move(work)};
+void HeadExchange::give_statistics(int microbatch, at::Tensor own) {
+  for_others([&](int rank) {
+    if (options_.ahead) post_up_to(of_statistics, microbatch, rank);
+    send(*statistics_, own, rank);
+  });
+  own_[{of_statistics, microbatch, terms_->rank()}] = std::move(own);
 }
 
 at::Tensor HeadExchange::take_statistics(int microbatch, const Wait& wait) {
-  Message message = take(gathered_, microbatch, "statistics of the head");
-  wait(*message.second, "statistics of the head's other parts");
-  return std::move(message.first);
+  std::vector<at::Tensor> all;
+  for (int rank = 0; rank < terms_->size(); ++rank)
+    all.push_back(take(of_statistics, microbatch, rank, wait, "statistics of the head's other parts"));
+  return at::stack(all);
 }
 
 void HeadExchange::give_term(int microbatch, at::Tensor term) {
-  if (!is_last()) return send(std::move(term), last_);
-  std::vector<Message>& terms = term_of_[microbatch];
-  terms.resize(static_cast<size_t>(terms_->size()));
-  terms[static_cast<size_t>(last_)].first = std::move(term);
-  due_.push_back(microbatch);
-  if (!terms_->holds_device()) receive_terms(microbatch);
-}
-
-// Receives the terms of this and of earlier microbatches: terms come in the order in which they were sent.
-void HeadExchange::receive_terms(int microbatch) {
-  while (!due_.empty() && due_.front() <= microbatch) {
-    std::vector<Message>& terms = term_of_.at(due_.front());
-    due_.pop_front();
-    for (int rank = 0; rank < terms_->size(); ++rank) {
-      if (rank == last_) continue;
-      Message& message = terms[static_cast<size_t>(rank)];
-      message.first = at::empty_like(terms[static_cast<size_t>(last_)].first);
-      message.second = terms_->irecv(message.first, rank);
-    }
-  }
+  if (!is_last()) return send(*terms_, std::move(term), options_.last);
+  own_[{of_term, microbatch, options_.last}] = std::move(term);
+  if (!options_.ahead) return;
+  for_others([&](int rank) { post_up_to(of_term, microbatch, rank); });
 }
 
 at::Tensor HeadExchange::take_gradient(int microbatch, const Wait& wait) {
-  receive_terms(microbatch);
-  std::vector<Message> terms = take(term_of_, microbatch, "gradient of the head's input");
-  for (Message& message : terms) {
-    if (message.second) wait(*message.second, "the gradient of the head's input");
+  at::Tensor sum;
+  for (int rank = 0; rank < terms_->size(); ++rank) {
+    at::Tensor term = take(of_term, microbatch, rank, wait, "the gradient of the head's input");
+    sum = rank == 0 ? std::move(term) : sum.add_(term);
   }
-  for (size_t rank = 1; rank < terms.size(); ++rank) terms[0].first.add_(terms[rank].first);
-  return std::move(terms[0].first);
+  return sum;
 }
 
 void HeadExchange::finish(const Wait& wait) {
   for (Message& message : sends_) wait(*message.second, "the end of the head's sends");
   sends_.clear();
-  if (!h_.empty() || !arriving_h_.empty() || !gathered_.empty() || !term_of_.empty())
+  if (!own_.empty() || !arriving_.empty())
     throw Error("the schedule left values of the head behind: it is not complete");
 }
 

@@ -8,10 +8,11 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <tuple>
 #include <utility>
-#include <vector>
 
 #include "parallel/comm/communicator.h"
+#include "parallel/schedule/action.h"
 
 namespace pptrain::pipeline {
 
@@ -21,39 +22,58 @@ namespace pptrain::pipeline {
 // from the stages'.
 class HeadExchange {
  public:
-  // Collective over `pipeline`, which must outlive this. last: the rank with the last stage.
-  HeadExchange(comm::Communicator& pipeline, int last);
+  // Makes memory for another rank's message of the microbatch.
+  using Empty = std::function<at::Tensor(int microbatch)>;
+  struct Options {
+    int last = 0;  // the rank with the last stage
+    // Receives are posted when the rank may expect them, so that their memory is there early. Otherwise by
+    // RECV_HEAD, or by the call that takes the message.
+    bool ahead = true;
+    Empty empty_boundary;  // for h and terms: T [share, hidden]
+    Empty empty_statistics;
+  };
+
+  // Collective over `pipeline`, which must outlive this.
+  HeadExchange(comm::Communicator& pipeline, Options options);
 
   // Waits for an operation under way: the executor says what for.
   using Wait = std::function<void(comm::Work& work, const std::string& what)>;
 
-  void expect_h(int microbatch, at::Tensor empty);  // on other ranks, one microbatch after the other
+  void begin(int microbatches);  // of a run
+  // RECV_HEAD of what this action of another rank makes.
+  void receive(const schedule::Action& maker);
+
   void give_h(int microbatch, at::Tensor h);
   at::Tensor take_h(int microbatch, const Wait& wait);
 
-  void give_statistics(int microbatch, const at::Tensor& own);   // [rows, n]
+  void give_statistics(int microbatch, at::Tensor own);          // [rows, n]
   at::Tensor take_statistics(int microbatch, const Wait& wait);  // [ranks, rows, n]
 
   void give_term(int microbatch, at::Tensor term);
   // In rank order: ((t0 + t1) + t2) + ... in the terms' own type, as sums of communicators are.
   at::Tensor take_gradient(int microbatch, const Wait& wait);
 
-  bool is_last() const { return terms_->rank() == last_; }
   void finish(const Wait& wait);  // of the sends. Throws Error if something was not taken.
 
  private:
   using Message = std::pair<at::Tensor, std::unique_ptr<comm::Work>>;  // under way
-  void send(at::Tensor tensor, int to);
-  void receive_terms(int microbatch);
+  using Key = std::tuple<schedule::ActionKind, int, int>;              // that makes it, microbatch, rank
+  bool is_last() const { return terms_->rank() == options_.last; }
+  void send(comm::Communicator& ranks, at::Tensor tensor, int to);
+  // Messages of one kind from a rank arrive by ascending microbatch: posts the receives up to this one.
+  void post_up_to(schedule::ActionKind maker, int microbatch, int from);
+  void expect_h(int microbatch);
+  at::Tensor take(schedule::ActionKind maker, int microbatch, int from, const Wait& wait, const char* what);
+  template <typename Visit>
+  void for_others(const Visit& visit) const;
 
+  Options options_;
+  int microbatches_ = 0;
   std::unique_ptr<comm::Communicator> terms_;       // of h and of its gradient
-  std::unique_ptr<comm::Communicator> statistics_;  // collectives
-  int last_;
-  std::map<int, at::Tensor> h_;                  // [microbatch] on the last stage's rank
-  std::map<int, Message> arriving_h_;            // elsewhere
-  std::map<int, Message> gathered_;              // statistics
-  std::map<int, std::vector<Message>> term_of_;  // [microbatch][rank] on the last stage's rank
-  std::deque<int> due_;                          // microbatches of which no other rank's term is expected yet
+  std::unique_ptr<comm::Communicator> statistics_;  // of all with all
+  std::map<Key, at::Tensor> own_;                   // what this rank has made and takes itself
+  std::map<Key, Message> arriving_;
+  std::map<std::pair<schedule::ActionKind, int>, int> posted_;  // [kind, rank] receives of the run so far
   std::deque<Message> sends_;
 };
 

@@ -54,6 +54,10 @@ class Stage {
   virtual at::Tensor head_forward(int /*microbatch*/, const data::Microbatch& /*data*/, at::Tensor /*h*/) {
     throw Error("the stage has no part of a head");
   }
+  // A tensor without values for the statistics that another part gives for this microbatch.
+  virtual at::Tensor empty_statistics(const data::Microbatch& /*data*/) const {
+    throw Error("the stage has no part of a head");
+  }
   // T: `statistics` of all parts, float32 [parts, rows, n] -> this part's term of the gradient of `h`;
   // undefined without gradients. The stage keeps the loss.
   virtual at::Tensor head_backward(int /*microbatch*/, const data::Microbatch& /*data*/,

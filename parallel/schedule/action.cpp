@@ -17,7 +17,7 @@ struct Word {
   bool has_microbatch;
 };
 
-constexpr std::array<Word, 13> words = {{
+constexpr std::array<Word, 14> words = {{
     // in the order of ActionKind
     {ActionKind::forward, "F", true},
     {ActionKind::backward, "B", true},
@@ -29,6 +29,7 @@ constexpr std::array<Word, 13> words = {{
     {ActionKind::recv_f, "RECV_F", true},
     {ActionKind::send_b, "SEND_B", true},
     {ActionKind::recv_b, "RECV_B", true},
+    {ActionKind::recv_head, "RECV_HEAD", true},
     {ActionKind::unshard, "UNSHARD", false},
     {ActionKind::reshard, "RESHARD", false},
     {ActionKind::reduce_grad, "REDUCE_GRAD", false},
@@ -72,7 +73,7 @@ Action parse_single(std::string_view text, std::string_view whole) {
   std::string_view name = text.substr(digits, word_end - digits);
   if (name == "FULL_BACKWARD") name = "B";
   for (const Word& word : words) {
-    if (word.text != name) continue;
+    if (word.text != name || word.kind == ActionKind::recv_head) continue;
     const std::string_view microbatch = text.substr(word_end);
     if (word.has_microbatch && microbatch.empty()) refuse(whole, "the microbatch number is missing");
     if (!word.has_microbatch && !microbatch.empty()) {
@@ -122,12 +123,15 @@ std::string to_string(const Action& action) {
                        overlap_word);
   }
   const std::string_view word = words[static_cast<size_t>(action.kind)].text;
+  if (action.kind == ActionKind::recv_head)
+    return fmt::format("{}{}({})", action.stage, word, to_string(maker_of(action)));
   if (action.microbatch < 0) return fmt::format("{}{}", action.stage, word);
   return fmt::format("{}{}{}", action.stage, word, action.microbatch);
 }
 
 std::string in_words(const Action& action) {
-  if (action.kind == ActionKind::overlapped_pair) return to_string(action);
+  if (action.kind == ActionKind::overlapped_pair || action.kind == ActionKind::recv_head)
+    return to_string(action);
   const std::string_view word = words[static_cast<size_t>(action.kind)].text;
   return action.microbatch < 0
              ? fmt::format("{} stage {}", word, action.stage)

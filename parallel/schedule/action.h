@@ -18,6 +18,7 @@ enum class ActionKind : uint8_t {
   recv_f,           // RECV_F: this stage's input from the previous stage's rank
   send_b,           // SEND_B: this stage's input gradient to the previous stage's rank
   recv_b,           // RECV_B: this stage's output gradient from the next stage's rank
+  recv_head,        // RECV_HEAD: a message of a spread head, posted ahead of the pass that uses it
   unshard,          // UNSHARD: the stage's weights are gathered from the ranks that they are sharded over
   reshard,          // RESHARD: what was gathered is freed
   reduce_grad,      // REDUCE_GRAD: the stage's gradients are summed over the ranks that have other samples
@@ -29,7 +30,8 @@ struct Action {
   ActionKind kind = ActionKind::forward;
   int stage = 0;        // of an overlapped pair: its forward's, like `microbatch`
   int microbatch = -1;  // -1 for actions of a whole stage
-  // Of an overlapped pair alone: its backward, B or I.
+  // Of an overlapped pair: its backward, B or I. Of RECV_HEAD the F, S or T that makes the message, of the
+  // same microbatch.
   int backward_stage = -1;
   int backward_microbatch = -1;
   ActionKind backward_kind = ActionKind::backward;
@@ -69,7 +71,7 @@ constexpr bool is_receive(ActionKind kind) {
   return kind == ActionKind::recv_f || kind == ActionKind::recv_b;
 }
 constexpr bool is_communication(ActionKind kind) {
-  return is_send(kind) || is_receive(kind);
+  return is_send(kind) || is_receive(kind) || kind == ActionKind::recv_head;
 }
 // The stage at the other end of a send or a receive.
 constexpr int other_stage(const Action& message) {
@@ -84,6 +86,14 @@ constexpr bool needs_weights(ActionKind kind) {  // all but W, which needs its o
 }
 constexpr bool is_gradient(ActionKind kind) {  // B or I: what produces the gradient of a stage's input
   return kind == ActionKind::backward || kind == ActionKind::backward_input;
+}
+
+// RECV_HEAD on a rank: of the last stage's F, or of another rank's S or T, of the same microbatch.
+constexpr Action receive_of_head(int rank, const Action& maker) {
+  return {ActionKind::recv_head, rank, maker.microbatch, maker.stage, maker.microbatch, maker.kind};
+}
+constexpr Action maker_of(const Action& receive_of_head) {
+  return {receive_of_head.backward_kind, receive_of_head.backward_stage, receive_of_head.microbatch};
 }
 
 // A forward and a B or I as one action. Throws Error if they are anything else.
@@ -108,11 +118,12 @@ constexpr void for_each_part(const Action& action, Visit&& visit) {
   visit(backward_of(action));
 }
 
-// PyTorch's text: "2F0", "1SEND_F3", "0UNSHARD", "(0F3;3B0)OVERLAP_F_B".
+// PyTorch's text: "2F0", "1SEND_F3", "0UNSHARD", "(0F3;3B0)OVERLAP_F_B"; and "1RECV_HEAD(0S3)".
 std::string to_string(const Action& action);
 // "RECV_F stage 5 microbatch 7"; of a pair as to_string.
 std::string in_words(const Action& action);
-// Throws UsageError on text that is not an action. PyTorch's FULL_BACKWARD is read as B.
+// Throws UsageError on text that is not an action, or one that no file has (RECV_HEAD). PyTorch's
+// FULL_BACKWARD is read as B.
 Action parse_action(std::string_view text);
 
 }  // namespace pptrain::schedule

@@ -45,6 +45,7 @@ Schedule Schedule::without_actions() const {
           .placement = placement,
           .forward_only = forward_only,
           .spread_head = spread_head,
+          .blocking_sends = false,
           .actions = std::vector<std::vector<Action>>(static_cast<size_t>(ranks))};
 }
 

@@ -26,6 +26,7 @@ struct Schedule {
   Placement placement = Placement::loop;
   bool forward_only = false;                 // F alone (S and T too): evaluation and inference
   bool spread_head = false;                  // every rank computes its part of the head: S and T
+  bool blocking_sends = false;               // of the lists: they end even so (passes.h, match_messages)
   std::vector<std::vector<Action>> actions;  // [rank] in execution order; idle time is not listed
 
   int stages() const { return ranks * stages_per_rank; }

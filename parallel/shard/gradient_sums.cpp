@@ -1,23 +1,14 @@
 #include "parallel/shard/gradient_sums.h"
 
 #include <c10/core/StreamGuard.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
 #include <chrono>
-#include <optional>
 #include <tuple>
 #include <utility>
 
 namespace pptrain::shard {
 namespace {
-
-// A stream on which a step waits for the one before it, so that the rank's own stream does not; none on a
-// CPU.
-std::optional<c10::Stream> side_stream(c10::Device device) {
-  if (device.is_cpu()) return std::nullopt;
-  return c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device, /*isHighPriority=*/true);
-}
 
 // Whether a wait for it would not block the host.
 bool is_free(comm::Work& work) {
@@ -68,8 +59,9 @@ void GradientSums::begin_step(Sum& sum) {
     sum.work = step();
     return;
   }
+  // On which the step waits for the one before it.
   const c10::OptionalStreamGuard behind(
-      side_stream(sum.exchange->group().buffers().at(sum.buffer)->whole_grad.device()));
+      side_stream_.get(sum.exchange->group().buffers().at(sum.buffer)->whole_grad.device()));
   sum.work->wait({});
   sum.work = step();
 }

@@ -8,6 +8,7 @@
 
 #include "parallel/comm/communicator.h"
 #include "parallel/shard/group_exchange.h"
+#include "parallel/shard/side_stream.h"
 
 namespace pptrain::shard {
 
@@ -42,12 +43,13 @@ class GradientSums {
  private:
   struct Sum;
   void begin_steps();
-  static void begin_step(Sum& sum);  // behind the one before it
+  void begin_step(Sum& sum);  // behind the one before it
   bool front_is_done() const;
   void wait_for_front(const std::function<std::string()>& what);
   void finish_front();
 
   std::list<Sum> sums_;
+  SideStream side_stream_;
 };
 
 }  // namespace pptrain::shard

@@ -15,7 +15,6 @@
 #include "core/kernels/cuda/rows.cuh"
 #include "core/kernels/expert_kernels.h"
 #include "core/kernels/kernels.h"
-#include "core/kernels/other_rows.h"
 
 namespace pptrain::kernels::cuda {
 
@@ -119,29 +118,11 @@ Tensor rows_of(const Tensor& x, const std::optional<Tensor>& order, int64_t each
   return gathered;
 }
 
-// Calls run(x [rows, in], y [rows, out]) for the numbers of rows that with_other_rows asks for.
-template <typename Run>
-void run_other_rows(const char* kernel, const Tensor& like, int64_t out, int64_t in, const Run& run) {
-  const std::vector<int64_t> numbers = take_other_rows(kernel, like.scalar_type(), out, in);
-  if (numbers.empty()) {
-    return;
-  }
-  const Tensor x = at::zeros({numbers.back(), in}, like.options());
-  const Tensor y = at::zeros({numbers.back(), out}, like.options());
-  for (const int64_t rows : numbers) {
-    Tensor some_x = x.narrow(0, 0, rows);
-    Tensor some_y = y.narrow(0, 0, rows);
-    run(some_x, some_y);
-  }
-}
-
 }  // namespace
 
 void grouped_linear(const Tensor& x, const std::optional<Tensor>& order, int64_t each, const Tensor& ends,
                     const Tensor& weight, Tensor& out) {
   const DeviceGuard guard(x.device());
-  run_other_rows("grouped_linear", x, weight.size(1), weight.size(2),
-                 [&](const Tensor& some_x, Tensor& y) { linear(some_x, weight[0], std::nullopt, y); });
   const Tensor from = rows_of(x, order, each);
   for_each_group(ends, out.size(0), [&](int64_t e, int64_t first, int64_t rows) {
     Tensor part = out.narrow(0, first, rows);
@@ -152,8 +133,6 @@ void grouped_linear(const Tensor& x, const std::optional<Tensor>& order, int64_t
 void grouped_matmul(const Tensor& dy, const std::optional<Tensor>& order, int64_t each, const Tensor& ends,
                     const Tensor& weight, Tensor& dx) {
   const DeviceGuard guard(dy.device());
-  run_other_rows("grouped_matmul", dy, weight.size(1), weight.size(2),
-                 [&](Tensor& some_dx, const Tensor& y) { matmul(y, weight[0], some_dx); });
   const Tensor from = rows_of(dy, order, each);
   for_each_group(ends, dx.size(0), [&](int64_t e, int64_t first, int64_t rows) {
     Tensor part = dx.narrow(0, first, rows);
@@ -165,15 +144,10 @@ namespace {
 
 using WeightGradient = void (*)(const Tensor& dy, const Tensor& x, Tensor& weight_grad);
 
-void for_each_expert(const char* kernel, WeightGradient weight_gradient, const Tensor& dy,
-                     const std::optional<Tensor>& dy_order, const Tensor& x,
-                     const std::optional<Tensor>& x_order, int64_t each, const Tensor& ends,
+void for_each_expert(WeightGradient weight_gradient, const Tensor& dy, const std::optional<Tensor>& dy_order,
+                     const Tensor& x, const std::optional<Tensor>& x_order, int64_t each, const Tensor& ends,
                      Tensor& weight_grad) {
   const DeviceGuard guard(dy.device());
-  run_other_rows(kernel, dy, weight_grad.size(1), weight_grad.size(2), [&](const Tensor& some_x, Tensor& y) {
-    Tensor scratch = at::zeros_like(weight_grad[0]);
-    weight_gradient(y, some_x, scratch);
-  });
   const Tensor left = rows_of(dy, dy_order, each);
   const Tensor right = rows_of(x, x_order, each);
   for_each_group(ends, left.size(0), [&](int64_t e, int64_t first, int64_t rows) {
@@ -187,15 +161,13 @@ void for_each_expert(const char* kernel, WeightGradient weight_gradient, const T
 void accumulate_grouped_weight_gradient(const Tensor& dy, const std::optional<Tensor>& dy_order,
                                         const Tensor& x, const std::optional<Tensor>& x_order, int64_t each,
                                         const Tensor& ends, Tensor& weight_grad) {
-  for_each_expert("accumulate_grouped_weight_gradient", accumulate_weight_gradient, dy, dy_order, x, x_order,
-                  each, ends, weight_grad);
+  for_each_expert(accumulate_weight_gradient, dy, dy_order, x, x_order, each, ends, weight_grad);
 }
 
 void grouped_weight_gradient(const Tensor& dy, const std::optional<Tensor>& dy_order, const Tensor& x,
                              const std::optional<Tensor>& x_order, int64_t each, const Tensor& ends,
                              Tensor& weight_grad) {
-  for_each_expert("grouped_weight_gradient", weight_gradient, dy, dy_order, x, x_order, each, ends,
-                  weight_grad);
+  for_each_expert(weight_gradient, dy, dy_order, x, x_order, each, ends, weight_grad);
 }
 
 // Partial sums of a GEMM may then not be rounded to bfloat16, which LibTorch allows cuBLAS by default: also

@@ -13,6 +13,7 @@
 #include "parallel/axes/context/context_attention.h"
 #include "parallel/axes/context/plans.h"
 #include "parallel/comm/hand_over.h"
+#include "parallel/comm/links.h"
 
 namespace pptrain::context {
 namespace {
@@ -201,19 +202,11 @@ class RingAttention final : public CoreAttention {
   std::vector<int32_t> planned_starts_;
 };
 
-// Keys go to the next rank; gradients may go to any.
-std::vector<std::pair<int, int>> all_pairs(int ranks) {
-  std::vector<std::pair<int, int>> pairs;
-  for (int distance = 1; distance < ranks; ++distance) {
-    for (int r = 0; r < ranks; ++r) pairs.emplace_back(r, (r + distance) % ranks);
-  }
-  return pairs;
-}
-
 }  // namespace
 
 std::shared_ptr<CoreAttention> make_ring_attention(comm::Communicator& group, bool deterministic) {
-  group.connect(all_pairs(group.size()));
+  // Keys go to the next rank; gradients may go to any.
+  comm::connect_all(group, comm::Communicator::link_blocks);
   return std::make_shared<RingAttention>(group, deterministic);
 }
 

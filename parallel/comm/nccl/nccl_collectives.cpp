@@ -32,7 +32,7 @@ at::Tensor rows(const at::Tensor& scratch, int size, int64_t length) {
 NcclCollectives::NcclCollectives(const NcclMember& member, const std::string& id)
     : member_(member),
       stream_(make_stream()),
-      group_(member.make_group(id, member.rank, member.job_ranks, /*max_ctas=*/0)) {
+      group_(member.make_group(id, member.rank, member.job_ranks, member.group_blocks)) {
   warm_up();
 }
 
@@ -130,31 +130,35 @@ std::unique_ptr<Work> NcclCollectives::run(const char* name, std::vector<at::Ten
                             body);
 }
 
-// Whatever could throw runs before the group of calls: NCCL counts its begin and end.
+// Whatever could throw runs before a group of calls: NCCL counts its begin and end.
 void NcclCollectives::move_parts(const PartOf& outgoing, const PartOf& incoming) const {
-  struct Peer {
-    int rank = 0;
+  struct Peers {  // at one distance
+    int to = 0, from = 0;
     at::Tensor out, in;
   };
-  std::vector<Peer> peers;
-  for (int r = 0; r < member_.size(); ++r) {
-    if (r != member_.rank) peers.push_back({r, outgoing(r), incoming(r)});
-  }
+  const int size = member_.size();
   const cudaStream_t stream = stream_.get();
-  group_->enqueue("an exchange of all ranks", member_.timeout, [&](ncclComm_t comm) {
-    ncclResult_t result = ncclGroupStart();
-    if (result != ncclSuccess) return result;
-    for (const Peer& peer : peers) {
-      if (peer.out.numel() > 0 && accepted(result)) {
-        result = ncclSend(peer.out.const_data_ptr(), peer.out.nbytes(), ncclUint8, peer.rank, comm, stream);
-      }
-      if (peer.in.numel() > 0 && accepted(result)) {
-        result = ncclRecv(peer.in.mutable_data_ptr(), peer.in.nbytes(), ncclUint8, peer.rank, comm, stream);
-      }
+  for (const std::vector<int>& distances : exchange_rounds(size)) {
+    std::vector<Peers> round;
+    for (const int distance : distances) {
+      const int to = (member_.rank + distance) % size, from = (member_.rank + size - distance) % size;
+      round.push_back({to, from, outgoing(to), incoming(from)});
     }
-    const ncclResult_t end = ncclGroupEnd();
-    return accepted(result) ? end : result;
-  });
+    group_->enqueue("an exchange of all ranks", member_.timeout, [&](ncclComm_t comm) {
+      ncclResult_t result = ncclGroupStart();
+      if (result != ncclSuccess) return result;
+      for (const Peers& peers : round) {
+        if (peers.out.numel() > 0 && accepted(result))
+          result =
+              ncclSend(peers.out.const_data_ptr(), peers.out.nbytes(), ncclUint8, peers.to, comm, stream);
+        if (peers.in.numel() > 0 && accepted(result))
+          result =
+              ncclRecv(peers.in.mutable_data_ptr(), peers.in.nbytes(), ncclUint8, peers.from, comm, stream);
+      }
+      const ncclResult_t end = ncclGroupEnd();
+      return accepted(result) ? end : result;
+    });
+  }
 }
 
 void NcclCollectives::move_to_all(at::Tensor out, const at::Tensor& tensor) const {

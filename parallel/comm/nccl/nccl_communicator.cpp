@@ -25,13 +25,6 @@
 namespace pptrain::comm {
 namespace {
 
-// Thread blocks of a link's kernel, one an SM: a receive that was posted ahead holds them while it waits (of
-// 132 on an H100, of 108 on an A100). NCCL's own choice takes up to 32, for each link that waits. If a block
-// moves 20 GB/s, two take 0.8 ms for the 32 MiB of 4096 tokens of 4096 bf16 values. The stage's forward goes
-// on meanwhile: say eight blocks of 200M parameters, 13 TFLOP, 26 ms at 500 TFLOP/s. (Arithmetic, not
-// measured.)
-constexpr int link_ctas = 2;
-
 // Point-to-point traffic: each direction between two ranks has an NCCL communicator and a stream of its own,
 // so that no other traffic can stand in its way.
 class NcclLinks {
@@ -50,7 +43,7 @@ class NcclLinks {
   // all its connections: NCCL connects a pair at its first message, whatever its size, on all the channels
   // that a larger one would take (NCCL 2.28.9, enqueue.cc, p2pTaskAppend).
   // The order is the same everywhere: both ranks of the first pair that is not made yet come to it.
-  void connect(std::span<const std::pair<int, int>> pairs) {
+  void connect(std::span<const std::pair<int, int>> pairs, int blocks) {
     for (const auto& [sender, receiver] : pairs) {
       const int top = std::max(sender, receiver);
       if (sender == receiver || std::min(sender, receiver) < 0 || top >= member_.size()) {
@@ -58,7 +51,7 @@ class NcclLinks {
             fmt::format("connect: {} -> {} is no pair of a group of {}", sender, receiver, member_.size()));
       }
       const bool mine = sender == member_.rank || receiver == member_.rank;
-      if (mine && !links_.contains({sender, receiver})) make_link(sender, receiver);
+      if (mine && !links_.contains({sender, receiver})) make_link(sender, receiver, blocks);
     }
   }
 
@@ -86,12 +79,12 @@ class NcclLinks {
     std::unique_ptr<NcclGroup> group;
   };
 
-  void make_link(int sender, int receiver) {
+  void make_link(int sender, int receiver, int blocks) {
     const std::string id = share_id(sender, receiver);
     Link link;
     link.stream = make_stream();
     const std::array<int, 2> pair{member_.job_ranks[sender], member_.job_ranks[receiver]};
-    link.group = member_.make_group(id, sender == member_.rank ? 0 : 1, pair, link_ctas);
+    link.group = member_.make_group(id, sender == member_.rank ? 0 : 1, pair, blocks);
     links_.emplace(std::pair(sender, receiver), std::move(link));
     const at::Tensor token = at::empty({1}, at::TensorOptions().dtype(at::kByte).device(member_.device));
     start(token, sender, receiver)->wait([] { return "the first message of an NCCL link"; });
@@ -130,20 +123,11 @@ class NcclLinks {
 class NcclCommunicator final : public Communicator {
  public:
   // `owned` is null for the whole job's communicator: the caller keeps `host`. `job_rank`: this rank's number
-  // in the job.
-  NcclCommunicator(Communicator& host, std::unique_ptr<Communicator> owned, int job_rank, c10::Device device,
-                   WatchdogPtr watchdog, std::chrono::milliseconds timeout)
-      : owned_(std::move(owned)),
-        host_(host),
-        member_{.device = device,
-                .watchdog = std::move(watchdog),
-                .rank = host.rank(),
-                .job_ranks = gather_values(host, job_rank),
-                .timeout = timeout} {
-    if (size() == 1) return;
-    const std::string id = broadcast_string(host_, rank() == 0 ? new_nccl_id() : "", 0);
-    const c10::cuda::CUDAGuard guard(device);
-    collectives_ = std::make_unique<NcclCollectives>(member_, id);
+  // in the job. `of`: what all communicators of a rank have in common.
+  NcclCommunicator(Communicator& host, std::unique_ptr<Communicator> owned, int job_rank, NcclMember of)
+      : owned_(std::move(owned)), host_(host), member_(std::move(of)) {
+    member_.rank = host.rank();
+    member_.job_ranks = gather_values(host, job_rank);
   }
   // The job's communicator stops the watchdog before `host` goes, which the watchdog asks.
   ~NcclCommunicator() override {
@@ -166,9 +150,9 @@ class NcclCommunicator final : public Communicator {
     host_.progress();
   }
 
-  void connect(std::span<const std::pair<int, int>> pairs) override {
+  void connect(std::span<const std::pair<int, int>> pairs, int blocks) override {
     const c10::cuda::CUDAGuard guard(member_.device);
-    links_->connect(pairs);
+    links_->connect(pairs, blocks);
   }
   std::unique_ptr<Work> isend(const at::Tensor& tensor, int destination) override {
     check_peer(destination, rank(), size(), "isend");
@@ -182,13 +166,10 @@ class NcclCommunicator final : public Communicator {
     return links_->start(std::move(tensor), source, rank());
   }
 
-  bool holds_device() const override { return true; }
-
   std::unique_ptr<Communicator> subgroup(std::span<const int> members) override {
     auto part = host_.subgroup(members);
     Communicator& host = *part;
-    return std::make_unique<NcclCommunicator>(host, std::move(part), member_.job_rank(), member_.device,
-                                              member_.watchdog, member_.timeout);
+    return std::make_unique<NcclCommunicator>(host, std::move(part), member_.job_rank(), member_);
   }
 
   void all_reduce_sum(at::Tensor tensor) override {
@@ -202,7 +183,7 @@ class NcclCommunicator final : public Communicator {
     if (tensor.is_cpu()) return host().broadcast(std::move(tensor), root);
     check_root(root, size());
     if (size() == 1 || tensor.numel() == 0) return;
-    collectives_->broadcast(std::move(tensor), root)->wait();
+    collectives().broadcast(std::move(tensor), root)->wait();
   }
 
   void all_gather(at::Tensor out, const at::Tensor& tensor) override {
@@ -226,22 +207,32 @@ class NcclCommunicator final : public Communicator {
  private:
   std::unique_ptr<Work> start_all_reduce_sum(at::Tensor tensor) override {
     if (tensor.is_cpu()) return host().iall_reduce_sum(std::move(tensor));
-    return collectives_->all_reduce_sum(std::move(tensor));
+    return collectives().all_reduce_sum(std::move(tensor));
   }
   std::unique_ptr<Work> start_reduce_scatter_sum(at::Tensor out, at::Tensor tensor,
                                                  std::vector<int64_t> counts) override {
     if (tensor.is_cpu()) return host().ireduce_scatter_sum(std::move(out), tensor, counts);
-    return collectives_->reduce_scatter_sum(std::move(out), std::move(tensor), std::move(counts));
+    return collectives().reduce_scatter_sum(std::move(out), std::move(tensor), std::move(counts));
   }
   std::unique_ptr<Work> start_all_gather(at::Tensor out, at::Tensor tensor,
                                          std::vector<int64_t> counts) override {
     if (tensor.is_cpu()) return host().iall_gather(std::move(out), tensor, counts);
-    return collectives_->all_gather(std::move(out), std::move(tensor), std::move(counts));
+    return collectives().all_gather(std::move(out), std::move(tensor), std::move(counts));
   }
   std::unique_ptr<Work> start_all_to_all(at::Tensor out, std::vector<int64_t> from, at::Tensor tensor,
                                          std::vector<int64_t> to) override {
     if (tensor.is_cpu()) return host().iall_to_all(std::move(out), from, tensor, to);
-    return collectives_->all_to_all(std::move(out), std::move(from), std::move(tensor), std::move(to));
+    return collectives().all_to_all(std::move(out), std::move(from), std::move(tensor), std::move(to));
+  }
+
+  // Made at the first collective of CUDA tensors: most groups carry only values of the hosts.
+  NcclCollectives& collectives() {
+    if (!collectives_) {
+      const std::string id = broadcast_string(host(), rank() == 0 ? new_nccl_id() : "", 0);
+      const c10::cuda::CUDAGuard guard(member_.device);
+      collectives_ = std::make_unique<NcclCollectives>(member_, id);
+    }
+    return *collectives_;
   }
 
   const std::unique_ptr<Communicator> owned_;
@@ -256,12 +247,10 @@ class NcclCommunicator final : public Communicator {
 std::string nccl_version() {
   int version = 0;
   ncclGetVersion(&version);
-  return fmt::format("{}.{}.{}", version / 10000, version / 100 % 100, version % 100);
+  return nccl_version_text(version);
 }
 
-std::unique_ptr<Communicator> make_nccl(Communicator& host, c10::Device device,
-                                        std::chrono::milliseconds timeout,
-                                        std::function<std::string()> device_place) {
+std::unique_ptr<Communicator> make_nccl(Communicator& host, c10::Device device, const NcclOptions& options) {
   if (!device.is_cuda()) throw Error(fmt::format("NCCL carries CUDA tensors; {} is no GPU", device.str()));
   if (!device.has_index()) device = c10::Device(at::kCUDA, c10::cuda::current_device());
   const c10::cuda::CUDAGuard guard(device);
@@ -270,9 +259,13 @@ std::unique_ptr<Communicator> make_nccl(Communicator& host, c10::Device device,
   watchdog_options.on_thread = [device] { c10::cuda::set_device(device.index()); };
   auto watchdog =
       std::make_shared<DeviceWatchdog>(DeviceWatch::Hooks{.host_failure = [&host] { return host.failure(); },
-                                                          .device_place = std::move(device_place)},
+                                                          .device_place = options.device_place},
                                        std::move(watchdog_options));
-  return std::make_unique<NcclCommunicator>(host, nullptr, host.rank(), device, std::move(watchdog), timeout);
+  NcclMember member{.device = device};
+  member.watchdog = std::move(watchdog);
+  member.set_up_timeout = member.timeout = options.timeout;
+  member.group_blocks = options.group_blocks;
+  return std::make_unique<NcclCommunicator>(host, nullptr, host.rank(), std::move(member));
 }
 
 }  // namespace pptrain::comm

@@ -39,7 +39,9 @@ class NcclGroup final : public DeviceWatch::Group {
     int device = 0;    // the CUDA device that it is set up on
     // For the set-up and for the end.
     std::chrono::milliseconds timeout{0};
-    int max_ctas = 0;  // thread blocks, one an SM, that a kernel of it takes at most; 0: as NCCL likes
+    int max_ctas =
+        0;  // thread blocks, one a multiprocessor, that a kernel of it takes at most; 0: as NCCL likes
+    std::shared_ptr<void> blocks = {};  // goes with the group
   };
 
   // Set up on its device, which is current, when all `size` ranks have come. Throws WaitTimeout if they do

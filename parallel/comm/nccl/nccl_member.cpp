@@ -7,9 +7,10 @@
 #include <cuda_runtime_api.h>
 #include <spdlog/fmt/fmt.h>
 #include <spdlog/fmt/ranges.h>
+#include <spdlog/spdlog.h>
 
 #include <cstdlib>
-#include <map>
+#include <cstring>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -17,57 +18,39 @@
 
 #include "core/base/error.h"
 #include "parallel/comm/host_values.h"
+#include "parallel/comm/nccl/gpu_ranks.h"
 #include "parallel/comm/operands.h"
 
 namespace pptrain::comm {
 namespace {
-
-// What a rank tells of itself, as bytes.
-struct Card {
-  decltype(cudaDeviceProp::uuid) gpu{};
-  bool may_share = false;
-  bool blocking = false;
-};
 
 bool is_one(const char* variable) {
   const char* value = std::getenv(variable);
   return value != nullptr && std::string_view(value) == "1";
 }
 
-// PPTRAIN_NCCL_SHARED_GPU: whether this process takes part in a test of several processes on one GPU
-// (scripts/gpu). It is never set for work, since kernels that wait for each other then depend on the driver's
-// time slices. NCCL itself takes such ranks for ranks of different hosts, over sockets, only if each process
-// has an NCCL_HOSTID of its own.
-Card own_card(const cudaDeviceProp& properties) {
-  return {.gpu = properties.uuid,
-          .may_share = is_one("PPTRAIN_NCCL_SHARED_GPU"),
-          .blocking = is_one("NCCL_COMM_BLOCKING")};
+// may_share: this process takes part in a test of several processes on one GPU (scripts/gpu). It is never set
+// for work, since kernels that wait for each other then depend on the driver's time slices. NCCL itself takes
+// such ranks for ranks of different hosts, over sockets, only if each process has an NCCL_HOSTID of its own.
+GpuRank own_rank(const cudaDeviceProp& properties) {
+  GpuRank own{.processors = properties.multiProcessorCount,
+              .nccl_built_with = NCCL_VERSION_CODE,
+              .may_share = is_one("PPTRAIN_NCCL_SHARED_GPU"),
+              .blocking = is_one("NCCL_COMM_BLOCKING")};
+  check_nccl(ncclGetVersion(&own.nccl), "ncclGetVersion");
+  std::memcpy(own.uuid.data(), properties.uuid.bytes, own.uuid.size());
+  std::string_view(properties.name).copy(own.model.data(), own.model.size() - 1);
+  return own;
 }
 
 }  // namespace
 
-// All ranks see the same, and decide alike. NCCL's own message for two ranks on one GPU names neither.
+// All ranks see the same, and decide alike.
 void check_ranks(Communicator& host, c10::Device device) {
   cudaDeviceProp properties{};
   C10_CUDA_CHECK(cudaGetDeviceProperties(&properties, device.index()));
-  const std::vector<Card> cards = gather_values(host, own_card(properties));
-  std::map<std::string, int> owners;
-  for (int r = 0; r < host.size(); ++r) {
-    const Card& card = cards[static_cast<size_t>(r)];
-    if (card.blocking) {
-      throw UsageError(
-          fmt::format("rank {} has NCCL_COMM_BLOCKING=1 in its environment: then nothing could end a call of "
-                      "NCCL that waits for a lost rank; unset it",
-                      r));
-    }
-    const auto [owner, is_new] = owners.emplace(std::string(card.gpu.bytes, sizeof(card.gpu.bytes)), r);
-    if (is_new || (card.may_share && cards[static_cast<size_t>(owner->second)].may_share)) continue;
-    throw UsageError(
-        fmt::format("ranks {} and {} share one GPU ({}), which NCCL does not support: start at most one "
-                    "process per GPU, or start pptrain without a launcher, where ranks are threads and may "
-                    "share a GPU",
-                    owner->second, r, properties.name));
-  }
+  const std::string warning = check_gpu_ranks(gather_values(host, own_rank(properties)));
+  if (!warning.empty() && host.rank() == 0) spdlog::warn(warning);
 }
 
 namespace {
@@ -156,12 +139,14 @@ std::string NcclMember::name() const {
 
 std::unique_ptr<NcclGroup> NcclMember::make_group(const std::string& id, int nccl_rank,
                                                   std::span<const int> of, int max_ctas) const {
+  const std::string name = "the NCCL group of " + name_ranks(of);
   return std::make_unique<NcclGroup>(watchdog, id, nccl_rank, static_cast<int>(of.size()),
                                      NcclGroup::Options{.job_rank = job_rank(),
-                                                        .name = "the NCCL group of " + name_ranks(of),
+                                                        .name = name,
                                                         .device = device.index(),
-                                                        .timeout = timeout,
-                                                        .max_ctas = max_ctas});
+                                                        .timeout = set_up_timeout,
+                                                        .max_ctas = max_ctas,
+                                                        .blocks = blocks.take(max_ctas, name)});
 }
 
 void NcclMember::check_device(const at::Tensor& tensor, const char* what) const {

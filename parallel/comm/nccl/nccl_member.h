@@ -15,12 +15,12 @@
 #include <vector>
 
 #include "parallel/comm/communicator.h"
+#include "parallel/comm/nccl/gpu_ranks.h"
 #include "parallel/comm/nccl/nccl_group.h"
 
 namespace pptrain::comm {
 
-// Throws UsageError, on all ranks alike, if two ranks have one GPU or the environment of one would take away
-// what pptrain asks of NCCL. Collective.
+// check_gpu_ranks() of the job's ranks, on all alike. Collective.
 void check_ranks(Communicator& host, c10::Device device);
 
 using CudaStream = std::shared_ptr<std::remove_pointer_t<cudaStream_t>>;
@@ -30,10 +30,13 @@ CudaStream make_stream();
 
 struct NcclMember {
   c10::Device device;
-  WatchdogPtr watchdog;
-  int rank = 0;                // of the group
-  std::vector<int> job_ranks;  // of the group's ranks, their ranks in the job
-  std::chrono::milliseconds timeout{0};
+  WatchdogPtr watchdog = {};
+  int rank = 0;                                 // of the group
+  std::vector<int> job_ranks = {};              // of the group's ranks, their ranks in the job
+  std::chrono::milliseconds set_up_timeout{0};  // also for ends
+  std::chrono::milliseconds timeout{0};         // for what comes between
+  int group_blocks = 0;                         // of a group's collectives
+  mutable ThreadBlocks blocks{};                // of all groups of this rank; copies count together
 
   int size() const { return static_cast<int>(job_ranks.size()); }
   int job_rank() const { return job_ranks[static_cast<size_t>(rank)]; }

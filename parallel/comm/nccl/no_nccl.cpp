@@ -9,8 +9,7 @@ std::string nccl_version() {
 }
 
 std::unique_ptr<Communicator> make_nccl(Communicator& /*host*/, c10::Device device,
-                                        std::chrono::milliseconds /*timeout*/,
-                                        std::function<std::string()> /*device_place*/) {
+                                        const NcclOptions& /*options*/) {
   throw UsageError("this program was built without CUDA, so ranks cannot exchange tensors on " +
                    device.str() + ": build where nvcc is on PATH, or use run.device = \"cpu\"");
 }

@@ -97,7 +97,7 @@ class TcpCommunicator final : public MessageCommunicator {
                                              place, timeout());
   }
 
-  void connect(std::span<const std::pair<int, int>> pairs) override {
+  void connect(std::span<const std::pair<int, int>> pairs, int /*blocks*/) override {
     const at::Tensor nothing = at::empty({0}, at::kByte);
     std::vector<std::unique_ptr<Work>> works;
     for (const auto& [from, to] : pairs) {

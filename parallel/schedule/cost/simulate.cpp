@@ -186,7 +186,7 @@ class Simulator {
   }
 
   Simulation run() {
-    Replay replay(s_, ReceiveModel::at_consumer, messages_);
+    Replay replay(s_, WaitModel::at_consumer, messages_);
     if (!replay.run([this](int rank, size_t i, const Action& action) { step(rank, i, action); })) {
       throw Error("simulate: the schedule " + s_.name + " deadlocks; validate it first");
     }

@@ -63,7 +63,7 @@ StepClock::StepClock(const Schedule& schedule, const SizedCosts& costs)
       events_.back().rank = static_cast<uint32_t>(rank);
     });
   };
-  if (!Replay(schedule, ReceiveModel::at_consumer, schedule.has_communication()).run(visit))
+  if (!Replay(schedule, WaitModel::at_consumer, schedule.has_communication()).run(visit))
     throw Error("step clock: the schedule " + schedule.name + " deadlocks; validate it first");
 }
 

@@ -24,8 +24,7 @@ bool has(const Schedule& schedule, ActionKind kind) {
 // proof of the incoming list has checked.
 class Proofs {
  public:
-  void begin(const std::shared_ptr<const Schedule>& schedule,
-             ReceiveModel model = ReceiveModel::at_consumer) {
+  void begin(const std::shared_ptr<const Schedule>& schedule, WaitModel model = WaitModel::at_consumer) {
     constexpr size_t most_at_once = size_t{1} << 14;  // passes: 2 ms
     const auto prove = [schedule, model] { validate(*schedule, model); };
     if (schedule->cells() <= most_at_once) return prove();
@@ -82,7 +81,7 @@ struct Pass {
   std::string_view name;
   bool (*applies)(const Schedule& given, const ShardOptions&);  // to the list that was given to lower()
   Schedule (*run)(const Schedule&, const ShardOptions&);
-  ReceiveModel proven = ReceiveModel::at_consumer;  // of what comes out
+  WaitModel proven = WaitModel::at_consumer;  // of what comes out
 };
 
 constexpr std::array passes = std::to_array<Pass>({
@@ -93,9 +92,10 @@ constexpr std::array passes = std::to_array<Pass>({
     {.name = "add_communication",
      .applies = [](const Schedule& given, const ShardOptions&) { return !given.has_communication(); },
      .run = [](const Schedule& s, const ShardOptions&) { return add_communication(s); },
-     .proven = ReceiveModel::in_place},
+     .proven = WaitModel::in_place},
     {.name = "hoist_receives",
-     .applies = [](const Schedule& given, const ShardOptions&) { return !given.has_communication(); },
+     .applies = [](const Schedule& given,
+                   const ShardOptions& shard) { return !given.has_communication() && !shard.blocking_sends; },
      .run = [](const Schedule& s, const ShardOptions&) { return hoist_receives(s); }},
     {.name = "add_reduce_grad",
      .applies =
@@ -111,6 +111,9 @@ constexpr std::array passes = std::to_array<Pass>({
            return shard.gather != Gather::never && !every_stage_has(given, ActionKind::unshard, any_number);
          },
      .run = gather_anew},
+    {.name = "match_messages",
+     .applies = [](const Schedule&, const ShardOptions& shard) { return shard.blocking_sends; },
+     .run = [](const Schedule& s, const ShardOptions&) { return match_messages(s); }},
 });
 
 }  // namespace

@@ -3,12 +3,14 @@
 #include <cstddef>
 #include <cstdint>
 #include <iterator>
+#include <map>
 #include <utility>
 #include <vector>
 
 #include "core/base/error.h"
 #include "parallel/schedule/inputs.h"
 #include "parallel/schedule/passes/passes.h"
+#include "parallel/schedule/proof/replay.h"
 
 namespace pptrain::schedule {
 namespace {
@@ -216,11 +218,80 @@ class Hoist {
   std::vector<Action> last_, staying_, result_;
 };
 
+// Where ranks stop for good in lists whose sends block, the receives of messages that are sent move to the
+// places where their ranks stand; receives of a spread head's messages are added there.
+class Matching {
+ public:
+  explicit Matching(Schedule schedule)
+      : s_(std::move(schedule)),
+        table_(s_),
+        left_(static_cast<size_t>(s_.ranks)),
+        replay_(s_, WaitModel::blocking, s_.has_communication()) {
+    for (int rank = 0; rank < s_.ranks; ++rank) {
+      for (const Action& action : s_.actions[rank]) {
+        if (is_receive(action.kind)) ++left_[rank][from(action)];
+      }
+    }
+  }
+
+  Schedule run() && {
+    const auto note = [this](int rank, size_t, const Action& action) {
+      if (is_receive(action.kind)) --left_[rank][from(action)];
+    };
+    bool moved = true;
+    while (moved && !replay_.run(note)) {
+      moved = false;
+      for (int rank = 0; rank < s_.ranks; ++rank) moved |= move_sent(rank);
+    }
+    return std::move(s_);
+  }
+
+ private:
+  int from(const Action& receive) const { return table_.rank_of[other_stage(receive)]; }
+
+  // Moves to the rank's place the receives of what has been sent to it. On a channel they stay in order.
+  bool move_sent(int rank) {
+    auto& list = s_.actions[rank];
+    const size_t here = replay_.positions()[rank];
+    size_t place = here;
+    std::map<int, int> channels;  // [rank] receives from it that are left; without channels of which no more
+                                  // has been sent
+    for (const auto& [source, left] : left_[rank]) {
+      if (left > 0) channels[source] = left;
+    }
+    for (size_t i = here; i < list.size() && !channels.empty(); ++i) {
+      if (!is_receive(list[i].kind)) continue;
+      const auto channel = channels.find(from(list[i]));
+      if (channel == channels.end()) continue;
+      const bool sent = replay_.is_sent(list[i]);
+      if (!sent || --channel->second == 0) channels.erase(channel);
+      if (!sent) continue;
+      std::rotate(list.begin() + static_cast<ptrdiff_t>(place), list.begin() + static_cast<ptrdiff_t>(i),
+                  list.begin() + static_cast<ptrdiff_t>(i) + 1);
+      ++place;
+    }
+    const std::vector<Action> of_head = replay_.missing_head_receives(rank);
+    list.insert(list.begin() + static_cast<ptrdiff_t>(place), of_head.begin(), of_head.end());
+    return place > here || !of_head.empty();
+  }
+
+  Schedule s_;
+  PlacementTable table_;
+  std::vector<std::map<int, int>> left_;  // [rank][from rank] receives ahead
+  Replay replay_;
+};
+
 }  // namespace
 
 Schedule add_communication(const Schedule& schedule) {
   if (schedule.has_communication()) throw Error("add_communication: the schedule has communication already");
   return CommunicationPass(schedule).run();
+}
+
+Schedule match_messages(const Schedule& schedule) {
+  Schedule result = Matching(schedule).run();
+  result.blocking_sends = true;
+  return result;
 }
 
 Schedule hoist_receives(const Schedule& schedule) {

@@ -38,6 +38,12 @@ Schedule add_communication(const Schedule& schedule);
 // channel still waits for its consumer, which bounds the buffers. Receives then no longer may block in place.
 Schedule hoist_receives(const Schedule& schedule);
 
+// For transports whose sends wait until they are received, as NCCL's do. Leaves each receive at its consumer,
+// or moves it before the pass at which ranks would wait for each other if each waited for all its messages
+// before each pass (WaitModel::blocking); likewise adds RECV_HEAD for messages of a spread head. That frees
+// any list: if all that is sent is received, no send holds a rank, and the order of passes cannot deadlock.
+Schedule match_messages(const Schedule& schedule);
+
 // How often a stage's weights are gathered if they are sharded over ranks.
 enum class Gather {
   never,     // each rank holds the whole weights of its stages
@@ -95,6 +101,7 @@ struct ShardOptions {
   // Passes wait for exchanges (tp, cp, ep) between hosts or GPUs: overlapped pairs of two stages stay, so
   // that one half's exchanges overlap with the other half. Otherwise splitting them is faster.
   bool keep_pairs = false;
+  bool blocking_sends = false;  // as NCCL's
 
   auto operator<=>(const ShardOptions&) const = default;
 };

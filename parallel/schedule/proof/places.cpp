@@ -111,6 +111,7 @@ void Places::note(int rank, size_t index, const Action& action) {
         s_, rank, index,
         fmt::format("there is no microbatch {}: they are 0 to {}", action.microbatch, s_.microbatches - 1));
   }
+  if (action.kind == ActionKind::recv_head) return;  // Replay counts them
   if (is_communication(action.kind)) return note_message(rank, index, action);
   if (is_of_head(action.kind)) return note_head(rank, index, action);
   if (action.kind == ActionKind::forward) return put(forward, rank, index, action);

@@ -14,53 +14,91 @@
 
 namespace pptrain::schedule {
 
-// Where a rank waits for a message. Sends never wait.
-enum class ReceiveModel {
-  at_consumer,  // a receive only names its buffer; the F, B or I that uses it waits
-  in_place,     // the receive itself waits: stricter, true of any transport
+// Where a rank waits for a message.
+enum class WaitModel {
+  at_consumer,  // sends never wait; a receive only names its buffer, and the F, B or I that uses it waits
+  in_place,     // sends never wait; the receive itself waits
+  blocking,     // before each pass, UNSHARD, RESHARD and REDUCE_GRAD a rank waits for all its messages, sends
+                // until they are received. So NCCL does if that action waits for the whole device, as the
+                // first run of a kernel does.
 };
 
 class Replay {
  public:
   // The schedule must outlive the replay and be well-formed (each stage on its rank, sizes within bounds).
   // `by_messages`: what goes from rank to rank is sent and received (Schedule::has_communication).
-  Replay(const Schedule& schedule, ReceiveModel model, bool by_messages);
+  Replay(const Schedule& schedule, WaitModel model, bool by_messages);
 
   // Every rank goes no further than this place in its list.
-  void stop_before(std::vector<size_t> ends) { ends_ = std::move(ends); }
+  void stop_before(std::vector<size_t> ends) { stops_ = std::move(ends); }
 
   // Calls visit(rank, index, action) in a possible order of execution. True if every action was visited (up
-  // to where its rank stops).
+  // to where its rank stops). Goes on where it has ended if the lists have changed behind that.
   template <typename Visit>
   bool run(Visit&& visit);
 
   // After run: where each rank stands; its end if it is done.
   const std::vector<size_t>& positions() const { return next_; }
+  // --- for the model `blocking` ---
+  // Messages of the rank of which the other end is not posted.
+  int open_messages(int rank) const { return open_.empty() ? 0 : open_[rank]; }
+  // Receives of messages of a spread head that have been sent to the rank and are not posted.
+  std::vector<Action> missing_head_receives(int rank) const;
+  // Of a receive: has its message been sent?
+  bool is_sent(const Action& receive) const { return has_input(pass_of(receive)); }
 
  private:
-  // Of what a pass makes, on the ranks that need it.
-  enum State : uint8_t { made = 1, arrived = 2 };
+  // Of what a pass makes, on the ranks that need it. awaited: the receive is posted.
+  enum State : uint8_t { made = 1, arrived = 2, awaited = 4 };
 
-  bool ready(const Action& action) const {
+  bool ready(int rank, const Action& action) const {
+    if (!open_.empty() && open_[rank] > 0 && !is_communication(action.kind)) return false;
     if (action.kind != ActionKind::overlapped_pair) return part_ready(action);
     return part_ready(forward_of(action)) && part_ready(backward_of(action));
   }
   bool part_ready(const Action& action) const;
   bool has_input(const Action& pass) const;
-  void part_done(const Action& action);
+  void part_done(int rank, const Action& action);
   void hand_on(const Action& pass);
   void wake(int rank);
+  size_t end_of(int rank) const { return stops_.empty() ? schedule_.actions[rank].size() : stops_[rank]; }
+
+  // --- for the model `blocking` ---
+  // An end of a message is posted by this rank; `matched`: the other end is already.
+  void post(int rank, int other, bool matched);
+  void post_message(int rank, const Action& message);
+  // The messages of a spread head that the pass makes, and the receives of those that it uses.
+  void post_head_messages(int rank, const Action& pass);
+  // Messages of one kind from rank to rank, in the order of their microbatches: how many ends are posted.
+  struct HeadChannel {
+    int sent = 0, received = 0;
+  };
+  enum class HeadMessage : uint8_t { input, statistics, term };  // made by the last stage's F, by S, by T
+  HeadChannel& channel(HeadMessage kind, int from, int to) {
+    return heads_[(static_cast<size_t>(kind) * schedule_.ranks + from) * schedule_.ranks + to];
+  }
+  const HeadChannel& channel(HeadMessage kind, int from, int to) const {
+    return const_cast<Replay*>(this)->channel(kind, from, to);
+  }
+  void send_head(HeadMessage kind, int from, int to);
+  void receive_head(HeadMessage kind, int from, int to);
+  void receive_up_to(HeadMessage kind, int from, int to, int microbatch);
+  HeadMessage kind_of(const Action& maker) const;
+  int rank_of_maker(const Action& maker) const;
 
   const Schedule& schedule_;
-  ReceiveModel model_;
+  WaitModel model_;
   bool by_messages_;
   Inputs inputs_;
   PassTable<uint8_t> states_;    // of State
   std::vector<int> parts_done_;  // [microbatch x 2 (S, T)] ranks that have done it; empty with a whole head
-  std::vector<size_t> next_;     // [rank]
-  std::vector<size_t> ends_;     // [rank]
-  std::vector<int> queue_;       // ranks that may be able to go on
-  std::vector<uint8_t> queued_;  // [rank]
+  // For the model `blocking`, else empty.
+  std::vector<int> open_;           // [rank]
+  std::vector<HeadChannel> heads_;  // [kind][from][to]
+  std::vector<size_t> next_;        // [rank]
+  std::vector<size_t> stops_;       // [rank] or empty: the lists' ends
+  std::vector<int> queue_;          // ranks that may be able to go on
+  std::vector<uint8_t> queued_;     // [rank]
 };
 
 template <typename Visit>
@@ -71,15 +109,15 @@ bool Replay::run(Visit&& visit) {
     queue_.pop_back();
     queued_[rank] = 0;
     const auto& list = schedule_.actions[rank];
-    for (size_t& i = next_[rank]; i < ends_[rank] && ready(list[i]); ++i) {
+    for (size_t& i = next_[rank]; i < end_of(rank) && ready(rank, list[i]); ++i) {
       // The walk jumps between the ranks' lists: more streams than a processor prefetches by itself.
       __builtin_prefetch(list.data() + std::min(i + 16, list.size() - 1));
       visit(rank, i, list[i]);
-      for_each_part(list[i], [this](const Action& part) { part_done(part); });
+      for_each_part(list[i], [&](const Action& part) { part_done(rank, part); });
     }
   }
   for (int rank = 0; rank < schedule_.ranks; ++rank) {
-    if (next_[rank] < ends_[rank]) return false;
+    if (next_[rank] < end_of(rank)) return false;
   }
   return true;
 }

@@ -37,7 +37,7 @@ std::vector<std::vector<Action>> uneven_messages(const Schedule& s, const std::v
   for (int rank = 0; rank < s.ranks; ++rank) {
     for (size_t i = prefix[rank]; i < s.actions[rank].size(); ++i) {
       const Action& action = s.actions[rank][i];
-      if (!is_communication(action.kind)) continue;
+      if (!is_send(action.kind) && !is_receive(action.kind)) continue;
       const auto& other_side = is_send(action.kind) ? posted : sent;
       if (other_side.contains(message_of(action))) drain[rank].push_back(action);
     }
@@ -54,7 +54,8 @@ Speculation speculate(const Schedule& schedule) {
         std::ranges::find_if_not(list, [&](const Action& a) { return leaves_gradients_alone(schedule, a); });
     ends.push_back(static_cast<size_t>(end - list.begin()));
   }
-  Replay replay(schedule, ReceiveModel::at_consumer, schedule.has_communication());
+  Replay replay(schedule, schedule.blocking_sends ? WaitModel::blocking : WaitModel::at_consumer,
+                schedule.has_communication());
   replay.stop_before(std::move(ends));
   replay.run([](int, size_t, const Action&) {});
   Speculation result{.prefix = replay.positions(), .drain = {}};

@@ -212,7 +212,7 @@ void check_order(const Places& places) {
 }
 
 // The lists come to their end; if they do not, the refusal tells what each rank waits for.
-void check_progress(const Places& places, ReceiveModel model) {
+void check_progress(const Places& places, WaitModel model) {
   const Schedule& s = places.schedule();
   Replay replay(s, model, places.has_communication());
   if (replay.run([](int, size_t, const Action&) {})) return;
@@ -226,8 +226,10 @@ void check_progress(const Places& places, ReceiveModel model) {
     if (first < 0) first = rank;
     if (++listed > most_listed) continue;
     const Action& action = list[positions[rank]];
+    const int open = replay.open_messages(rank);
     waiting += fmt::format("\n  rank {} waits in step {} ({}){}", rank, positions[rank], to_string(action),
-                           waits_for(places, action));
+                           open > 0 ? fmt::format(" for the other ends of {} of its messages", open)
+                                    : waits_for(places, action));
   }
   if (listed > most_listed) waiting += fmt::format("\n  and {} more ranks", listed - most_listed);
   refuse(s, first, positions[first], fmt::format("deadlock, no rank can go on:{}", waiting));
@@ -235,7 +237,7 @@ void check_progress(const Places& places, ReceiveModel model) {
 
 }  // namespace
 
-void validate(const Schedule& schedule, ReceiveModel model) {
+void validate(const Schedule& schedule, WaitModel model) {
   check_sizes(schedule);
   const Places places(schedule);
   check_complete(places);
@@ -243,7 +245,7 @@ void validate(const Schedule& schedule, ReceiveModel model) {
   if (schedule.spread_head) check_head(places);
   if (places.has_communication()) check_messages(places);
   if (places.has_whole_stage_actions()) WholeStageCheck(schedule).run();
-  check_progress(places, model);
+  check_progress(places, schedule.blocking_sends ? WaitModel::blocking : model);
 }
 
 }  // namespace pptrain::schedule

@@ -19,12 +19,12 @@ namespace pptrain::schedule {
 //    while it is, and no RESHARD while it is not.
 // 5. If there is any REDUCE_GRAD, each stage has either one, after its last B or W, or one after each B or W
 //    and before the next. So each gradient is reduced exactly once, and none comes after the last reduction.
-// 6. Running each rank's list in order, with sends that never block, comes to its end. `model` says where a
-//    rank waits.
+// 6. Running each rank's list in order comes to its end. `model` says where a rank waits; lists with
+//    blocking_sends are proven for these.
 // Ranks at the same place in the pipeline walk one and the same list. So those that gather or reduce a stage
 // together do so in one order by construction, and these collectives cannot wait for each other in a circle.
 // The message names the rank, the place in its list and the action, and shows the grid with that cell marked.
 // Needs time and memory linear in the number of actions.
-void validate(const Schedule& schedule, ReceiveModel model = ReceiveModel::at_consumer);
+void validate(const Schedule& schedule, WaitModel model = WaitModel::at_consumer);
 
 }  // namespace pptrain::schedule

@@ -1,6 +1,9 @@
 // Which groups of a mesh cross hosts, and how long their exchanges take.
 #include "app/forecast/mesh_links.h"
 
+#include <array>
+#include <optional>
+
 #include "test/support/catch.h"
 
 using namespace pptrain;
@@ -76,4 +79,27 @@ TEST_CASE("a message between pipeline ranks takes the link between their hosts")
   CHECK(links.transfer(0, 1, 100) == Approx(2));
   CHECK(links.transfer(1, 2, 100) == Approx(15));
   CHECK(links.transfer(3, 2, 100) == Approx(2));
+}
+
+TEST_CASE("NCCL's thread blocks bound what GPUs exchange within a host") {
+  DeviceModel gpu = find_device("h100");
+  gpu.within_host.latency = 0;
+  const MeshShape shape{.pp = 4, .tp = 2};
+  const auto seconds = [&](const std::optional<mesh::GpuBlocks>& blocks) {
+    const MeshLinks links(gpu, shape, blocks);
+    return std::array{links.transfer(0, 1, 1e9), links.along(Axis::tp).gather(2e9),
+                      links.transfer_to_all(0, 1e9)};
+  };
+  const double link = gpu.within_host.bandwidth, block = gpu.block_bandwidth;
+  const auto check = [&](const std::optional<mesh::GpuBlocks>& blocks,
+                         const std::array<double, 3>& expected) {
+    const std::array<double, 3> found = seconds(blocks);
+    for (size_t i = 0; i < found.size(); ++i) CHECK(found[i] == Approx(expected[i]));
+  };
+  check(std::nullopt, {1e9 / link, 1e9 / link, 3e9 / link});
+  // A message has two blocks; three messages at once share a link that is faster than they are together.
+  check(mesh::GpuBlocks{.links = 8, .groups = 1, .of_group = 4},
+        {1e9 / (2 * block), 1e9 / (4 * block), 1e9 / (2 * block)});
+  check(mesh::GpuBlocks{.links = 8, .groups = 1, .of_group = 24},
+        {1e9 / (2 * block), 1e9 / link, 1e9 / (2 * block)});
 }

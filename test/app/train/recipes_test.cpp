@@ -30,6 +30,8 @@ TEST_CASE("recipes of large meshes resolve, and their small twins learn on the s
                                                   "train.steps=8", "metrics.peak_tflops=1"});
     CHECK(recipe.mesh.describe() == twin.mesh.describe());
     CHECK(recipe.mesh.ep == twin.mesh.ep);
+    CHECK(gpu_blocks(recipe).fit());
+    CHECK(gpu_blocks(recipe).all() <= mesh::GpuBlocks::most);
     CHECK(recipe.job.optimizer.name == twin.job.optimizer.name);
     CHECK(recipe.job.distributed.pp_schedule == twin.job.distributed.pp_schedule);
 

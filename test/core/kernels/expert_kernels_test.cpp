@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "core/base/error.h"
-#include "core/kernels/other_rows.h"
 #include "test/core/kernels/compare.h"
 #include "test/support/catch.h"
 
@@ -260,27 +259,4 @@ TEST_CASE("a dry run counts grouped products as dense ones of the same rows", "[
   kernels::grouped_linear(x, std::nullopt, 1, ends, weight, y);
   CHECK(run.cost().product_flops == 2.0 * 48 * 6 * 8);
   CHECK(run.cost().weight_bytes == 4.0 * 6 * 8 * 4);
-}
-
-TEST_CASE("a grouped GEMM is run once for other numbers of rows, as long as somebody asks for it") {
-  const auto take = [](int64_t out) {
-    return kernels::take_other_rows("grouped_linear", at::kFloat, out, 8);
-  };
-  CHECK(take(4).empty());
-  kernels::with_other_rows(1000, [&] {
-    const std::vector<int64_t> rows = take(4);
-    REQUIRE(rows.size() > 100);
-    for (int64_t i = 0; i < 64; ++i) CHECK(rows[static_cast<size_t>(i)] == i + 1);
-    for (size_t i = 64; i < rows.size(); ++i) {
-      CHECK(rows[i] > rows[i - 1]);
-      CHECK(rows[i] <= rows[i - 1] + rows[i - 1] / 32);
-    }
-    CHECK(rows.back() > 960);
-    CHECK(rows.back() <= 1000);
-    CHECK(take(4).empty());
-    CHECK(take(5) == rows);
-    kernels::with_other_rows(3, [&] { CHECK(take(4) == std::vector<int64_t>{1, 2, 3}); });
-    CHECK(take(6) == rows);
-  });
-  CHECK(take(4).empty());
 }

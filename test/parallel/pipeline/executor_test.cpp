@@ -31,7 +31,6 @@
 #include "parallel/schedule/generators/generators.h"
 #include "parallel/schedule/passes/passes.h"
 #include "parallel/schedule/render/csv.h"
-#include "test/parallel/pipeline/held_device.h"
 #include "test/support/catch.h"
 
 using namespace pptrain;
@@ -299,7 +298,6 @@ TEST_CASE("every action is timed once, and a rank is either busy or idle") {
 
 TEST_CASE("a run that is not confirmed is thrown away and begins anew") {
   std::mutex mutex;
-  const bool holds_device = GENERATE(false, true);
   for (const std::string name : {"gpipe", "1f1b", "zb_h1", "zb_h2"}) {
     for (int p = 1; p <= 4; ++p) {
       for (const int m : {4, 13}) {
@@ -308,8 +306,7 @@ TEST_CASE("a run that is not confirmed is thrown away and begins anew") {
           const c10::InferenceMode inference;
           CountingStage stage(world.rank(), p);
           RecordedActions weights;
-          test::HeldDevice held(world, /*blocks=*/false);
-          pipeline::Executor executor({{stage, weights}}, holds_device ? held : world, lowered);
+          pipeline::Executor executor({{stage, weights}}, world, lowered);
           executor.prepare_validation(lowered);
           for (const bool confirmed : {false, true, false, false}) {
             int asked = 0;
@@ -333,38 +330,6 @@ TEST_CASE("a run that is not confirmed is thrown away and begins anew") {
         });
       }
     }
-  }
-}
-
-// With NCCL a receive continues on the GPU, and the first run of a kernel waits until it is done.
-TEST_CASE(
-    "a rank that waits for its device anywhere waits for no message that depends on what it does then") {
-  std::mutex mutex;
-  for (const std::string name :
-       {"gpipe", "1f1b", "zb_h1", "zb_h2", "interleaved_1f1b", "zbv", "v_half", "dualpipe_v"}) {
-    const int p = 4, m = 8;
-    const schedule::Schedule lowered = schedule::lower(
-        schedule::make_schedule({.name = name, .ranks = p, .microbatches = m}), {.keep_pairs = true});
-    comm::run_thread_ranks(p, [&](comm::Communicator& world) {
-      const c10::InferenceMode inference;
-      world.set_timeout(std::chrono::seconds(5));
-      test::HeldDevice held(world, /*blocks=*/true);
-      std::deque<CountingStage> own;
-      std::vector<pipeline::StageWithWeights> stages;
-      pipeline::WeightActions none;
-      for (const int stage : lowered.stages_of(world.rank())) {
-        own.emplace_back(stage, lowered.stages());
-        stages.push_back({own.back(), none});
-      }
-      pipeline::Executor executor(stages, held, lowered);
-      executor.run(microbatches(m));
-      const std::lock_guard lock(mutex);
-      CAPTURE(name, world.rank());
-      for (CountingStage& stage : own) {
-        CHECK(stage.gradient == expected(lowered.stages(), m).gradient(lowered.stages(), stage.index()));
-        if (stage.is_last()) CHECK(stage.take_loss() == expected(lowered.stages(), m).loss);
-      }
-    });
   }
 }
 

@@ -4,10 +4,8 @@
 #include <ATen/ops/full.h>
 
 #include <mutex>
-#include <optional>
 
 #include "parallel/comm/thread/thread_communicator.h"
-#include "test/parallel/pipeline/held_device.h"
 #include "test/support/catch.h"
 
 using namespace pptrain;
@@ -15,31 +13,32 @@ using namespace pptrain;
 // Sequence slices: the last one's gradient is taken first.
 TEST_CASE("gradients of the head's input are those of their microbatch, taken in any order") {
   constexpr int ranks = 3, microbatches = 4, last = 1;
-  for (const bool holds_device : {false, true}) {
-    CAPTURE(holds_device);
-    std::mutex mutex;
-    comm::run_thread_ranks(ranks, [&](comm::Communicator& world) {
-      std::optional<test::HeldDevice> held;
-      if (holds_device) held.emplace(world, /*blocks=*/true);
-      pipeline::HeadExchange exchange(held ? *held : world, last);
-      const auto wait = [](comm::Work& work, const std::string& what) { work.wait([&] { return what; }); };
-      for (int i = 0; i < microbatches; ++i) {
-        exchange.expect_h(i, at::full({2, 3}, 0.0));
-        if (exchange.is_last()) exchange.give_h(i, at::full({2, 3}, 10.0 * i));
-        const at::Tensor h = exchange.take_h(i, wait);
-        exchange.give_statistics(i, h.narrow(1, 0, 1).contiguous());
-        const at::Tensor statistics = exchange.take_statistics(i, wait);
-        exchange.give_term(i, h.add(world.rank()));
-        const std::lock_guard lock(mutex);
-        CHECK(h.eq(10.0 * i).all().item<bool>());
-        CHECK(statistics.eq(10.0 * i).all().item<bool>());
-      }
-      for (int i = microbatches - 1; i >= 0 && exchange.is_last(); --i) {
-        const at::Tensor sum = exchange.take_gradient(i, wait);
-        const std::lock_guard lock(mutex);
-        CHECK(sum.eq(30.0 * i + 0 + 1 + 2).all().item<bool>());
-      }
-      exchange.finish(wait);
-    });
-  }
+  const bool ahead = GENERATE(false, true);
+  CAPTURE(ahead);
+  std::mutex mutex;
+  comm::run_thread_ranks(ranks, [&](comm::Communicator& world) {
+    const auto empty = [](int) { return at::full({2, 3}, 0.0); };
+    pipeline::HeadExchange exchange(
+        world, {.last = last, .ahead = ahead, .empty_boundary = empty, .empty_statistics = [](int) {
+                  return at::full({2, 1}, 0.0);
+                }});
+    exchange.begin(microbatches);
+    const auto wait = [](comm::Work& work, const std::string& what) { work.wait([&] { return what; }); };
+    for (int i = 0; i < microbatches; ++i) {
+      if (world.rank() == last) exchange.give_h(i, at::full({2, 3}, 10.0 * i));
+      const at::Tensor h = exchange.take_h(i, wait);
+      exchange.give_statistics(i, h.narrow(1, 0, 1).contiguous());
+      const at::Tensor statistics = exchange.take_statistics(i, wait);
+      exchange.give_term(i, h.add(world.rank()));
+      const std::lock_guard lock(mutex);
+      CHECK(h.eq(10.0 * i).all().item<bool>());
+      CHECK(statistics.eq(10.0 * i).all().item<bool>());
+    }
+    for (int i = microbatches - 1; i >= 0 && world.rank() == last; --i) {
+      const at::Tensor sum = exchange.take_gradient(i, wait);
+      const std::lock_guard lock(mutex);
+      CHECK(sum.eq(30.0 * i + 0 + 1 + 2).all().item<bool>());
+    }
+    exchange.finish(wait);
+  });
 }

@@ -27,6 +27,8 @@ TEST_CASE("actions are written as PyTorch writes them, and read back") {
     CHECK(parse_action(text) == action);
     CHECK(parse_action(std::string(" ") + text + "\r") == action);
   }
+  CHECK(to_string(receive_of_head(1, head_forward(0, 3))) == "1RECV_HEAD(0S3)");
+  CHECK(maker_of(receive_of_head(1, head_backward(2, 3))) == head_backward(2, 3));
   CHECK(parse_action("5FULL_BACKWARD3") == backward(5, 3));
   CHECK(parse_action("( 0F3 ; 3I0 )OVERLAP_F_B") == overlapped(forward(0, 3), backward_input(3, 0)));
 }
@@ -40,9 +42,26 @@ TEST_CASE("a pair is a forward, then a backward, and can be taken apart") {
 }
 
 TEST_CASE("what is not an action is refused") {
-  for (const char* text : {"", "F0", "2F", "2G0", "2f0", "2F0x", "2F-1", "-2F0", "2UNSHARD1", "99999999999F0",
-                           "0F99999999999", "(0F3;3B0)", "(0F3)OVERLAP_F_B", "(0F3;3B0;0W1)OVERLAP_F_B",
-                           "(3B0;0F3)OVERLAP_F_B", "(0F3;3W0)OVERLAP_F_B", "(0F3;3B0OVERLAP_F_B", "2 F0"}) {
+  for (const char* text : {"",
+                           "F0",
+                           "2F",
+                           "2G0",
+                           "2f0",
+                           "2F0x",
+                           "2F-1",
+                           "-2F0",
+                           "2UNSHARD1",
+                           "99999999999F0",
+                           "0F99999999999",
+                           "(0F3;3B0)",
+                           "(0F3)OVERLAP_F_B",
+                           "(0F3;3B0;0W1)OVERLAP_F_B",
+                           "(3B0;0F3)OVERLAP_F_B",
+                           "(0F3;3W0)OVERLAP_F_B",
+                           "(0F3;3B0OVERLAP_F_B",
+                           "2 F0",
+                           "1RECV_HEAD3",
+                           "1RECV_HEAD(0S3)"}) {
     INFO(text);
     CHECK_THROWS_AS(parse_action(text), UsageError);
   }

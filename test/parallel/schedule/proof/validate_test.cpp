@@ -15,7 +15,7 @@ using pptrain::test::contains_text;
 
 namespace {
 
-std::string refusal(const Schedule& schedule, ReceiveModel model = ReceiveModel::at_consumer) {
+std::string refusal(const Schedule& schedule, WaitModel model = WaitModel::at_consumer) {
   try {
     validate(schedule, model);
   } catch (const Error& error) {
@@ -181,7 +181,7 @@ TEST_CASE("a receive that may not block in place is found by the stricter model"
       "0RECV_B0,0F0,0SEND_F0,0B0\n"
       "1RECV_F0,1F0,1B0,1SEND_B0\n");
   CHECK(refusal(s) == "accepted");
-  CHECK_THAT(refusal(s, ReceiveModel::in_place), contains_text("deadlock") && contains_text(">0RECV_B0<"));
+  CHECK_THAT(refusal(s, WaitModel::in_place), contains_text("deadlock") && contains_text(">0RECV_B0<"));
 }
 
 TEST_CASE("whole-stage actions are refused where they do not fit") {

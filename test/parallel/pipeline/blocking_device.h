@@ -1,9 +1,10 @@
-// A communicator as NCCL's is, for tests without a GPU.
+// A communicator as NCCL's is while kernels wait for the whole device, for tests without a GPU.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -15,28 +16,31 @@
 
 namespace pptrain::test {
 
-// Receives occupy the device, and the rank often waits for the whole device. With `blocks` a receive waits as
-// soon as it begins.
-class HeldDevice final : public comm::Communicator {
+// A send ends when its receive is posted (as between threads), a receive when its send is; drain() waits for
+// all that this rank has posted. For point-to-point messages alone.
+class BlockingDevice final : public comm::Communicator {
  public:
-  HeldDevice(comm::Communicator& inner, bool blocks) : inner_(inner), blocks_(blocks) {}
+  explicit BlockingDevice(comm::Communicator& inner) : inner_(inner) {}
+
+  void drain() {
+    for (const auto& work : *posted_) work->wait([] { return "the whole device"; });
+    posted_->clear();
+  }
 
   int rank() const override { return inner_.rank(); }
   int size() const override { return inner_.size(); }
-  bool holds_device() const override { return true; }
   std::unique_ptr<comm::Work> isend(const at::Tensor& tensor, int to) override {
-    return inner_.isend(tensor, to);
+    return held(inner_.isend(tensor, to));
   }
   std::unique_ptr<comm::Work> irecv(at::Tensor tensor, int from) override {
-    auto work = inner_.irecv(std::move(tensor), from);
-    if (blocks_) work->wait();
-    return work;
+    return held(inner_.irecv(std::move(tensor), from));
   }
   std::unique_ptr<Communicator> subgroup(std::span<const int> members) override {
     auto group = inner_.subgroup(members);
-    auto held = std::make_unique<HeldDevice>(*group, blocks_);
-    held->owned_ = std::move(group);
-    return held;
+    auto result = std::make_unique<BlockingDevice>(*group);
+    result->owned_ = std::move(group);
+    result->posted_ = posted_;
+    return result;
   }
   void all_reduce_sum(at::Tensor) override { throw Error("no sums"); }
   void broadcast(at::Tensor, int) override { throw Error("no broadcasts"); }
@@ -46,14 +50,31 @@ class HeldDevice final : public comm::Communicator {
   void set_timeout(std::chrono::milliseconds timeout) override { inner_.set_timeout(timeout); }
 
  private:
+  using SharedWork = std::shared_ptr<comm::Work>;
+
+  class Handle final : public comm::Work {
+   public:
+    explicit Handle(SharedWork work) : work_(std::move(work)) {}
+    bool done() override { return work_->done(); }
+    void wait(const std::function<std::string()>& what) override { work_->wait(what); }
+    bool wait_for(std::chrono::milliseconds time) override { return work_->wait_for(time); }
+
+   private:
+    SharedWork work_;
+  };
+
+  std::unique_ptr<comm::Work> held(SharedWork work) {
+    posted_->push_back(work);
+    return std::make_unique<Handle>(std::move(work));
+  }
+
   std::unique_ptr<comm::Work> start_all_reduce_sum(at::Tensor) override { throw Error("no sums"); }
   std::unique_ptr<comm::Work> start_reduce_scatter_sum(at::Tensor, at::Tensor,
                                                        std::vector<int64_t>) override {
     throw Error("no sums");
   }
-  std::unique_ptr<comm::Work> start_all_gather(at::Tensor out, at::Tensor tensor,
-                                               std::vector<int64_t>) override {
-    return inner_.iall_gather(std::move(out), tensor);
+  std::unique_ptr<comm::Work> start_all_gather(at::Tensor, at::Tensor, std::vector<int64_t>) override {
+    throw Error("no gathers");
   }
   std::unique_ptr<comm::Work> start_all_to_all(at::Tensor, std::vector<int64_t>, at::Tensor,
                                                std::vector<int64_t>) override {
@@ -62,7 +83,7 @@ class HeldDevice final : public comm::Communicator {
 
   comm::Communicator& inner_;
   std::unique_ptr<comm::Communicator> owned_;  // for a subgroup
-  bool blocks_;
+  std::shared_ptr<std::vector<SharedWork>> posted_ = std::make_shared<std::vector<SharedWork>>();
 };
 
 }  // namespace pptrain::test

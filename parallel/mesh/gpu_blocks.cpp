@@ -1,0 +1,34 @@
+#include "parallel/mesh/gpu_blocks.h"
+
+#include <algorithm>
+
+#include "parallel/comm/communicator.h"
+
+namespace pptrain::mesh {
+namespace {
+
+// Both directions to and from each other rank, of one block each (comm::connect_with_one, HeadExchange).
+int star(int ranks) {
+  return 2 * (ranks - 1);
+}
+
+}  // namespace
+
+GpuBlocks gpu_blocks(const MeshShape& shape, const GpuExchanges& exchanges) {
+  GpuBlocks blocks;
+  const int neighbours = std::min(shape.pp - 1, 2);
+  blocks.links = comm::Communicator::link_blocks * (2 * neighbours + star(shape.cp));  // cp: ring attention
+  if (exchanges.spread_head) blocks.links += 2 * star(shape.pp);  // inputs and terms; statistics
+  if (exchanges.tied) blocks.links += star(exchanges.spread_head ? shape.pp : std::min(shape.pp, 2));
+  for (const Axis axis : {Axis::tp, Axis::cp, Axis::dp_replicate}) blocks.groups += shape.size(axis) > 1;
+  for (const Group group : {Group::fsdp, Group::loss}) blocks.groups += shape.size(group) > 1;
+  if (exchanges.experts) {
+    for (const Group group : {Group::ep, Group::efsdp, Group::eloss}) blocks.groups += shape.size(group) > 1;
+  }
+  if (exchanges.experts || exchanges.matrices) blocks.groups += shape.size(Group::stage) > 1;
+  if (blocks.groups == 0) return blocks;
+  blocks.of_group = std::clamp((GpuBlocks::most - blocks.links) / blocks.groups, 0, GpuBlocks::most_of_group);
+  return blocks;
+}
+
+}  // namespace pptrain::mesh

@@ -1,0 +1,34 @@
+// How the NCCL communicators of a rank share its GPU's multiprocessors.
+#pragma once
+
+#include "parallel/comm/nccl/gpu_ranks.h"
+#include "parallel/mesh/device_mesh.h"
+
+namespace pptrain::mesh {
+
+// Thread blocks, one a multiprocessor. Communicators whose kernels wait for each other must fit on the GPU
+// together, or none ends. A posted send or receive holds its blocks until the message has come.
+struct GpuBlocks {
+  static constexpr int most = comm::ThreadBlocks::most;
+  static constexpr int most_of_group = 24;  // about NCCL's own choice
+  static constexpr int fewest_of_group = 4;
+
+  int links = 0;     // of all links of the rank that has most
+  int groups = 0;    // with collectives of CUDA tensors
+  int of_group = 0;  // each of them
+
+  int all() const { return links + groups * of_group; }
+  bool fit() const { return groups == 0 ? links <= most : of_group >= fewest_of_group; }
+};
+
+// What ranks exchange beside what the axes need.
+struct GpuExchanges {
+  bool spread_head = false;  // the pipeline ranks share the head
+  bool tied = false;         // the embedding's weight is also the head's
+  bool experts = false;
+  bool matrices = false;  // an optimizer assembles matrices that are sharded over a stage's ranks
+};
+
+GpuBlocks gpu_blocks(const MeshShape& shape, const GpuExchanges& exchanges);
+
+}  // namespace pptrain::mesh
