@@ -34,7 +34,7 @@ double GroupLink::broadcast() const {
 MeshLinks::MeshLinks(const DeviceModel& device, const mesh::MeshShape& shape,
                      const std::optional<mesh::GpuBlocks>& blocks)
     : device_(device),
-      message_bandwidth_(blocks ? comm::Communicator::link_blocks * device.block_bandwidth : unbounded),
+      block_bandwidth_(blocks ? device.block_bandwidth : unbounded),
       group_bandwidth_(blocks && blocks->groups > 0 ? blocks->of_group * device.block_bandwidth : unbounded),
       shape_(shape),
       ranks_per_host_(device.ranks_per_host > 0 ? device.ranks_per_host : shape.world_size()) {
@@ -78,7 +78,7 @@ const Link& MeshLinks::link(int from, int to) const {
 
 double MeshLinks::transfer(int from, int to, double bytes) const {
   const Link& way = link(from, to);
-  return way.latency + bytes / std::min(way.bandwidth, message_bandwidth_);
+  return way.latency + bytes / std::min(way.bandwidth, comm::Communicator::link_blocks * block_bandwidth_);
 }
 
 double MeshLinks::transfer_to_all(int from, double bytes) const {
@@ -87,7 +87,7 @@ double MeshLinks::transfer_to_all(int from, double bytes) const {
     if (to == from) continue;
     const Link& way = link(from, to);
     together += way.latency + bytes / way.bandwidth;
-    slowest = std::max(slowest, transfer(from, to, bytes));
+    slowest = std::max(slowest, way.latency + bytes / std::min(way.bandwidth, block_bandwidth_));
   }
   return std::max(together, slowest);
 }

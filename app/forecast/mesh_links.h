@@ -46,7 +46,8 @@ class MeshLinks {
   // Seconds of a message of `bytes` from a rank of pipeline rank `from` to its counterpart in `to`; the
   // slowest of them.
   double transfer(int from, int to, double bytes) const;
-  // The same of one to each other pipeline rank at once: a rank has one link to all of them.
+  // The same of one to each other pipeline rank at once: a rank has one link to all of them. Of NCCL's thread
+  // blocks each message has one (comm::connect_with_one).
   double transfer_to_all(int from, double bytes) const;
 
  private:
@@ -56,7 +57,7 @@ class MeshLinks {
   GroupLink link_of(const Which& which) const;
 
   DeviceModel device_;
-  double message_bandwidth_, group_bandwidth_;  // B/s at most
+  double block_bandwidth_, group_bandwidth_;  // B/s at most: of a thread block, and of a group
   mesh::MeshShape shape_;
   int ranks_per_host_;
   std::array<GroupLink, mesh::axis_count> axes_;

@@ -92,8 +92,11 @@ PlanBase plan_base(const config::JobConfig& job) {
   base.bits_depend_on_pp = job.distributed.pp_head != config::HeadPlace::last ||
                            job.distributed.pp_sequence_slices == 0 ||
                            job.data.balance == config::Balance::schedule;
-  if (job.distributed.pp_head == config::HeadPlace::automatic && !can_spread_head(job))
-    base.job.distributed.pp_head = config::HeadPlace::last;
+  if (job.distributed.pp_head != config::HeadPlace::automatic) return base;
+  mesh::GpuExchanges spread = gpu_exchanges(base);
+  spread.spread_head = true;
+  const bool has_links = job.run.device == config::Device::cpu || mesh::gpu_blocks(mesh, spread).fit();
+  if (!has_links || !can_spread_head(job)) base.job.distributed.pp_head = config::HeadPlace::last;
   return base;
 }
 
