@@ -110,7 +110,7 @@ std::shared_ptr<const FootprintCache::Each> FootprintCache::of(BatchShape batch)
 std::shared_ptr<const MeshLinks> make_links(const PlanBase& base, const DeviceModel& device,
                                             const mesh::MeshShape& mesh) {
   std::optional<mesh::GpuBlocks> blocks;
-  if (device.gpu.is_gpu()) blocks = mesh::gpu_blocks(mesh, gpu_exchanges(base));
+  if (device.gpu.is_gpu()) blocks = gpu_blocks(on_mesh(base, mesh));
   return std::make_shared<const MeshLinks>(device, mesh, blocks);
 }
 

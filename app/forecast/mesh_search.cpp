@@ -68,6 +68,9 @@ class MeshSearcher {
         options_(options),
         dry_runs_(base.model),
         meshes_(legal_meshes(base, options.world, samples_of_step(base))) {
+    if (source.device.gpu.is_gpu())
+      std::erase_if(meshes_,
+                    [&](const mesh::MeshShape& mesh) { return !gpu_blocks(on_mesh(base, mesh)).fit(); });
     links_.resize(meshes_.size());
     for_each_in_parallel(meshes_.size(), [&](size_t mesh) {
       links_[mesh] = make_links(base_, source_.device, meshes_[mesh]);

@@ -1,7 +1,6 @@
 #include "app/launch/rank_in_world.h"
 
 #include <ATen/Parallel.h>
-#include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -20,11 +19,13 @@
 #include "app/forecast/prediction.h"
 #include "app/launch/launcher_patience.h"
 #include "app/launch/same_job.h"
+#include "core/base/cores.h"
 #include "core/base/error.h"
 #include "core/base/log.h"
 #include "core/base/process.h"
 #include "core/base/timing.h"
 #include "core/kernels/device_name.h"
+#include "core/kernels/gpu_fault.h"
 #include "core/kernels/numerics.h"
 #include "core/kernels/out_of_memory.h"
 #include "core/metrics/memory.h"
@@ -159,6 +160,14 @@ class RankInWorld {
 
   // `ranks` carries tensors of `device`.
   int run_on(comm::Communicator& ranks, at::Device device, const RankBody& body) {
+    if (device.is_cuda()) {
+      // Now, since a GPU that has failed tells nothing.
+      gpu_ = fmt::format("{} ({})", kernels::device_name(device), kernels::device_uuid(device));
+      const std::vector<int> near = processors_near(kernels::device_pci(device));
+      if (bind_unless_bound(near))
+        log_of(Subsystem::comm)
+            .info("this rank's threads run on the {} processors near its GPU", near.size());
+    }
     const LogRank naming(ranks.rank());
     at::set_num_threads(static_cast<int>(plan_.job.run.threads));
     const c10::InferenceMode inference;
@@ -200,7 +209,8 @@ class RankInWorld {
       throw Error(fmt::format("{}{}{}{}. Slow work needs a longer distributed.timeout_s.", who(),
                               error.what(), others.empty() ? "" : ". Meanwhile ", others));
     } catch (const std::exception& error) {
-      const std::string text = who() + kernels::plain_message(error);
+      const std::string text =
+          kernels::with_gpu_fault(who() + kernels::plain_message(error), gpu_, host_name());
       if (!kernels::is_out_of_memory(error)) throw Error(text);
       throw kernels::OutOfMemory("out of memory: " + text +
                                  describe_memory(plan_, rank, options_.ranks_here, device));
@@ -231,6 +241,7 @@ class RankInWorld {
   comm::Communicator& world_;
   const Plan& plan_;
   const RankOptions& options_;
+  std::string gpu_;  // "NVIDIA H100 (GPU-6f3a...)", for messages
 };
 
 }  // namespace

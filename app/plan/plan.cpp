@@ -148,6 +148,7 @@ std::string choices_of(const Plan& plan) {
   return nlohmann::json{{"job", config::to_toml(plan.job)},
                         {"schedule", schedule::write_csv(plan.schedule)},
                         {"placement", plan.schedule.placement},
+                        {"blocking_sends", plan.schedule.blocking_sends},
                         {"order", plan.order},
                         {"named", plan.named},
                         {"named_time", plan.named_time},
@@ -166,6 +167,7 @@ Plan with_choices(const Plan& stand_in, const std::string& choices) {
   lowered.name = layout.schedule;
   lowered.sequence_slices = static_cast<int>(layout.sequence_slices);
   chosen.at("placement").get_to(lowered.placement);  // which one rank's actions do not show
+  chosen.at("blocking_sends").get_to(lowered.blocking_sends);
   layout.layers = split_layers(job, lowered.stages());
   Plan plan = make_plan(stand_in, layout, std::move(lowered));
   chosen.at("order").get_to(plan.order);
@@ -191,10 +193,15 @@ mesh::GpuBlocks gpu_blocks(const PlanBase& base) {
 }
 
 mesh::GpuExchanges gpu_exchanges(const PlanBase& base) {
-  return {.spread_head = head_parts(base) > 1,
+  const bool spread = head_parts(base) > 1;
+  return {.spread_head = spread,
           .tied = base.model.tied && base.mesh.pp > 1,
+          .shared_embedding = shares_out_embedding(base),
+          .ring = base.job.distributed.cp_kind == config::ContextKind::ring,
           .experts = base.model.sparse.experts > 0,
-          .matrices = base.job.optimizer.name == "muon"};
+          .matrices = base.job.optimizer.name == "muon",
+          .kv_copies = base.mesh.tp > base.model.kv_heads,
+          .gathers_head = spread && base.job.eval.generate_interval > 0};
 }
 
 nn::LossTerms loss_terms(const config::TrainSection& train) {

@@ -143,7 +143,8 @@ Evaluator::Evaluator(RunContext& context, RankModel& model, const std::vector<Op
       documents_(documents),
       validations_(open(context, sources, documents)),
       executor_(model.pipeline_stages(), context.mesh.along(mesh::Axis::pp),
-                schedule::lower(schedule::forward_only(context.plan.schedule), lower_options(context.plan))) {
+                schedule::lower(schedule::forward_only(context.plan.schedule), lower_options(context.plan)),
+                model.head_links()) {
   executor_.report_to(context.activity, context.device);
 }
 

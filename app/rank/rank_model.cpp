@@ -82,6 +82,9 @@ RankModel::RankModel(RunContext& context, Purpose purpose)
   if (purpose == Purpose::train && context.model.tied)
     pipeline::connect_tied(context.mesh.along(mesh::Axis::pp), schedule_.rank_of(0),
                            tied_elements(*this, context.model.hidden));
+  if (schedule_.spread_head && purpose != Purpose::generate)
+    head_links_ =
+        std::make_unique<pipeline::HeadLinks>(context.mesh.along(mesh::Axis::pp), last_stage_rank());
   if (embedding_in_shards()) pipeline::connect_embedding(context.mesh.along(mesh::Axis::pp));
   if (purpose == Purpose::train && context.job.train.check_weights) watch_weights();
 }

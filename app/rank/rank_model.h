@@ -17,6 +17,7 @@
 #include "core/optim/optimizer.h"
 #include "models/transformer_stage.h"
 #include "parallel/checkpoint/checkpoint.h"
+#include "parallel/pipeline/head_exchange.h"
 #include "parallel/pipeline/stage.h"
 #include "parallel/schedule/schedule.h"
 #include "parallel/shard/grad_norm.h"
@@ -44,6 +45,9 @@ class RankModel {
   };
   std::span<const RankStage> stages() const { return stages_; }
   std::vector<pipeline::StageWithWeights> pipeline_stages() const;  // stages() as an executor takes them
+
+  // Of a spread head, for executors; else null.
+  pipeline::HeadLinks* head_links() const { return head_links_.get(); }
 
   // Values of a new run: from the seed, or from model.hf_dir.
   void initialise();
@@ -112,7 +116,8 @@ class RankModel {
   Purpose purpose_;
   const schedule::Schedule& schedule_;
   std::unique_ptr<comm::Communicator> kv_copies_;  // of tp: the ranks with this one's key-value heads
-  std::unique_ptr<nn::SideStream> side_;           // null if B computes weight gradients on the same stream
+  std::unique_ptr<pipeline::HeadLinks> head_links_;
+  std::unique_ptr<nn::SideStream> side_;  // null if B computes weight gradients on the same stream
   shard::GradientSums sums_;
   std::vector<RankStage> stages_;
   shard::GradNorm norm_;

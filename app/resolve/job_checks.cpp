@@ -69,11 +69,10 @@ void report_gpu_blocks(const PlanBase& plan, const config::ReportConflict& repor
   const mesh::GpuBlocks blocks = gpu_blocks(plan);
   if (blocks.fit()) return;
   report({"distributed.pp", "distributed.pp_head", "distributed.cp", "run.device"},
-         fmt::format(
-             "links between ranks take {} of the {} thread blocks that NCCL may have on a GPU, which leaves "
-             "too few for {} groups: kernels of NCCL that do not fit together may wait for each other for "
-             "ever. Use fewer ranks along pp or cp, or distributed.pp_head = \"last\"",
-             blocks.links, mesh::GpuBlocks::most, blocks.groups));
+         fmt::format("NCCL may have {} thread blocks on a GPU. Links between ranks would take {} of them, which leaves too "
+                     "few for {} groups: kernels that do not fit together may wait for each other for ever. Use fewer "
+                     "ranks along pp or cp, or distributed.pp_head = \"last\"",
+                     mesh::GpuBlocks::most, blocks.links, blocks.groups));
 }
 
 void report_recompute(const config::JobConfig& job, std::optional<int> stages,

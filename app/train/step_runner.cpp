@@ -123,8 +123,8 @@ StepRunner::StepRunner(RunContext& context, RankModel& model, data::DataLoader& 
 StepRunner::~StepRunner() = default;
 
 std::unique_ptr<pipeline::Executor> StepRunner::make_executor(const Plan& plan) {
-  auto executor = std::make_unique<pipeline::Executor>(model_.pipeline_stages(),
-                                                       context_.mesh.along(mesh::Axis::pp), plan.schedule);
+  auto executor = std::make_unique<pipeline::Executor>(
+      model_.pipeline_stages(), context_.mesh.along(mesh::Axis::pp), plan.schedule, model_.head_links());
   executor->report_to(context_.activity, context_.device);
   return executor;
 }

@@ -7,7 +7,9 @@
 #include <cerrno>
 #include <cmath>
 #include <fstream>
+#include <iterator>
 #include <optional>
+#include <sstream>
 
 #include "core/base/control_groups.h"
 
@@ -71,6 +73,38 @@ Cores process_cores(const fs::path& root) {
 
 int64_t core_count() {
   return process_cores().count();
+}
+
+std::vector<int> processors_near(const std::string& pci_device, const fs::path& root) {
+  std::vector<int> processors;
+  std::ifstream list(root / "sys/bus/pci/devices" / pci_device / "local_cpulist");  // "0-27,56-83"
+  for (std::string range; std::getline(list, range, ',');) {
+    std::istringstream text(range);
+    int first = 0, last = 0;
+    char dash = 0;
+    if (!(text >> first)) return {};
+    if (!(text >> dash)) last = first;
+    if (dash != 0 && !(text >> last)) return {};
+    for (int processor = first; processor <= last; ++processor) processors.push_back(processor);
+  }
+  return processors;
+}
+
+bool bind_unless_bound(const std::vector<int>& processors) {
+  const Cores own = process_cores();
+  if (std::ssize(own.processors) < own.of_host) return false;
+  std::vector<int> both;
+  std::ranges::set_intersection(own.processors, processors, std::back_inserter(both));
+  if (both.empty()) return false;
+  const int most = both.back() + 1;
+  cpu_set_t* const set = CPU_ALLOC(static_cast<size_t>(most));
+  if (set == nullptr) return false;
+  const size_t bytes = CPU_ALLOC_SIZE(static_cast<size_t>(most));
+  CPU_ZERO_S(bytes, set);
+  for (const int processor : both) CPU_SET_S(static_cast<size_t>(processor), bytes, set);
+  const bool bound = sched_setaffinity(0, bytes, set) == 0;
+  CPU_FREE(set);
+  return bound;
 }
 
 }  // namespace pptrain

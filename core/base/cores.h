@@ -26,4 +26,12 @@ Cores process_cores(const std::filesystem::path& root = "/");
 // process_cores().count()
 int64_t core_count();
 
+// The processors on the side of the host to which a PCI device is connected ("0000:3b:00.0"), ascending;
+// empty if the system does not tell.
+std::vector<int> processors_near(const std::string& pci_device, const std::filesystem::path& root = "/");
+
+// Lets the calling thread, and those that it starts from then on, run on these processors alone. False, and
+// nothing changes, if it is bound already (a launcher has done so), or may run on none of them.
+bool bind_unless_bound(const std::vector<int>& processors);
+
 }  // namespace pptrain

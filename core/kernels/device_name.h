@@ -23,6 +23,10 @@ int gpu_count();
 std::string cuda_version();
 // "NVIDIA H200". device: a CUDA device. Throws Error in a build without CUDA.
 std::string device_name(c10::Device device);
+// "GPU-6f3a1c92-...", as nvidia-smi has it. As device_name.
+std::string device_uuid(c10::Device device);
+// "0000:3b:00.0", its place in the host. As device_name.
+std::string device_pci(c10::Device device);
 // 10 times the major number, plus the minor one: 90 on Hopper. As device_name.
 int compute_capability(c10::Device device);
 // Why it cannot multiply in FP8; "" if it can, as GPUs from Ada and Hopper on. As device_name.

@@ -23,10 +23,14 @@ struct GpuBlocks {
 
 // What ranks exchange beside what the axes need.
 struct GpuExchanges {
-  bool spread_head = false;  // the pipeline ranks share the head
-  bool tied = false;         // the embedding's weight is also the head's
+  bool spread_head = false;       // the pipeline ranks share the head
+  bool tied = false;              // the embedding's weight is also the head's
+  bool shared_embedding = false;  // the pipeline ranks share the embedding's state
+  bool ring = false;              // context-parallel ranks pass keys on, instead of exchanging heads
   bool experts = false;
-  bool matrices = false;  // an optimizer assembles matrices that are sharded over a stage's ranks
+  bool matrices = false;      // an optimizer assembles matrices that are sharded over a stage's ranks
+  bool kv_copies = false;     // tensor-parallel ranks have the same key and value heads
+  bool gathers_head = false;  // the last stage gathers a spread head, for samples
 };
 
 GpuBlocks gpu_blocks(const MeshShape& shape, const GpuExchanges& exchanges);

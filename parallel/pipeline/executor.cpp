@@ -20,7 +20,7 @@ using schedule::Action;
 using schedule::ActionKind;
 
 Executor::Executor(std::vector<StageWithWeights> stages, comm::Communicator& pipeline,
-                   const schedule::Schedule& schedule)
+                   const schedule::Schedule& schedule, HeadLinks* head)
     : stages_(std::move(stages)),
       pipeline_(pipeline),
       schedule_(schedule.without_actions()),
@@ -36,19 +36,21 @@ Executor::Executor(std::vector<StageWithWeights> stages, comm::Communicator& pip
       std::ranges::equal(stages_, expected, {}, [](const StageWithWeights& s) { return s.stage.index(); });
   if (!same)
     throw Error(fmt::format("pipeline rank {} holds other stages than its schedule says", pipeline_.rank()));
-  schedule_.blocking_sends = schedule.blocking_sends;
   // Keeps this rank's list alone: all lists on every rank would grow with the square of the ranks.
   schedule_.actions[pipeline_.rank()] = schedule.actions[pipeline_.rank()];
   passes_ = find_passes(schedule_.actions[pipeline_.rank()]);
   if (schedule_.spread_head) {
     const auto data = [this](int microbatch) -> const data::Microbatch& { return microbatches_[microbatch]; };
     const Stage& own = stages_.front().stage;
+    if (head == nullptr) {
+      own_links_ = std::make_unique<HeadLinks>(pipeline_, schedule_.rank_of(schedule_.stages() - 1));
+      head = own_links_.get();
+    }
     head_ = std::make_unique<HeadExchange>(
-        pipeline_, HeadExchange::Options{
-                       .last = schedule_.rank_of(schedule_.stages() - 1),
-                       .ahead = !schedule.blocking_sends,
-                       .empty_boundary = [&own, data](int i) { return own.empty_boundary(data(i)); },
-                       .empty_statistics = [&own, data](int i) { return own.empty_statistics(data(i)); }});
+        *head, HeadExchange::Options{
+                   .ahead = !schedule.blocking_sends,
+                   .empty_boundary = [&own, data](int i) { return own.empty_boundary(data(i)); },
+                   .empty_statistics = [&own, data](int i) { return own.empty_statistics(data(i)); }});
   }
   if (logs(Subsystem::schedule, spdlog::level::info)) log_list();
 }

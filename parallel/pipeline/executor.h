@@ -29,9 +29,10 @@ class Executor {
   // `stages`: this rank's, by ascending index; they must be the schedule's for this rank. `pipeline`: the
   // communicator along pp; its rank is the schedule's rank. Both must outlive the executor. `schedule`:
   // lowered and validated; it keeps this rank's list. If it is forward_only, stages save no activations.
-  // Collective over `pipeline` if the schedule's head is spread.
+  // head: of a spread head, from another executor's user; without it the executor makes its own, collectively
+  // over `pipeline`.
   Executor(std::vector<StageWithWeights> stages, comm::Communicator& pipeline,
-           const schedule::Schedule& schedule);
+           const schedule::Schedule& schedule, HeadLinks* head = nullptr);
   Executor(const Executor&) = delete;
   Executor& operator=(const Executor&) = delete;
 
@@ -99,7 +100,8 @@ class Executor {
 
   std::span<const data::Microbatch> microbatches_;
   BoundaryExchange boundaries_;
-  std::unique_ptr<HeadExchange> head_;  // of a head in parts
+  std::unique_ptr<HeadLinks> own_links_;  // of a head in parts, if nobody lends them
+  std::unique_ptr<HeadExchange> head_;    // of a head in parts
   ActionTimes times_;
   schedule::InFlight peak_;  // of the run
   int in_flight_ = 0;

@@ -17,18 +17,28 @@ namespace {
 constexpr ActionKind of_h = ActionKind::forward, of_statistics = ActionKind::head_forward,
                      of_term = ActionKind::head_backward;
 
+template <typename Map>
+typename Map::mapped_type extract(Map& map, const typename Map::key_type& key, const char* what) {
+  auto node = map.extract(key);
+  if (node.empty())
+    throw Error(fmt::format("no {} of microbatch {}: the schedule's order is wrong", what, std::get<1>(key)));
+  return std::move(node.mapped());
+}
+
 }  // namespace
 
-HeadExchange::HeadExchange(comm::Communicator& pipeline, Options options)
-    : options_(std::move(options)), terms_(pipeline.duplicate()), statistics_(pipeline.duplicate()) {
-  comm::connect_with_one(*terms_, options_.last);
-  comm::connect_all(*statistics_, 1);
+HeadLinks::HeadLinks(comm::Communicator& pipeline, int last_rank)
+    : last(last_rank), terms(pipeline.duplicate()), statistics(pipeline.duplicate()) {
+  comm::connect_with_one(*terms, last);
+  comm::connect_all(*statistics, 1);
 }
+
+HeadExchange::HeadExchange(HeadLinks& links, Options options) : links_(links), options_(std::move(options)) {}
 
 template <typename Visit>
 void HeadExchange::for_others(const Visit& visit) const {
-  for (int rank = 0; rank < terms_->size(); ++rank)
-    if (rank != terms_->rank()) visit(rank);
+  for (int rank = 0; rank < links_.terms->size(); ++rank)
+    if (rank != links_.terms->rank()) visit(rank);
 }
 
 void HeadExchange::begin(int microbatches) {
@@ -38,18 +48,18 @@ void HeadExchange::begin(int microbatches) {
 }
 
 void HeadExchange::expect_h(int microbatch) {
-  if (!is_last() && microbatch < microbatches_) post_up_to(of_h, microbatch, options_.last);
+  if (!is_last() && microbatch < microbatches_) post_up_to(of_h, microbatch, links_.last);
 }
 
 void HeadExchange::receive(const schedule::Action& maker) {
-  post_up_to(maker.kind, maker.microbatch, maker.kind == of_h ? options_.last : maker.stage);
+  post_up_to(maker.kind, maker.microbatch, maker.kind == of_h ? links_.last : maker.stage);
 }
 
 void HeadExchange::post_up_to(ActionKind maker, int microbatch, int from) {
   const bool of_part = maker == of_statistics;
   for (int& next = posted_[{maker, from}]; next <= microbatch; ++next) {
     at::Tensor empty = (of_part ? options_.empty_statistics : options_.empty_boundary)(next);
-    auto work = (of_part ? statistics_ : terms_)->irecv(empty, from);
+    auto work = (of_part ? links_.statistics : links_.terms)->irecv(empty, from);
     arriving_[{maker, next, from}] = {std::move(empty), std::move(work)};
   }
 }
@@ -63,25 +73,20 @@ void HeadExchange::send(comm::Communicator& ranks, at::Tensor tensor, int to) {
 at::Tensor HeadExchange::take(ActionKind maker, int microbatch, int from, const Wait& wait,
                               const char* what) {
   const Key key{maker, microbatch, from};
-  if (from == terms_->rank()) {
-    auto own = own_.extract(key);
-    if (own.empty())
-      throw Error(fmt::format("no {} of microbatch {}: the schedule's order is wrong", what, microbatch));
-    return std::move(own.mapped());
-  }
+  if (from == links_.terms->rank()) return extract(own_, key, what);
   post_up_to(maker, microbatch, from);
-  Message message = std::move(arriving_.extract(key).mapped());
+  Message message = extract(arriving_, key, what);
   wait(*message.second, what);
   return std::move(message.first);
 }
 
 void HeadExchange::give_h(int microbatch, at::Tensor h) {
-  for_others([&](int rank) { send(*terms_, h, rank); });
-  own_[{of_h, microbatch, options_.last}] = std::move(h);
+  for_others([&](int rank) { send(*links_.terms, h, rank); });
+  own_[{of_h, microbatch, links_.last}] = std::move(h);
 }
 
 at::Tensor HeadExchange::take_h(int microbatch, const Wait& wait) {
-  at::Tensor h = take(of_h, microbatch, options_.last, wait, "the head's input");
+  at::Tensor h = take(of_h, microbatch, links_.last, wait, "the head's input");
   if (options_.ahead) expect_h(microbatch + 1);
   return h;
 }
@@ -89,28 +94,28 @@ at::Tensor HeadExchange::take_h(int microbatch, const Wait& wait) {
 void HeadExchange::give_statistics(int microbatch, at::Tensor own) {
   for_others([&](int rank) {
     if (options_.ahead) post_up_to(of_statistics, microbatch, rank);
-    send(*statistics_, own, rank);
+    send(*links_.statistics, own, rank);
   });
-  own_[{of_statistics, microbatch, terms_->rank()}] = std::move(own);
+  own_[{of_statistics, microbatch, links_.terms->rank()}] = std::move(own);
 }
 
 at::Tensor HeadExchange::take_statistics(int microbatch, const Wait& wait) {
   std::vector<at::Tensor> all;
-  for (int rank = 0; rank < terms_->size(); ++rank)
+  for (int rank = 0; rank < links_.terms->size(); ++rank)
     all.push_back(take(of_statistics, microbatch, rank, wait, "statistics of the head's other parts"));
   return at::stack(all);
 }
 
 void HeadExchange::give_term(int microbatch, at::Tensor term) {
-  if (!is_last()) return send(*terms_, std::move(term), options_.last);
-  own_[{of_term, microbatch, options_.last}] = std::move(term);
+  if (!is_last()) return send(*links_.terms, std::move(term), links_.last);
+  own_[{of_term, microbatch, links_.last}] = std::move(term);
   if (!options_.ahead) return;
   for_others([&](int rank) { post_up_to(of_term, microbatch, rank); });
 }
 
 at::Tensor HeadExchange::take_gradient(int microbatch, const Wait& wait) {
   at::Tensor sum;
-  for (int rank = 0; rank < terms_->size(); ++rank) {
+  for (int rank = 0; rank < links_.terms->size(); ++rank) {
     at::Tensor term = take(of_term, microbatch, rank, wait, "the gradient of the head's input");
     sum = rank == 0 ? std::move(term) : sum.add_(term);
   }

@@ -16,16 +16,25 @@
 
 namespace pptrain::pipeline {
 
+// The communicators of a spread head, which keep its messages apart from the stages'. Executors that run one
+// after the other share them.
+struct HeadLinks {
+  // Collective over `pipeline`, which must outlive this. last: the rank with the last stage.
+  HeadLinks(comm::Communicator& pipeline, int last);
+
+  int last;
+  std::unique_ptr<comm::Communicator> terms;       // of h and of its gradient
+  std::unique_ptr<comm::Communicator> statistics;  // of all with all
+};
+
 // The last stage's rank gives h to all. Each rank makes its statistics, which all get, then its term of h's
 // gradient, which the last stage's rank sums. Microbatches ascend in every step of the way, but gradients are
-// taken in any order. Only calls that take something wait. Communicators of its own keep its messages apart
-// from the stages'.
+// taken in any order. Only calls that take something wait.
 class HeadExchange {
  public:
   // Makes memory for another rank's message of the microbatch.
   using Empty = std::function<at::Tensor(int microbatch)>;
   struct Options {
-    int last = 0;  // the rank with the last stage
     // Receives are posted when the rank may expect them, so that their memory is there early. Otherwise by
     // RECV_HEAD, or by the call that takes the message.
     bool ahead = true;
@@ -33,8 +42,8 @@ class HeadExchange {
     Empty empty_statistics;
   };
 
-  // Collective over `pipeline`, which must outlive this.
-  HeadExchange(comm::Communicator& pipeline, Options options);
+  // `links` must outlive this.
+  HeadExchange(HeadLinks& links, Options options);
 
   // Waits for an operation under way: the executor says what for.
   using Wait = std::function<void(comm::Work& work, const std::string& what)>;
@@ -58,7 +67,7 @@ class HeadExchange {
  private:
   using Message = std::pair<at::Tensor, std::unique_ptr<comm::Work>>;  // under way
   using Key = std::tuple<schedule::ActionKind, int, int>;              // that makes it, microbatch, rank
-  bool is_last() const { return terms_->rank() == options_.last; }
+  bool is_last() const { return links_.terms->rank() == links_.last; }
   void send(comm::Communicator& ranks, at::Tensor tensor, int to);
   // Messages of one kind from a rank arrive by ascending microbatch: posts the receives up to this one.
   void post_up_to(schedule::ActionKind maker, int microbatch, int from);
@@ -67,11 +76,10 @@ class HeadExchange {
   template <typename Visit>
   void for_others(const Visit& visit) const;
 
+  HeadLinks& links_;
   Options options_;
   int microbatches_ = 0;
-  std::unique_ptr<comm::Communicator> terms_;       // of h and of its gradient
-  std::unique_ptr<comm::Communicator> statistics_;  // of all with all
-  std::map<Key, at::Tensor> own_;                   // what this rank has made and takes itself
+  std::map<Key, at::Tensor> own_;  // what this rank has made and takes itself
   std::map<Key, Message> arriving_;
   std::map<std::pair<schedule::ActionKind, int>, int> posted_;  // [kind, rank] receives of the run so far
   std::deque<Message> sends_;

@@ -40,7 +40,7 @@ static_assert([] {
   }
   return true;
 }());
-constexpr std::string_view overlap_word = "OVERLAP_F_B";
+constexpr std::string_view overlap_word = "OVERLAP_F_B", receive_of_head_begins = "RECV_HEAD(";
 
 std::string_view trim(std::string_view text) {
   constexpr std::string_view blank = " \t\r\n";
@@ -53,7 +53,7 @@ std::string_view trim(std::string_view text) {
   throw UsageError(
       fmt::format("'{}' is not a schedule action: {}. An action reads "
                   "<stage><F|B|I|W|S|T|SEND_F|RECV_F|SEND_B|RECV_B><microbatch>, "
-                  "<stage><UNSHARD|RESHARD|REDUCE_GRAD> or (<F "
+                  "<stage><UNSHARD|RESHARD|REDUCE_GRAD>, <stage>RECV_HEAD(<F, S or T action>) or (<F "
                   "action>;<B action>)OVERLAP_F_B, for example 2F0",
                   text, why));
 }
@@ -66,6 +66,14 @@ int to_int(std::string_view digits, std::string_view whole) {
 
 Action parse_single(std::string_view text, std::string_view whole) {
   constexpr std::string_view digit = "0123456789";
+  if (const size_t maker = text.find(receive_of_head_begins); maker != std::string_view::npos) {
+    if (text.back() != ')') refuse(whole, "the closing bracket is missing");
+    const std::string_view made = text.substr(maker + receive_of_head_begins.size());
+    const Action action = parse_single(made.substr(0, made.size() - 1), whole);
+    if (action.kind != ActionKind::forward && !is_of_head(action.kind))
+      refuse(whole, "RECV_HEAD is of what an F, S or T makes");
+    return receive_of_head(to_int(text.substr(0, maker), whole), action);
+  }
   const size_t digits = std::min(text.find_first_not_of(digit), text.size());
   if (digits == 0) refuse(whole, "it does not begin with a stage number");
   const size_t word_end = std::max(digits, text.find_last_not_of(digit) + 1);
@@ -73,7 +81,7 @@ Action parse_single(std::string_view text, std::string_view whole) {
   std::string_view name = text.substr(digits, word_end - digits);
   if (name == "FULL_BACKWARD") name = "B";
   for (const Word& word : words) {
-    if (word.text != name || word.kind == ActionKind::recv_head) continue;
+    if (word.text != name || word.kind == ActionKind::recv_head) continue;  // read above
     const std::string_view microbatch = text.substr(word_end);
     if (word.has_microbatch && microbatch.empty()) refuse(whole, "the microbatch number is missing");
     if (!word.has_microbatch && !microbatch.empty()) {

@@ -122,7 +122,7 @@ constexpr void for_each_part(const Action& action, Visit&& visit) {
 std::string to_string(const Action& action);
 // "RECV_F stage 5 microbatch 7"; of a pair as to_string.
 std::string in_words(const Action& action);
-// Throws UsageError on text that is not an action, or one that no file has (RECV_HEAD). PyTorch's
+// Throws UsageError on text that is not an action. PyTorch's
 // FULL_BACKWARD is read as B.
 Action parse_action(std::string_view text);
 

@@ -2,6 +2,9 @@
 
 #include <cuda_runtime_api.h>
 
+#include <array>
+#include <cstdio>
+
 #include "core/base/error.h"
 
 namespace pptrain::kernels {
@@ -35,6 +38,26 @@ cudaDeviceProp properties_of(c10::Device device) {
 
 std::string device_name(c10::Device device) {
   return properties_of(device).name;
+}
+
+std::string device_uuid(c10::Device device) {
+  constexpr const char* digits = "0123456789abcdef";
+  std::string text = "GPU";
+  const cudaDeviceProp properties = properties_of(device);
+  for (size_t i = 0; i < sizeof(properties.uuid.bytes); ++i) {
+    if (i == 0 || i == 4 || i == 6 || i == 8 || i == 10) text += '-';
+    const auto byte = static_cast<unsigned char>(properties.uuid.bytes[i]);
+    text += {digits[byte / 16], digits[byte % 16]};
+  }
+  return text;
+}
+
+std::string device_pci(c10::Device device) {
+  const cudaDeviceProp properties = properties_of(device);
+  std::array<char, 32> text{};
+  std::snprintf(text.data(), text.size(), "%04x:%02x:%02x.0", static_cast<unsigned>(properties.pciDomainID),
+                static_cast<unsigned>(properties.pciBusID), static_cast<unsigned>(properties.pciDeviceID));
+  return text.data();
 }
 
 int64_t device_memory(c10::Device device) {

@@ -15,6 +15,14 @@ std::string device_name(c10::Device) {
   throw Error("this pptrain was built without CUDA");
 }
 
+std::string device_uuid(c10::Device) {
+  throw Error("this pptrain was built without CUDA");
+}
+
+std::string device_pci(c10::Device) {
+  throw Error("this pptrain was built without CUDA");
+}
+
 int compute_capability(c10::Device) {
   throw Error("this pptrain was built without CUDA");
 }

@@ -77,7 +77,7 @@ std::vector<std::vector<int>> exchange_rounds(int ranks) {
   return rounds;
 }
 
-std::shared_ptr<void> ThreadBlocks::take(int blocks, const std::string& name) {
+std::shared_ptr<void> ThreadBlocks::take(int blocks, const std::string& name) const {
   if (*taken_ + blocks > most)
     throw UsageError(
         fmt::format("{} would be one NCCL communicator too many: with {} thread blocks in all instead of at "

@@ -44,7 +44,7 @@ class ThreadBlocks {
 
   // One more communicator, `name` for messages, which has its blocks until the result goes. Throws UsageError
   // if all take too many.
-  std::shared_ptr<void> take(int blocks, const std::string& name);
+  std::shared_ptr<void> take(int blocks, const std::string& name) const;
   int taken() const { return *taken_; }
 
  private:

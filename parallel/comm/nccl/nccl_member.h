@@ -36,7 +36,7 @@ struct NcclMember {
   std::chrono::milliseconds set_up_timeout{0};  // also for ends
   std::chrono::milliseconds timeout{0};         // for what comes between
   int group_blocks = 0;                         // of a group's collectives
-  mutable ThreadBlocks blocks{};                // of all groups of this rank; copies count together
+  ThreadBlocks blocks{};                        // of all groups of this rank; copies count together
 
   int size() const { return static_cast<int>(job_ranks.size()); }
   int job_rank() const { return job_ranks[static_cast<size_t>(rank)]; }

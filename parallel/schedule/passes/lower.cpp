@@ -61,6 +61,10 @@ Schedule filtered(const Schedule& schedule, Keep&& keep) {
   return result;
 }
 
+bool is_no_communication(ActionKind kind) {
+  return !is_communication(kind);
+}
+
 Schedule without(const Schedule& schedule, ActionKind a, ActionKind b) {
   return filtered(schedule, [&](ActionKind kind) { return kind != a && kind != b; });
 }
@@ -88,10 +92,20 @@ constexpr std::array passes = std::to_array<Pass>({
     {.name = "split_pairs",
      .applies = [](const Schedule& given,
                    const ShardOptions&) { return has(given, ActionKind::overlapped_pair); },
-     .run = [](const Schedule& s, const ShardOptions& shard) { return split_pairs(s, shard.keep_pairs); }},
+     .run =
+         [](const Schedule& s, const ShardOptions& shard) {
+           // The head's input leaves within a pair, before the pair ends.
+           const bool head_in_pair = shard.blocking_sends && s.spread_head;
+           return split_pairs(s, shard.keep_pairs && !head_in_pair);
+         }},
     {.name = "add_communication",
-     .applies = [](const Schedule& given, const ShardOptions&) { return !given.has_communication(); },
-     .run = [](const Schedule& s, const ShardOptions&) { return add_communication(s); },
+     // A given list may have receives where a rank whose sends block would wait for ever.
+     .applies = [](const Schedule& given,
+                   const ShardOptions& shard) { return !given.has_communication() || shard.blocking_sends; },
+     .run =
+         [](const Schedule& s, const ShardOptions&) {
+           return add_communication(s.has_communication() ? filtered(s, is_no_communication) : s);
+         },
      .proven = WaitModel::in_place},
     {.name = "hoist_receives",
      .applies = [](const Schedule& given,
@@ -125,7 +139,8 @@ std::vector<std::string> pass_names() {
 }
 
 Schedule whole_head(const Schedule& schedule) {
-  Schedule result = without(schedule, ActionKind::head_forward, ActionKind::head_backward);
+  Schedule result =
+      filtered(schedule, [](ActionKind kind) { return !is_of_head(kind) && kind != ActionKind::recv_head; });
   result.spread_head = false;
   return result;
 }

@@ -270,7 +270,7 @@ class Matching {
                   list.begin() + static_cast<ptrdiff_t>(i) + 1);
       ++place;
     }
-    const std::vector<Action> of_head = replay_.missing_head_receives(rank);
+    const std::vector<Action> of_head = replay_.blocking()->missing_head_receives(rank);
     list.insert(list.begin() + static_cast<ptrdiff_t>(place), of_head.begin(), of_head.end());
     return place > here || !of_head.empty();
   }

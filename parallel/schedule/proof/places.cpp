@@ -111,7 +111,10 @@ void Places::note(int rank, size_t index, const Action& action) {
         s_, rank, index,
         fmt::format("there is no microbatch {}: they are 0 to {}", action.microbatch, s_.microbatches - 1));
   }
-  if (action.kind == ActionKind::recv_head) return;  // Replay counts them
+  if (action.kind == ActionKind::recv_head) {  // BlockingMessages counts them
+    if (!s_.spread_head) refuse(s_, rank, index, "the head is not spread over the ranks");
+    return;
+  }
   if (is_communication(action.kind)) return note_message(rank, index, action);
   if (is_of_head(action.kind)) return note_head(rank, index, action);
   if (action.kind == ActionKind::forward) return put(forward, rank, index, action);

@@ -6,10 +6,12 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <utility>
 #include <vector>
 
 #include "parallel/schedule/inputs.h"
+#include "parallel/schedule/proof/blocking_messages.h"
 #include "parallel/schedule/schedule.h"
 
 namespace pptrain::schedule {
@@ -18,9 +20,10 @@ namespace pptrain::schedule {
 enum class WaitModel {
   at_consumer,  // sends never wait; a receive only names its buffer, and the F, B or I that uses it waits
   in_place,     // sends never wait; the receive itself waits
-  blocking,     // before each pass, UNSHARD, RESHARD and REDUCE_GRAD a rank waits for all its messages, sends
-                // until they are received. So NCCL does if that action waits for the whole device, as the
-                // first run of a kernel does.
+  // A send ends when it is received. Before each pass, UNSHARD, RESHARD and REDUCE_GRAD a rank waits until
+  // all its messages have ended: as with NCCL, if that action waits for the whole device (a kernel's first
+  // run).
+  blocking,
 };
 
 class Replay {
@@ -28,6 +31,8 @@ class Replay {
   // The schedule must outlive the replay and be well-formed (each stage on its rank, sizes within bounds).
   // `by_messages`: what goes from rank to rank is sent and received (Schedule::has_communication).
   Replay(const Schedule& schedule, WaitModel model, bool by_messages);
+  Replay(const Replay&) = delete;
+  Replay& operator=(const Replay&) = delete;
 
   // Every rank goes no further than this place in its list.
   void stop_before(std::vector<size_t> ends) { stops_ = std::move(ends); }
@@ -39,20 +44,17 @@ class Replay {
 
   // After run: where each rank stands; its end if it is done.
   const std::vector<size_t>& positions() const { return next_; }
-  // --- for the model `blocking` ---
-  // Messages of the rank of which the other end is not posted.
-  int open_messages(int rank) const { return open_.empty() ? 0 : open_[rank]; }
-  // Receives of messages of a spread head that have been sent to the rank and are not posted.
-  std::vector<Action> missing_head_receives(int rank) const;
+  // For the model `blocking`, else null.
+  const BlockingMessages* blocking() const { return blocking_ ? &*blocking_ : nullptr; }
   // Of a receive: has its message been sent?
   bool is_sent(const Action& receive) const { return has_input(pass_of(receive)); }
 
  private:
-  // Of what a pass makes, on the ranks that need it. awaited: the receive is posted.
-  enum State : uint8_t { made = 1, arrived = 2, awaited = 4 };
+  // Of what a pass makes, on the ranks that need it.
+  enum State : uint8_t { made = 1, arrived = 2 };
 
   bool ready(int rank, const Action& action) const {
-    if (!open_.empty() && open_[rank] > 0 && !is_communication(action.kind)) return false;
+    if (blocking_ && blocking_->open(rank) > 0 && !is_communication(action.kind)) return false;
     if (action.kind != ActionKind::overlapped_pair) return part_ready(action);
     return part_ready(forward_of(action)) && part_ready(backward_of(action));
   }
@@ -63,42 +65,17 @@ class Replay {
   void wake(int rank);
   size_t end_of(int rank) const { return stops_.empty() ? schedule_.actions[rank].size() : stops_[rank]; }
 
-  // --- for the model `blocking` ---
-  // An end of a message is posted by this rank; `matched`: the other end is already.
-  void post(int rank, int other, bool matched);
-  void post_message(int rank, const Action& message);
-  // The messages of a spread head that the pass makes, and the receives of those that it uses.
-  void post_head_messages(int rank, const Action& pass);
-  // Messages of one kind from rank to rank, in the order of their microbatches: how many ends are posted.
-  struct HeadChannel {
-    int sent = 0, received = 0;
-  };
-  enum class HeadMessage : uint8_t { input, statistics, term };  // made by the last stage's F, by S, by T
-  HeadChannel& channel(HeadMessage kind, int from, int to) {
-    return heads_[(static_cast<size_t>(kind) * schedule_.ranks + from) * schedule_.ranks + to];
-  }
-  const HeadChannel& channel(HeadMessage kind, int from, int to) const {
-    return const_cast<Replay*>(this)->channel(kind, from, to);
-  }
-  void send_head(HeadMessage kind, int from, int to);
-  void receive_head(HeadMessage kind, int from, int to);
-  void receive_up_to(HeadMessage kind, int from, int to, int microbatch);
-  HeadMessage kind_of(const Action& maker) const;
-  int rank_of_maker(const Action& maker) const;
-
   const Schedule& schedule_;
   WaitModel model_;
   bool by_messages_;
   Inputs inputs_;
   PassTable<uint8_t> states_;    // of State
   std::vector<int> parts_done_;  // [microbatch x 2 (S, T)] ranks that have done it; empty with a whole head
-  // For the model `blocking`, else empty.
-  std::vector<int> open_;           // [rank]
-  std::vector<HeadChannel> heads_;  // [kind][from][to]
-  std::vector<size_t> next_;        // [rank]
-  std::vector<size_t> stops_;       // [rank] or empty: the lists' ends
-  std::vector<int> queue_;          // ranks that may be able to go on
-  std::vector<uint8_t> queued_;     // [rank]
+  std::optional<BlockingMessages> blocking_;
+  std::vector<size_t> next_;     // [rank]
+  std::vector<size_t> stops_;    // [rank] or empty: the lists' ends
+  std::vector<int> queue_;       // ranks that may be able to go on
+  std::vector<uint8_t> queued_;  // [rank]
 };
 
 template <typename Visit>

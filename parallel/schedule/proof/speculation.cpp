@@ -9,7 +9,9 @@
 namespace pptrain::schedule {
 namespace {
 
-bool leaves_gradients_alone(const Schedule& s, const Action& action) {
+// If sends block, no message is under way at the end of a prefix either.
+bool may_be_in_prefix(const Schedule& s, const Action& action) {
+  if (s.blocking_sends && is_communication(action.kind)) return false;
   if (action.kind == ActionKind::forward) return action.stage + 1 < s.stages();
   return action.kind == ActionKind::send_f || is_receive(action.kind) || action.kind == ActionKind::unshard ||
          action.kind == ActionKind::reshard;
@@ -51,7 +53,7 @@ Speculation speculate(const Schedule& schedule) {
   std::vector<size_t> ends;
   for (const auto& list : schedule.actions) {
     const auto end =
-        std::ranges::find_if_not(list, [&](const Action& a) { return leaves_gradients_alone(schedule, a); });
+        std::ranges::find_if_not(list, [&](const Action& a) { return may_be_in_prefix(schedule, a); });
     ends.push_back(static_cast<size_t>(end - list.begin()));
   }
   Replay replay(schedule, schedule.blocking_sends ? WaitModel::blocking : WaitModel::at_consumer,

@@ -16,6 +16,9 @@ namespace pptrain::schedule {
 // stale then and has to be dropped. All ranks at a place in the pipeline have one list, so that none gathers
 // alone.
 //
+// If sends block (Schedule::blocking_sends), prefixes hold no messages, since what the wait runs on the
+// device may wait for them.
+//
 // The wait cannot deadlock: what the actions of a prefix wait for is in prefixes too, so every rank comes to
 // the end of its own, and what the wait itself needs was sent before any prefix began.
 struct Speculation {

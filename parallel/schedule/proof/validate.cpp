@@ -226,7 +226,7 @@ void check_progress(const Places& places, WaitModel model) {
     if (first < 0) first = rank;
     if (++listed > most_listed) continue;
     const Action& action = list[positions[rank]];
-    const int open = replay.open_messages(rank);
+    const int open = replay.blocking() != nullptr ? replay.blocking()->open(rank) : 0;
     waiting += fmt::format("\n  rank {} waits in step {} ({}){}", rank, positions[rank], to_string(action),
                            open > 0 ? fmt::format(" for the other ends of {} of its messages", open)
                                     : waits_for(places, action));

@@ -409,13 +409,16 @@ TEST_CASE("a rank that awaits what rank 0 chooses takes it whole") {
                           "model.num_hidden_layers=8", "distributed.pp_costs=h100"};
   const Overrides streamed = {"distributed.dp_shard=2", "distributed.reshard_after_forward=true",
                               "distributed.reduce_gradients=microbatch"};
+  const Overrides on_gpus = {"run.device=cuda", "train.dtype=bf16", "model.head_dim=64"};
   for (const Overrides& open :
        {Overrides{"distributed.pp_schedule=auto"}, Overrides{"distributed.pp_schedule=search"},
         with(streamed, {"distributed.pp_schedule=search"}),
         Overrides{"distributed.pp_split=cost", "distributed.pp_schedule=zbv"},
         Overrides{"distributed.pp_head=spread", "distributed.pp_schedule=dualpipe_v"},
         with(streamed, {"distributed.pp_head=auto", "distributed.pp_schedule=auto"}),
-        Overrides{"distributed.pp_schedule=auto", "train.recompute=auto", "distributed.pp=1"}}) {
+        Overrides{"distributed.pp_schedule=auto", "train.recompute=auto", "distributed.pp=1"},
+        with(on_gpus, {"distributed.pp_split=cost", "distributed.pp_schedule=zbv"}),
+        with(on_gpus, {"distributed.pp_head=spread", "distributed.pp_schedule=1f1b"})}) {
     CAPTURE(open);
     const Overrides job = with(base, open);
     const pptrain::app::Plan chosen = loaded(job);
@@ -427,6 +430,7 @@ TEST_CASE("a rank that awaits what rank 0 chooses takes it whole") {
     CHECK(identity(taken) == identity(chosen));
     CHECK((taken.schedule.actions == chosen.schedule.actions));
     CHECK((taken.schedule.placement == chosen.schedule.placement));
+    CHECK(taken.schedule.blocking_sends == (chosen.job.run.device == pptrain::config::Device::cuda));
     CHECK(taken.layers == chosen.layers);
     CHECK(taken.named == chosen.named);
     CHECK(job_to_save(taken) == job_to_save(chosen));

@@ -3,6 +3,7 @@
 
 #include <sched.h>
 
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <string>
@@ -61,4 +62,31 @@ TEST_CASE("whole cores are those that never wait for a quota") {
   CHECK(Cores{.processors = {0, 1, 2, 3}, .quota = 2.9}.count() == 2);
   CHECK(Cores{.processors = {0, 1}, .quota = 8}.count() == 2);
   CHECK(Cores{}.count() == 1);
+}
+
+TEST_CASE("the processors near a GPU are those that the system lists") {
+  HostFiles host;
+  const auto processors = [&](const std::string& list) {
+    host.write("sys/bus/pci/devices/0000:3b:00.0/local_cpulist", list);
+    return processors_near("0000:3b:00.0", host.root());
+  };
+  CHECK(processors("0-3,8\n") == std::vector{0, 1, 2, 3, 8});
+  CHECK(processors("5\n") == std::vector{5});
+  CHECK(processors("").empty());
+  CHECK(processors("0-,2").empty());
+  CHECK(processors_near("0000:00:00.0", host.root()).empty());
+}
+
+TEST_CASE("a thread is bound only if it is not bound yet") {
+  std::thread([] {
+    const Cores before = process_cores();
+    if (std::ssize(before.processors) < std::max<int64_t>(2, before.of_host)) return;  // this test is bound
+    CHECK_FALSE(bind_unless_bound({}));
+    CHECK(process_cores().processors == before.processors);
+    const int last = before.processors.back();
+    CHECK(bind_unless_bound({last, last + 1000}));
+    CHECK(process_cores().processors == std::vector{last});
+    CHECK_FALSE(bind_unless_bound({before.processors.front()}));
+    CHECK(process_cores().processors == std::vector{last});
+  }).join();
 }

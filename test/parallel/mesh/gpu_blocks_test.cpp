@@ -16,6 +16,7 @@ TEST_CASE("a rank's communicators fit on its GPU together, or the job is refused
                 .pp = pp, .dp_replicate = dp, .dp_shard = dp, .cp = cp, .tp = tp, .ep = tp};
             const GpuBlocks blocks = mesh::gpu_blocks(shape, {.spread_head = (uses & 1) != 0,
                                                               .tied = (uses & 2) != 0,
+                                                              .ring = true,
                                                               .experts = (uses & 4) != 0,
                                                               .matrices = (uses & 8) != 0});
             CAPTURE(pp, dp, cp, tp, uses, blocks.links, blocks.groups, blocks.of_group);

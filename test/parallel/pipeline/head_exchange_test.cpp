@@ -18,10 +18,11 @@ TEST_CASE("gradients of the head's input are those of their microbatch, taken in
   std::mutex mutex;
   comm::run_thread_ranks(ranks, [&](comm::Communicator& world) {
     const auto empty = [](int) { return at::full({2, 3}, 0.0); };
-    pipeline::HeadExchange exchange(
-        world, {.last = last, .ahead = ahead, .empty_boundary = empty, .empty_statistics = [](int) {
-                  return at::full({2, 1}, 0.0);
-                }});
+    pipeline::HeadLinks links(world, last);
+    pipeline::HeadExchange exchange(links,
+                                    {.ahead = ahead, .empty_boundary = empty, .empty_statistics = [](int) {
+                                       return at::full({2, 1}, 0.0);
+                                     }});
     exchange.begin(microbatches);
     const auto wait = [](comm::Work& work, const std::string& what) { work.wait([&] { return what; }); };
     for (int i = 0; i < microbatches; ++i) {

@@ -21,13 +21,14 @@ TEST_CASE("actions are written as PyTorch writes them, and read back") {
       {{ActionKind::reshard, 3, -1}, "3RESHARD"},
       {{ActionKind::reduce_grad, 0, -1}, "0REDUCE_GRAD"},
       {overlapped(forward(0, 3), backward(3, 0)), "(0F3;3B0)OVERLAP_F_B"},
+      {receive_of_head(1, head_forward(0, 3)), "1RECV_HEAD(0S3)"},
+      {receive_of_head(0, forward(7, 2)), "0RECV_HEAD(7F2)"},
   };
   for (const auto& [action, text] : cases) {
     CHECK(to_string(action) == text);
     CHECK(parse_action(text) == action);
     CHECK(parse_action(std::string(" ") + text + "\r") == action);
   }
-  CHECK(to_string(receive_of_head(1, head_forward(0, 3))) == "1RECV_HEAD(0S3)");
   CHECK(maker_of(receive_of_head(1, head_backward(2, 3))) == head_backward(2, 3));
   CHECK(parse_action("5FULL_BACKWARD3") == backward(5, 3));
   CHECK(parse_action("( 0F3 ; 3I0 )OVERLAP_F_B") == overlapped(forward(0, 3), backward_input(3, 0)));
@@ -61,7 +62,9 @@ TEST_CASE("what is not an action is refused") {
                            "(0F3;3B0OVERLAP_F_B",
                            "2 F0",
                            "1RECV_HEAD3",
-                           "1RECV_HEAD(0S3)"}) {
+                           "1RECV_HEAD(0S3",
+                           "1RECV_HEAD(0W3)",
+                           "RECV_HEAD(0S3)"}) {
     INFO(text);
     CHECK_THROWS_AS(parse_action(text), UsageError);
   }
