@@ -182,10 +182,32 @@ int head_parts(const PlanBase& base) {
   return base.job.distributed.pp_head == config::HeadPlace::spread ? base.mesh.pp : 1;
 }
 
+namespace {
+
+mesh::GpuExchanges exchanges_of(const PlanBase& base, bool shared_embedding) {
+  const bool spread = head_parts(base) > 1;
+  return {.spread_head = spread,
+          .tied = base.model.tied && base.mesh.pp > 1,
+          .shared_embedding = shared_embedding,
+          .ring = base.job.distributed.cp_kind == config::ContextKind::ring,
+          .experts = base.model.sparse.experts > 0,
+          .matrices = base.job.optimizer.name == "muon",
+          .kv_copies = base.mesh.tp > base.model.kv_heads,
+          .gathers_head = spread && base.job.eval.generate_interval > 0};
+}
+
+// Do the links that it needs fit on a GPU?
+bool can_link_embedding(const PlanBase& base) {
+  return base.job.run.device == config::Device::cpu ||
+         mesh::gpu_blocks(base.mesh, exchanges_of(base, /*shared_embedding=*/true)).fit();
+}
+
+}  // namespace
+
 bool shares_out_embedding(const PlanBase& base) {
   return head_parts(base) > 1 && !base.model.tied && !models::freezes(base.model) &&
          base.mesh.size(mesh::Group::fsdp) == 1 && !base.job.optimizer.post_validation &&
-         lower_options(base).reduce == schedule::Reduce::step;
+         lower_options(base).reduce == schedule::Reduce::step && can_link_embedding(base);
 }
 
 mesh::GpuBlocks gpu_blocks(const PlanBase& base) {
@@ -193,15 +215,7 @@ mesh::GpuBlocks gpu_blocks(const PlanBase& base) {
 }
 
 mesh::GpuExchanges gpu_exchanges(const PlanBase& base) {
-  const bool spread = head_parts(base) > 1;
-  return {.spread_head = spread,
-          .tied = base.model.tied && base.mesh.pp > 1,
-          .shared_embedding = shares_out_embedding(base),
-          .ring = base.job.distributed.cp_kind == config::ContextKind::ring,
-          .experts = base.model.sparse.experts > 0,
-          .matrices = base.job.optimizer.name == "muon",
-          .kv_copies = base.mesh.tp > base.model.kv_heads,
-          .gathers_head = spread && base.job.eval.generate_interval > 0};
+  return exchanges_of(base, shares_out_embedding(base));
 }
 
 nn::LossTerms loss_terms(const config::TrainSection& train) {

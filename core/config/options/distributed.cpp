@@ -135,7 +135,8 @@ void add_distributed(std::vector<Option>& options) {
       "of its vocabulary and computes it between its blocks, so that all ranks compute equally much. A rank "
       "then holds up to two microbatches more, and losses round as with tp ranks. The ranks also divide the "
       "embedding's float32 weights and optimizer state, except with tied or frozen weights, dp_shard, cp, "
-      "optimizer.post_validation or gradients reduced by microbatch. auto: spread if the predicted step is 1 "
+      "optimizer.post_validation, gradients reduced by microbatch, or about 16 GPUs and more. auto: spread "
+      "if the predicted step is 1 "
       "% shorter, or if the job fits only with spread.")
       .only_if("distributed.pp > 1", {"distributed.pp"},
                [](const JobConfig& j) { return j.distributed.pp > 1; });
