@@ -191,7 +191,6 @@ mesh::GpuExchanges exchanges_of(const PlanBase& base, bool shared_embedding) {
           .shared_embedding = shared_embedding,
           .ring = base.job.distributed.cp_kind == config::ContextKind::ring,
           .experts = base.model.sparse.experts > 0,
-          .matrices = base.job.optimizer.name == "muon",
           .kv_copies = base.mesh.tp > base.model.kv_heads,
           .gathers_head = spread && base.job.eval.generate_interval > 0};
 }

@@ -101,9 +101,9 @@ std::filesystem::path kept_schedule(const config::JobConfig& job);
 int head_parts(const PlanBase& base);
 
 // In training: do pipeline ranks shard the embedding's state too (parallel/pipeline/embedding_shards.h)? They
-// do with a spread head. Exceptions: embedding and head are tied, a part of the model is frozen, the ranks of
-// a stage shard the embedding already, gradients are summed after each microbatch, steps are validated late,
-// or a GPU has no room for the links.
+// do with a spread head. Exceptions: embedding and head are tied, a part of the model is frozen, or the ranks
+// of a stage shard the embedding already. Also if gradients are summed after each microbatch, if steps are
+// validated late, or if a GPU has no room for the links.
 bool shares_out_embedding(const PlanBase& base);
 
 // What lowering puts into the job's lists, for ranks that share the stages' parameters.

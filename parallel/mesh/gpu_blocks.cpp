@@ -22,11 +22,10 @@ GpuBlocks gpu_blocks(const MeshShape& shape, const GpuExchanges& exchanges) {
   if (exchanges.tied) blocks.links += star(exchanges.spread_head ? shape.pp : std::min(shape.pp, 2));
   if (exchanges.shared_embedding) blocks.links += star(shape.pp);
   for (const Axis axis : {Axis::tp, Axis::cp, Axis::dp_replicate}) blocks.groups += shape.size(axis) > 1;
-  for (const Group group : {Group::fsdp, Group::loss}) blocks.groups += shape.size(group) > 1;
+  for (const Group group : {Group::fsdp, Group::loss, Group::stage}) blocks.groups += shape.size(group) > 1;
   if (exchanges.experts) {
     for (const Group group : {Group::ep, Group::efsdp, Group::eloss}) blocks.groups += shape.size(group) > 1;
   }
-  if (exchanges.experts || exchanges.matrices) blocks.groups += shape.size(Group::stage) > 1;
   if (exchanges.kv_copies) ++blocks.groups;
   if (exchanges.gathers_head) ++blocks.groups;
   if (blocks.groups == 0) return blocks;

@@ -28,7 +28,6 @@ struct GpuExchanges {
   bool shared_embedding = false;  // the pipeline ranks share the embedding's state
   bool ring = false;              // context-parallel ranks pass keys on, instead of exchanging heads
   bool experts = false;
-  bool matrices = false;      // an optimizer assembles matrices that are sharded over a stage's ranks
   bool kv_copies = false;     // tensor-parallel ranks have the same key and value heads
   bool gathers_head = false;  // the last stage gathers a spread head, for samples
 };

@@ -40,17 +40,11 @@ Executor::Executor(std::vector<StageWithWeights> stages, comm::Communicator& pip
   schedule_.actions[pipeline_.rank()] = schedule.actions[pipeline_.rank()];
   passes_ = find_passes(schedule_.actions[pipeline_.rank()]);
   if (schedule_.spread_head) {
-    const auto data = [this](int microbatch) -> const data::Microbatch& { return microbatches_[microbatch]; };
-    const Stage& own = stages_.front().stage;
     if (head == nullptr) {
       own_links_ = std::make_unique<HeadLinks>(pipeline_, schedule_.rank_of(schedule_.stages() - 1));
       head = own_links_.get();
     }
-    head_ = std::make_unique<HeadExchange>(
-        *head, HeadExchange::Options{
-                   .ahead = !schedule.blocking_sends,
-                   .empty_boundary = [&own, data](int i) { return own.empty_boundary(data(i)); },
-                   .empty_statistics = [&own, data](int i) { return own.empty_statistics(data(i)); }});
+    head_ = std::make_unique<HeadExchange>(*head, stages_.front().stage, /*ahead=*/!schedule.blocking_sends);
   }
   if (logs(Subsystem::schedule, spdlog::level::info)) log_list();
 }
@@ -109,7 +103,7 @@ schedule::InFlight Executor::run(std::span<const data::Microbatch> microbatches,
   weight_operands_ = 0;
   boundaries_.count_anew();
   times_.reset();
-  if (head_) head_->begin(schedule_.microbatches);
+  if (head_) head_->begin(microbatches_);
   const comm::ActivityScope walking(activity_, comm::ActivityKind::work, "the schedule's list");
   size_t begin = 0;
   if (validate) {

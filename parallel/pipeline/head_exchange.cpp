@@ -33,22 +33,20 @@ HeadLinks::HeadLinks(comm::Communicator& pipeline, int last_rank)
   comm::connect_all(*statistics, 1);
 }
 
-HeadExchange::HeadExchange(HeadLinks& links, Options options) : links_(links), options_(std::move(options)) {}
-
 template <typename Visit>
 void HeadExchange::for_others(const Visit& visit) const {
   for (int rank = 0; rank < links_.terms->size(); ++rank)
     if (rank != links_.terms->rank()) visit(rank);
 }
 
-void HeadExchange::begin(int microbatches) {
+void HeadExchange::begin(std::span<const data::Microbatch> microbatches) {
   microbatches_ = microbatches;
   posted_.clear();
-  if (options_.ahead) expect_h(0);
+  if (ahead_) expect_h(0);
 }
 
 void HeadExchange::expect_h(int microbatch) {
-  if (!is_last() && microbatch < microbatches_) post_up_to(of_h, microbatch, links_.last);
+  if (!is_last() && microbatch < std::ssize(microbatches_)) post_up_to(of_h, microbatch, links_.last);
 }
 
 void HeadExchange::receive(const schedule::Action& maker) {
@@ -58,7 +56,8 @@ void HeadExchange::receive(const schedule::Action& maker) {
 void HeadExchange::post_up_to(ActionKind maker, int microbatch, int from) {
   const bool of_part = maker == of_statistics;
   for (int& next = posted_[{maker, from}]; next <= microbatch; ++next) {
-    at::Tensor empty = (of_part ? options_.empty_statistics : options_.empty_boundary)(next);
+    const data::Microbatch& data = microbatches_[next];
+    at::Tensor empty = of_part ? own_stage_.empty_statistics(data) : own_stage_.empty_boundary(data);
     auto work = (of_part ? links_.statistics : links_.terms)->irecv(empty, from);
     arriving_[{maker, next, from}] = {std::move(empty), std::move(work)};
   }
@@ -87,13 +86,13 @@ void HeadExchange::give_h(int microbatch, at::Tensor h) {
 
 at::Tensor HeadExchange::take_h(int microbatch, const Wait& wait) {
   at::Tensor h = take(of_h, microbatch, links_.last, wait, "the head's input");
-  if (options_.ahead) expect_h(microbatch + 1);
+  if (ahead_) expect_h(microbatch + 1);
   return h;
 }
 
 void HeadExchange::give_statistics(int microbatch, at::Tensor own) {
   for_others([&](int rank) {
-    if (options_.ahead) post_up_to(of_statistics, microbatch, rank);
+    if (ahead_) post_up_to(of_statistics, microbatch, rank);
     send(*links_.statistics, own, rank);
   });
   own_[{of_statistics, microbatch, links_.terms->rank()}] = std::move(own);
@@ -109,7 +108,7 @@ at::Tensor HeadExchange::take_statistics(int microbatch, const Wait& wait) {
 void HeadExchange::give_term(int microbatch, at::Tensor term) {
   if (!is_last()) return send(*links_.terms, std::move(term), links_.last);
   own_[{of_term, microbatch, links_.last}] = std::move(term);
-  if (!options_.ahead) return;
+  if (!ahead_) return;
   for_others([&](int rank) { post_up_to(of_term, microbatch, rank); });
 }
 

@@ -7,11 +7,14 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <span>
 #include <string>
 #include <tuple>
 #include <utility>
 
+#include "core/data/microbatch.h"
 #include "parallel/comm/communicator.h"
+#include "parallel/pipeline/stage.h"
 #include "parallel/schedule/action.h"
 
 namespace pptrain::pipeline {
@@ -32,23 +35,16 @@ struct HeadLinks {
 // taken in any order. Only calls that take something wait.
 class HeadExchange {
  public:
-  // Makes memory for another rank's message of the microbatch.
-  using Empty = std::function<at::Tensor(int microbatch)>;
-  struct Options {
-    // Receives are posted when the rank may expect them, so that their memory is there early. Otherwise by
-    // RECV_HEAD, or by the call that takes the message.
-    bool ahead = true;
-    Empty empty_boundary;  // for h and terms: T [share, hidden]
-    Empty empty_statistics;
-  };
-
-  // `links` must outlive this.
-  HeadExchange(HeadLinks& links, Options options);
+  // own: a stage of this rank, for the shapes of messages. ahead: receives are posted when the rank may
+  // expect them, so that their memory is there early; otherwise by RECV_HEAD, or by the call that takes the
+  // message. Both references must outlive this.
+  HeadExchange(HeadLinks& links, const Stage& own, bool ahead)
+      : links_(links), own_stage_(own), ahead_(ahead) {}
 
   // Waits for an operation under way: the executor says what for.
   using Wait = std::function<void(comm::Work& work, const std::string& what)>;
 
-  void begin(int microbatches);  // of a run
+  void begin(std::span<const data::Microbatch> microbatches);  // of a run
   // RECV_HEAD of what this action of another rank makes.
   void receive(const schedule::Action& maker);
 
@@ -77,8 +73,9 @@ class HeadExchange {
   void for_others(const Visit& visit) const;
 
   HeadLinks& links_;
-  Options options_;
-  int microbatches_ = 0;
+  const Stage& own_stage_;
+  bool ahead_;
+  std::span<const data::Microbatch> microbatches_;
   std::map<Key, at::Tensor> own_;  // what this rank has made and takes itself
   std::map<Key, Message> arriving_;
   std::map<std::pair<schedule::ActionKind, int>, int> posted_;  // [kind, rank] receives of the run so far

@@ -11,14 +11,13 @@ TEST_CASE("a rank's communicators fit on its GPU together, or the job is refused
     for (const int dp : {1, 4}) {
       for (const int cp : {1, 2, 8}) {
         for (const int tp : {1, 4}) {
-          for (const int uses : {0, 1, 2, 4, 15}) {
+          for (const int uses : {0, 1, 2, 4, 7}) {
             const mesh::MeshShape shape{
                 .pp = pp, .dp_replicate = dp, .dp_shard = dp, .cp = cp, .tp = tp, .ep = tp};
             const GpuBlocks blocks = mesh::gpu_blocks(shape, {.spread_head = (uses & 1) != 0,
                                                               .tied = (uses & 2) != 0,
                                                               .ring = true,
-                                                              .experts = (uses & 4) != 0,
-                                                              .matrices = (uses & 8) != 0});
+                                                              .experts = (uses & 4) != 0});
             CAPTURE(pp, dp, cp, tp, uses, blocks.links, blocks.groups, blocks.of_group);
             if (blocks.fit()) CHECK(blocks.all() <= GpuBlocks::most);
             CHECK(blocks.of_group <= GpuBlocks::most_of_group);
@@ -36,8 +35,8 @@ TEST_CASE("links count at both ends, and axes of one rank take nothing") {
   CHECK(mesh::gpu_blocks({.pp = 8}, {}).links == 4 * comm::Communicator::link_blocks);
   // To and from seven others: inputs and terms, and statistics.
   CHECK(mesh::gpu_blocks({.pp = 8}, {.spread_head = true}).links == 4 * comm::Communicator::link_blocks + 28);
-  // fsdp and loss.
+  // fsdp, loss and stage.
   const GpuBlocks sharded = mesh::gpu_blocks({.dp_shard = 4}, {});
-  CHECK(sharded.groups == 2);
+  CHECK(sharded.groups == 3);
   CHECK(sharded.of_group == GpuBlocks::most_of_group);
 }

@@ -4,11 +4,39 @@
 #include <ATen/ops/full.h>
 
 #include <mutex>
+#include <vector>
 
+#include "core/base/error.h"
 #include "parallel/comm/thread/thread_communicator.h"
 #include "test/support/catch.h"
 
 using namespace pptrain;
+
+namespace {
+
+// A stage of which only the shapes of messages are asked.
+class Shapes final : public pipeline::Stage {
+ public:
+  at::Tensor empty_boundary(const data::Microbatch&) const override { return at::full({2, 3}, 0.0); }
+  at::Tensor empty_statistics(const data::Microbatch&) const override { return at::full({2, 1}, 0.0); }
+
+  int index() const override { return 0; }
+  bool is_first() const override { return true; }
+  bool is_last() const override { return false; }
+  at::Tensor forward(int, const data::Microbatch&, at::Tensor) override { throw Error("no passes"); }
+  at::Tensor forward_only(const data::Microbatch&, at::Tensor) override { throw Error("no passes"); }
+  at::Tensor logits(const data::Microbatch&, at::Tensor, const at::Tensor&) override {
+    throw Error("no passes");
+  }
+  at::Tensor backward(int, at::Tensor) override { throw Error("no passes"); }
+  at::Tensor backward_input(int, at::Tensor) override { throw Error("no passes"); }
+  void backward_weight(int) override { throw Error("no passes"); }
+  double take_loss() override { throw Error("no passes"); }
+  void discard() override {}
+  nn::ParameterStore& parameters() override { throw Error("no passes"); }
+};
+
+}  // namespace
 
 // Sequence slices: the last one's gradient is taken first.
 TEST_CASE("gradients of the head's input are those of their microbatch, taken in any order") {
@@ -17,13 +45,11 @@ TEST_CASE("gradients of the head's input are those of their microbatch, taken in
   CAPTURE(ahead);
   std::mutex mutex;
   comm::run_thread_ranks(ranks, [&](comm::Communicator& world) {
-    const auto empty = [](int) { return at::full({2, 3}, 0.0); };
     pipeline::HeadLinks links(world, last);
-    pipeline::HeadExchange exchange(links,
-                                    {.ahead = ahead, .empty_boundary = empty, .empty_statistics = [](int) {
-                                       return at::full({2, 1}, 0.0);
-                                     }});
-    exchange.begin(microbatches);
+    const Shapes shapes;
+    pipeline::HeadExchange exchange(links, shapes, ahead);
+    const std::vector<data::Microbatch> data(microbatches);
+    exchange.begin(data);
     const auto wait = [](comm::Work& work, const std::string& what) { work.wait([&] { return what; }); };
     for (int i = 0; i < microbatches; ++i) {
       if (world.rank() == last) exchange.give_h(i, at::full({2, 3}, 10.0 * i));
