@@ -175,7 +175,8 @@ TEST_CASE("every schedule is proven for sends that block, up to 8 ranks and 32 m
 }
 
 TEST_CASE("every schedule ends on a device for which each pass waits") {
-  for (const auto& [ranks, microbatches] : {std::pair(2, 4), std::pair(3, 7), std::pair(4, 8)})
+  for (const auto& [ranks, microbatches] :
+       {std::pair(2, 4), std::pair(3, 7), std::pair(4, 8), std::pair(8, 16), std::pair(8, 32)})
     for_every_list(ranks, microbatches, [](const Schedule& lists) { run(lists); });
 }
 
