@@ -15,40 +15,15 @@ namespace {
 // GPUs: 80 % of the data sheet's dense rates (on an H200 cuBLAS reaches 790 of 989 TFLOP/s). 90 % of its
 // memory and NVLink bandwidth. Hosts of 8, with one InfiniBand adapter a GPU (200 Gb/s with an A100, 400 Gb/s
 // with the others), 90 % of it. FP8 at 1.6 times the rate of bfloat16, the low end of what others report for
-// GEMMs with a scale for each row; not measured. A thread block of NCCL moves about 20 GB/s (not measured).
+// GEMMs with a scale for each row; not measured.
 //
 // cpu: one core of a Xeon with AVX512-BF16 that runs alone, as measured. All ranks on one host; between hosts
 // 10 Gb/s Ethernet, 90 % of it.
 constexpr double fp8_saving = 1 - 1 / 1.6;
-constexpr double nccl_block = 20e9;
 constexpr std::array<DeviceModel, 5> devices{{
-    {"cpu", 515e9, 110e9, 0, 0.3, 8e9, {4e9, 30e-6}, {1.1e9, 60e-6}, 0, 1e-6, 0, {}, 0, true},
-    {"a100",
-     250e12,
-     15e12,
-     0,
-     0.6,
-     1.8e12,
-     {270e9, 10e-6},
-     {22e9, 20e-6},
-     8,
-     4e-6,
-     80e9,
-     {80, 108},
-     nccl_block},
-    {"h100",
-     790e12,
-     53e12,
-     fp8_saving,
-     0.6,
-     3.0e12,
-     {400e9, 10e-6},
-     {45e9, 20e-6},
-     8,
-     4e-6,
-     80e9,
-     {90, 132},
-     nccl_block},
+    {"cpu", 515e9, 110e9, 0, 0.3, 8e9, {4e9, 30e-6}, {1.1e9, 60e-6}, 0, 1e-6, 0, {}, true},
+    {"a100", 250e12, 15e12, 0, 0.6, 1.8e12, {270e9, 10e-6}, {22e9, 20e-6}, 8, 4e-6, 80e9, {80, 108}},
+    {"h100", 790e12, 53e12, fp8_saving, 0.6, 3.0e12, {400e9, 10e-6}, {45e9, 20e-6}, 8, 4e-6, 80e9, {90, 132}},
     {"h200",
      790e12,
      53e12,
@@ -60,8 +35,7 @@ constexpr std::array<DeviceModel, 5> devices{{
      8,
      4e-6,
      141e9,
-     {90, 132},
-     nccl_block},
+     {90, 132}},
     {"b200",
      1800e12,
      64e12,
@@ -73,8 +47,7 @@ constexpr std::array<DeviceModel, 5> devices{{
      8,
      4e-6,
      180e9,
-     {100, 148},
-     nccl_block},
+     {100, 148}},
 }};
 
 bool same_name(std::string_view a, std::string_view b) {

@@ -76,6 +76,23 @@ bool hides_exchanges(const PlanBase& base) {
   return base.mesh.exchanges_in_passes() && (leaves_host || base.job.run.device == config::Device::cuda);
 }
 
+mesh::GpuExchanges exchanges_of(const PlanBase& base, bool shared_embedding) {
+  const bool spread = head_parts(base) > 1;
+  return {.spread_head = spread,
+          .tied = base.model.tied && base.mesh.pp > 1,
+          .shared_embedding = shared_embedding,
+          .ring = base.job.distributed.cp_kind == config::ContextKind::ring,
+          .experts = base.model.sparse.experts > 0,
+          .kv_copies = base.mesh.tp > base.model.kv_heads,
+          .gathers_head = spread && base.job.eval.generate_interval > 0};
+}
+
+// Do the links that it needs fit on a GPU?
+bool can_link_embedding(const PlanBase& base) {
+  return base.job.run.device == config::Device::cpu ||
+         mesh::gpu_blocks(base.mesh, exchanges_of(base, /*shared_embedding=*/true)).fit();
+}
+
 }  // namespace
 
 PlanBase plan_base(const config::JobConfig& job) {
@@ -93,7 +110,7 @@ PlanBase plan_base(const config::JobConfig& job) {
                            job.distributed.pp_sequence_slices == 0 ||
                            job.data.balance == config::Balance::schedule;
   if (job.distributed.pp_head != config::HeadPlace::automatic) return base;
-  mesh::GpuExchanges spread = gpu_exchanges(base);
+  mesh::GpuExchanges spread = exchanges_of(base, /*shared_embedding=*/false);
   spread.spread_head = true;
   const bool has_links = job.run.device == config::Device::cpu || mesh::gpu_blocks(mesh, spread).fit();
   if (!has_links || !can_spread_head(job)) base.job.distributed.pp_head = config::HeadPlace::last;
@@ -182,27 +199,6 @@ int head_parts(const PlanBase& base) {
   return base.job.distributed.pp_head == config::HeadPlace::spread ? base.mesh.pp : 1;
 }
 
-namespace {
-
-mesh::GpuExchanges exchanges_of(const PlanBase& base, bool shared_embedding) {
-  const bool spread = head_parts(base) > 1;
-  return {.spread_head = spread,
-          .tied = base.model.tied && base.mesh.pp > 1,
-          .shared_embedding = shared_embedding,
-          .ring = base.job.distributed.cp_kind == config::ContextKind::ring,
-          .experts = base.model.sparse.experts > 0,
-          .kv_copies = base.mesh.tp > base.model.kv_heads,
-          .gathers_head = spread && base.job.eval.generate_interval > 0};
-}
-
-// Do the links that it needs fit on a GPU?
-bool can_link_embedding(const PlanBase& base) {
-  return base.job.run.device == config::Device::cpu ||
-         mesh::gpu_blocks(base.mesh, exchanges_of(base, /*shared_embedding=*/true)).fit();
-}
-
-}  // namespace
-
 bool shares_out_embedding(const PlanBase& base) {
   return head_parts(base) > 1 && !base.model.tied && !models::freezes(base.model) &&
          base.mesh.size(mesh::Group::fsdp) == 1 && !base.job.optimizer.post_validation &&
@@ -210,11 +206,7 @@ bool shares_out_embedding(const PlanBase& base) {
 }
 
 mesh::GpuBlocks gpu_blocks(const PlanBase& base) {
-  return mesh::gpu_blocks(base.mesh, gpu_exchanges(base));
-}
-
-mesh::GpuExchanges gpu_exchanges(const PlanBase& base) {
-  return exchanges_of(base, shares_out_embedding(base));
+  return mesh::gpu_blocks(base.mesh, exchanges_of(base, shares_out_embedding(base)));
 }
 
 nn::LossTerms loss_terms(const config::TrainSection& train) {

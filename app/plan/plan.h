@@ -108,9 +108,8 @@ bool shares_out_embedding(const PlanBase& base);
 
 // What lowering puts into the job's lists, for ranks that share the stages' parameters.
 schedule::ShardOptions lower_options(const PlanBase& base);
-// How the job's NCCL communicators share a GPU, and what decides it beside the mesh.
+// How the job's NCCL communicators share a GPU.
 mesh::GpuBlocks gpu_blocks(const PlanBase& base);
-mesh::GpuExchanges gpu_exchanges(const PlanBase& base);
 nn::LossTerms loss_terms(const config::TrainSection& train);
 
 // What the job's generated schedule is to be.

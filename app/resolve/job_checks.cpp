@@ -68,14 +68,11 @@ void report_gpu_blocks(const PlanBase& plan, const config::ReportConflict& repor
   if (plan.job.run.device == config::Device::cpu) return;
   const mesh::GpuBlocks blocks = gpu_blocks(plan);
   if (blocks.fit()) return;
-  report(
-      {"distributed.pp", "distributed.pp_head", "distributed.cp", "run.device"},
-      fmt::format(
-          "NCCL may have {} thread blocks on a GPU. Links between ranks would take {} of them, which leaves "
-          "too "
-          "few for {} groups: kernels that do not fit together may wait for each other for ever. Use fewer "
-          "ranks along pp or cp, or distributed.pp_head = \"last\"",
-          mesh::GpuBlocks::most, blocks.links, blocks.groups));
+  report({"distributed.pp", "distributed.pp_head", "distributed.cp", "run.device"},
+         fmt::format("NCCL may have {} thread blocks on a GPU. Links between ranks would take {} of them, "
+                     "which leaves too few for {} groups: kernels that do not fit together may wait for each "
+                     "other for ever. Use fewer ranks along pp or cp, or distributed.pp_head = \"last\"",
+                     mesh::GpuBlocks::most, blocks.links, blocks.groups));
 }
 
 void report_recompute(const config::JobConfig& job, std::optional<int> stages,

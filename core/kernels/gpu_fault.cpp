@@ -16,8 +16,7 @@ constexpr std::string_view damaged_link =
     "errors";
 constexpr std::string_view bad_kernel =
     "a kernel has failed. If it happens again on another GPU, it is a fault of this program: please report "
-    "it, "
-    "with what CUDA_LAUNCH_BLOCKING=1 in the environment says. If only on this one, take the GPU out";
+    "it, with what CUDA_LAUNCH_BLOCKING=1 in the environment says. If only on this one, take the GPU out";
 constexpr std::string_view unavailable =
     "another process has the GPU for itself, or it is lost: see nvidia-smi";
 

@@ -61,7 +61,7 @@ void GradientSums::begin_step(Sum& sum) {
   }
   // On which the step waits for the one before it.
   const c10::OptionalStreamGuard behind(
-      side_stream_.get(sum.exchange->group().buffers().at(sum.buffer)->whole_grad.device()));
+      wait_stream_.get(sum.exchange->group().buffers().at(sum.buffer)->whole_grad.device()));
   sum.work->wait({});
   sum.work = step();
 }

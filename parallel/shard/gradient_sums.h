@@ -8,7 +8,7 @@
 
 #include "parallel/comm/communicator.h"
 #include "parallel/shard/group_exchange.h"
-#include "parallel/shard/side_stream.h"
+#include "parallel/shard/wait_stream.h"
 
 namespace pptrain::shard {
 
@@ -49,7 +49,7 @@ class GradientSums {
   void finish_front();
 
   std::list<Sum> sums_;
-  SideStream side_stream_;
+  WaitStream wait_stream_;
 };
 
 }  // namespace pptrain::shard

@@ -1,4 +1,4 @@
-#include "parallel/shard/side_stream.h"
+#include "parallel/shard/wait_stream.h"
 
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
@@ -43,13 +43,13 @@ C10_REGISTER_GUARD_IMPL(PrivateUse1, Streams)
 
 }  // namespace
 
-TEST_CASE("a side stream is one and the same, and never the rank's own") {
-  shard::SideStream side;
+TEST_CASE("a stream that waits is one and the same, and never the rank's own") {
+  shard::WaitStream side;
   CHECK_FALSE(side.get(c10::Device(c10::kCPU)));
   const c10::Device device(type, 0);
   for (int64_t own = 0; own < pool; ++own) {
     Streams::current = own;
-    shard::SideStream one;
+    shard::WaitStream one;
     const c10::Stream first = *one.get(device);
     for (int i = 0; i < 3 * pool; ++i) {
       CHECK(one.get(device)->id() != own);

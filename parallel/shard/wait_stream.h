@@ -8,7 +8,7 @@
 
 namespace pptrain::shard {
 
-class SideStream {
+class WaitStream {
  public:
   // None on a CPU. The same one each time, and not the current one: LibTorch's pool of 32 goes round, and
   // gives the rank's own stream too.
