@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "parallel/comm/communicator.h"
+#include "parallel/comm/host_blocks.h"
 
 namespace pptrain::app {
 namespace {
@@ -24,7 +25,9 @@ double GroupLink::seconds(double bytes, double messages) const {
 }
 
 double GroupLink::gather(double bytes) const {
-  return seconds(bytes * (ranks - 1) / ranks, ranks - 1);
+  if (block == 1) return seconds(bytes * (ranks - 1) / ranks, ranks - 1);
+  const double in_block = bytes * (block - 1) / block, between = bytes * (ranks - block) / ranks / block;
+  return in_block / within + between / link.bandwidth + rounds(ranks) * link.latency;
 }
 
 double GroupLink::broadcast() const {
@@ -54,17 +57,18 @@ GroupLink MeshLinks::link_of(const Which& which) const {
   GroupLink result{.ranks = shape_.size(which), .between_hosts = false, .link = device_.within_host};
   result.link.bandwidth = std::min(result.link.bandwidth, group_bandwidth_);
   if (result.ranks == 1 || shape_.world_size() <= ranks_per_host_) return result;
-  int together = result.ranks;  // the fewest ranks of a group on one host
+  int block = result.ranks;  // the smallest of a group's blocks
   for (const int rank : {0, ranks_per_host_ - 1}) {
-    std::vector<int> members(static_cast<size_t>(host(shape_.world_size() - 1)) + 1);  // [host]
-    for (const int member : mesh::group(shape_, rank, which)) ++members[static_cast<size_t>(host(member))];
-    for (const int count : members) {
-      if (count > 0) together = std::min(together, count);
-    }
+    std::vector<int> hosts;
+    for (const int member : mesh::group(shape_, rank, which)) hosts.push_back(host(member));
+    const comm::HostBlocks blocks = comm::HostBlocks::within(hosts);
+    if (blocks.count() > 1) block = std::min(block, blocks.block);
   }
-  if (together == result.ranks) return result;
+  if (block == result.ranks) return result;
   result.between_hosts = true;
-  result.link = {.bandwidth = std::min(result.link.bandwidth, together * device_.between_hosts.bandwidth),
+  result.block = block;
+  result.within = result.link.bandwidth;
+  result.link = {.bandwidth = std::min(result.within, device_.between_hosts.bandwidth),
                  .latency = device_.between_hosts.latency};
   return result;
 }

@@ -15,12 +15,16 @@ struct GroupLink {
   int ranks = 1;               // of the group
   bool between_hosts = false;  // the group spans several
   Link link{};                 // bandwidth: a rank's, to all others together
+  // Between hosts: so many ranks share one and send what is the same for them once (comm::HostBlocks), after
+  // an exchange among themselves at `within` B/s.
+  int block = 1;
+  double within = 0;
 
-  // Seconds in which every rank sends `bytes` to the others, in `messages`. A collective's messages go out at
+  // Seconds in which every rank sends `bytes` of its own to the others, in `messages`. They go out at
   // once, or along a tree: log2(size) of the group's size - 1 messages follow each other.
   double seconds(double bytes, double messages) const;
 
-  // Collectives on `bytes` of the whole result (gather) or operand (the others) on every rank; 0 for one
+  // Sums and gathers on `bytes` of the whole result (gather) or operand (the others) on every rank; 0 for one
   // rank.
   double gather(double bytes) const;
   double reduce_scatter(double bytes) const { return gather(bytes); }
@@ -29,9 +33,8 @@ struct GroupLink {
 };
 
 // World ranks follow each other on hosts of DeviceModel::ranks_per_host. With tp innermost, the inner axes
-// stay within a host as far as it reaches. A group's ranks on one host send to other hosts through all their
-// links: with k of its ranks on each host, a group has k times a rank's bandwidth between hosts, but at most
-// the bandwidth within the host.
+// stay within a host as far as it reaches. In sums and gathers a block of ranks on one host sends to other
+// hosts what one rank would, through the links of all.
 class MeshLinks {
  public:
   // blocks: with which NCCL moves what GPUs exchange, which bounds the bandwidth of single messages and of

@@ -8,12 +8,14 @@
 #include <spdlog/spdlog.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <exception>
 #include <optional>
 #include <span>
 #include <utility>
+#include <vector>
 
 #include "app/forecast/costs.h"
 #include "app/forecast/prediction.h"
@@ -175,7 +177,7 @@ class RankInWorld {
     ranks.set_timeout(timeout_of(plan_));
     return naming_the_rank(device, [&] {
       check_fp8(plan_, device);
-      mesh::DeviceMesh mesh(ranks, plan_.mesh);
+      mesh::DeviceMesh mesh(ranks, plan_.mesh, hosts());
       RunContext context{.plan = plan_,
                          .mesh = mesh,
                          .device = device,
@@ -184,6 +186,14 @@ class RankInWorld {
                          .shares_process = options_.in_blocks};
       return body(context);
     });
+  }
+
+  // [rank] Empty if all share one.
+  std::vector<int> hosts() {
+    if (options_.threads_alone) return {};
+    std::vector<int> numbers = comm::host_numbers(world_, host_name());
+    if (std::ranges::max(numbers) == 0) numbers.clear();
+    return numbers;
   }
 
   // Puts the rank before the message of an error of `work`; a UsageError stays one. After a timeout the

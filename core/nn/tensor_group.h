@@ -56,7 +56,7 @@ class TensorGroup {
   // Begins: all = the rows of every rank, by rank. own: [rows[this rank], ...]; all: [sum of rows, ...], both
   // contiguous and in use until the wait has returned.
   virtual Wait gather(at::Tensor all, const at::Tensor& own, std::span<const int64_t> rows) const;
-  // Begins: own = this rank's rows of the sum of `partial` over ranks, in rank order. Shapes as in gather.
+  // Begins: own = this rank's rows of the sum of `partial` over ranks. Shapes as in gather.
   virtual Wait sum(at::Tensor own, const at::Tensor& partial, std::span<const int64_t> rows) const;
 
   // A tensor that an exchange fills: called once, it waits and gives the tensor.

@@ -56,6 +56,15 @@ std::vector<int64_t> check_parts(const Communicator& comm, const at::Tensor& who
   return {counts.begin(), counts.end()};
 }
 
+// An order names each rank once.
+void check_order(std::span<const int> order, int size, const char* what) {
+  if (order.empty()) return;
+  std::vector<int> ranks(order.begin(), order.end());
+  std::ranges::sort(ranks);
+  if (ranks != all_ranks(size))
+    throw Error(fmt::format("{}: the order of parts is not one of {} ranks", what, size));
+}
+
 // What a group of one rank does instead of sending.
 std::unique_ptr<Work> copy_alone(at::Tensor out, const at::Tensor& tensor) {
   copy_own_part(std::move(out), tensor);
@@ -80,20 +89,22 @@ std::unique_ptr<Work> Communicator::iall_reduce_sum(at::Tensor tensor) {
 }
 
 std::unique_ptr<Work> Communicator::ireduce_scatter_sum(at::Tensor out, const at::Tensor& tensor,
-                                                        Counts counts) {
-  std::vector<int64_t> all = check_parts(*this, tensor, out, counts, "ireduce_scatter_sum");
+                                                        Counts counts, std::span<const int> order) {
+  constexpr const char* what = "ireduce_scatter_sum";
+  const std::vector<int64_t> all = check_parts(*this, tensor, out, counts, what);
+  check_order(order, size(), what);
   const c10::InferenceMode inference;
   if (size() == 1) return copy_alone(out.view({-1}), tensor.view({-1}));
   if (tensor.numel() == 0) return join();
-  return start_reduce_scatter_sum(out.view({-1}), tensor.view({-1}), std::move(all));
+  return start_reduce_scatter_sum(out.view({-1}), tensor.view({-1}), all, order);
 }
 
 std::unique_ptr<Work> Communicator::iall_gather(at::Tensor out, const at::Tensor& tensor, Counts counts) {
-  std::vector<int64_t> all = check_parts(*this, out, tensor, counts, "iall_gather");
+  const std::vector<int64_t> all = check_parts(*this, out, tensor, counts, "iall_gather");
   const c10::InferenceMode inference;
   if (size() == 1) return copy_alone(out.view({-1}), tensor.view({-1}));
   if (out.numel() == 0) return join();
-  return start_all_gather(out.view({-1}), tensor.view({-1}), std::move(all));
+  return start_all_gather(out.view({-1}), tensor.view({-1}), all);
 }
 
 std::unique_ptr<Work> Communicator::iall_to_all(at::Tensor out, Counts from, const at::Tensor& tensor,

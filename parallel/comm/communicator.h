@@ -16,10 +16,13 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
 #include <vector>
+
+#include "parallel/comm/host_blocks.h"
 
 namespace pptrain::comm {
 
@@ -76,9 +79,15 @@ class Communicator {
   // The same ranks; its operations never match this communicator's. Collective.
   std::unique_ptr<Communicator> duplicate();
 
+  // hosts: [rank] The number of its host. Sums and gathers that follow send what is the same for ranks of a
+  // host to other hosts once (host_blocks.h), without a change of bits. The same on all ranks; a subgroup has
+  // none.
+  void set_hosts(std::span<const int> hosts) { blocks_ = HostBlocks::within(hosts); }
+
   // --- collectives; tensors are contiguous ---
-  // Sums are taken in rank order, so that they do not depend on the transport or on the way they are asked
-  // for: ((x0 + x1) + x2) + ... in the tensor's own type.
+  // Sums are taken in pairs of ranks, then in pairs of these pairs, and so on, so that they depend neither on
+  // the transport, nor on hosts, nor on the way they are asked for: ((x0 + x1) + (x2 + x3)) + ... in the
+  // tensor's own type.
 
   // In place. Scratch: 16 MiB (64 MiB on NCCL) at most.
   virtual void all_reduce_sum(at::Tensor tensor) = 0;
@@ -90,7 +99,7 @@ class Communicator {
   // The same with handles. They go on while the rank computes; any number may be under way, finished in any
   // order. Tensors are used as flat lists of elements; they must stay untouched (results) or unchanged
   // (operands) until the work is done, and the work keeps them alive. Beyond that:
-  // - iall_gather and iall_to_all hold nothing;
+  // - iall_gather and iall_to_all hold nothing; a gather between hosts takes its turn among the sums;
   // - the sums of one communicator are taken one after another, in a thread of its own (on NCCL: on the
   //   group's stream). A sum that waits for its turn holds nothing; the one whose turn it is holds the
   //   scratch of all_reduce_sum. On NCCL every sum under way holds scratch.
@@ -98,10 +107,12 @@ class Communicator {
 
   // In place.
   std::unique_ptr<Work> iall_reduce_sum(at::Tensor tensor);
-  // The sum over ranks of `tensor`, of which this rank gets its part: rank 0 the first counts[0] elements,
-  // rank 1 the next counts[1], ... out: [counts[rank]]; tensor: [sum of counts]. Without counts: equal parts.
-  // The bits are those of all_reduce_sum. `out` may be this rank's part of `tensor` itself.
-  std::unique_ptr<Work> ireduce_scatter_sum(at::Tensor out, const at::Tensor& tensor, Counts counts = {});
+  // The sum over ranks of `tensor`, of which this rank gets its part. The parts lie one after another, that
+  // of rank order[0] first; without an order by rank. out: [counts[rank]]; tensor: [sum of counts]. Without
+  // counts: equal parts. The bits are those of all_reduce_sum. `out` may be this rank's part of `tensor`
+  // itself.
+  std::unique_ptr<Work> ireduce_scatter_sum(at::Tensor out, const at::Tensor& tensor, Counts counts = {},
+                                            std::span<const int> order = {});
   // The tensors of all ranks, by rank. out: [sum of counts]; tensor: [counts[rank]]. Without counts: equal
   // parts. `tensor` may be this rank's part of `out` itself.
   std::unique_ptr<Work> iall_gather(at::Tensor out, const at::Tensor& tensor, Counts counts = {});
@@ -124,12 +135,17 @@ class Communicator {
  protected:
   // The collectives above for groups of two ranks or more, with flat tensors that fit and one count per rank.
   virtual std::unique_ptr<Work> start_all_reduce_sum(at::Tensor tensor) = 0;
-  virtual std::unique_ptr<Work> start_reduce_scatter_sum(at::Tensor out, at::Tensor tensor,
-                                                         std::vector<int64_t> counts) = 0;
-  virtual std::unique_ptr<Work> start_all_gather(at::Tensor out, at::Tensor tensor,
-                                                 std::vector<int64_t> counts) = 0;
+  virtual std::unique_ptr<Work> start_reduce_scatter_sum(at::Tensor out, at::Tensor tensor, Counts counts,
+                                                         std::span<const int> order) = 0;
+  virtual std::unique_ptr<Work> start_all_gather(at::Tensor out, at::Tensor tensor, Counts counts) = 0;
   virtual std::unique_ptr<Work> start_all_to_all(at::Tensor out, std::vector<int64_t> from, at::Tensor tensor,
                                                  std::vector<int64_t> to) = 0;
+
+  // Of this group.
+  HostBlocks host_blocks() const { return blocks_.value_or(HostBlocks{.ranks = size(), .block = 1}); }
+
+ private:
+  std::optional<HostBlocks> blocks_;
 };
 
 // A group of one rank, which carries tensors of any device and sends nothing. job: where abort() goes; it

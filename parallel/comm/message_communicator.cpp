@@ -241,7 +241,7 @@ void MessageCommunicator::all_reduce_sum(at::Tensor tensor) {
   check_contiguous(tensor, "all_reduce_sum");
   if (size() == 1 || tensor.numel() == 0) return;
   const c10::InferenceMode inference;
-  run_all_reduce_sum(collectives(), tensor.view({-1}), wait_for_message);
+  run_all_reduce_sum(collectives(), host_blocks(), tensor.view({-1}), wait_for_message);
 }
 
 void MessageCommunicator::broadcast(at::Tensor tensor, int root) {
@@ -259,32 +259,41 @@ void MessageCommunicator::all_gather(at::Tensor out, const at::Tensor& tensor) {
   check_contiguous(out, "all_gather");
   check_rows(out, tensor, size());
   if (size() == 1) return copy_own_part(out.view({-1}), tensor.view({-1}));
-  run_all_gather(collectives(), out.view({-1}), tensor.view({-1}));
+  run_all_gather_rows(collectives(), out.view({-1}), tensor.view({-1}));
 }
 
 std::unique_ptr<Work> MessageCommunicator::start_all_reduce_sum(at::Tensor tensor) {
   return sums().start({.name = "iall_reduce_sum",
                        .tensors = {tensor},
                        .timeout = timeout_,
-                       .body = [tensor](Communicator& lane, const Patience& wait) {
-                         run_all_reduce_sum(lane, tensor, wait);
+                       .body = [tensor, blocks = host_blocks()](Communicator& lane, const Patience& wait) {
+                         run_all_reduce_sum(lane, blocks, tensor, wait);
                        }});
 }
 
 std::unique_ptr<Work> MessageCommunicator::start_reduce_scatter_sum(at::Tensor out, at::Tensor tensor,
-                                                                    std::vector<int64_t> counts) {
-  return sums().start(
-      {.name = "ireduce_scatter_sum",
-       .tensors = {out, tensor},
-       .timeout = timeout_,
-       .body = [out, tensor, counts = std::move(counts)](Communicator& lane, const Patience& wait) {
-         run_reduce_scatter_sum(lane, out, tensor, counts, wait);
-       }});
+                                                                    Counts counts,
+                                                                    std::span<const int> order) {
+  return sums().start({.name = "ireduce_scatter_sum",
+                       .tensors = {out, tensor},
+                       .timeout = timeout_,
+                       .body = [out, parts = Parts(tensor, counts, order), blocks = host_blocks()](
+                                   Communicator& lane, const Patience& wait) {
+                         run_reduce_scatter_sum(lane, blocks, out, parts, wait);
+                       }});
 }
 
 std::unique_ptr<Work> MessageCommunicator::start_all_gather(at::Tensor out, at::Tensor tensor,
-                                                            std::vector<int64_t> counts) {
-  return comm::start_all_gather(collectives(), std::move(out), tensor, counts);
+                                                            Counts counts) {
+  const Parts parts(out, counts);
+  if (!host_blocks().two_steps()) return comm::start_all_gather(collectives(), parts, tensor);
+  return sums().start(
+      {.name = "iall_gather",
+       .tensors = {out, tensor},
+       .timeout = timeout_,
+       .body = [tensor, parts, blocks = host_blocks()](Communicator& lane, const Patience& wait) {
+         run_all_gather(lane, blocks, parts, tensor, wait);
+       }});
 }
 
 std::unique_ptr<Work> MessageCommunicator::start_all_to_all(at::Tensor out, std::vector<int64_t> from,

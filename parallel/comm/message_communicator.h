@@ -40,10 +40,9 @@ class MessageCommunicator : public Communicator {
   virtual std::unique_ptr<Communicator> on_lane(Lane lane) const = 0;
 
   std::unique_ptr<Work> start_all_reduce_sum(at::Tensor tensor) override;
-  std::unique_ptr<Work> start_reduce_scatter_sum(at::Tensor out, at::Tensor tensor,
-                                                 std::vector<int64_t> counts) override;
-  std::unique_ptr<Work> start_all_gather(at::Tensor out, at::Tensor tensor,
-                                         std::vector<int64_t> counts) override;
+  std::unique_ptr<Work> start_reduce_scatter_sum(at::Tensor out, at::Tensor tensor, Counts counts,
+                                                 std::span<const int> order) override;
+  std::unique_ptr<Work> start_all_gather(at::Tensor out, at::Tensor tensor, Counts counts) override;
   std::unique_ptr<Work> start_all_to_all(at::Tensor out, std::vector<int64_t> from, at::Tensor tensor,
                                          std::vector<int64_t> to) override;
 

@@ -30,9 +30,9 @@ static_assert(group_names.size() == group_count);
 
 // The axes that a group spans; for ep, efsdp and eloss, the axes of the replica that these groups divide.
 std::span<const Axis> axes_of(Group group) {
-  static constexpr std::array batch{Axis::dp_shard, Axis::dp_replicate};
+  static constexpr std::array batch{Axis::dp_replicate, Axis::dp_shard};
   static constexpr std::array fsdp{Axis::cp, Axis::dp_shard};
-  static constexpr std::array loss{Axis::cp, Axis::dp_shard, Axis::dp_replicate};
+  static constexpr std::array loss{Axis::cp, Axis::dp_replicate, Axis::dp_shard};
   static constexpr std::array replica{Axis::dp_shard, Axis::cp, Axis::tp};
   static constexpr std::array stage{Axis::dp_replicate, Axis::dp_shard, Axis::cp, Axis::tp};
   static constexpr std::array<std::span<const Axis>, group_count> spans{batch, fsdp,    loss,    replica,
@@ -67,14 +67,14 @@ std::vector<int> spanned(const MeshShape& shape, Coordinates at, std::span<const
   return ranks;
 }
 
-// Orders the ranks of a replica with the data ranks innermost.
-std::array<int, 3> data_ranks_inside(const MeshShape& shape, int rank) {
+// Orders ranks with the data ranks innermost.
+std::array<int, 4> data_ranks_inside(const MeshShape& shape, int rank) {
   const Coordinates at = coordinates(shape, rank);
   const auto on = [&](Axis axis) { return at[static_cast<int>(axis)]; };
-  return {on(Axis::cp), on(Axis::tp), on(Axis::dp_shard)};
+  return {on(Axis::cp), on(Axis::tp), on(Axis::dp_replicate), on(Axis::dp_shard)};
 }
 
-// Adds behind each rank the ranks that differ from it in the replica alone.
+// Adds the ranks that differ from these in the replica alone.
 std::vector<int> with_replicas(const MeshShape& shape, const std::vector<int>& ranks) {
   std::vector<int> all;
   for (const int rank : ranks)
@@ -183,8 +183,17 @@ std::vector<int> group(const MeshShape& shape, int rank, Group group) {
   for (int i = 0; i < shape.size(across ? Group::efsdp : Group::ep); ++i)
     part.push_back(ranks[first + i * (across ? shape.ep : 1)]);
   if (!across) return part;
+  if (group == Group::eloss) part = with_replicas(shape, part);
   std::ranges::sort(part, {}, [&](int member) { return data_ranks_inside(shape, member); });
-  return group == Group::efsdp ? part : with_replicas(shape, part);
+  return part;
+}
+
+std::vector<int> sum_order(const MeshShape& shape, int rank, Group shards, Group sums) {
+  const std::vector<int> summed = group(shape, rank, sums);
+  std::vector<int> order;
+  for (const int holder : with_replicas(shape, group(shape, rank, shards)))
+    order.push_back(static_cast<int>(std::ranges::find(summed, holder) - summed.begin()));
+  return order;
 }
 
 void check_shape(const MeshShape& shape) {
@@ -236,7 +245,8 @@ std::string describe_blocks(int processes, int ranks) {
                      fmt::join(sizes, " + "));
 }
 
-DeviceMesh::DeviceMesh(comm::Communicator& world, const MeshShape& shape) : world_(world), shape_(shape) {
+DeviceMesh::DeviceMesh(comm::Communicator& world, const MeshShape& shape, std::vector<int> hosts)
+    : world_(world), shape_(shape), hosts_(std::move(hosts)) {
   check_world_size(shape, world.size());
   at_ = coordinates(shape, world.rank());
   along(Axis::pp).connect(ring(shape.pp));
@@ -260,9 +270,18 @@ comm::Communicator& DeviceMesh::of(Group group) {
 }
 
 std::unique_ptr<comm::Communicator> DeviceMesh::make(const char* name, const std::vector<int>& ranks) {
-  if (logs(Subsystem::comm, spdlog::level::debug))
-    log_of(Subsystem::comm).debug("group {}: ranks {}", name, fmt::join(ranks, ","));
-  return ranks.size() == 1 ? comm::make_self(world_) : world_.subgroup(ranks);
+  std::vector<int> hosts;
+  if (!hosts_.empty())
+    std::ranges::transform(ranks, std::back_inserter(hosts), [&](int r) { return hosts_.at(r); });
+  if (logs(Subsystem::comm, spdlog::level::debug)) {
+    log_of(Subsystem::comm)
+        .debug("group {}: ranks {}, in blocks of {}", name, fmt::join(ranks, ","),
+               comm::HostBlocks::within(hosts).block);
+  }
+  if (ranks.size() == 1) return comm::make_self(world_);
+  std::unique_ptr<comm::Communicator> group = world_.subgroup(ranks);
+  if (!hosts.empty()) group->set_hosts(hosts);
+  return group;
 }
 
 }  // namespace pptrain::mesh

@@ -19,18 +19,19 @@ const char* name(Axis axis);
 
 // Groups that span several axes, with the names of torchtitan's ParallelDims if it has them. Ranks of a group
 // are in the nesting order of the axes as they are listed here, outermost first. If sums are taken over data
-// ranks, these are innermost, dp_shard and in it dp_replicate: a sum in rank order then has the same bits
-// however the data ranks are divided between the two.
+// ranks, these are innermost, in the order of the world: a sum then has the same bits however the data ranks
+// are divided between dp_replicate and dp_shard.
 enum class Group {
-  batch,    // dp_shard x dp_replicate: ranks that read different samples
+  batch,    // dp_replicate x dp_shard: ranks that read different samples
   fsdp,     // cp x dp_shard: ranks over which a parameter group is sharded
-  loss,     // cp x dp_shard x dp_replicate: ranks over which gradients, losses and token counts are summed
+  loss,     // cp x dp_replicate x dp_shard: ranks over which gradients, losses and token counts are summed
   replica,  // dp_shard x cp x tp: ranks over which one replica of the same pipeline stages is sharded
   stage,    // dp_replicate x dp_shard x cp x tp: all ranks that hold the same pipeline stages
   ep,       // `ep` neighbours within a replica: ranks that hold different experts of the same layers
   efsdp,  // replica / ep, in the order cp x tp x dp_shard: ranks with the same experts, over which an expert
           // parameter group is sharded
-  eloss,  // efsdp x dp_replicate: ranks over which the gradients of these experts are summed
+  eloss,  // the same with dp_replicate, cp x tp x dp_replicate x dp_shard: ranks over which the gradients of
+          // these experts are summed
 };
 inline constexpr int group_count = 8;
 const char* name(Group group);
@@ -81,13 +82,17 @@ int rank_at(const MeshShape& shape, const Coordinates& at);
 // World ranks of the group of `rank`, in the group's order; along an axis, that is in axis order.
 std::vector<int> group(const MeshShape& shape, int rank, Axis axis);
 std::vector<int> group(const MeshShape& shape, int rank, Group group);
+// [shard * dp_replicate + replica] Of a parameter group that is sharded over `shards` (fsdp, efsdp), the rank
+// in `sums` (loss, eloss) of the holder of each shard in each replica.
+std::vector<int> sum_order(const MeshShape& shape, int rank, Group shards, Group sums);
 
 // One rank's communicators. A communicator is made at its first use. All ranks of a group must ask for it, in
 // the same order on every rank. `size` and `place` make none.
 class DeviceMesh {
  public:
   // Connects the ring of pp. Throws as check_world_size does. `world` must outlive the mesh.
-  DeviceMesh(comm::Communicator& world, const MeshShape& shape);
+  // hosts: [rank] as comm::host_numbers() gives it; empty: not known, or only one.
+  DeviceMesh(comm::Communicator& world, const MeshShape& shape, std::vector<int> hosts = {});
 
   const MeshShape& shape() const { return shape_; }
   int rank() const { return world_.rank(); }
@@ -105,6 +110,7 @@ class DeviceMesh {
 
   comm::Communicator& world_;
   MeshShape shape_;
+  std::vector<int> hosts_;
   Coordinates at_;
   std::array<std::unique_ptr<comm::Communicator>, axis_count> axes_;
   std::array<std::unique_ptr<comm::Communicator>, group_count> groups_;

@@ -55,7 +55,7 @@ class HeadExchange {
   at::Tensor take_statistics(int microbatch, const Wait& wait);  // [ranks, rows, n]
 
   void give_term(int microbatch, at::Tensor term);
-  // In rank order: ((t0 + t1) + t2) + ... in the terms' own type, as sums of communicators are.
+  // In rank order: ((t0 + t1) + t2) + ... in the terms' own type.
   at::Tensor take_gradient(int microbatch, const Wait& wait);
 
   void finish(const Wait& wait);  // of the sends. Throws Error if something was not taken.

@@ -33,11 +33,16 @@ GroupExchange::GroupExchange(nn::ParameterGroup& group, const ShardRanks& ranks)
   }
   const int replicas = ranks.replicas.size();
   if (ranks.sum.size() != place.count * replicas ||
-      ranks.sum.rank() != place.index * replicas + ranks.replicas.rank()) {
+      ranks.sum.rank() != rank_in_sum(static_cast<int>(place.index), ranks.replicas.rank())) {
     throw Error(fmt::format("parameter group {}: rank {} of {} is not replica {} of {} of shard {} of {}",
                             group.name(), ranks.sum.rank(), ranks.sum.size(), ranks.replicas.rank(), replicas,
                             place.index, place.count));
   }
+}
+
+int GroupExchange::rank_in_sum(int shard, int replica) const {
+  const int number = shard * ranks_.replicas.size() + replica;
+  return ranks_.sum_order.empty() ? number : ranks_.sum_order.at(static_cast<size_t>(number));
 }
 
 std::unique_ptr<comm::Work> GroupExchange::unshard() {
@@ -71,8 +76,8 @@ at::Tensor GroupExchange::own_shard(size_t buffer) {
   return whole.narrow(0, size * ranks_.shards.rank(), size);
 }
 
-// With R replicas of P shards, the rank with part r of shard p has number p R + r in `sum`. It gets the r-th
-// part of that shard; then the replicas of the shard exchange their parts.
+// With R replicas, the r-th holder of a shard gets the r-th of R parts of that shard; then the holders
+// exchange their parts.
 GroupExchange::SumSteps GroupExchange::sum_steps(size_t buffer) {
   SumSteps steps;
   const at::Tensor whole = group_.buffers().at(buffer)->whole_grad;
@@ -89,10 +94,13 @@ GroupExchange::SumSteps GroupExchange::sum_steps(size_t buffer) {
   const std::vector<int64_t> parts = even_counts(own.numel(), ranks_.replicas.size());
   const int64_t begin = std::accumulate(parts.begin(), parts.begin() + me, int64_t{0});
   const at::Tensor part = own.narrow(0, begin, parts[me]);
-  std::vector<int64_t> counts;
-  for (int shard = 0; shard < shards; ++shard) counts.insert(counts.end(), parts.begin(), parts.end());
-  steps[1] = [&ranks = ranks_.sum, whole, part, counts] {
-    return ranks.ireduce_scatter_sum(part, whole, counts);
+  std::vector<int64_t> counts(static_cast<size_t>(ranks_.sum.size()));
+  for (int shard = 0; shard < shards; ++shard) {
+    for (int replica = 0; replica < ranks_.replicas.size(); ++replica)
+      counts[static_cast<size_t>(rank_in_sum(shard, replica))] = parts[static_cast<size_t>(replica)];
+  }
+  steps[1] = [&ranks = ranks_, whole, part, counts] {
+    return ranks.sum.ireduce_scatter_sum(part, whole, counts, ranks.sum_order);
   };
   if (ranks_.replicas.size() > 1)
     steps[2] = [&ranks = ranks_.replicas, own, part, parts] { return ranks.iall_gather(own, part, parts); };

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <functional>
 #include <memory>
+#include <vector>
 
 #include "core/nn/parameter.h"
 #include "parallel/comm/communicator.h"
@@ -17,9 +18,9 @@ namespace pptrain::shard {
 struct ShardRanks {
   comm::Communicator& shards;    // that groups are sharded over; rank r has shard r
   comm::Communicator& replicas;  // that hold the same shard
-  // Whose gradients are summed: both together, replicas innermost. The sum of parts in rank order then has
-  // the same bits however the ranks are divided between the two.
-  comm::Communicator& sum;
+  comm::Communicator& sum;       // whose gradients are summed: both together
+  // [shard * replicas + replica] Its rank in `sum`. Empty: these numbers.
+  std::vector<int> sum_order = {};
   // Ranks that hold copies of a parameter (nn::Copies::tp, kv), each with a part of its gradient; null if a
   // rank is alone.
   comm::Communicator* tp_copies = nullptr;
@@ -46,7 +47,7 @@ class GroupExchange {
   // Whether any of sum_steps is not empty.
   bool is_summed(size_t buffer) const;
 
-  // The steps that sum one buffer's whole gradients in rank order: over copies, then over the ranks with
+  // The steps that sum one buffer's whole gradients: over copies, then over the ranks with
   // other samples, then the replicas' exchange of parts. Each step begins when the one before is done; after
   // the last, this rank's shard of the whole gradient is the sum. A step may be empty: then there is nothing
   // to do. gradient_sums.h runs them.
@@ -60,6 +61,7 @@ class GroupExchange {
 
  private:
   comm::Communicator* copies(size_t buffer) const;
+  int rank_in_sum(int shard, int replica) const;
 
   nn::ParameterGroup& group_;
   ShardRanks ranks_;

@@ -1,10 +1,10 @@
-"""Steps over slow links against the predictions of `pptrain plan`: this host imitates a host for each rank.
+"""Steps over slow links against the predictions of `pptrain plan`: this host imitates two.
 
     sudo python3 scripts/bench/slow_links.py [--jobs default bench] [--layouts pp tp ep] [--gbps 10 1 0.1] [--rounds 3]
-        [--pptrain BUILD OTHER_BUILD] [--set train.dtype=fp32] [--markdown]
+        [--ranks-per-host 1] [--pptrain BUILD OTHER_BUILD] [--set train.dtype=fp32] [--markdown]
 
 Each host is a network namespace with its own name and core, on a bridge. `tc` limits its traffic in both directions; Open MPI
-uses only TCP between the ranks. `pptrain doctor` first measures the link. Then every layout runs over the unlimited link, with a
+uses only TCP between hosts. Several ranks of a host share its core, and data layouts have as many times more data ranks. `pptrain doctor` first measures the link. Then every layout runs over the unlimited link, with a
 trace, and over each slow one; plan predicts these steps from this trace and from doctor's link. Figures are medians of all rounds.
 The links have the machine's own latency (some 10 us); --latency-us adds to it if the kernel has netem. Needs root and iproute2;
 otherwise the script ends with status 2.
@@ -36,6 +36,7 @@ LAYOUTS = EVEN_LAYOUTS | {
     "pp_auto": EVEN_LAYOUTS["pp"] | {"distributed.pp_schedule": "auto"},
     "ep": SHARDED | EXPERTS | {"distributed.ep": 2, "distributed.reshard_after_forward": "false"},
 }
+LAYOUTS["hybrid"] = LAYOUTS["dp_replicate"] | {"distributed.dp_shard": 1}  # with --ranks-per-host
 LAYOUTS["ep_pairs"] = LAYOUTS["ep"] | {"distributed.pp_schedule": "dualpipe_v"}
 
 
@@ -53,11 +54,22 @@ JOBS = {
 }
 
 
-class Hosts:
-    """Namespaces pptrain1, pptrain2, ... while the context lasts, one for each rank."""
+def layout_of(name: str, ranks_per_host: int) -> dict:
+    """The layout of two ranks, with so many times more data ranks."""
+    settings = dict(LAYOUTS[name])
+    inner = {"dp_replicate": "dp_replicate", "dp_shard": "dp_shard", "hybrid": "dp_shard"}.get(name)
+    if ranks_per_host > 1:
+        settings[f"distributed.{inner}"] *= ranks_per_host
+        settings["train.grad_accum_steps"] //= ranks_per_host
+    return settings
 
-    def __init__(self, count: int, latency_us: float, folder: Path):
+
+class Hosts:
+    """Namespaces pptrain1, pptrain2, ... while the context lasts, one for each host."""
+
+    def __init__(self, count: int, ranks: int, latency_us: float, folder: Path):
         self.numbers = range(1, count + 1)
+        self.ranks = ranks  # of a host
         self.latency_us = latency_us
         self.agent = folder / "agent"
         cores = sorted(os.sched_getaffinity(0))
@@ -102,11 +114,22 @@ class Hosts:
                 sh(f"tc -n pptrain{i} qdisc add dev eth0 {parent} netem delay {self.latency_us}us limit 100000")
             sh(f"ip -n pptrain{i} link set eth0 gso_max_size {min(burst // 2, 65536) if gbps else 65536}")
 
-    def mpirun(self, command: list[str], any_status: bool = False) -> str:
-        options = {"plm_rsh_agent": self.agent, "pml": "ob1", "btl": "tcp,self"}
+    def sent(self) -> float:
+        """Bytes that the first host has sent to the bridge."""
+        return float(Path("/sys/class/net/pptrain1/statistics/rx_bytes").read_text())
+
+    def mpirun(self, command: list[str]) -> str:
+        return self.start_on_all(command, self.ranks)
+
+    def mpirun_one_a_host(self, command: list[str]) -> str:
+        """Also if it fails."""
+        return self.start_on_all(command, 1, any_status=True)
+
+    def start_on_all(self, command: list[str], ranks: int, any_status: bool = False) -> str:
+        options = {"plm_rsh_agent": self.agent, "pml": "ob1", "btl": "tcp,self" + ",vader" * (ranks > 1)}
         options |= {f"{layer}_tcp_if_include": f"{NETWORK}.0/24" for layer in ("btl", "oob")}
-        words = ["mpirun", "-np", str(len(self.numbers)), "--map-by", "ppr:1:node", "--bind-to", "none"]
-        words += ["--host", ",".join(f"{NETWORK}.{i}:1" for i in self.numbers)]
+        words = ["mpirun", "-np", str(len(self.numbers) * ranks), "--map-by", f"ppr:{ranks}:node", "--bind-to", "none"]
+        words += ["--host", ",".join(f"{NETWORK}.{i}:{ranks}" for i in self.numbers)]
         words += [word for name, value in options.items() for word in ("--mca", name, str(value))]
         return execute((["sh", "-c", '"$@" || true', "sh"] if any_status else []) + words + command)
 
@@ -116,6 +139,7 @@ class Figures:
     measured: list[float] = field(default_factory=list)  # s, one per round
     predicted: list[float] = field(default_factory=list)
     speed: list[float] = field(default_factory=list)  # relative to the unlimited link
+    sent: list[float] = field(default_factory=list)  # bytes a step, of a host
 
 
 @dataclass(frozen=True)
@@ -123,8 +147,13 @@ class Link:
     gbps: float  # rate at which MPI moves an activation
     latency_us: float
 
-    def settings(self) -> dict:
-        return {"distributed.ranks_per_host": 1, "distributed.host_link_gbps": self.gbps, "distributed.host_latency_us": self.latency_us}
+    def settings(self, ranks: int) -> dict:
+        """Ranks of a host share its link."""
+        return {
+            "distributed.ranks_per_host": ranks,
+            "distributed.host_link_gbps": self.gbps / ranks,
+            "distributed.host_latency_us": self.latency_us,
+        }
 
 
 def sh(command: str) -> None:
@@ -145,7 +174,7 @@ class Bench:
         return ["--config", str(JOBS[job].path), *set_options(settings), *(word for text in self.args.set for word in ("--set", text))]
 
     def find_link(self, program: Path, job: str, gbps: float) -> Link:
-        text = self.hosts.mpirun([str(program), "doctor", *self.options(job, {})], any_status=True)
+        text = self.hosts.mpirun_one_a_host([str(program), "doctor", *self.options(job, {})])
         found = re.search(r"links .*: (\d+) us, (\S+) Gb/s; .* MB takes (\S+) ms, a forward", text)
         if not found:
             raise RunFailed(f"doctor says nothing of the link:\n{text}")
@@ -154,14 +183,16 @@ class Bench:
         self.links.setdefault((job, gbps), []).append(link)
         return link
 
-    def run(self, program: Path, job: str, settings: dict, steps: int) -> float:
-        """Median seconds of the measured steps."""
+    def run(self, program: Path, job: str, settings: dict, steps: int) -> tuple[float, float]:
+        """The median seconds of the measured steps, and the bytes that a host sends in a step."""
         shutil.rmtree(self.folder / "run", ignore_errors=True)
         trace = {"profile.trace": "true", "profile.first_step": FIRST, "profile.steps": steps}
         ending = {"train.steps": FIRST + steps - 1, "checkpoint.interval": 0, "checkpoint.resume": "restart"}
+        before = self.hosts.sent()
         self.hosts.mpirun([str(program), *self.options(job, settings | trace | ending)])
+        sent = (self.hosts.sent() - before) / (FIRST + steps - 1)
         records = [json.loads(line) for line in (self.folder / "run/metrics.jsonl").read_text().splitlines()]
-        return statistics.median([record["step_time_s"] for record in records if "step_time_s" in record][FIRST - 1 :])
+        return statistics.median([record["step_time_s"] for record in records if "step_time_s" in record][FIRST - 1 :]), sent
 
     def plan(self, program: Path, job: str, settings: dict, trace: Path) -> float:
         """Predicted seconds of a step."""
@@ -173,7 +204,7 @@ class Bench:
         trace = self.folder / "trace.json"
         for gbps in (UNLIMITED, *self.args.gbps):
             self.hosts.limit(gbps)
-            settings = LAYOUTS[layout] | self.find_link(program, job, gbps).settings()
+            settings = layout_of(layout, self.hosts.ranks) | self.find_link(program, job, gbps).settings(self.hosts.ranks)
             if layout == "pp_auto":
                 settings["distributed.pp_costs"] = trace
             steps = JOBS[job].steps
@@ -183,7 +214,7 @@ class Bench:
             if gbps == UNLIMITED and layout == "pp_auto":  # the best schedule follows from a trace of another schedule
                 self.run(program, job, settings | {"distributed.pp_schedule": "1f1b", "distributed.pp_costs": ""}, steps)
                 shutil.copy(self.folder / "run/trace.json", trace)
-            measured = self.run(program, job, settings, steps)
+            measured, sent = self.run(program, job, settings, steps)
             if gbps == UNLIMITED:
                 base = measured
                 if layout != "pp_auto":
@@ -193,6 +224,7 @@ class Bench:
             figures.measured.append(measured)
             figures.predicted.append(predicted)
             figures.speed.append(base / measured)
+            figures.sent.append(sent)
             print(f"{job}, {layout}, {gbps:g} Gb/s: {measured:.3f} s, plan {predicted:.3f} s", file=sys.stderr, flush=True)
 
 
@@ -206,12 +238,13 @@ def link_rows(links: dict) -> list[list[str]]:
 
 def step_rows(table: dict) -> list[list[str]]:
     several = len({program for program, *_ in table}) > 1
-    rows = [["program"] * several + ["job", "layout", "limit, Gb/s", "step, s", "of its speed", "plan, s", "plan / step"]]
+    rows = [["program"] * several + ["job", "layout", "limit, Gb/s", "step, s", "of its speed", "plan, s", "plan / step", "sent, MB"]]
     for (program, job, layout, gbps), figures in table.items():
         ratio = statistics.median(p / m for p, m in zip(figures.predicted, figures.measured))
         seconds = [f"{statistics.median(values):.3g}" for values in (figures.measured, figures.predicted)]
         name = [str(program.parent.name)] * several + [job, layout, f"{gbps:g}" if gbps else "none"]
-        rows.append([*name, seconds[0], f"{100 * statistics.median(figures.speed):.0f} %", seconds[1], f"{ratio:.2f}"])
+        sent = f"{statistics.median(figures.sent) / 1e6:.4g}"
+        rows.append([*name, seconds[0], f"{100 * statistics.median(figures.speed):.0f} %", seconds[1], f"{ratio:.2f}", sent])
     return rows
 
 
@@ -221,17 +254,21 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--layouts", nargs="+", choices=LAYOUTS, default=["pp", "dp_replicate", "dp_shard", "tp"])
     parser.add_argument("--gbps", nargs="*", type=float, default=[10, 1, 0.1], help="limits each way, beside none")
     parser.add_argument("--latency-us", type=float, default=0, help="that every link has beyond its own")
+    parser.add_argument("--ranks-per-host", type=int, default=1, help="more: the layouts dp_replicate, dp_shard and hybrid")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--pptrain", type=Path, nargs="+", default=[ROOT / "build/pptrain"], help="the executable, or several in turns")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="passed on to pptrain")
     parser.add_argument("--markdown", action="store_true", help="print the tables as Markdown")
-    return parser.parse_args()
+    args = parser.parse_args()
+    if args.ranks_per_host > 1 and not {"dp_replicate", "dp_shard", "hybrid"}.issuperset(args.layouts):
+        parser.error("--ranks-per-host: give --layouts of dp_replicate, dp_shard and hybrid")
+    return args
 
 
 def main() -> int:
     args = arguments()
     programs = [program.resolve() for program in args.pptrain]
-    with tempfile.TemporaryDirectory(prefix="pptrain_links_") as name, Hosts(2, args.latency_us, Path(name)) as hosts:
+    with tempfile.TemporaryDirectory(prefix="pptrain_links_") as name, Hosts(2, args.ranks_per_host, args.latency_us, Path(name)) as hosts:
         try:
             hosts.start()
         except RunFailed as failure:

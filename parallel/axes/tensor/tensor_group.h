@@ -10,8 +10,7 @@
 namespace pptrain::tensor {
 
 // The tensor-parallel group of a communicator; of a rank alone if the group is null or has one rank. Gathers
-// and sums are the communicator's, so that sums are taken in rank order and have the same bits on every
-// transport. `tp` must outlive it.
+// and sums are the communicator's, so they have the same bits on every transport. `tp` must outlive it.
 std::shared_ptr<const nn::TensorGroup> make_tensor_group(comm::Communicator* tp);
 
 // The ranks of `tp` that hold copies of the same key-value heads (nn::Copies::kv), in rank order: neighbours

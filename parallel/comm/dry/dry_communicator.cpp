@@ -50,12 +50,11 @@ class DryCommunicator final : public Communicator {
   std::unique_ptr<Work> start_all_reduce_sum(at::Tensor tensor) override {
     return sent(tensor, 2 * (tensor.numel() - tensor.numel() / size_), 2 * (size_ - 1));
   }
-  std::unique_ptr<Work> start_reduce_scatter_sum(at::Tensor /*out*/, at::Tensor tensor,
-                                                 std::vector<int64_t> counts) override {
+  std::unique_ptr<Work> start_reduce_scatter_sum(at::Tensor /*out*/, at::Tensor tensor, Counts counts,
+                                                 std::span<const int> /*order*/) override {
     return sent(tensor, tensor.numel() - counts[static_cast<size_t>(rank_)], size_ - 1);
   }
-  std::unique_ptr<Work> start_all_gather(at::Tensor /*out*/, at::Tensor tensor,
-                                         std::vector<int64_t> /*counts*/) override {
+  std::unique_ptr<Work> start_all_gather(at::Tensor /*out*/, at::Tensor tensor, Counts /*counts*/) override {
     return sent(tensor, tensor.numel() * (size_ - 1), size_ - 1);
   }
   std::unique_ptr<Work> start_all_to_all(at::Tensor /*out*/, std::vector<int64_t> /*from*/, at::Tensor tensor,

@@ -8,7 +8,7 @@
 
 #include <algorithm>
 #include <functional>
-#include <span>
+#include <map>
 #include <utility>
 
 #include "parallel/comm/collectives.h"
@@ -22,9 +22,21 @@ constexpr int64_t direct_bytes = 256 << 10;
 // Scratch of a larger sum: at most about this much.
 constexpr int64_t piece_bytes = 64 << 20;
 
-// A row for each rank, of the first elements of `scratch`.
-at::Tensor rows(const at::Tensor& scratch, int size, int64_t length) {
-  return scratch.narrow(0, 0, size * length).view({size, length});
+bool is_moved(const at::Tensor& tensor) {
+  return tensor.defined() && tensor.numel() > 0;
+}
+
+// [n][peer] The n-th parcel of each peer.
+std::vector<std::map<int, at::Tensor>> by_turns(const std::vector<Parcel>& parcels) {
+  std::vector<std::map<int, at::Tensor>> turns;
+  std::map<int, size_t> count;
+  for (const Parcel& parcel : parcels) {
+    if (!is_moved(parcel.tensor)) continue;
+    const size_t turn = count[parcel.peer]++;
+    if (turn == turns.size()) turns.emplace_back();
+    turns[turn][parcel.peer] = parcel.tensor;
+  }
+  return turns;
 }
 
 }  // namespace
@@ -36,7 +48,7 @@ NcclCollectives::NcclCollectives(const NcclMember& member, const std::string& id
   warm_up();
 }
 
-std::unique_ptr<Work> NcclCollectives::all_reduce_sum(at::Tensor tensor) const {
+std::unique_ptr<Work> NcclCollectives::all_reduce_sum(at::Tensor tensor, const HostBlocks& blocks) const {
   const c10::cuda::CUDAGuard guard(member_.device);
   const int size = member_.size();
   const int64_t n = tensor.numel();
@@ -44,53 +56,55 @@ std::unique_ptr<Work> NcclCollectives::all_reduce_sum(at::Tensor tensor) const {
     const at::Tensor others = at::empty({size, n}, tensor.options());
     return run("all_reduce_sum", {tensor, others}, [&] {
       move_to_all(others, tensor);
-      sum_in_rank_order(tensor, others, member_.rank, size);
+      sum_in_pairs(tensor, others, member_.rank);
     });
   }
-  const int64_t piece = std::max<int64_t>(piece_bytes / static_cast<int64_t>(tensor.element_size()), size);
-  const at::Tensor scratch = at::empty({(std::min(piece, n) + size - 1) / size * size}, tensor.options());
+  const int64_t piece =
+      size * window_length(blocks.most_rows(), static_cast<int64_t>(tensor.element_size()), piece_bytes);
+  const int64_t longest = (std::min(piece, n) + size - 1) / size;
+  const at::Tensor scratch = at::empty({blocks.most_rows() * longest}, tensor.options());
   return run("all_reduce_sum", {tensor, scratch}, [&] {
     for (int64_t begin = 0; begin < n; begin += piece) {
-      sum_piece(tensor.narrow(0, begin, std::min(piece, n - begin)), scratch);
+      sum_piece(tensor.narrow(0, begin, std::min(piece, n - begin)), scratch, blocks);
     }
   });
 }
 
 // Reduce-scatter by exchange of chunks, then all-gather: each rank sends and receives 2 (size - 1) / size of
 // the tensor.
-void NcclCollectives::sum_piece(at::Tensor flat, at::Tensor scratch) const {
+void NcclCollectives::sum_piece(at::Tensor flat, at::Tensor scratch, const HostBlocks& blocks) const {
   const int size = member_.size();
   const int64_t n = flat.numel();
   const auto chunk = [&](int r) {
     const int64_t begin = n * r / size;
     return flat.narrow(0, begin, n * (r + 1) / size - begin);
   };
-  const at::Tensor own = chunk(member_.rank);
-  const at::Tensor others = rows(scratch, size, own.numel());
-  move_parts(chunk, [&](int r) { return others.select(0, r); });
-  sum_in_rank_order(own, others, member_.rank, size);
-  move_parts([&](int) { return own; }, chunk);
+  sum_parts(BlockSum(blocks, member_.rank, chunk(member_.rank), chunk, scratch));
+  const BlockGather gather(blocks, member_.rank, chunk);
+  move(gather.between);
+  move(gather.within);
 }
 
-std::unique_ptr<Work> NcclCollectives::reduce_scatter_sum(at::Tensor out, at::Tensor tensor,
-                                                          std::vector<int64_t> counts) const {
+void NcclCollectives::sum_parts(BlockSum sum) const {
+  move(sum.within());
+  sum.add_within();
+  move(sum.between());
+  sum.add_between();
+}
+
+std::unique_ptr<Work> NcclCollectives::reduce_scatter_sum(at::Tensor out, const Parts& parts,
+                                                          const HostBlocks& blocks) const {
   const c10::cuda::CUDAGuard guard(member_.device);
-  const int size = member_.size();
-  const int64_t mine = counts[static_cast<size_t>(member_.rank)];
-  const int64_t longest = *std::ranges::max_element(counts);
-  const int64_t length =
-      window_length(counts.size(), static_cast<int64_t>(tensor.element_size()), piece_bytes);
-  const at::Tensor scratch = at::empty({size * std::min(length, mine)}, tensor.options());
+  const at::Tensor& tensor = parts.flat();
+  const int64_t longest = parts.longest();
+  const int64_t length = std::min(
+      longest, window_length(blocks.most_rows(), static_cast<int64_t>(tensor.element_size()), piece_bytes));
+  const at::Tensor scratch = at::empty({blocks.most_rows() * length}, tensor.options());
   return run("reduce_scatter_sum", {out, tensor, scratch}, [&] {
-    const Parts parts(tensor, counts);
-    const Parts outs(out, std::span(&mine, 1));
     copy_own_part(out, parts[member_.rank]);
     for (int64_t begin = 0; begin < longest; begin += length) {
-      const at::Tensor own = outs.window(0, begin, length);
-      const at::Tensor others = rows(scratch, size, own.numel());
-      move_parts([&](int r) { return parts.window(r, begin, length); },
-                 [&](int r) { return others.select(0, r); });
-      if (own.numel() > 0) sum_in_rank_order(own, others, member_.rank, size);
+      const auto window = [&](int r) { return window_of(parts[r], begin, length); };
+      sum_parts(BlockSum(blocks, member_.rank, window_of(out, begin, length), window, scratch));
     }
   });
 }
@@ -148,10 +162,10 @@ void NcclCollectives::move_parts(const PartOf& outgoing, const PartOf& incoming)
       ncclResult_t result = ncclGroupStart();
       if (result != ncclSuccess) return result;
       for (const Peers& peers : round) {
-        if (peers.out.numel() > 0 && accepted(result))
+        if (is_moved(peers.out) && accepted(result))
           result =
               ncclSend(peers.out.const_data_ptr(), peers.out.nbytes(), ncclUint8, peers.to, comm, stream);
-        if (peers.in.numel() > 0 && accepted(result))
+        if (is_moved(peers.in) && accepted(result))
           result =
               ncclRecv(peers.in.mutable_data_ptr(), peers.in.nbytes(), ncclUint8, peers.from, comm, stream);
       }
@@ -159,6 +173,15 @@ void NcclCollectives::move_parts(const PartOf& outgoing, const PartOf& incoming)
       return accepted(result) ? end : result;
     });
   }
+}
+
+// Each exchange has one parcel to and from a peer at most.
+void NcclCollectives::move(const Parcels& parcels) const {
+  auto in = by_turns(parcels.in), out = by_turns(parcels.out);
+  const size_t turns = std::max(in.size(), out.size());
+  in.resize(turns), out.resize(turns);
+  for (size_t turn = 0; turn < turns; ++turn)
+    move_parts([&](int r) { return out[turn][r]; }, [&](int r) { return in[turn][r]; });
 }
 
 void NcclCollectives::move_to_all(at::Tensor out, const at::Tensor& tensor) const {

@@ -1,6 +1,6 @@
 // The collectives of a group: NCCL moves bytes, all on the group's one stream, and sums are taken here in
-// rank order. Tensors are CUDA tensors, flat, of sizes that fit, for groups of two ranks or more
-// (Communicator's start_* functions).
+// the order that block_exchange.h has for all transports. Tensors are CUDA tensors, flat, of sizes that fit,
+// for groups of two ranks or more (Communicator's start_* functions).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -11,6 +11,8 @@
 #include <string>
 #include <vector>
 
+#include "parallel/comm/block_exchange.h"
+#include "parallel/comm/collectives.h"
 #include "parallel/comm/communicator.h"
 #include "parallel/comm/nccl/nccl_group.h"
 #include "parallel/comm/nccl/nccl_member.h"
@@ -52,9 +54,9 @@ class NcclCollectives {
 
   // All works of a group go in the order in which they are started, which is the same on all ranks. Scratch
   // is allocated on the caller's stream and kept by the work, as the other tensors are.
-  std::unique_ptr<Work> all_reduce_sum(at::Tensor tensor) const;
-  std::unique_ptr<Work> reduce_scatter_sum(at::Tensor out, at::Tensor tensor,
-                                           std::vector<int64_t> counts) const;
+  std::unique_ptr<Work> all_reduce_sum(at::Tensor tensor, const HostBlocks& blocks) const;
+  std::unique_ptr<Work> reduce_scatter_sum(at::Tensor out, const Parts& parts,
+                                           const HostBlocks& blocks) const;
   std::unique_ptr<Work> all_gather(at::Tensor out, at::Tensor tensor, std::vector<int64_t> counts) const;
   std::unique_ptr<Work> all_to_all(at::Tensor out, std::vector<int64_t> from, at::Tensor tensor,
                                    std::vector<int64_t> to) const;
@@ -68,10 +70,11 @@ class NcclCollectives {
   void warm_up() const;
 
   // --- in a body; the tensors are contiguous ---
-  void sum_piece(at::Tensor flat, at::Tensor scratch) const;
-  using PartOf = std::function<at::Tensor(int rank)>;
-  // outgoing(r), incoming(r): what goes to and comes from rank r; empty tensors do not travel.
+  void sum_piece(at::Tensor flat, at::Tensor scratch, const HostBlocks& blocks) const;
+  void sum_parts(BlockSum sum) const;
+  // outgoing(r), incoming(r): what goes to and comes from rank r; empty and undefined tensors stay.
   void move_parts(const PartOf& outgoing, const PartOf& incoming) const;
+  void move(const Parcels& parcels) const;
   // out: one part of the size of `tensor` for each rank; `tensor` may be this rank's.
   void move_to_all(at::Tensor out, const at::Tensor& tensor) const;
   void move_from(at::Tensor tensor, int root) const;

@@ -207,17 +207,17 @@ class NcclCommunicator final : public Communicator {
  private:
   std::unique_ptr<Work> start_all_reduce_sum(at::Tensor tensor) override {
     if (tensor.is_cpu()) return host().iall_reduce_sum(std::move(tensor));
-    return collectives().all_reduce_sum(std::move(tensor));
+    return collectives().all_reduce_sum(std::move(tensor), host_blocks());
   }
-  std::unique_ptr<Work> start_reduce_scatter_sum(at::Tensor out, at::Tensor tensor,
-                                                 std::vector<int64_t> counts) override {
-    if (tensor.is_cpu()) return host().ireduce_scatter_sum(std::move(out), tensor, counts);
-    return collectives().reduce_scatter_sum(std::move(out), std::move(tensor), std::move(counts));
+  std::unique_ptr<Work> start_reduce_scatter_sum(at::Tensor out, at::Tensor tensor, Counts counts,
+                                                 std::span<const int> order) override {
+    if (tensor.is_cpu()) return host().ireduce_scatter_sum(std::move(out), tensor, counts, order);
+    return collectives().reduce_scatter_sum(std::move(out), Parts(std::move(tensor), counts, order),
+                                            host_blocks());
   }
-  std::unique_ptr<Work> start_all_gather(at::Tensor out, at::Tensor tensor,
-                                         std::vector<int64_t> counts) override {
+  std::unique_ptr<Work> start_all_gather(at::Tensor out, at::Tensor tensor, Counts counts) override {
     if (tensor.is_cpu()) return host().iall_gather(std::move(out), tensor, counts);
-    return collectives().all_gather(std::move(out), std::move(tensor), std::move(counts));
+    return collectives().all_gather(std::move(out), std::move(tensor), {counts.begin(), counts.end()});
   }
   std::unique_ptr<Work> start_all_to_all(at::Tensor out, std::vector<int64_t> from, at::Tensor tensor,
                                          std::vector<int64_t> to) override {

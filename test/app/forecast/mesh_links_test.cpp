@@ -50,17 +50,26 @@ TEST_CASE("a group that does not fill hosts evenly crosses them") {
   CHECK(links.along(Axis::tp).link.bandwidth == 10);
 }
 
-TEST_CASE("ranks of a group that share a host share its links") {
-  // Hosts of 8: four of the eight fsdp ranks are on each host, and two of the four along dp_shard.
+TEST_CASE("in sums and gathers the ranks of a group that share a host share its links") {
+  // Hosts of 8: two data ranks of each of the two cp ranks are on each host.
   const MeshShape shape{.dp_shard = 4, .cp = 2, .tp = 2};
   const MeshLinks links(device(8), shape);
-  CHECK(links.of(Group::fsdp).link.bandwidth == 40);
-  CHECK(links.along(Axis::dp_shard).link.bandwidth == 20);
+  const GroupLink& sharded = links.of(Group::fsdp);
+  CHECK(sharded.link.bandwidth == 10);
+  CHECK(sharded.block == 2);
+  CHECK(sharded.link.latency == 5);
+  // Half of the whole goes to the other rank of the block, then each of the two sends half of what three
+  // other blocks need.
+  CHECK(sharded.gather(800) == Approx(400. / 100 + 300. / 10 + 3 * 5));
+  CHECK(sharded.seconds(700, 7) == Approx(700. / 10 + 3 * 5));  // from each rank something else
+  CHECK(links.along(Axis::dp_shard).block == 2);
   CHECK(links.along(Axis::tp).link.bandwidth == 100);
-  CHECK(links.of(Group::fsdp).link.latency == 5);
-  // Never faster than within the host.
-  const MeshLinks wide(device(16), {.dp_shard = 32});
-  CHECK(wide.of(Group::fsdp).link.bandwidth == 100);
+  // Replicas on hosts of their own.
+  const MeshLinks replicas(device(4), {.dp_replicate = 2, .dp_shard = 4});
+  CHECK(replicas.of(Group::loss).block == 4);
+  // Six ranks on a host are blocks of two.
+  const MeshLinks six(device(6), {.dp_shard = 12});
+  CHECK(six.of(Group::fsdp).block == 2);
 }
 
 TEST_CASE("collectives send all but the own part, in as many rounds as a tree has") {

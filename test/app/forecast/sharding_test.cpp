@@ -137,11 +137,11 @@ TEST_CASE("exchanges of a stage take what their bytes take on the links of their
   const StageExchange replicated = exchange({.dp_replicate = 4});
   CHECK(replicated.gather == 0);
   CHECK(replicated.reduce() == Approx(2 * gradients * 3 / 4 / 1e6));
-  // Two hosts: weights stay within a host; gradients use four ranks' links at 4e5 B/s, the sums over replicas
-  // one rank's link.
+  // Two hosts: weights stay within a host; gradients go to its other ranks, then half of them over four
+  // ranks' links; the sums over replicas use one rank's link.
   const StageExchange hybrid = exchange({.dp_replicate = 2, .dp_shard = 4});
   CHECK(hybrid.gather == Approx(sharded.gather));
-  CHECK(hybrid.sum == Approx(gradients * 7 / 8 / 4e5));
+  CHECK(hybrid.sum == Approx(gradients * 3 / 4 / 1e6 + gradients / 2 / 4e5));
   CHECK(hybrid.replicate == Approx(gradients / 4 / 2 / 1e5));
 }
 

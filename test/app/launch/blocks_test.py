@@ -6,6 +6,7 @@ Usage: blocks_test.py PPTRAIN MPIEXEC [unittest arguments]
 import json
 import pathlib
 import signal
+import subprocess
 import sys
 import unittest
 
@@ -50,6 +51,22 @@ class Blocks(Case):
                 self.assertEqual(codes, [0] * processes, outputs)
                 self.assertEqual(result(self.folder / name), expected)
                 self.assertIn(said, outputs[0][0])
+
+    @unittest.skipUnless(subprocess.run(["unshare", "--uts", "true"], capture_output=True).returncode == 0, "may not rename a host")
+    def test_ranks_on_two_hosts(self):
+        """What goes between hosts goes in two steps, which change no bit."""
+        for name, settings in (("sharded", {"dp_shard": 4}), ("replicated", {"dp_replicate": 4}),
+                               ("both", {"dp_replicate": 2, "dp_shard": 2}), ("tp", {"tp": 4, "dp_shard": 1})):
+            with self.subTest(name):
+                settings = [f"distributed.{key}={size}" for key, size in ({"pp": 1, "dp_shard": 1, "tp": 1} | settings).items()]
+                settings += ["distributed.pp_schedule=1f1b", "model.num_key_value_heads=4", "model.hidden_size=256"]
+                run(self.command(name, *settings), self.folder)
+                renamed = [["unshare", "--uts", "sh", "-c", f'hostname host{rank // 2} && exec "$@"', "sh",
+                            *self.command(f"{name}_2", *settings), "--log", "comm=debug"] for rank in range(4)]
+                codes, outputs = self.ended(start_ranks(renamed, self.folder))
+                self.assertEqual(codes, [0] * 4, outputs)
+                self.assertRegex("".join(sum(outputs, ())), r"ranks 0,1,2,3, in blocks of 2\b")
+                self.assertEqual(result(self.folder / f"{name}_2"), result(self.folder / name))
 
     def test_a_pipeline_that_can_not_be_shorter(self):
         """Other splits of the ranks have other bits, and so has a spread head on a shorter pipeline."""

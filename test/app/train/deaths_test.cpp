@@ -70,12 +70,12 @@ class MortalCommunicator final : public comm::Communicator {
   std::unique_ptr<comm::Work> start_all_reduce_sum(at::Tensor tensor) override {
     return counted().iall_reduce_sum(std::move(tensor));
   }
-  std::unique_ptr<comm::Work> start_reduce_scatter_sum(at::Tensor out, at::Tensor tensor,
-                                                       std::vector<int64_t> counts) override {
-    return counted().ireduce_scatter_sum(std::move(out), tensor, counts);
+  std::unique_ptr<comm::Work> start_reduce_scatter_sum(at::Tensor out, at::Tensor tensor, comm::Counts counts,
+                                                       std::span<const int> order) override {
+    return counted().ireduce_scatter_sum(std::move(out), tensor, counts, order);
   }
   std::unique_ptr<comm::Work> start_all_gather(at::Tensor out, at::Tensor tensor,
-                                               std::vector<int64_t> counts) override {
+                                               comm::Counts counts) override {
     return counted().iall_gather(std::move(out), tensor, counts);
   }
   std::unique_ptr<comm::Work> start_all_to_all(at::Tensor out, std::vector<int64_t> from, at::Tensor tensor,

@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <set>
 #include <string>
@@ -16,7 +17,8 @@ namespace pptrain::comm::test {
 struct Sent {
   int64_t messages = 0;
   int64_t bytes = 0;
-  std::set<int> peers;  // ranks that it sends to or receives from, in the communicator's numbers
+  std::map<int, int64_t> bytes_to;  // by peer
+  std::set<int> peers;              // ranks that it sends to or receives from, in the communicator's numbers
 };
 
 // It receives zeros, so it is for code whose messages do not depend on what it receives.
@@ -31,6 +33,7 @@ class CountingCommunicator final : public MessageCommunicator {
     check_peer(destination, rank_, size_, "isend");
     ++sent_.messages;
     sent_.bytes += static_cast<int64_t>(tensor.nbytes());
+    sent_.bytes_to[destination] += static_cast<int64_t>(tensor.nbytes());
     sent_.peers.insert(destination);
     return join();
   }

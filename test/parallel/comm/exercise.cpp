@@ -16,6 +16,7 @@
 
 #include "core/base/error.h"
 #include "parallel/comm/host_values.h"
+#include "test/support/sum_in_pairs.h"
 
 namespace pptrain::comm::test {
 namespace {
@@ -169,8 +170,8 @@ void check_sums(Communicator& comm, const std::vector<int>& members) {
     // Sizes near those at which the method changes, and odd ones.
     for (const int64_t size : {1, 5, 4097, 16391, 100'003, 4'200'001}) {
       if (size > 1'000'000 && type != at::kFloat) continue;
-      at::Tensor sum = random_of(members[0], size, type);
-      for (size_t r = 1; r < members.size(); ++r) sum = sum + random_of(members[r], size, type);
+      const auto term = [&](int r) { return random_of(members[static_cast<size_t>(r)], size, type); };
+      const at::Tensor sum = pptrain::test::sum_in_pairs(term, static_cast<int>(members.size()));
       const at::Tensor mine = random_of(members[comm.rank()], size, type);
       comm.all_reduce_sum(mine);
       expect(at::equal(mine, sum), fmt::format("all_reduce_sum of {} x {}", size, c10::toString(type)));

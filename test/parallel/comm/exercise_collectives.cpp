@@ -17,6 +17,7 @@
 
 #include "core/base/error.h"
 #include "test/parallel/comm/exercise.h"
+#include "test/support/sum_in_pairs.h"
 
 namespace pptrain::comm::test {
 namespace {
@@ -36,9 +37,7 @@ at::Tensor operand(int rank, int64_t size, int seed, at::ScalarType type, int64_
 }
 
 at::Tensor sum_of_all(int ranks, int64_t size, int seed, at::ScalarType type, int64_t begin = 0) {
-  at::Tensor sum = operand(0, size, seed, type, begin);
-  for (int r = 1; r < ranks; ++r) sum = sum + operand(r, size, seed, type, begin);
-  return sum;
+  return pptrain::test::sum_in_pairs([&](int rank) { return operand(rank, size, seed, type, begin); }, ranks);
 }
 
 int64_t total(const CountList& counts) {
@@ -83,6 +82,20 @@ Running reduce_scatter(Communicator& comm, const CountList& counts, bool give_co
           [=, ranks = comm.size()] {
             expect(at::equal(out, sum_of_all(ranks, counts[me], seed, type, begin_of(counts, me))),
                    fmt::format("ireduce_scatter_sum of {} x {}", size, c10::toString(type)));
+          }};
+}
+
+// Parts lie from the last rank's to the first one's.
+Running reduce_scatter_backwards(Communicator& comm, const CountList& counts, int seed, at::ScalarType type) {
+  const int me = comm.rank();
+  std::vector<int> order;
+  for (int r = comm.size() - 1; r >= 0; --r) order.push_back(r);
+  const int64_t begin = total({counts.begin() + me + 1, counts.end()});
+  const at::Tensor tensor = operand(me, total(counts), seed, type);
+  const at::Tensor out = at::full({counts[me]}, 7, tensor.options());
+  return {comm.ireduce_scatter_sum(out, tensor, counts, order), [=, ranks = comm.size()] {
+            expect(at::equal(out, sum_of_all(ranks, counts[me], seed, type, begin)),
+                   fmt::format("ireduce_scatter_sum of {}, backwards", total(counts)));
           }};
 }
 
@@ -136,7 +149,7 @@ Running nth(Communicator& comm, int n) {
   const CountList even(static_cast<size_t>(comm.size()), size);
   const CountList odd = uneven(comm.size(), size, n);
   const bool in_place = n % 2 == 0;
-  switch (n % 7) {
+  switch (n % 8) {
     case 0:
       return all_reduce(comm, size, n, type);
     case 1:
@@ -149,16 +162,18 @@ Running nth(Communicator& comm, int n) {
       return reduce_scatter(comm, odd, true, in_place, n, type);
     case 5:
       return all_gather(comm, even, false, in_place, n, type);
+    case 6:
+      return reduce_scatter_backwards(comm, odd, n, type);
     default:
       return all_reduce(comm, 3 * size + 1, n, type);
   }
 }
 
 // Many under way at once; every rank waits for them in an order of its own.
-void many_at_once(Communicator& comm) {
-  for (int round = 0; round < 4; ++round) {
+void many_at_once(Communicator& comm, int rounds) {
+  for (int round = 0; round < rounds; ++round) {
     std::vector<Running> running;
-    for (int n = 0; n < 21; ++n) running.push_back(nth(comm, round * 21 + n));
+    for (int n = 0; n < 24; ++n) running.push_back(nth(comm, round * 24 + n));
     std::mt19937 random(static_cast<uint32_t>(round * 100 + comm.rank()));
     std::ranges::shuffle(running, random);
     if (round == 1) std::ranges::reverse(running);
@@ -206,6 +221,21 @@ void large_sum(Communicator& comm) {
   const Running sum = reduce_scatter(comm, counts, true, true, 4, at::kFloat);
   sum.work->wait();
   sum.check();
+}
+
+// The same with ranks on several hosts, as the communicator is told.
+void on_hosts(Communicator& world) {
+  for (int ranks_of_host = 2; ranks_of_host < world.size(); ranks_of_host *= 2) {
+    const auto comm = world.duplicate();
+    std::vector<int> hosts;
+    for (int r = 0; r < comm->size(); ++r) hosts.push_back(r / ranks_of_host);
+    comm->set_hosts(hosts);
+    many_at_once(*comm, 1);
+    large_sum(*comm);
+    const Running sum = all_reduce(*comm, 2'500'007, 7, at::kFloat);
+    sum.work->wait();
+    sum.check();
+  }
 }
 
 // Sums finish although no rank waits for them.
@@ -257,6 +287,9 @@ void wrong_sizes(Communicator& comm) {
   expect_error([&] { comm.ireduce_scatter_sum(nine, parts); }, whole, "9");
   expect_error([&] { comm.iall_gather(parts, nine); }, whole, "9");
   expect_error([&] { comm.ireduce_scatter_sum(nine, at::zeros({ranks * 4}), fours); }, "9", "4");
+  const std::vector<int> twice(static_cast<size_t>(ranks + 1), 0);
+  expect_error([&] { comm.ireduce_scatter_sum(at::zeros({4}), at::zeros({ranks * 4}), fours, twice); },
+               "order", std::to_string(ranks));
   expect_error([&] { comm.iall_gather(parts, nine, fours); }, std::to_string(ranks * 4), whole);
   expect_error([&] { comm.iall_gather(parts, nine, one_more); }, std::to_string(ranks + 1),
                std::to_string(ranks));
@@ -272,9 +305,10 @@ void wrong_sizes(Communicator& comm) {
 }  // namespace
 
 void exercise_collectives(Communicator& world) {
-  many_at_once(world);
+  many_at_once(world, 4);
   among_others(world);
   large_sum(world);
+  on_hosts(world);
   sums_without_waiting(world);
   abandoned_collectives(world);
   wrong_sizes(world);

@@ -53,21 +53,23 @@ class Recorder final : public MessageCommunicator {
 
 constexpr int64_t window = most_sum_scratch(2) / 2 / sizeof(float);  // elements, for both ranks
 
+constexpr HostBlocks alone{.ranks = 2, .block = 1};  // each rank on a host
+
 TEST_CASE("while a window of a sum is added up, the next one travels") {
   std::string events;
   Recorder comm(events);
   SECTION("all_reduce: each window is exchanged, then gathered") {
-    run_all_reduce_sum(comm, at::zeros({3 * window}), wait_for_message);
+    run_all_reduce_sum(comm, alone, at::zeros({3 * window}), wait_for_message);
     CHECK(events == "rsrswwrsrswwrswwwwrswwww");
   }
   SECTION("reduce_scatter") {
     const at::Tensor out = at::zeros({3 * window / 2});
     const std::vector<int64_t> counts(2, out.numel());
-    run_reduce_scatter_sum(comm, out, at::zeros({3 * window}), counts, wait_for_message);
+    run_reduce_scatter_sum(comm, alone, out, Parts(at::zeros({3 * window}), counts), wait_for_message);
     CHECK(events == "rsrswwrswwww");
   }
   SECTION("nothing to add up") {
-    run_reduce_scatter_sum(comm, at::zeros({0}), at::zeros({0}), std::vector<int64_t>{0, 0},
+    run_reduce_scatter_sum(comm, alone, at::zeros({0}), Parts(at::zeros({0}), std::vector<int64_t>{0, 0}),
                            wait_for_message);
     CHECK(events.empty());
   }

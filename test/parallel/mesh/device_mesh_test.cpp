@@ -1,5 +1,6 @@
 #include "parallel/mesh/device_mesh.h"
 
+#include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/sum.h>
 
@@ -12,6 +13,7 @@
 
 #include "core/base/error.h"
 #include "parallel/comm/thread/thread_communicator.h"
+#include "test/parallel/comm/counting_communicator.h"
 #include "test/support/catch.h"
 
 namespace pptrain::mesh {
@@ -78,7 +80,7 @@ TEST_CASE("the groups of one axis partition the world") {
 
 // The groups, from loops over the axes: ranks with equal keys are one group.
 std::map<int, Ranks> groups_by_loops(const MeshShape& shape, Group group) {
-  // The ranks of each group by their place: replicas come last in groups that sum over data ranks.
+  // The ranks of each group by their place.
   std::map<std::tuple<int, int, int, int, int, int>, std::map<std::pair<int, int>, int>> by_key;
   int rank = 0;
   for (int pp = 0; pp < shape.pp; ++pp) {
@@ -87,16 +89,16 @@ std::map<int, Ranks> groups_by_loops(const MeshShape& shape, Group group) {
       for (int shard = 0; shard < shape.dp_shard; ++shard) {
         for (int cp = 0; cp < shape.cp; ++cp) {
           for (int tp = 0; tp < shape.tp; ++tp, ++rank, ++in_replica) {
-            const int data_inside = (cp * shape.tp + tp) * shape.dp_shard + shard;
+            const int in_data_rank = cp * shape.tp + tp;
             switch (group) {
               case Group::batch:
-                by_key[{pp, 0, 0, cp, tp, 0}][{in_replica, replicate}] = rank;
+                by_key[{pp, 0, 0, cp, tp, 0}][{replicate, in_replica}] = rank;
                 break;
               case Group::fsdp:
                 by_key[{pp, replicate, 0, 0, tp, 0}][{cp * shape.dp_shard + shard, 0}] = rank;
                 break;
               case Group::loss:
-                by_key[{pp, 0, 0, 0, tp, 0}][{cp * shape.dp_shard + shard, replicate}] = rank;
+                by_key[{pp, 0, 0, 0, tp, 0}][{cp, replicate * shape.dp_shard + shard}] = rank;
                 break;
               case Group::replica:
                 by_key[{pp, replicate, 0, 0, 0, 0}][{in_replica, 0}] = rank;
@@ -108,10 +110,11 @@ std::map<int, Ranks> groups_by_loops(const MeshShape& shape, Group group) {
                 by_key[{pp, replicate, 0, 0, 0, in_replica / shape.ep}][{in_replica, 0}] = rank;
                 break;
               case Group::efsdp:
-                by_key[{pp, replicate, 0, 0, 0, in_replica % shape.ep}][{data_inside, 0}] = rank;
+                by_key[{pp, replicate, 0, 0, 0, in_replica % shape.ep}][{in_data_rank, shard}] = rank;
                 break;
               case Group::eloss:
-                by_key[{pp, 0, 0, 0, 0, in_replica % shape.ep}][{data_inside, replicate}] = rank;
+                by_key[{pp, 0, 0, 0, 0, in_replica % shape.ep}]
+                      [{in_data_rank, replicate * shape.dp_shard + shard}] = rank;
                 break;
             }
           }
@@ -156,6 +159,40 @@ TEST_CASE("groups over several axes are those of loops over the axes, for worlds
   }
 }
 
+TEST_CASE("the order of shards in a sum names the holders of each shard") {
+  const MeshShape shape = GENERATE(values<MeshShape>({
+      {.dp_replicate = 2, .dp_shard = 3},
+      {.pp = 2, .dp_replicate = 3, .dp_shard = 2, .cp = 2, .tp = 2, .ep = 4},
+      {.dp_replicate = 2, .dp_shard = 4, .tp = 2, .ep = 4},
+  }));
+  for (const auto& [shards, sums] :
+       {std::pair(Group::fsdp, Group::loss), std::pair(Group::efsdp, Group::eloss)}) {
+    for (int rank = 0; rank < shape.world_size(); ++rank) {
+      const Ranks holders = group(shape, rank, shards), summed = group(shape, rank, sums);
+      const std::vector<int> order = sum_order(shape, rank, shards, sums);
+      REQUIRE(order.size() == summed.size());
+      for (size_t i = 0; i < order.size(); ++i) {
+        const Coordinates at = coordinates(shape, summed.at(static_cast<size_t>(order[i])));
+        Coordinates expected = coordinates(shape, holders[i / static_cast<size_t>(shape.dp_replicate)]);
+        expected[static_cast<int>(Axis::dp_replicate)] = static_cast<int>(i) % shape.dp_replicate;
+        CHECK(at == expected);
+      }
+    }
+  }
+}
+
+TEST_CASE("a mesh tells each group which of its ranks share a host") {
+  const MeshShape shape{.pp = 2, .dp_shard = 4};
+  comm::test::Sent sent;
+  comm::test::CountingCommunicator world(1, 8, sent);
+  DeviceMesh mesh(world, shape, {0, 0, 1, 1, 2, 2, 3, 3});
+  const at::Tensor tensor = at::empty({100'000});
+  mesh.of(Group::loss).all_reduce_sum(tensor);
+  // To the other host once, and to the neighbour what it passes on.
+  CHECK(sent.bytes_to.at(3) == Approx(2 * 100'000));
+  CHECK(sent.bytes_to.count(2) == 0);
+}
+
 TEST_CASE("groups over several axes of known shapes") {
   const MeshShape two_by_two{.pp = 2, .dp_shard = 2};
   REQUIRE(group(two_by_two, 1, Group::fsdp) == Ranks{0, 1});
@@ -172,11 +209,11 @@ TEST_CASE("groups over several axes of known shapes") {
   const MeshShape mixed{.dp_replicate = 2, .dp_shard = 2, .cp = 2, .tp = 2, .ep = 4};
   REQUIRE(group(mixed, 5, Group::ep) == Ranks{4, 5, 6, 7});
   REQUIRE(group(mixed, 5, Group::efsdp) == Ranks{1, 5});
-  REQUIRE(group(mixed, 5, Group::batch) == Ranks{1, 9, 5, 13});
+  REQUIRE(group(mixed, 5, Group::batch) == Ranks{1, 5, 9, 13});
   REQUIRE(group(mixed, 5, Group::fsdp) == Ranks{1, 5, 3, 7});
-  REQUIRE(group(mixed, 5, Group::loss) == Ranks{1, 9, 5, 13, 3, 11, 7, 15});
+  REQUIRE(group(mixed, 5, Group::loss) == Ranks{1, 5, 9, 13, 3, 7, 11, 15});
   REQUIRE(group(mixed, 5, Group::replica) == Ranks{0, 1, 2, 3, 4, 5, 6, 7});
-  REQUIRE(group(mixed, 5, Group::eloss) == Ranks{1, 9, 5, 13});
+  REQUIRE(group(mixed, 5, Group::eloss) == Ranks{1, 5, 9, 13});
   REQUIRE(group(mixed, 5, Group::stage).size() == 16);
   REQUIRE_THROWS_AS(group(mixed, 16, Group::ep), Error);
 }

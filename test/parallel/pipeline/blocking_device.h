@@ -69,11 +69,11 @@ class BlockingDevice final : public comm::Communicator {
   }
 
   std::unique_ptr<comm::Work> start_all_reduce_sum(at::Tensor) override { throw Error("no sums"); }
-  std::unique_ptr<comm::Work> start_reduce_scatter_sum(at::Tensor, at::Tensor,
-                                                       std::vector<int64_t>) override {
+  std::unique_ptr<comm::Work> start_reduce_scatter_sum(at::Tensor, at::Tensor, comm::Counts,
+                                                       std::span<const int>) override {
     throw Error("no sums");
   }
-  std::unique_ptr<comm::Work> start_all_gather(at::Tensor, at::Tensor, std::vector<int64_t>) override {
+  std::unique_ptr<comm::Work> start_all_gather(at::Tensor, at::Tensor, comm::Counts) override {
     throw Error("no gathers");
   }
   std::unique_ptr<comm::Work> start_all_to_all(at::Tensor, std::vector<int64_t>, at::Tensor,

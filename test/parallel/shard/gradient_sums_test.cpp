@@ -63,11 +63,11 @@ class RecordingCommunicator final : public comm::Communicator {
     return std::make_unique<RecordedWork>(transport_);
   }
   std::unique_ptr<comm::Work> start_all_reduce_sum(at::Tensor) override { return begin("all-reduce"); }
-  std::unique_ptr<comm::Work> start_reduce_scatter_sum(at::Tensor, at::Tensor,
-                                                       std::vector<int64_t>) override {
+  std::unique_ptr<comm::Work> start_reduce_scatter_sum(at::Tensor, at::Tensor, comm::Counts,
+                                                       std::span<const int>) override {
     return begin("reduce-scatter");
   }
-  std::unique_ptr<comm::Work> start_all_gather(at::Tensor, at::Tensor, std::vector<int64_t>) override {
+  std::unique_ptr<comm::Work> start_all_gather(at::Tensor, at::Tensor, comm::Counts) override {
     return begin("all-gather");
   }
   std::unique_ptr<comm::Work> start_all_to_all(at::Tensor, std::vector<int64_t>, at::Tensor,

@@ -16,6 +16,7 @@
 #include "test/core/kernels/compare.h"
 #include "test/parallel/shard/thread_groups.h"
 #include "test/support/catch.h"
+#include "test/support/sum_in_pairs.h"
 
 using namespace pptrain;
 using at::Tensor;
@@ -35,23 +36,22 @@ Tensor gradient(const Tensor& like, int rank) {
   return at::sin(at::arange(like.numel(), at::kFloat) * 0.3 + rank * 1.7);
 }
 
-// In rank order.
 Tensor sum_over(const Tensor& like, const std::vector<int>& ranks) {
-  Tensor sum = gradient(like, ranks[0]);
-  for (size_t i = 1; i < ranks.size(); ++i) sum = sum + gradient(like, ranks[i]);
-  return sum;
+  return pptrain::test::sum_in_pairs([&](int i) { return gradient(like, ranks[static_cast<size_t>(i)]); },
+                                     static_cast<int>(ranks.size()));
 }
 
 }  // namespace
 
-TEST_CASE("a divided group gathers what a whole one holds, and sums what all ranks took in rank order") {
+TEST_CASE("a divided group gathers what a whole one holds, and sums what all ranks took") {
   const int parts = GENERATE(1, 2, 3);
   const int replicas = GENERATE(1, 2, 3);
+  const auto outermost = GENERATE(ThreadGroups::Outermost::shards, ThreadGroups::Outermost::replicas);
   const auto type = GENERATE(at::kFloat, at::kBFloat16);
   const bool own_gradient = GENERATE(false, true);
   std::mutex mutex;  // Catch's assertions are not for several threads at once
   comm::run_thread_ranks(parts * replicas, [&](comm::Communicator& world) {
-    const ThreadGroups groups(world, replicas);
+    const ThreadGroups groups(world, replicas, outermost);
     nn::ParameterGroup whole, group("layers.0");
     declare(whole);
     declare(group);

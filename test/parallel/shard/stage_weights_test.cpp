@@ -21,6 +21,7 @@
 #include "test/core/nn/gradients.h"
 #include "test/parallel/shard/thread_groups.h"
 #include "test/support/catch.h"
+#include "test/support/sum_in_pairs.h"
 
 using namespace pptrain;
 using at::Tensor;
@@ -113,11 +114,7 @@ class FakeStage {
 
 // A step's gradients, added in the policy's order.
 float expected(int ranks, int microbatches, Reduce reduce) {
-  const auto over_ranks = [&](const auto& of_rank) {
-    float sum = of_rank(0);
-    for (int r = 1; r < ranks; ++r) sum += of_rank(r);
-    return sum;
-  };
+  const auto over_ranks = [&](const auto& of_rank) { return pptrain::test::sum_in_pairs(of_rank, ranks); };
   if (reduce == Reduce::step) {
     return over_ranks([&](int r) {
       float sum = 0;

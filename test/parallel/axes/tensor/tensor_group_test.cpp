@@ -15,6 +15,7 @@
 #include "parallel/comm/thread/thread_communicator.h"
 #include "test/core/kernels/compare.h"
 #include "test/support/catch.h"
+#include "test/support/sum_in_pairs.h"
 
 using namespace pptrain;
 using namespace pptrain::test;
@@ -51,7 +52,7 @@ TEST_CASE("chunks of rows: each row of each rank's share once, as many from ever
   }
 }
 
-TEST_CASE("entering gathers the shares, leaving sums in rank order and scatters") {
+TEST_CASE("entering gathers the shares, leaving sums and scatters") {
   const int size = GENERATE(1, 2, 3, 4);
   const int64_t rows = 11;
   at::manual_seed(test::seed(1));
@@ -67,8 +68,7 @@ TEST_CASE("entering gathers the shares, leaving sums in rank order and scatters"
         group->enter(whole.narrow(0, cut.begin(rows, cut.rank), cut.count(rows)).clone(), rows).clone();
     left[r] = group->leave(partials[r]).clone();
   });
-  Tensor sum = partials[0];
-  for (int r = 1; r < size; ++r) sum = sum + partials[static_cast<size_t>(r)];
+  const Tensor sum = test::sum_in_pairs([&](int r) { return partials[static_cast<size_t>(r)]; }, size);
   CHECK(same_bits(at::cat(left), sum));
   for (const Tensor& all : entered) CHECK(same_bits(all, whole));
 }

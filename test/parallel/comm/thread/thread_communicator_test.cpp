@@ -32,6 +32,13 @@ TEST_CASE("threads do what a transport must") {
   REQUIRE_NOTHROW(run_thread_ranks(size, test::exercise));
 }
 
+TEST_CASE("sums and gathers of more ranks, on one host and on several") {
+  at::set_num_threads(1);
+  const int size = GENERATE(7, 8);
+  CAPTURE(size);
+  REQUIRE_NOTHROW(run_thread_ranks(size, test::exercise_collectives));
+}
+
 TEST_CASE("a world of one thread needs no partner") {
   run_thread_ranks(1, [](Communicator& world) {
     world.barrier();
