@@ -152,8 +152,11 @@ PassTime CostModel::time(const kernels::Cost& cost) const {
   for (size_t w = 0; w < kernels::wire_count; ++w) {
     const auto wire = static_cast<kernels::Wire>(w);
     const kernels::Traffic& traffic = cost.on(wire);
-    const double seconds =
-        link_of(*links_, wire).seconds(traffic.bytes, static_cast<double>(traffic.messages));
+    const GroupLink& link = link_of(*links_, wire);
+    const auto messages = static_cast<double>(traffic.messages);
+    // Tensor-parallel ranks sum and gather.
+    const double seconds = wire == kernels::Wire::tp ? link.shared_seconds(traffic.bytes, messages)
+                                                     : link.seconds(traffic.bytes, messages);
     const bool behind_attention =
         wire == kernels::Wire::cp && batch().cp_kind == models::ContextKind::ring && !device_.is_cpu;
     time.hidden[w] = behind_attention ? std::min(seconds, attention) : 0;
@@ -205,12 +208,12 @@ int64_t CostModel::sum_scratch(const models::StageSlice& slice) const {
     for (const BufferFootprint& buffer : group.buffers)
       largest = std::max(largest, buffer.frozen ? 0 : 4 * buffer.elements);
   }
-  const mesh::MeshShape& mesh = base_.mesh;
-  const auto scratch = [](int64_t bytes, int ranks) {
-    return ranks > 1 ? std::min(bytes, comm::most_sum_scratch(ranks)) : 0;
+  const auto scratch = [](int64_t bytes, const GroupLink& link) {
+    const int64_t rows = link.together > 1 ? 2 * bytes : bytes;  // comm::HostBlocks::most_rows, at most
+    return link.ranks > 1 ? std::min(rows, comm::most_sum_scratch(link.ranks)) : 0;
   };
-  return scratch(dense, mesh.size(mesh::Group::loss)) + scratch(experts, mesh.size(mesh::Group::eloss)) +
-         scratch(own.boundary * mesh.tp, mesh.tp);
+  return scratch(dense, links_->of(mesh::Group::loss)) + scratch(experts, links_->of(mesh::Group::eloss)) +
+         scratch(own.boundary * base_.mesh.tp, links_->along(mesh::Axis::tp));
 }
 
 // Uncalibrated seconds of a stage, split by what a calibration scales.

@@ -24,10 +24,15 @@ double GroupLink::seconds(double bytes, double messages) const {
   return bytes / link.bandwidth + messages / (ranks - 1) * rounds(ranks) * link.latency;
 }
 
+double GroupLink::shared_seconds(double bytes, double messages) const {
+  if (together == 1) return seconds(bytes, messages);
+  const double whole = bytes * ranks / (ranks - 1);
+  return whole * (together - 1) / together / within +
+         seconds(whole * (ranks - together) / ranks / together, messages);
+}
+
 double GroupLink::gather(double bytes) const {
-  if (block == 1) return seconds(bytes * (ranks - 1) / ranks, ranks - 1);
-  const double in_block = bytes * (block - 1) / block, between = bytes * (ranks - block) / ranks / block;
-  return in_block / within + between / link.bandwidth + rounds(ranks) * link.latency;
+  return shared_seconds(bytes * (ranks - 1) / ranks, ranks - 1);
 }
 
 double GroupLink::broadcast() const {
@@ -57,16 +62,16 @@ GroupLink MeshLinks::link_of(const Which& which) const {
   GroupLink result{.ranks = shape_.size(which), .between_hosts = false, .link = device_.within_host};
   result.link.bandwidth = std::min(result.link.bandwidth, group_bandwidth_);
   if (result.ranks == 1 || shape_.world_size() <= ranks_per_host_) return result;
-  int block = result.ranks;  // the smallest of a group's blocks
+  int smallest = result.ranks;  // block of a group
   for (const int rank : {0, ranks_per_host_ - 1}) {
     std::vector<int> hosts;
     for (const int member : mesh::group(shape_, rank, which)) hosts.push_back(host(member));
     const comm::HostBlocks blocks = comm::HostBlocks::within(hosts);
-    if (blocks.count() > 1) block = std::min(block, blocks.block);
+    if (blocks.count() > 1) smallest = std::min({smallest, blocks.block, blocks.size(blocks.count() - 1)});
   }
-  if (block == result.ranks) return result;
+  if (smallest == result.ranks) return result;
   result.between_hosts = true;
-  result.block = block;
+  result.together = smallest;
   result.within = result.link.bandwidth;
   result.link = {.bandwidth = std::min(result.within, device_.between_hosts.bandwidth),
                  .latency = device_.between_hosts.latency};

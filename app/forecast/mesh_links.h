@@ -17,12 +17,14 @@ struct GroupLink {
   Link link{};                 // bandwidth: a rank's, to all others together
   // Between hosts: so many ranks share one and send what is the same for them once (comm::HostBlocks), after
   // an exchange among themselves at `within` B/s.
-  int block = 1;
+  int together = 1;
   double within = 0;
 
-  // Seconds in which every rank sends `bytes` of its own to the others, in `messages`. They go out at
-  // once, or along a tree: log2(size) of the group's size - 1 messages follow each other.
+  // Seconds in which every rank sends `bytes` to the others, in `messages`. They go out at once, or along a
+  // tree: log2(size) of the group's size - 1 messages follow each other.
   double seconds(double bytes, double messages) const;
+  // The same of sums and gathers.
+  double shared_seconds(double bytes, double messages) const;
 
   // Sums and gathers on `bytes` of the whole result (gather) or operand (the others) on every rank; 0 for one
   // rank.

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <array>
 #include <csignal>
+#include <cstdlib>
 #include <exception>
 #include <fstream>
 #include <string_view>
@@ -14,6 +15,7 @@
 
 #include "core/base/error.h"
 #include "core/base/timing.h"
+#include "core/net/socket.h"
 #include "parallel/comm/agreement.h"
 #include "parallel/comm/host_values.h"
 
@@ -22,6 +24,14 @@ namespace pptrain::app {
 namespace {
 
 constexpr std::chrono::milliseconds patience_with_a_fault = std::chrono::seconds(30);
+
+// NCCL would take an interface by its name, which may lead to no other host. Called while this process has
+// one thread: others may read the environment. The user's setting is kept.
+void give_nccl_the_interface_of(const std::string& address) {
+  if (address.empty() || net::is_loopback(address)) return;
+  if (const std::string name = net::interface_of(address); !name.empty())
+    setenv("NCCL_SOCKET_IFNAME", ("=" + name).c_str(), /*overwrite=*/0);
+}
 
 config::DistributedSection distributed_of(const std::optional<Plan>& plan) {
   return plan ? plan->job.distributed : config::DistributedSection();
@@ -38,6 +48,12 @@ Gathering::Gathering(comm::Launch launch, const std::optional<Plan>& plan, const
   if (!fault_.text.empty()) timeout_ = std::min(timeout_, patience_with_a_fault);
   launch_.rendezvous.timeout = timeout_;
   launch_.rendezvous.stopped = stop_requested;
+  if (plan && plan->job.run.device == config::Device::cuda) {
+    try {
+      give_nccl_the_interface_of(address_of_ranks());
+    } catch (const std::exception&) {  // what is wrong with the address is said when the ranks meet
+    }
+  }
   watch_ = std::make_unique<comm::StartWatch>(launch_, milliseconds_of(distributed_of(plan).heartbeat_s),
                                               fault_.text);
 }

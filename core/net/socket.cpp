@@ -240,6 +240,13 @@ bool can_listen(const std::string& address) {
   return listen_at(address, 0, error).open();
 }
 
+std::string interface_of(const std::string& address) {
+  for (const Interface& i : interfaces()) {
+    if (i.address == address) return i.name;
+  }
+  return "";
+}
+
 std::string host_address(const std::string& given) {
   std::string address = address_of_interface(given);
   if (address.empty()) {

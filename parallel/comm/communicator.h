@@ -64,9 +64,7 @@ class Communicator {
   // Sets up the links sender -> receiver of `pairs` now, so that no lazy connection can hang later.
   // Collective, with the same pairs in the same order on all ranks. Needed before isend/irecv of CUDA tensors
   // on NCCL, nothing elsewhere. blocks: the GPU's thread blocks that move a message of a link.
-  virtual void connect(std::span<const std::pair<int, int>> pairs, int blocks = link_blocks) {
-    static_cast<void>(pairs), static_cast<void>(blocks);
-  }
+  virtual void connect(std::span<const std::pair<int, int>> /*pairs*/, int /*blocks*/ = link_blocks) {}
   static constexpr int link_blocks = 2;  // more in parallel/mesh/gpu_blocks.h
 
   // Gives transfers under way a chance to move on while the caller computes. Cheap; never waits.

@@ -2,8 +2,8 @@
 //
 // A communicator has three lanes, and a message meets only messages of its lane. `messages` carries isend and
 // irecv of the caller. `collectives` carries what the caller's thread posts for its collectives: blocking
-// ones from begin to end, and the single exchange of an all_gather or all_to_all with a handle. `sums`
-// carries collectives with a handle that exchange more than once, with sums in between. A thread of the
+// ones from begin to end, and those with a handle that are one exchange. `sums` carries collectives with a
+// handle that exchange more than once: sums, and gathers in two steps. A thread of the
 // communicator runs these one after another, first in first out. So on each lane messages are posted in the
 // order of the collectives, which is the same on all ranks, whenever their handles are waited for.
 #pragma once

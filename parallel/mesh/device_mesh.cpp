@@ -274,9 +274,10 @@ std::unique_ptr<comm::Communicator> DeviceMesh::make(const char* name, const std
   if (!hosts_.empty())
     std::ranges::transform(ranks, std::back_inserter(hosts), [&](int r) { return hosts_.at(r); });
   if (logs(Subsystem::comm, spdlog::level::debug)) {
-    log_of(Subsystem::comm)
-        .debug("group {}: ranks {}, in blocks of {}", name, fmt::join(ranks, ","),
-               comm::HostBlocks::within(hosts).block);
+    std::string blocks;
+    if (!hosts.empty())
+      blocks = fmt::format(", in blocks of {} on a host", comm::HostBlocks::within(hosts).block);
+    log_of(Subsystem::comm).debug("group {}: ranks {}{}", name, fmt::join(ranks, ","), blocks);
   }
   if (ranks.size() == 1) return comm::make_self(world_);
   std::unique_ptr<comm::Communicator> group = world_.subgroup(ranks);

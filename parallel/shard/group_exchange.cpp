@@ -99,8 +99,8 @@ GroupExchange::SumSteps GroupExchange::sum_steps(size_t buffer) {
     for (int replica = 0; replica < ranks_.replicas.size(); ++replica)
       counts[static_cast<size_t>(rank_in_sum(shard, replica))] = parts[static_cast<size_t>(replica)];
   }
-  steps[1] = [&ranks = ranks_, whole, part, counts] {
-    return ranks.sum.ireduce_scatter_sum(part, whole, counts, ranks.sum_order);
+  steps[1] = [&sum = ranks_.sum, order = ranks_.sum_order, whole, part, counts] {
+    return sum.ireduce_scatter_sum(part, whole, counts, order);
   };
   if (ranks_.replicas.size() > 1)
     steps[2] = [&ranks = ranks_.replicas, own, part, parts] { return ranks.iall_gather(own, part, parts); };

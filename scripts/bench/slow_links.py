@@ -1,11 +1,12 @@
-"""Steps over slow links against the predictions of `pptrain plan`: this host imitates two.
+"""Steps over slow links against the predictions of `pptrain plan`: this host imitates two hosts.
 
     sudo python3 scripts/bench/slow_links.py [--jobs default bench] [--layouts pp tp ep] [--gbps 10 1 0.1] [--rounds 3]
         [--ranks-per-host 1] [--pptrain BUILD OTHER_BUILD] [--set train.dtype=fp32] [--markdown]
 
 Each host is a network namespace with its own name and core, on a bridge. `tc` limits its traffic in both directions; Open MPI
-uses only TCP between hosts. Several ranks of a host share its core, and data layouts have as many times more data ranks. `pptrain doctor` first measures the link. Then every layout runs over the unlimited link, with a
-trace, and over each slow one; plan predicts these steps from this trace and from doctor's link. Figures are medians of all rounds.
+uses only TCP between hosts. With several ranks on a host, they share its core, and layouts have so many times more data ranks.
+`pptrain doctor` first measures the link. Then every layout runs over the unlimited link, with a trace, and over each slow one; plan
+predicts these steps from this trace and from doctor's link. Figures are medians of all rounds. "sent" is what a host sends in a step.
 The links have the machine's own latency (some 10 us); --latency-us adds to it if the kernel has netem. Needs root and iproute2;
 otherwise the script ends with status 2.
 """
@@ -23,7 +24,7 @@ import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from contest import JOB, ROOT, RunFailed, execute, formatted, machine, set_options, write_tokens
+from contest import JOB, MICROBATCHES, ROOT, RunFailed, execute, formatted, machine, set_options, write_tokens
 from predictions import LAYOUTS as EVEN_LAYOUTS
 from predictions import SHARDED
 
@@ -260,6 +261,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="passed on to pptrain")
     parser.add_argument("--markdown", action="store_true", help="print the tables as Markdown")
     args = parser.parse_args()
+    if args.ranks_per_host < 1 or (MICROBATCHES // 2) % args.ranks_per_host:
+        parser.error(f"--ranks-per-host: a divisor of {MICROBATCHES // 2}, the microbatches of one of two data ranks")
     if args.ranks_per_host > 1 and not {"dp_replicate", "dp_shard", "hybrid"}.issuperset(args.layouts):
         parser.error("--ranks-per-host: give --layouts of dp_replicate, dp_shard and hybrid")
     return args

@@ -2,8 +2,10 @@
 
 #include <spdlog/fmt/fmt.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <map>
+#include <utility>
 
 #include "core/base/error.h"
 
@@ -67,14 +69,25 @@ std::string check_gpu_ranks(std::span<const GpuRank> ranks) {
   return warning;
 }
 
-std::vector<std::vector<int>> exchange_rounds(int ranks) {
-  constexpr size_t most_distances = 128;  // a send and a receive each
-  std::vector<std::vector<int>> rounds;
-  for (int distance = 1; distance < ranks; ++distance) {
-    if (rounds.empty() || rounds.back().size() == most_distances) rounds.emplace_back();
-    rounds.back().push_back(distance);
-  }
-  return rounds;
+// A message's group follows from the distance of its ranks and its number among their messages.
+std::vector<Parcels> groups_of_calls(const Parcels& parcels, int me, int ranks, int several) {
+  constexpr int most_pairs = 128;  // of a send and a receive in a group
+  const int turns = std::max(1, most_pairs / std::max(1, several));
+  std::map<std::pair<int, int>, Parcels> groups;
+  const auto add = [&](const std::vector<Parcel>& all, std::vector<Parcel> Parcels::*way) {
+    std::map<int, int> numbers;  // [peer] Parcels before
+    for (const Parcel& parcel : all) {
+      if (parcel.tensor.numel() == 0) continue;
+      const int distance = (way == &Parcels::out ? parcel.peer - me : me - parcel.peer) + ranks;
+      const int round = (distance % ranks - 1) / most_pairs;
+      (groups[{round, numbers[parcel.peer]++ / turns}].*way).push_back(parcel);
+    }
+  };
+  add(parcels.in, &Parcels::in);
+  add(parcels.out, &Parcels::out);
+  std::vector<Parcels> result;
+  for (auto& [place, group] : groups) result.push_back(std::move(group));
+  return result;
 }
 
 std::shared_ptr<void> ThreadBlocks::take(int blocks, const std::string& name) const {

@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "parallel/comm/block_exchange.h"
+
 namespace pptrain::comm {
 
 // What a rank tells of itself and its GPU. Versions as NCCL numbers them: 22809 is 2.28.9.
@@ -29,11 +31,11 @@ std::string nccl_version_text(int version);  // "2.28.9"
 // layout.
 std::string check_gpu_ranks(std::span<const GpuRank> ranks);
 
-// An exchange of all ranks of a group with all others, as rounds of distances: in a round each rank sends to
-// the ranks that far after it and receives from those that far before it. So what a round's groups of calls
-// send is received in the same round. None has more than 256 calls: with more, NCCL may divide the groups of
-// two ranks differently, and hang (pytorch/pytorch#174288).
-std::vector<std::vector<int>> exchange_rounds(int ranks);
+// What moves the parcels of rank `me`, as groups of calls that are not empty. All ranks come to the groups in
+// which they exchange in one order. several: so many peers at most have more than one parcel each way, the
+// same on all ranks. So no group has more than 256 calls: with more, NCCL may divide the groups of two ranks
+// differently, and hang (pytorch/pytorch#174288).
+std::vector<Parcels> groups_of_calls(const Parcels& parcels, int me, int ranks, int several);
 
 // The thread blocks, one a streaming multiprocessor, of all communicators of a rank. Communicators whose
 // kernels wait for each other must fit on the GPU together, or none of them ends: at most 96, of 132 of an

@@ -8,7 +8,6 @@
 
 #include <algorithm>
 #include <functional>
-#include <map>
 #include <utility>
 
 #include "parallel/comm/collectives.h"
@@ -21,23 +20,6 @@ namespace {
 constexpr int64_t direct_bytes = 256 << 10;
 // Scratch of a larger sum: at most about this much.
 constexpr int64_t piece_bytes = 64 << 20;
-
-bool is_moved(const at::Tensor& tensor) {
-  return tensor.defined() && tensor.numel() > 0;
-}
-
-// [n][peer] The n-th parcel of each peer.
-std::vector<std::map<int, at::Tensor>> by_turns(const std::vector<Parcel>& parcels) {
-  std::vector<std::map<int, at::Tensor>> turns;
-  std::map<int, size_t> count;
-  for (const Parcel& parcel : parcels) {
-    if (!is_moved(parcel.tensor)) continue;
-    const size_t turn = count[parcel.peer]++;
-    if (turn == turns.size()) turns.emplace_back();
-    turns[turn][parcel.peer] = parcel.tensor;
-  }
-  return turns;
-}
 
 }  // namespace
 
@@ -79,17 +61,20 @@ void NcclCollectives::sum_piece(at::Tensor flat, at::Tensor scratch, const HostB
     const int64_t begin = n * r / size;
     return flat.narrow(0, begin, n * (r + 1) / size - begin);
   };
-  sum_parts(BlockSum(blocks, member_.rank, chunk(member_.rank), chunk, scratch));
-  const BlockGather gather(blocks, member_.rank, chunk);
-  move(gather.between);
-  move(gather.within);
+  sum_parts(BlockSum(blocks, member_.rank, chunk(member_.rank), chunk, scratch), blocks);
+  gather_parts(BlockGather(blocks, member_.rank, chunk), blocks);
 }
 
-void NcclCollectives::sum_parts(BlockSum sum) const {
-  move(sum.within());
+void NcclCollectives::sum_parts(BlockSum sum, const HostBlocks& blocks) const {
+  move(sum.within(), blocks.block - 1);
   sum.add_within();
-  move(sum.between());
+  move(sum.between(), member_.size());
   sum.add_between();
+}
+
+void NcclCollectives::gather_parts(const BlockGather& gather, const HostBlocks& blocks) const {
+  move(gather.between, member_.size());
+  move(gather.within, blocks.block - 1);
 }
 
 std::unique_ptr<Work> NcclCollectives::reduce_scatter_sum(at::Tensor out, const Parts& parts,
@@ -104,20 +89,21 @@ std::unique_ptr<Work> NcclCollectives::reduce_scatter_sum(at::Tensor out, const 
     copy_own_part(out, parts[member_.rank]);
     for (int64_t begin = 0; begin < longest; begin += length) {
       const auto window = [&](int r) { return window_of(parts[r], begin, length); };
-      sum_parts(BlockSum(blocks, member_.rank, window_of(out, begin, length), window, scratch));
+      sum_parts(BlockSum(blocks, member_.rank, window_of(out, begin, length), window, scratch), blocks);
     }
   });
 }
 
 std::unique_ptr<Work> NcclCollectives::all_gather(at::Tensor out, at::Tensor tensor,
-                                                  std::vector<int64_t> counts) const {
+                                                  std::vector<int64_t> counts,
+                                                  const HostBlocks& blocks) const {
   return run("all_gather", {out, tensor}, [&] {
     if (std::ranges::adjacent_find(counts, std::ranges::not_equal_to()) == counts.end()) {
       return move_to_all(out, tensor);
     }
     const Parts parts(out, counts);
     copy_own_part(parts[member_.rank], tensor);
-    move_parts([&](int) { return tensor; }, [&](int r) { return parts[r]; });
+    gather_parts(BlockGather(blocks, member_.rank, [&](int r) { return parts[r]; }), blocks);
   });
 }
 
@@ -144,44 +130,35 @@ std::unique_ptr<Work> NcclCollectives::run(const char* name, std::vector<at::Ten
                             body);
 }
 
-// Whatever could throw runs before a group of calls: NCCL counts its begin and end.
 void NcclCollectives::move_parts(const PartOf& outgoing, const PartOf& incoming) const {
-  struct Peers {  // at one distance
-    int to = 0, from = 0;
-    at::Tensor out, in;
-  };
-  const int size = member_.size();
+  Parcels parcels;
+  for (int r = 0; r < member_.size(); ++r) {
+    if (r == member_.rank) continue;
+    parcels.in.push_back({incoming(r), r});
+    parcels.out.push_back({outgoing(r), r});
+  }
+  move(parcels, member_.size());
+}
+
+// Whatever could throw runs before a group of calls: NCCL counts its begin and end.
+void NcclCollectives::move(const Parcels& parcels, int several) const {
   const cudaStream_t stream = stream_.get();
-  for (const std::vector<int>& distances : exchange_rounds(size)) {
-    std::vector<Peers> round;
-    for (const int distance : distances) {
-      const int to = (member_.rank + distance) % size, from = (member_.rank + size - distance) % size;
-      round.push_back({to, from, outgoing(to), incoming(from)});
-    }
-    group_->enqueue("an exchange of all ranks", member_.timeout, [&](ncclComm_t comm) {
+  for (const Parcels& group : groups_of_calls(parcels, member_.rank, member_.size(), several)) {
+    group_->enqueue("an exchange of several ranks", member_.timeout, [&](ncclComm_t comm) {
       ncclResult_t result = ncclGroupStart();
       if (result != ncclSuccess) return result;
-      for (const Peers& peers : round) {
-        if (is_moved(peers.out) && accepted(result))
-          result =
-              ncclSend(peers.out.const_data_ptr(), peers.out.nbytes(), ncclUint8, peers.to, comm, stream);
-        if (is_moved(peers.in) && accepted(result))
-          result =
-              ncclRecv(peers.in.mutable_data_ptr(), peers.in.nbytes(), ncclUint8, peers.from, comm, stream);
+      for (const auto& [tensor, peer] : group.out) {
+        if (accepted(result))
+          result = ncclSend(tensor.const_data_ptr(), tensor.nbytes(), ncclUint8, peer, comm, stream);
+      }
+      for (const auto& [tensor, peer] : group.in) {
+        if (accepted(result))
+          result = ncclRecv(tensor.mutable_data_ptr(), tensor.nbytes(), ncclUint8, peer, comm, stream);
       }
       const ncclResult_t end = ncclGroupEnd();
       return accepted(result) ? end : result;
     });
   }
-}
-
-// Each exchange has one parcel to and from a peer at most.
-void NcclCollectives::move(const Parcels& parcels) const {
-  auto in = by_turns(parcels.in), out = by_turns(parcels.out);
-  const size_t turns = std::max(in.size(), out.size());
-  in.resize(turns), out.resize(turns);
-  for (size_t turn = 0; turn < turns; ++turn)
-    move_parts([&](int r) { return out[turn][r]; }, [&](int r) { return in[turn][r]; });
 }
 
 void NcclCollectives::move_to_all(at::Tensor out, const at::Tensor& tensor) const {

@@ -57,7 +57,8 @@ class NcclCollectives {
   std::unique_ptr<Work> all_reduce_sum(at::Tensor tensor, const HostBlocks& blocks) const;
   std::unique_ptr<Work> reduce_scatter_sum(at::Tensor out, const Parts& parts,
                                            const HostBlocks& blocks) const;
-  std::unique_ptr<Work> all_gather(at::Tensor out, at::Tensor tensor, std::vector<int64_t> counts) const;
+  std::unique_ptr<Work> all_gather(at::Tensor out, at::Tensor tensor, std::vector<int64_t> counts,
+                                   const HostBlocks& blocks) const;
   std::unique_ptr<Work> all_to_all(at::Tensor out, std::vector<int64_t> from, at::Tensor tensor,
                                    std::vector<int64_t> to) const;
   std::unique_ptr<Work> broadcast(at::Tensor tensor, int root) const;
@@ -71,10 +72,11 @@ class NcclCollectives {
 
   // --- in a body; the tensors are contiguous ---
   void sum_piece(at::Tensor flat, at::Tensor scratch, const HostBlocks& blocks) const;
-  void sum_parts(BlockSum sum) const;
-  // outgoing(r), incoming(r): what goes to and comes from rank r; empty and undefined tensors stay.
+  void sum_parts(BlockSum sum, const HostBlocks& blocks) const;
+  void gather_parts(const BlockGather& gather, const HostBlocks& blocks) const;
+  // outgoing(r), incoming(r): what goes to and comes from rank r; empty tensors stay.
   void move_parts(const PartOf& outgoing, const PartOf& incoming) const;
-  void move(const Parcels& parcels) const;
+  void move(const Parcels& parcels, int several) const;  // groups_of_calls
   // out: one part of the size of `tensor` for each rank; `tensor` may be this rank's.
   void move_to_all(at::Tensor out, const at::Tensor& tensor) const;
   void move_from(at::Tensor tensor, int root) const;

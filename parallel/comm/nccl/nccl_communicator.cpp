@@ -217,7 +217,8 @@ class NcclCommunicator final : public Communicator {
   }
   std::unique_ptr<Work> start_all_gather(at::Tensor out, at::Tensor tensor, Counts counts) override {
     if (tensor.is_cpu()) return host().iall_gather(std::move(out), tensor, counts);
-    return collectives().all_gather(std::move(out), std::move(tensor), {counts.begin(), counts.end()});
+    return collectives().all_gather(std::move(out), std::move(tensor), {counts.begin(), counts.end()},
+                                    host_blocks());
   }
   std::unique_ptr<Work> start_all_to_all(at::Tensor out, std::vector<int64_t> from, at::Tensor tensor,
                                          std::vector<int64_t> to) override {

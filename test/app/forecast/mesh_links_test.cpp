@@ -56,20 +56,27 @@ TEST_CASE("in sums and gathers the ranks of a group that share a host share its 
   const MeshLinks links(device(8), shape);
   const GroupLink& sharded = links.of(Group::fsdp);
   CHECK(sharded.link.bandwidth == 10);
-  CHECK(sharded.block == 2);
+  CHECK(sharded.together == 2);
   CHECK(sharded.link.latency == 5);
   // Half of the whole goes to the other rank of the block, then each of the two sends half of what three
   // other blocks need.
   CHECK(sharded.gather(800) == Approx(400. / 100 + 300. / 10 + 3 * 5));
   CHECK(sharded.seconds(700, 7) == Approx(700. / 10 + 3 * 5));  // from each rank something else
-  CHECK(links.along(Axis::dp_shard).block == 2);
+  CHECK(links.along(Axis::dp_shard).together == 2);
   CHECK(links.along(Axis::tp).link.bandwidth == 100);
   // Replicas on hosts of their own.
   const MeshLinks replicas(device(4), {.dp_replicate = 2, .dp_shard = 4});
-  CHECK(replicas.of(Group::loss).block == 4);
+  CHECK(replicas.of(Group::loss).together == 4);
   // Six ranks on a host are blocks of two.
   const MeshLinks six(device(6), {.dp_shard = 12});
-  CHECK(six.of(Group::fsdp).block == 2);
+  CHECK(six.of(Group::fsdp).together == 2);
+  // Groups of twelve: eight and four, or four and eight.
+  const MeshLinks ragged(device(8), {.pp = 2, .dp_shard = 12});
+  CHECK(ragged.of(Group::fsdp).together == 4);
+  // What passes of tensor-parallel ranks exchange is shared, too.
+  const GroupLink tp = MeshLinks(device(4), {.tp = 8}).along(Axis::tp);
+  CHECK(tp.shared_seconds(700, 7) == Approx(tp.gather(800)));
+  CHECK(tp.gather(800) == Approx(600. / 100 + 100. / 10 + 3 * 5));
 }
 
 TEST_CASE("collectives send all but the own part, in as many rounds as a tree has") {

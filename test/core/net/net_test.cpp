@@ -25,6 +25,8 @@ TEST_CASE("the address of this host that others are told is not loopback, and ca
   CHECK_FALSE(is_loopback("127.example.org"));
   CHECK(address_towards("127.0.0.1") == "127.0.0.1");
   CHECK(host_address("lo") == "127.0.0.1");
+  CHECK(interface_of("127.0.0.1") == "lo");
+  CHECK(interface_of("192.0.2.77").empty());
   CHECK(host_address("127.0.0.1") == "127.0.0.1");
   for (const char* wrong : {"0.0.0.0", "192.0.2.77", "no_such_interface"}) {
     CHECK_THROWS_WITH(host_address(wrong), contains_text("PPTRAIN_HOST_ADDRESS"));
@@ -32,6 +34,7 @@ TEST_CASE("the address of this host that others are told is not loopback, and ca
   for (const std::string& address : addresses_for_others()) {
     INFO(address);
     CHECK_FALSE(is_loopback(address));
+    CHECK_FALSE(interface_of(address).empty());
     CHECK(can_listen(address));
   }
 }

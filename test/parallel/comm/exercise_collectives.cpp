@@ -80,6 +80,8 @@ Running reduce_scatter(Communicator& comm, const CountList& counts, bool give_co
   const at::Tensor out = in_place ? part : at::full({counts[me]}, 7, tensor.options());
   return {comm.ireduce_scatter_sum(out, tensor, give_counts ? Counts(counts) : Counts()),
           [=, ranks = comm.size()] {
+            expect(in_place || at::equal(tensor, operand(me, size, seed, type)),
+                   "ireduce_scatter_sum has changed its operand");
             expect(at::equal(out, sum_of_all(ranks, counts[me], seed, type, begin_of(counts, me))),
                    fmt::format("ireduce_scatter_sum of {} x {}", size, c10::toString(type)));
           }};
@@ -225,7 +227,7 @@ void large_sum(Communicator& comm) {
 
 // The same with ranks on several hosts, as the communicator is told.
 void on_hosts(Communicator& world) {
-  for (int ranks_of_host = 2; ranks_of_host < world.size(); ranks_of_host *= 2) {
+  for (int ranks_of_host = 2; ranks_of_host < 2 * world.size(); ranks_of_host *= 2) {
     const auto comm = world.duplicate();
     std::vector<int> hosts;
     for (int r = 0; r < comm->size(); ++r) hosts.push_back(r / ranks_of_host);

@@ -1,11 +1,14 @@
 #include "parallel/comm/nccl/gpu_ranks.h"
 
+#include <ATen/ops/empty.h>
+
 #include <algorithm>
+#include <map>
 #include <optional>
-#include <set>
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "core/base/error.h"
 #include "test/support/catch.h"
@@ -58,26 +61,74 @@ TEST_CASE("ranks run one NCCL, no older than the one of the build, and none that
   CHECK_THROWS_WITH(comm::check_gpu_ranks(ranks), contains_text("rank 1 has NCCL_COMM_BLOCKING=1"));
 }
 
-TEST_CASE(
-    "an exchange of 512 ranks has no more than 256 calls a group, and each send its receive in the round") {
-  for (const int ranks : {1, 2, 3, 129, 130, 512}) {
-    CAPTURE(ranks);
-    std::set<int> distances;
-    for (const std::vector<int>& round : comm::exchange_rounds(ranks)) {
-      CHECK(2 * round.size() <= 256);
-      std::set<std::pair<int, int>> sent, received;
-      for (int rank = 0; rank < ranks; ++rank) {
-        for (const int distance : round) {
-          sent.emplace(rank, (rank + distance) % ranks);
-          received.emplace((rank + ranks - distance) % ranks, rank);
-        }
+// A rank's calls, group by group: the peer and the number of each message between the two.
+struct Calls {
+  using Messages = std::vector<std::pair<int, int>>;
+  std::vector<Messages> sent, received;               // [group]
+  std::map<std::pair<int, int>, size_t> group_of_in;  // of a receive
+  std::map<std::pair<int, int>, size_t> group_of_out;
+  std::map<int, int> in, out;  // [peer] messages so far
+  size_t ended = 0;            // groups
+
+  void add(const std::vector<comm::Parcels>& groups) {
+    for (const comm::Parcels& group : groups) {
+      sent.emplace_back(), received.emplace_back();
+      for (const comm::Parcel& parcel : group.out) {
+        sent.back().emplace_back(parcel.peer, out[parcel.peer]++);
+        group_of_out[sent.back().back()] = sent.size() - 1;
       }
-      CHECK(sent == received);
-      distances.insert(round.begin(), round.end());
+      for (const comm::Parcel& parcel : group.in) {
+        received.back().emplace_back(parcel.peer, in[parcel.peer]++);
+        group_of_in[received.back().back()] = sent.size() - 1;
+      }
     }
-    CHECK(std::ssize(distances) == ranks - 1);
-    CHECK(distances.count(0) == 0);
   }
+};
+
+TEST_CASE("groups of calls have 256 calls at most, and end if each waits for all its messages") {
+  const auto [ranks, block] = GENERATE(values<std::pair<int, int>>(
+      {{2, 1}, {3, 1}, {130, 1}, {512, 1}, {13, 4}, {11, 8}, {64, 8}, {512, 8}, {300, 2}, {9, 16}}));
+  CAPTURE(ranks, block);
+  const comm::HostBlocks blocks{.ranks = ranks, .block = block};
+  const at::Tensor element = at::empty({1});
+  std::vector<Calls> calls(static_cast<size_t>(ranks));
+  for (int rank = 0; rank < ranks; ++rank) {
+    comm::BlockGather gather(blocks, rank, [&](int) { return element; });
+    Calls& own = calls[static_cast<size_t>(rank)];
+    own.add(comm::groups_of_calls(gather.between, rank, ranks, ranks));
+    own.add(comm::groups_of_calls(gather.within, rank, ranks, block - 1));
+    std::swap(gather.within.in, gather.within.out);  // as a sum begins
+    own.add(comm::groups_of_calls(gather.within, rank, ranks, block - 1));
+    for (size_t group = 0; group < own.sent.size(); ++group) {
+      CHECK(own.sent[group].size() + own.received[group].size() <= 256);
+      CHECK(own.sent[group].size() + own.received[group].size() > 0);
+    }
+  }
+  // A message is there once both ranks have come to its groups.
+  const auto ends = [&](int rank) {
+    const Calls& own = calls[static_cast<size_t>(rank)];
+    const auto has_come = [&](int peer, auto Calls::*groups, int number) {
+      const Calls& other = calls[static_cast<size_t>(peer)];
+      const auto group = (other.*groups).find({rank, number});
+      return group != (other.*groups).end() && group->second <= other.ended;
+    };
+    return std::ranges::all_of(own.sent[own.ended],
+                               [&](const auto& message) {
+                                 return has_come(message.first, &Calls::group_of_in, message.second);
+                               }) &&
+           std::ranges::all_of(own.received[own.ended], [&](const auto& message) {
+             return has_come(message.first, &Calls::group_of_out, message.second);
+           });
+  };
+  for (bool moved = true; std::exchange(moved, false);) {
+    for (int rank = 0; rank < ranks; ++rank) {
+      Calls& own = calls[static_cast<size_t>(rank)];
+      if (own.ended == own.sent.size() || !ends(rank)) continue;
+      ++own.ended;
+      moved = true;
+    }
+  }
+  for (const Calls& own : calls) CHECK(own.ended == own.sent.size());
 }
 
 TEST_CASE("communicators take no more thread blocks than a GPU has for all of them") {
