@@ -176,15 +176,11 @@ shard::ShardRanks RankModel::ranks_of(bool experts) {
   mesh::DeviceMesh& mesh = context_.mesh;
   comm::Communicator& replicas = mesh.along(mesh::Axis::dp_replicate);
   if (experts && context_.model.sparse.experts > 0) {
-    return {.shards = mesh.of(mesh::Group::efsdp),
-            .replicas = replicas,
-            .sum = mesh.of(mesh::Group::eloss),
-            .sum_order = mesh::sum_order(mesh.shape(), mesh.rank(), mesh::Group::efsdp, mesh::Group::eloss)};
+    return {.shards = mesh.of(mesh::Group::efsdp), .replicas = replicas, .sum = mesh.of(mesh::Group::eloss)};
   }
   return {.shards = mesh.of(mesh::Group::fsdp),
           .replicas = replicas,
           .sum = mesh.of(mesh::Group::loss),
-          .sum_order = mesh::sum_order(mesh.shape(), mesh.rank(), mesh::Group::fsdp, mesh::Group::loss),
           .tp_copies = &mesh.along(mesh::Axis::tp),
           .kv_copies = kv_copies_.get()};
 }

@@ -28,15 +28,15 @@ constexpr std::array<std::pair<const char*, int MeshShape::*>, axis_count> names
 constexpr std::array group_names{"batch", "fsdp", "loss", "replica", "stage", "ep", "efsdp", "eloss"};
 static_assert(group_names.size() == group_count);
 
-// The axes that a group spans; for ep, efsdp and eloss, the axes of the replica that these groups divide.
+// The axes that a group spans; for ep, efsdp and eloss, the axes of the group that these divide.
 std::span<const Axis> axes_of(Group group) {
   static constexpr std::array batch{Axis::dp_replicate, Axis::dp_shard};
-  static constexpr std::array fsdp{Axis::cp, Axis::dp_shard};
-  static constexpr std::array loss{Axis::cp, Axis::dp_replicate, Axis::dp_shard};
+  static constexpr std::array fsdp{Axis::dp_shard, Axis::cp};
+  static constexpr std::array loss{Axis::dp_replicate, Axis::dp_shard, Axis::cp};
   static constexpr std::array replica{Axis::dp_shard, Axis::cp, Axis::tp};
   static constexpr std::array stage{Axis::dp_replicate, Axis::dp_shard, Axis::cp, Axis::tp};
   static constexpr std::array<std::span<const Axis>, group_count> spans{batch, fsdp,    loss,    replica,
-                                                                        stage, replica, replica, replica};
+                                                                        stage, replica, replica, stage};
   return spans.at(static_cast<size_t>(group));
 }
 
@@ -65,21 +65,6 @@ std::vector<int> spanned(const MeshShape& shape, Coordinates at, std::span<const
     for (const int rank : spanned(shape, at, span.subspan(1))) ranks.push_back(rank);
   }
   return ranks;
-}
-
-// Orders ranks with the data ranks innermost.
-std::array<int, 4> data_ranks_inside(const MeshShape& shape, int rank) {
-  const Coordinates at = coordinates(shape, rank);
-  const auto on = [&](Axis axis) { return at[static_cast<int>(axis)]; };
-  return {on(Axis::cp), on(Axis::tp), on(Axis::dp_replicate), on(Axis::dp_shard)};
-}
-
-// Adds the ranks that differ from these in the replica alone.
-std::vector<int> with_replicas(const MeshShape& shape, const std::vector<int>& ranks) {
-  std::vector<int> all;
-  for (const int rank : ranks)
-    std::ranges::copy(group(shape, rank, Axis::dp_replicate), std::back_inserter(all));
-  return all;
 }
 
 // Neighbours around the ring, both ways: what stages exchange under any placement, tied ends included.
@@ -117,16 +102,8 @@ int& MeshShape::size(Axis axis) {
 
 int MeshShape::size(Group group) const {
   const int ranks = ranks_of(*this, axes_of(group));
-  switch (group) {
-    case Group::ep:
-      return ep;
-    case Group::efsdp:
-      return ranks / ep;
-    case Group::eloss:
-      return ranks / ep * dp_replicate;
-    default:
-      return ranks;
-  }
+  if (group == Group::ep) return ep;
+  return group == Group::efsdp || group == Group::eloss ? ranks / ep : ranks;
 }
 
 std::vector<std::pair<std::string, int>> MeshShape::sizes() const {
@@ -176,24 +153,12 @@ std::vector<int> group(const MeshShape& shape, int rank, Axis axis) {
 std::vector<int> group(const MeshShape& shape, int rank, Group group) {
   const std::vector<int> ranks = spanned(shape, coordinates(shape, rank), axes_of(group));
   if (group != Group::ep && group != Group::efsdp && group != Group::eloss) return ranks;
-  const auto place = static_cast<int>(std::ranges::find(ranks, rank) - ranks.begin());
   const bool across = group != Group::ep;
+  const auto place = static_cast<int>(std::ranges::find(ranks, rank) - ranks.begin());
   const int first = across ? place % shape.ep : place / shape.ep * shape.ep;
   std::vector<int> part;
-  for (int i = 0; i < shape.size(across ? Group::efsdp : Group::ep); ++i)
-    part.push_back(ranks[first + i * (across ? shape.ep : 1)]);
-  if (!across) return part;
-  if (group == Group::eloss) part = with_replicas(shape, part);
-  std::ranges::sort(part, {}, [&](int member) { return data_ranks_inside(shape, member); });
+  for (int i = 0; i < shape.size(group); ++i) part.push_back(ranks[first + i * (across ? shape.ep : 1)]);
   return part;
-}
-
-std::vector<int> sum_order(const MeshShape& shape, int rank, Group shards, Group sums) {
-  const std::vector<int> summed = group(shape, rank, sums);
-  std::vector<int> order;
-  for (const int holder : with_replicas(shape, group(shape, rank, shards)))
-    order.push_back(static_cast<int>(std::ranges::find(summed, holder) - summed.begin()));
-  return order;
 }
 
 void check_shape(const MeshShape& shape) {

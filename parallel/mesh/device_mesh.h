@@ -18,20 +18,18 @@ inline constexpr int axis_count = axes.size();
 const char* name(Axis axis);
 
 // Groups that span several axes, with the names of torchtitan's ParallelDims if it has them. Ranks of a group
-// are in the nesting order of the axes as they are listed here, outermost first. If sums are taken over data
-// ranks, these are innermost, in the order of the world: a sum then has the same bits however the data ranks
-// are divided between dp_replicate and dp_shard.
+// are in the order of the world, so that those of a host are neighbours, and a sum has the same bits however
+// the data ranks are divided between dp_replicate and dp_shard.
 enum class Group {
   batch,    // dp_replicate x dp_shard: ranks that read different samples
-  fsdp,     // cp x dp_shard: ranks over which a parameter group is sharded
-  loss,     // cp x dp_replicate x dp_shard: ranks over which gradients, losses and token counts are summed
+  fsdp,     // dp_shard x cp: ranks over which a parameter group is sharded
+  loss,     // dp_replicate x dp_shard x cp: ranks over which gradients, losses and token counts are summed
   replica,  // dp_shard x cp x tp: ranks over which one replica of the same pipeline stages is sharded
   stage,    // dp_replicate x dp_shard x cp x tp: all ranks that hold the same pipeline stages
   ep,       // `ep` neighbours within a replica: ranks that hold different experts of the same layers
-  efsdp,  // replica / ep, in the order cp x tp x dp_shard: ranks with the same experts, over which an expert
-          // parameter group is sharded
-  eloss,  // the same with dp_replicate, cp x tp x dp_replicate x dp_shard: ranks over which the gradients of
-          // these experts are summed
+  efsdp,    // of replica every ep-th: ranks with the same experts, over which their parameter groups are
+            // sharded
+  eloss,    // of stage every ep-th: ranks over which the gradients of these experts are summed
 };
 inline constexpr int group_count = 8;
 const char* name(Group group);
@@ -82,9 +80,6 @@ int rank_at(const MeshShape& shape, const Coordinates& at);
 // World ranks of the group of `rank`, in the group's order; along an axis, that is in axis order.
 std::vector<int> group(const MeshShape& shape, int rank, Axis axis);
 std::vector<int> group(const MeshShape& shape, int rank, Group group);
-// [shard * dp_replicate + replica] Of a parameter group that is sharded over `shards` (fsdp, efsdp), the rank
-// in `sums` (loss, eloss) of the holder of each shard in each replica.
-std::vector<int> sum_order(const MeshShape& shape, int rank, Group shards, Group sums);
 
 // One rank's communicators. A communicator is made at its first use. All ranks of a group must ask for it, in
 // the same order on every rank. `size` and `place` make none.

@@ -40,11 +40,6 @@ GroupExchange::GroupExchange(nn::ParameterGroup& group, const ShardRanks& ranks)
   }
 }
 
-int GroupExchange::rank_in_sum(int shard, int replica) const {
-  const int number = shard * ranks_.replicas.size() + replica;
-  return ranks_.sum_order.empty() ? number : ranks_.sum_order.at(static_cast<size_t>(number));
-}
-
 std::unique_ptr<comm::Work> GroupExchange::unshard() {
   if (!is_sharded()) return comm::join();
   group_.restore_whole_compute();
@@ -95,11 +90,14 @@ GroupExchange::SumSteps GroupExchange::sum_steps(size_t buffer) {
   const int64_t begin = std::accumulate(parts.begin(), parts.begin() + me, int64_t{0});
   const at::Tensor part = own.narrow(0, begin, parts[me]);
   std::vector<int64_t> counts(static_cast<size_t>(ranks_.sum.size()));
+  std::vector<int> order;
   for (int shard = 0; shard < shards; ++shard) {
-    for (int replica = 0; replica < ranks_.replicas.size(); ++replica)
-      counts[static_cast<size_t>(rank_in_sum(shard, replica))] = parts[static_cast<size_t>(replica)];
+    for (int replica = 0; replica < ranks_.replicas.size(); ++replica) {
+      order.push_back(rank_in_sum(shard, replica));
+      counts[static_cast<size_t>(order.back())] = parts[static_cast<size_t>(replica)];
+    }
   }
-  steps[1] = [&sum = ranks_.sum, order = ranks_.sum_order, whole, part, counts] {
+  steps[1] = [&sum = ranks_.sum, order, whole, part, counts] {
     return sum.ireduce_scatter_sum(part, whole, counts, order);
   };
   if (ranks_.replicas.size() > 1)

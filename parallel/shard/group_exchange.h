@@ -7,7 +7,6 @@
 #include <cstddef>
 #include <functional>
 #include <memory>
-#include <vector>
 
 #include "core/nn/parameter.h"
 #include "parallel/comm/communicator.h"
@@ -18,9 +17,7 @@ namespace pptrain::shard {
 struct ShardRanks {
   comm::Communicator& shards;    // that groups are sharded over; rank r has shard r
   comm::Communicator& replicas;  // that hold the same shard
-  comm::Communicator& sum;       // whose gradients are summed: both together
-  // [shard * replicas + replica] Its rank in `sum`. Empty: these numbers.
-  std::vector<int> sum_order = {};
+  comm::Communicator& sum;       // whose gradients are summed: both together, all shards of a replica first
   // Ranks that hold copies of a parameter (nn::Copies::tp, kv), each with a part of its gradient; null if a
   // rank is alone.
   comm::Communicator* tp_copies = nullptr;
@@ -61,7 +58,7 @@ class GroupExchange {
 
  private:
   comm::Communicator* copies(size_t buffer) const;
-  int rank_in_sum(int shard, int replica) const;
+  int rank_in_sum(int shard, int replica) const { return replica * ranks_.shards.size() + shard; }
 
   nn::ParameterGroup& group_;
   ShardRanks ranks_;

@@ -51,16 +51,16 @@ TEST_CASE("a group that does not fill hosts evenly crosses them") {
 }
 
 TEST_CASE("in sums and gathers the ranks of a group that share a host share its links") {
-  // Hosts of 8: two data ranks of each of the two cp ranks are on each host.
+  // Hosts of 8: four of the eight ranks are on each host, and two of the four along dp_shard.
   const MeshShape shape{.dp_shard = 4, .cp = 2, .tp = 2};
   const MeshLinks links(device(8), shape);
   const GroupLink& sharded = links.of(Group::fsdp);
   CHECK(sharded.link.bandwidth == 10);
-  CHECK(sharded.together == 2);
+  CHECK(sharded.together == 4);
   CHECK(sharded.link.latency == 5);
-  // Half of the whole goes to the other rank of the block, then each of the two sends half of what three
-  // other blocks need.
-  CHECK(sharded.gather(800) == Approx(400. / 100 + 300. / 10 + 3 * 5));
+  // Three quarters go to the other ranks of the block, then each of the four sends a quarter of what the
+  // other host needs.
+  CHECK(sharded.gather(800) == Approx(600. / 100 + 100. / 10 + 3 * 5));
   CHECK(sharded.seconds(700, 7) == Approx(700. / 10 + 3 * 5));  // from each rank something else
   CHECK(links.along(Axis::dp_shard).together == 2);
   CHECK(links.along(Axis::tp).link.bandwidth == 100);

@@ -78,10 +78,9 @@ TEST_CASE("the groups of one axis partition the world") {
   }
 }
 
-// The groups, from loops over the axes: ranks with equal keys are one group.
+// The groups, from loops over the axes: ranks with equal keys are one group, in the order of the world.
 std::map<int, Ranks> groups_by_loops(const MeshShape& shape, Group group) {
-  // The ranks of each group by their place.
-  std::map<std::tuple<int, int, int, int, int, int>, std::map<std::pair<int, int>, int>> by_key;
+  std::map<std::tuple<int, int, int, int, int, int>, Ranks> by_key;
   int rank = 0;
   for (int pp = 0; pp < shape.pp; ++pp) {
     for (int replicate = 0; replicate < shape.dp_replicate; ++replicate) {
@@ -89,43 +88,23 @@ std::map<int, Ranks> groups_by_loops(const MeshShape& shape, Group group) {
       for (int shard = 0; shard < shape.dp_shard; ++shard) {
         for (int cp = 0; cp < shape.cp; ++cp) {
           for (int tp = 0; tp < shape.tp; ++tp, ++rank, ++in_replica) {
-            const int in_data_rank = cp * shape.tp + tp;
-            switch (group) {
-              case Group::batch:
-                by_key[{pp, 0, 0, cp, tp, 0}][{replicate, in_replica}] = rank;
-                break;
-              case Group::fsdp:
-                by_key[{pp, replicate, 0, 0, tp, 0}][{cp * shape.dp_shard + shard, 0}] = rank;
-                break;
-              case Group::loss:
-                by_key[{pp, 0, 0, 0, tp, 0}][{cp, replicate * shape.dp_shard + shard}] = rank;
-                break;
-              case Group::replica:
-                by_key[{pp, replicate, 0, 0, 0, 0}][{in_replica, 0}] = rank;
-                break;
-              case Group::stage:
-                by_key[{pp, 0, 0, 0, 0, 0}][{replicate, in_replica}] = rank;
-                break;
-              case Group::ep:
-                by_key[{pp, replicate, 0, 0, 0, in_replica / shape.ep}][{in_replica, 0}] = rank;
-                break;
-              case Group::efsdp:
-                by_key[{pp, replicate, 0, 0, 0, in_replica % shape.ep}][{in_data_rank, shard}] = rank;
-                break;
-              case Group::eloss:
-                by_key[{pp, 0, 0, 0, 0, in_replica % shape.ep}]
-                      [{in_data_rank, replicate * shape.dp_shard + shard}] = rank;
-                break;
-            }
+            const std::map<Group, std::tuple<int, int, int, int, int, int>> keys{
+                {Group::batch, {pp, 0, 0, cp, tp, 0}},
+                {Group::fsdp, {pp, replicate, 0, 0, tp, 0}},
+                {Group::loss, {pp, 0, 0, 0, tp, 0}},
+                {Group::replica, {pp, replicate, 0, 0, 0, 0}},
+                {Group::stage, {pp, 0, 0, 0, 0, 0}},
+                {Group::ep, {pp, replicate, 0, 0, 0, in_replica / shape.ep}},
+                {Group::efsdp, {pp, replicate, 0, 0, 0, in_replica % shape.ep}},
+                {Group::eloss, {pp, 0, 0, 0, 0, in_replica % shape.ep}}};
+            by_key[keys.at(group)].push_back(rank);
           }
         }
       }
     }
   }
   std::map<int, Ranks> by_rank;
-  for (const auto& [key, places] : by_key) {
-    Ranks ranks;
-    for (const auto& [place, r] : places) ranks.push_back(r);
+  for (const auto& [key, ranks] : by_key) {
     for (const int r : ranks) by_rank[r] = ranks;
   }
   return by_rank;
@@ -159,28 +138,6 @@ TEST_CASE("groups over several axes are those of loops over the axes, for worlds
   }
 }
 
-TEST_CASE("the order of shards in a sum names the holders of each shard") {
-  const MeshShape shape = GENERATE(values<MeshShape>({
-      {.dp_replicate = 2, .dp_shard = 3},
-      {.pp = 2, .dp_replicate = 3, .dp_shard = 2, .cp = 2, .tp = 2, .ep = 4},
-      {.dp_replicate = 2, .dp_shard = 4, .tp = 2, .ep = 4},
-  }));
-  for (const auto& [shards, sums] :
-       {std::pair(Group::fsdp, Group::loss), std::pair(Group::efsdp, Group::eloss)}) {
-    for (int rank = 0; rank < shape.world_size(); ++rank) {
-      const Ranks holders = group(shape, rank, shards), summed = group(shape, rank, sums);
-      const std::vector<int> order = sum_order(shape, rank, shards, sums);
-      REQUIRE(order.size() == summed.size());
-      for (size_t i = 0; i < order.size(); ++i) {
-        const Coordinates at = coordinates(shape, summed.at(static_cast<size_t>(order[i])));
-        Coordinates expected = coordinates(shape, holders[i / static_cast<size_t>(shape.dp_replicate)]);
-        expected[static_cast<int>(Axis::dp_replicate)] = static_cast<int>(i) % shape.dp_replicate;
-        CHECK(at == expected);
-      }
-    }
-  }
-}
-
 TEST_CASE("a mesh tells each group which of its ranks share a host") {
   const MeshShape shape{.pp = 2, .dp_shard = 4};
   comm::test::Sent sent;
@@ -210,8 +167,8 @@ TEST_CASE("groups over several axes of known shapes") {
   REQUIRE(group(mixed, 5, Group::ep) == Ranks{4, 5, 6, 7});
   REQUIRE(group(mixed, 5, Group::efsdp) == Ranks{1, 5});
   REQUIRE(group(mixed, 5, Group::batch) == Ranks{1, 5, 9, 13});
-  REQUIRE(group(mixed, 5, Group::fsdp) == Ranks{1, 5, 3, 7});
-  REQUIRE(group(mixed, 5, Group::loss) == Ranks{1, 5, 9, 13, 3, 7, 11, 15});
+  REQUIRE(group(mixed, 5, Group::fsdp) == Ranks{1, 3, 5, 7});
+  REQUIRE(group(mixed, 5, Group::loss) == Ranks{1, 3, 5, 7, 9, 11, 13, 15});
   REQUIRE(group(mixed, 5, Group::replica) == Ranks{0, 1, 2, 3, 4, 5, 6, 7});
   REQUIRE(group(mixed, 5, Group::eloss) == Ranks{1, 5, 9, 13});
   REQUIRE(group(mixed, 5, Group::stage).size() == 16);

@@ -46,12 +46,11 @@ Tensor sum_over(const Tensor& like, const std::vector<int>& ranks) {
 TEST_CASE("a divided group gathers what a whole one holds, and sums what all ranks took") {
   const int parts = GENERATE(1, 2, 3);
   const int replicas = GENERATE(1, 2, 3);
-  const auto outermost = GENERATE(ThreadGroups::Outermost::shards, ThreadGroups::Outermost::replicas);
   const auto type = GENERATE(at::kFloat, at::kBFloat16);
   const bool own_gradient = GENERATE(false, true);
   std::mutex mutex;  // Catch's assertions are not for several threads at once
   comm::run_thread_ranks(parts * replicas, [&](comm::Communicator& world) {
-    const ThreadGroups groups(world, replicas, outermost);
+    const ThreadGroups groups(world, replicas);
     nn::ParameterGroup whole, group("layers.0");
     declare(whole);
     declare(group);
