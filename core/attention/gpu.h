@@ -52,7 +52,7 @@ void let_flash_be_deterministic(bool deterministic);
 
 // In how many runs cuDNN's backward pass takes the heads; 0 if the gradient of the scores that it writes
 // would be too large in any (cudnn/cudnn_shape.h).
-int64_t cudnn_head_parts(const CallShape& shape);
+int64_t cudnn_backward_parts(const CallShape& shape);
 
 // Bytes of the gradient of the scores that one of these runs writes; 0 if it is not written.
 int64_t score_gradient_bytes(const CallShape& shape);

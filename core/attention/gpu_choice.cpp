@@ -29,8 +29,8 @@ bool offsets_fit(const CallShape& x) {
 
 }  // namespace
 
-int64_t cudnn_head_parts(const CallShape& x) {
-  return head_parts(plan_shape(x), x.heads, x.kv_heads, x.deterministic, x.capability);
+int64_t cudnn_backward_parts(const CallShape& x) {
+  return backward_parts(plan_shape(x), x.heads, x.kv_heads, x.deterministic, x.capability);
 }
 
 CallShape describe_call(const AttentionCall& call, int capability) {
@@ -63,7 +63,7 @@ std::string why_no_attention(at::ScalarType type, int64_t head_dim) {
 
 int64_t score_gradient_bytes(const CallShape& x) {
   if (!writes_score_gradient(sums_in_order(x), x.capability)) return 0;
-  const int64_t parts = std::max<int64_t>(cudnn_head_parts(x), 1);
+  const int64_t parts = std::max<int64_t>(cudnn_backward_parts(x), 1);
   return score_gradient_bytes(plan_shape(x), x.heads / parts);
 }
 
@@ -76,7 +76,7 @@ BackEnd fastest(const CallShape& x) {
   const bool has_kernels = x.capability >= 90 && x.capability < 120;
   if (!x.has_cudnn || !has_kernels) return BackEnd::flash;
   if (x.head_dim > 128 || x.head_dim % 8 != 0 || x.longest < kShortest) return BackEnd::flash;
-  if (cudnn_head_parts(x) == 0) return BackEnd::flash;
+  if (cudnn_backward_parts(x) == 0) return BackEnd::flash;
   if (plan_shape(x).ragged && !offsets_fit(x)) return BackEnd::flash;
   return BackEnd::cudnn;
 }
@@ -127,15 +127,15 @@ int64_t flash_scratch(const CallShape& x, FlashRows q, int64_t keys, int multipr
 
 // --- cuDNN ---
 
-// For one part of the heads (cudnn_head_parts): the sums over rows (float32); the gradient of the scores or,
-// if the order of sums is free, dq in float32; for grouped heads also gradients of every head's keys and
+// For one part of the heads (cudnn_backward_parts): the sums over rows (float32); the gradient of the scores
+// or, if the order of sums is free, dq in float32; for grouped heads also gradients of every head's keys and
 // values. If `packed`, the latter cover all heads.
 int64_t cudnn_scratch(const CallShape& x) {
   const CudnnShape shape = plan_shape(x);
   // The frontend (1.32) knows how many tokens ragged documents have together if heads fill whole tiles.
   const bool packed = shape.ragged && x.head_dim % 16 == 0;
   const int64_t rows = packed ? shape.tokens : shape.documents * shape.longest;
-  const int64_t heads = x.heads / std::max<int64_t>(cudnn_head_parts(x), 1);
+  const int64_t heads = x.heads / std::max<int64_t>(cudnn_backward_parts(x), 1);
   const bool in_order = sums_in_order(x);
   const bool on_chip = in_order && !writes_score_gradient(true, x.capability);
   const int64_t ordered = in_order ? score_gradient_bytes(x) : rows * heads * x.head_dim * kF32;

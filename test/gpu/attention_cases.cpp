@@ -268,7 +268,7 @@ TEST_CASE("cuDNN: heads in parts have the bits of all heads at once") {
   if (!serves(BackEnd::cudnn, s, true)) return test::not_run("cuDNN is not chosen on this GPU");
   const int capability = kernels::compute_capability(subject().device);
   if (attention::writes_score_gradient(true, capability)) {
-    CHECK(attention::cudnn_head_parts(shape_of(s, true)) == parts);
+    CHECK(attention::cudnn_backward_parts(shape_of(s, true)) == parts);
   }
   const Result whole = run(s, at::kBFloat16, BackEnd::cudnn, true);
   const Operands x = operands(s, at::kBFloat16, subject());

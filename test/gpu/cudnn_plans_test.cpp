@@ -34,7 +34,7 @@ CudnnSizes sizes_of(const CallShape& call, bool fused) {
           .k = {fused ? all : call.kv_heads * dim, dim},
           .v = {all, dim},
           .in_order = sums_in_order(shape, call.deterministic),
-          .backward_parts = cudnn_head_parts(call)};
+          .backward_parts = cudnn_backward_parts(call)};
 }
 
 CallShape call_of(const Gpu& gpu, int64_t heads, int64_t kv_heads, int64_t head_dim, int64_t documents,

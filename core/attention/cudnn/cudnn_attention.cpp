@@ -31,8 +31,8 @@ HeadLayout layout_of(const Tensor& x) {
 CudnnSizes sizes_of(const AttentionCall& x) {
   const tokens::Segments& s = x.documents;
   const CudnnShape shape = cudnn_shape(s.documents(), s.longest, s.tokens(), s.equal_lengths());
-  const int64_t parts =
-      head_parts(shape, x.q.size(1), x.k.size(1), x.deterministic, kernels::compute_capability(x.q.device()));
+  const int64_t parts = backward_parts(shape, x.q.size(1), x.k.size(1), x.deterministic,
+                                       kernels::compute_capability(x.q.device()));
   return {.device = x.q.device().index(),
           .shape = shape,
           .heads = x.q.size(1),

@@ -36,7 +36,7 @@ struct CudnnSizes {
   int64_t heads = 0, kv_heads = 0, head_dim = 0;
   HeadLayout q, k, v;
   bool in_order = true;        // sums_in_order
-  int64_t backward_parts = 1;  // runs of the backward graph, each of so much of the heads (head_parts)
+  int64_t backward_parts = 1;  // runs of the backward graph, each of so much of the heads (cudnn_shape.h)
 
   int64_t parts(CudnnPass pass) const { return pass == CudnnPass::backward ? backward_parts : 1; }
 

@@ -51,8 +51,8 @@ inline int64_t score_gradient_bytes(const CudnnShape& shape, int64_t heads) {
 // In how many runs the backward pass takes the heads: the least divisor of kv_heads that keeps a run's
 // gradient of the scores within 1 GiB, else kv_heads, each with up to 2 GiB. Returns 0 if one key-value head
 // with its queries has more. Heads do not depend on each other, so bits do not depend on the parts.
-inline int64_t head_parts(const CudnnShape& shape, int64_t heads, int64_t kv_heads, bool deterministic,
-                          int capability) {
+inline int64_t backward_parts(const CudnnShape& shape, int64_t heads, int64_t kv_heads, bool deterministic,
+                              int capability) {
   constexpr int64_t kGiB = int64_t{1} << 30;
   if (!writes_score_gradient(sums_in_order(shape, deterministic), capability)) return 1;
   for (int64_t parts = 1; parts <= kv_heads; ++parts) {

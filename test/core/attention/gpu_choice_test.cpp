@@ -94,10 +94,10 @@ TEST_CASE("the score gradients of a deterministic backward pass, in bytes", "[at
   call.longest = 2112;  // whole tiles of 64 queries, not of 128 keys
   CHECK(attention::score_gradient_bytes(call) == int64_t{2} * 32 * 2112 * 2176 * 2);
   call.longest = 8192;  // 32 heads of two documents, 4 heads at a time
-  CHECK(attention::cudnn_head_parts(call) == 8);
+  CHECK(attention::cudnn_backward_parts(call) == 8);
   CHECK(attention::score_gradient_bytes(call) == int64_t{2} * 4 * 8192 * 8192 * 2);
   call.capability = 100;
-  CHECK(attention::cudnn_head_parts(call) == 1);
+  CHECK(attention::cudnn_backward_parts(call) == 1);
   CHECK(attention::score_gradient_bytes(call) == 0);
 }
 
@@ -148,7 +148,7 @@ TEST_CASE("what cuDNN's backward pass takes, in bytes", "[attention]") {
   const int64_t scores = int64_t{16} * 8 * 2048 * 2048 * 2;
   for (const bool deterministic : {true, false}) {
     call.deterministic = deterministic;
-    CHECK(attention::cudnn_head_parts(call) == 4);
+    CHECK(attention::cudnn_backward_parts(call) == 4);
     CHECK(attention::backward_scratch(BackEnd::cudnn, call, 132) == 524288 / 4 + 2 * 67108864 + scores);
   }
 }
