@@ -25,10 +25,10 @@ namespace {
 
 constexpr std::chrono::milliseconds patience_with_a_fault = std::chrono::seconds(30);
 
-// NCCL would take an interface by its name, which may lead to no other host. Called while this process has
-// one thread: others may read the environment. The user's setting is kept.
+// NCCL finds other ranks by an interface, too. Called while this process has one thread: others may read the
+// environment. NCCL_SOCKET_IFNAME of the environment is kept.
 void give_nccl_the_interface_of(const std::string& address) {
-  if (address.empty() || net::is_loopback(address)) return;
+  if (net::is_loopback(address)) return;
   if (const std::string name = net::interface_of(address); !name.empty())
     setenv("NCCL_SOCKET_IFNAME", ("=" + name).c_str(), /*overwrite=*/0);
 }
@@ -48,10 +48,11 @@ Gathering::Gathering(comm::Launch launch, const std::optional<Plan>& plan, const
   if (!fault_.text.empty()) timeout_ = std::min(timeout_, patience_with_a_fault);
   launch_.rendezvous.timeout = timeout_;
   launch_.rendezvous.stopped = stop_requested;
-  if (plan && plan->job.run.device == config::Device::cuda) {
+  const std::string& given = launch_.rendezvous.host_address;
+  if (plan && plan->job.run.device == config::Device::cuda && !given.empty()) {
     try {
-      give_nccl_the_interface_of(address_of_ranks());
-    } catch (const std::exception&) {  // what is wrong with the address is said when the ranks meet
+      give_nccl_the_interface_of(net::host_address(given));
+    } catch (const UsageError&) {  // said when the ranks meet
     }
   }
   watch_ = std::make_unique<comm::StartWatch>(launch_, milliseconds_of(distributed_of(plan).heartbeat_s),

@@ -242,7 +242,7 @@ bool can_listen(const std::string& address) {
 
 std::string interface_of(const std::string& address) {
   for (const Interface& i : interfaces()) {
-    if (i.address == address) return i.name;
+    if (i.address == address && !i.loopback) return i.name;
   }
   return "";
 }

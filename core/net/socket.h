@@ -58,7 +58,7 @@ std::vector<std::string> addresses_for_others();
 // that this host does not have.
 std::string host_address(const std::string& given);
 bool can_listen(const std::string& address);
-// The interface that has this address of this host; "" if none has it.
+// The interface that has this address of this host; "" if none but the loopback one has it.
 std::string interface_of(const std::string& address);
 
 struct Address {

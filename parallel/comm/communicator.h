@@ -83,9 +83,9 @@ class Communicator {
   void set_hosts(std::span<const int> hosts) { blocks_ = HostBlocks::within(hosts); }
 
   // --- collectives; tensors are contiguous ---
-  // Sums are taken in pairs of ranks, then in pairs of these pairs, and so on, so that they depend neither on
-  // the transport, nor on hosts, nor on the way they are asked for: ((x0 + x1) + (x2 + x3)) + ... in the
-  // tensor's own type.
+  // Sums are taken in pairs of ranks, then in pairs of these pairs, and so on: ((x0 + x1) + (x2 + x3)) + ...
+  // in the tensor's own type. So they do not depend on the transport, on hosts or on the way they are asked
+  // for.
 
   // In place. Scratch: 16 MiB (64 MiB on NCCL) at most.
   virtual void all_reduce_sum(at::Tensor tensor) = 0;
@@ -97,7 +97,7 @@ class Communicator {
   // The same with handles. They go on while the rank computes; any number may be under way, finished in any
   // order. Tensors are used as flat lists of elements; they must stay untouched (results) or unchanged
   // (operands) until the work is done, and the work keeps them alive. Beyond that:
-  // - iall_gather and iall_to_all hold nothing; a gather between hosts takes its turn among the sums;
+  // - iall_gather and iall_to_all hold nothing. A gather between hosts takes its turn among the sums.
   // - the sums of one communicator are taken one after another, in a thread of its own (on NCCL: on the
   //   group's stream). A sum that waits for its turn holds nothing; the one whose turn it is holds the
   //   scratch of all_reduce_sum. On NCCL every sum under way holds scratch.

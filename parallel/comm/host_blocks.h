@@ -1,6 +1,6 @@
-// Sums and gathers of groups whose ranks share hosts go in two steps, within blocks of ranks on one host and
-// between these blocks, so that what is the same for a block crosses hosts once (Cho et al., BlueConnect,
-// MLSys 2019).
+// Groups whose ranks share hosts: their sums and gathers go in two steps, within blocks of ranks on one host
+// and between blocks. So what is the same for a block crosses hosts once (Cho et al., BlueConnect, MLSys
+// 2019).
 #pragma once
 
 #include <algorithm>

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdlib>
 #include <map>
 #include <utility>
 
@@ -78,8 +79,8 @@ std::vector<Parcels> groups_of_calls(const Parcels& parcels, int me, int ranks, 
     std::map<int, int> numbers;  // [peer] Parcels before
     for (const Parcel& parcel : all) {
       if (parcel.tensor.numel() == 0) continue;
-      const int distance = (way == &Parcels::out ? parcel.peer - me : me - parcel.peer) + ranks;
-      const int round = (distance % ranks - 1) / most_pairs;
+      const int apart = std::abs(parcel.peer - me), distance = std::min(apart, ranks - apart);
+      const int round = (distance - 1) / (most_pairs / 2);  // both ways
       (groups[{round, numbers[parcel.peer]++ / turns}].*way).push_back(parcel);
     }
   };

@@ -127,6 +127,20 @@ TEST_CASE("a plan knows what an overlapped pair hides") {
                              {"distributed.pp_schedule=dualpipe_v", "distributed.ranks_per_host=1"}))) == 0);
 }
 
+TEST_CASE("tensor-parallel ranks on one host send others what is the same for them once") {
+  const auto forward = [](const char* ranks_per_host) {
+    const app::Plan plan = plan_with(
+        with(bench_sizes(), {"distributed.tp=4", ranks_per_host, "distributed.host_link_gbps=0.1"}));
+    const app::CostSource source = app::make_cost_source(plan, "cpu");
+    return app::predict(plan, source).costs.stages[0].time.forward;
+  };
+  const double alone = forward("distributed.ranks_per_host=4");
+  const double apart = forward("distributed.ranks_per_host=1") - alone;
+  const double in_pairs = forward("distributed.ranks_per_host=2") - alone;
+  CHECK(apart > 0);
+  CHECK(in_pairs == Approx(apart / 3).epsilon(0.05));  // a quarter of the bytes instead of three
+}
+
 // The rows of docs/speed.md with the fastest attention, in tokens/s: stages of Llama 3 8B of four blocks,
 // four blocks, and two blocks with the head, for two sequence lengths, and a model of 1B trained whole.
 TEST_CASE("the modelled H100 is within 5 % of what was measured on one") {

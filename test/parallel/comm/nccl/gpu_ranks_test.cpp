@@ -90,15 +90,27 @@ TEST_CASE("groups of calls have 256 calls at most, and end if each waits for all
       {{2, 1}, {3, 1}, {130, 1}, {512, 1}, {13, 4}, {11, 8}, {64, 8}, {512, 8}, {300, 2}, {9, 16}}));
   CAPTURE(ranks, block);
   const comm::HostBlocks blocks{.ranks = ranks, .block = block};
-  const at::Tensor element = at::empty({1});
+  std::vector<at::Tensor> parts;  // every fifth is empty
+  for (int rank = 0; rank < ranks; ++rank) parts.push_back(at::empty({rank % 5 == 2 ? 0 : 1}));
   std::vector<Calls> calls(static_cast<size_t>(ranks));
   for (int rank = 0; rank < ranks; ++rank) {
-    comm::BlockGather gather(blocks, rank, [&](int) { return element; });
+    comm::BlockGather gather(blocks, rank, [&](int r) { return parts[static_cast<size_t>(r)]; });
     Calls& own = calls[static_cast<size_t>(rank)];
     own.add(comm::groups_of_calls(gather.between, rank, ranks, ranks));
     own.add(comm::groups_of_calls(gather.within, rank, ranks, block - 1));
     std::swap(gather.within.in, gather.within.out);  // as a sum begins
     own.add(comm::groups_of_calls(gather.within, rank, ranks, block - 1));
+    for (auto way : {&comm::Parcels::in, &comm::Parcels::out}) {
+      std::map<int, std::vector<const void*>> given, moved;  // [peer] in their order
+      for (const comm::Parcel& parcel : gather.within.*way) {
+        if (parcel.tensor.numel() > 0) given[parcel.peer].push_back(parcel.tensor.const_data_ptr());
+      }
+      for (const comm::Parcels& group : comm::groups_of_calls(gather.within, rank, ranks, block - 1)) {
+        for (const comm::Parcel& parcel : group.*way)
+          moved[parcel.peer].push_back(parcel.tensor.const_data_ptr());
+      }
+      CHECK((given == moved));
+    }
     for (size_t group = 0; group < own.sent.size(); ++group) {
       CHECK(own.sent[group].size() + own.received[group].size() <= 256);
       CHECK(own.sent[group].size() + own.received[group].size() > 0);
