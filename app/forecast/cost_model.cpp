@@ -209,7 +209,7 @@ int64_t CostModel::sum_scratch(const models::StageSlice& slice) const {
       largest = std::max(largest, buffer.frozen ? 0 : 4 * buffer.elements);
   }
   const auto scratch = [](int64_t bytes, const GroupLink& link) {
-    const int64_t rows = link.together > 1 ? 2 * bytes : bytes;  // comm::HostBlocks::most_rows, at most
+    const int64_t rows = link.together > 1 ? 2 * bytes : bytes;  // about comm::HostBlocks::most_rows
     return link.ranks > 1 ? std::min(rows, comm::most_sum_scratch(link.ranks)) : 0;
   };
   return scratch(dense, links_->of(mesh::Group::loss)) + scratch(experts, links_->of(mesh::Group::eloss)) +

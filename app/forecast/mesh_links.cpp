@@ -56,7 +56,7 @@ MeshLinks::MeshLinks(const DeviceModel& device, const mesh::MeshShape& shape,
 }
 
 // Groups repeat along the world. If any spans hosts, so does rank 0's group or the group of the first host's
-// last rank.
+// last rank. Blocks are taken from these two; those of unlike groups may be smaller.
 template <typename Which>
 GroupLink MeshLinks::link_of(const Which& which) const {
   GroupLink result{.ranks = shape_.size(which), .between_hosts = false, .link = device_.within_host};

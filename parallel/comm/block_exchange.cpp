@@ -17,6 +17,16 @@ std::vector<int> around(int begin, int end, int after) {
 
 }  // namespace
 
+Parcels exchange_with_all(int me, int ranks, const PartOf& outgoing, const PartOf& incoming) {
+  Parcels parcels;
+  for (int step = 1; step < ranks; ++step) {
+    const int from = (me + ranks - step) % ranks, to = (me + step) % ranks;
+    parcels.in.push_back({incoming(from), from});
+    parcels.out.push_back({outgoing(to), to});
+  }
+  return parcels;
+}
+
 // a + b has the bits of b + a, so each term that contains `own` is kept there.
 void sum_in_pairs(at::Tensor own, at::Tensor others, int me) {
   const int64_t terms = others.size(0);

@@ -25,6 +25,10 @@ struct Parcels {
 
 using PartOf = std::function<at::Tensor(int rank)>;
 
+// What rank `me` of `ranks` exchanges with each other one: outgoing(r) goes to rank r, incoming(r) comes from
+// it. Every rank begins with another peer.
+Parcels exchange_with_all(int me, int ranks, const PartOf& outgoing, const PartOf& incoming);
+
 // own <- ((x0 + x1) + (x2 + x3)) + ..., where x_me is `own` [n], and the others are the rows of `others`
 // [terms, n], which is scratch afterwards; its row `me` is not read. On the tensors' device.
 void sum_in_pairs(at::Tensor own, at::Tensor others, int me);

@@ -38,19 +38,8 @@ Works post(Communicator& comm, const Parcels& parcels, Empty empty = Empty::stay
   return works;
 }
 
-// Sends outgoing(r) to every other rank r, and receives incoming(r) from it. Every rank begins with another
-// peer.
-template <typename Outgoing, typename Incoming>
-Works post_to_all(Communicator& comm, Empty empty, Outgoing&& outgoing, Incoming&& incoming) {
-  const int me = comm.rank();
-  const int size = comm.size();
-  Parcels parcels;
-  for (int step = 1; step < size; ++step) {
-    const int from = (me + size - step) % size, to = (me + step) % size;
-    parcels.in.push_back({incoming(from), from});
-    parcels.out.push_back({outgoing(to), to});
-  }
-  return post(comm, parcels, empty);
+Works post_to_all(Communicator& comm, Empty empty, const PartOf& outgoing, const PartOf& incoming) {
+  return post(comm, exchange_with_all(comm.rank(), comm.size(), outgoing, incoming), empty);
 }
 
 void wait_all(const Works& works, const Patience& wait, const char* what) {

@@ -44,10 +44,10 @@ class GroupExchange {
   // Whether any of sum_steps is not empty.
   bool is_summed(size_t buffer) const;
 
-  // The steps that sum one buffer's whole gradients: over copies, then over the ranks with
-  // other samples, then the replicas' exchange of parts. Each step begins when the one before is done; after
-  // the last, this rank's shard of the whole gradient is the sum. A step may be empty: then there is nothing
-  // to do. gradient_sums.h runs them.
+  // The steps that sum one buffer's whole gradients: over copies, then over the ranks with other samples,
+  // then the replicas' exchange of parts. Each step begins when the one before is done; after the last, this
+  // rank's shard of the whole gradient is the sum. A step may be empty: then there is nothing to do.
+  // gradient_sums.h runs them.
   using Step = std::function<std::unique_ptr<comm::Work>()>;
   using SumSteps = std::array<Step, 3>;
   SumSteps sum_steps(size_t buffer);

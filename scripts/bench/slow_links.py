@@ -37,7 +37,8 @@ LAYOUTS = EVEN_LAYOUTS | {
     "pp_auto": EVEN_LAYOUTS["pp"] | {"distributed.pp_schedule": "auto"},
     "ep": SHARDED | EXPERTS | {"distributed.ep": 2, "distributed.reshard_after_forward": "false"},
 }
-LAYOUTS["hybrid"] = LAYOUTS["dp_replicate"] | {"distributed.dp_shard": 1}  # with --ranks-per-host
+LAYOUTS["hybrid"] = LAYOUTS["dp_replicate"] | {"distributed.dp_shard": 1}
+WITHIN_HOST = {"dp_replicate": "dp_replicate", "dp_shard": "dp_shard", "hybrid": "dp_shard"}  # where --ranks-per-host adds ranks
 LAYOUTS["ep_pairs"] = LAYOUTS["ep"] | {"distributed.pp_schedule": "dualpipe_v"}
 
 
@@ -58,9 +59,8 @@ JOBS = {
 def layout_of(name: str, ranks_per_host: int) -> dict:
     """The layout of two ranks, with so many times more data ranks."""
     settings = dict(LAYOUTS[name])
-    inner = {"dp_replicate": "dp_replicate", "dp_shard": "dp_shard", "hybrid": "dp_shard"}.get(name)
     if ranks_per_host > 1:
-        settings[f"distributed.{inner}"] *= ranks_per_host
+        settings[f"distributed.{WITHIN_HOST[name]}"] *= ranks_per_host
         settings["train.grad_accum_steps"] //= ranks_per_host
     return settings
 
@@ -119,14 +119,8 @@ class Hosts:
         """Bytes that the first host has sent to the bridge."""
         return float(Path("/sys/class/net/pptrain1/statistics/rx_bytes").read_text())
 
-    def mpirun(self, command: list[str]) -> str:
-        return self.start_on_all(command, self.ranks)
-
-    def mpirun_one_a_host(self, command: list[str]) -> str:
-        """Also if it fails."""
-        return self.start_on_all(command, 1, any_status=True)
-
-    def start_on_all(self, command: list[str], ranks: int, any_status: bool = False) -> str:
+    def mpirun(self, command: list[str], ranks: int, any_status: bool = False) -> str:
+        """`ranks`: of each host."""
         options = {"plm_rsh_agent": self.agent, "pml": "ob1", "btl": "tcp,self" + ",vader" * (ranks > 1)}
         options |= {f"{layer}_tcp_if_include": f"{NETWORK}.0/24" for layer in ("btl", "oob")}
         words = ["mpirun", "-np", str(len(self.numbers) * ranks), "--map-by", f"ppr:{ranks}:node", "--bind-to", "none"]
@@ -175,7 +169,7 @@ class Bench:
         return ["--config", str(JOBS[job].path), *set_options(settings), *(word for text in self.args.set for word in ("--set", text))]
 
     def find_link(self, program: Path, job: str, gbps: float) -> Link:
-        text = self.hosts.mpirun_one_a_host([str(program), "doctor", *self.options(job, {})])
+        text = self.hosts.mpirun([str(program), "doctor", *self.options(job, {})], ranks=1, any_status=True)
         found = re.search(r"links .*: (\d+) us, (\S+) Gb/s; .* MB takes (\S+) ms, a forward", text)
         if not found:
             raise RunFailed(f"doctor says nothing of the link:\n{text}")
@@ -190,7 +184,7 @@ class Bench:
         trace = {"profile.trace": "true", "profile.first_step": FIRST, "profile.steps": steps}
         ending = {"train.steps": FIRST + steps - 1, "checkpoint.interval": 0, "checkpoint.resume": "restart"}
         before = self.hosts.sent()
-        self.hosts.mpirun([str(program), *self.options(job, settings | trace | ending)])
+        self.hosts.mpirun([str(program), *self.options(job, settings | trace | ending)], self.hosts.ranks)
         sent = (self.hosts.sent() - before) / (FIRST + steps - 1)
         records = [json.loads(line) for line in (self.folder / "run/metrics.jsonl").read_text().splitlines()]
         return statistics.median([record["step_time_s"] for record in records if "step_time_s" in record][FIRST - 1 :]), sent
@@ -263,8 +257,10 @@ def arguments() -> argparse.Namespace:
     args = parser.parse_args()
     if args.ranks_per_host < 1 or (MICROBATCHES // 2) % args.ranks_per_host:
         parser.error(f"--ranks-per-host: a divisor of {MICROBATCHES // 2}, the microbatches of one of two data ranks")
-    if args.ranks_per_host > 1 and not {"dp_replicate", "dp_shard", "hybrid"}.issuperset(args.layouts):
-        parser.error("--ranks-per-host: give --layouts of dp_replicate, dp_shard and hybrid")
+    if args.ranks_per_host > 1 and not set(WITHIN_HOST).issuperset(args.layouts):
+        parser.error(f"--ranks-per-host: give --layouts of {', '.join(WITHIN_HOST)}")
+    if args.ranks_per_host == 1 and "hybrid" in args.layouts:
+        parser.error("--layouts hybrid: give --ranks-per-host of 2 or more")
     return args
 
 

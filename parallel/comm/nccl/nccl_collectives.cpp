@@ -131,13 +131,7 @@ std::unique_ptr<Work> NcclCollectives::run(const char* name, std::vector<at::Ten
 }
 
 void NcclCollectives::move_parts(const PartOf& outgoing, const PartOf& incoming) const {
-  Parcels parcels;
-  for (int r = 0; r < member_.size(); ++r) {
-    if (r == member_.rank) continue;
-    parcels.in.push_back({incoming(r), r});
-    parcels.out.push_back({outgoing(r), r});
-  }
-  move(parcels, member_.size());
+  move(exchange_with_all(member_.rank, member_.size(), outgoing, incoming), member_.size());
 }
 
 // Whatever could throw runs before a group of calls: NCCL counts its begin and end.
