@@ -113,13 +113,18 @@ def start_ranks(commands, cwd, **extra):
             for rank, command in enumerate(commands)]
 
 
+def of_loading(env):
+    """The variables that the dynamic linker, glibc and the libraries below LibTorch read before main()."""
+    return {name: value for name, value in env.items() if name.startswith(("LD_", "GLIBC_", "MALLOC_", "OMP_", "KMP_", "MKL_", "ONEDNN_"))}
+
+
 class Loaded:
     """The program, loaded once and forked for each command (loaded_pptrain.cpp): a third of the time of a start.
 
     A command's process has the arguments, folder, environment and files of a separate start, but not its command in /proc.
     """
 
-    _one = {}  # by the program's path
+    _idle = {}  # by the program's path; a server runs one command at a time
 
     def __init__(self, program):
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -133,15 +138,26 @@ class Loaded:
         self._server.wait()
 
     @classmethod
-    def of(cls, command):
-        """None if there is none for the command."""
-        program = pathlib.Path(command[0]).with_name("loaded_pptrain")
-        if pathlib.Path(command[0]).name != "pptrain" or not program.exists():
-            return None
-        return cls._one.get(program) or cls._one.setdefault(program, cls(program))
+    def serves(cls, command, env):
+        """Also false if `env` changes what acts while a program is loaded."""
+        name = pathlib.Path(command[0])
+        return name.name == "pptrain" and name.with_name("loaded_pptrain").exists() and of_loading(env) == of_loading(environment())
 
-    def run(self, command, cwd, timeout):
-        texts = [os.path.abspath(cwd or "."), len(command), *command, *(f"{name}={value}" for name, value in environment().items())]
+    @classmethod
+    def run_idle(cls, command, cwd, timeout, env):
+        """run() by a server that is idle, if need be a new one."""
+        program = pathlib.Path(command[0]).with_name("loaded_pptrain")
+        idle = cls._idle.setdefault(program, [])
+        try:
+            server = idle.pop()
+        except IndexError:
+            server = cls(program)
+        done = server.run(command, cwd, timeout, env)
+        idle.append(server)
+        return done
+
+    def run(self, command, cwd, timeout, env):
+        texts = [os.path.abspath(cwd or "."), len(command), *command, *(f"{name}={value}" for name, value in env.items())]
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err, open(os.devnull) as nothing:
             socket.send_fds(self._socket, ["".join(f"{text}\0" for text in texts).encode()],
                             [nothing.fileno(), out.fileno(), err.fileno()])
@@ -150,7 +166,6 @@ class Loaded:
                 answer = self._socket.recv(4)
             except TimeoutError:
                 os.killpg(self._server.pid, signal.SIGKILL)
-                self._one.clear()
                 raise subprocess.TimeoutExpired(command, timeout)
             if len(answer) != 4:
                 raise AssertionError(f"loaded_pptrain ended without an answer: {command}")
@@ -159,16 +174,16 @@ class Loaded:
         return subprocess.CompletedProcess(command, os.waitstatus_to_exitcode(status), *said)
 
 
-def run(command, cwd, code=0, timeout=300, env=None, **options):
-    """The finished command's output; it must end with `code` (None: any)."""
+def run(command, cwd, code=0, timeout=300, env=None, own_start=False, **options):
+    """The finished command's output; it must end with `code` (None: any). `own_start`: not forked from a loaded program."""
     command = [str(word) for word in command]
-    loaded = None if env or options else Loaded.of(command)
-    if loaded:
-        done = loaded.run(command, cwd, timeout)
+    env = env or environment()
+    if not own_start and not options and Loaded.serves(command, env):
+        done = Loaded.run_idle(command, cwd, timeout, env)
     else:
         if "input" not in options:
             options["stdin"] = subprocess.DEVNULL
-        done = subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=timeout, env=env or environment(), **options)
+        done = subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=timeout, env=env, **options)
     if code not in (None, done.returncode):
         raise AssertionError(f"exit code {done.returncode} in place of {code}: {command}\n{done.stdout}\n{done.stderr}")
     return done

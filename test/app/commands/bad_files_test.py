@@ -17,7 +17,7 @@ import time
 import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "support"))
-from pptrain import Case, environment, job, sets, start, start_ranks, wait_for_steps  # noqa: E402
+from pptrain import Case, environment, job, run, sets, start, start_ranks, wait_for_steps  # noqa: E402
 
 PPTRAIN = pathlib.Path(sys.argv.pop(1)).resolve()
 
@@ -49,14 +49,25 @@ class Accidents(Case):
         except subprocess.TimeoutExpired:
             process.kill()
             self.fail(f"{process.args} did not end: {process.communicate()}")
-        self.assertEqual(process.returncode, code, f"{process.args}\n{out}\n{err}")
+        return self.check_end(process.args, process.returncode, out, err, code)
+
+    def check_end(self, command, returned, out, err, code):
+        self.assertEqual(returned, code, f"{command}\n{out}\n{err}")
         for frame in ("terminate called", "frame #", "Exception raised from"):
             self.assertNotIn(frame, out + err)
         return out, err
 
-    def refused(self, *arguments, code=2, expect=(), **options):
+    def ended(self, *arguments, code=0, settings=(), cwd=None, **variables):
+        """Standard output and error of a command that must end with `code`."""
+        done = run([PPTRAIN, *arguments, *sets(*settings)], cwd or self.folder, code=None, timeout=60, env=environment(**variables))
+        return self.check_end(done.args, done.returncode, done.stdout, done.stderr, code)
+
+    def refused(self, *arguments, code=2, expect=(), limits=None, **options):
         """Standard error of a command; checks that it fails with this code and prints all of `expect`."""
-        error = self.finish(self.start(*arguments, **options), code)[1]
+        if limits:
+            error = self.finish(self.start(*arguments, limits=limits, **options), code)[1]
+        else:
+            error = self.ended(*arguments, code=code, **options)[1]
         for text in [expect] if isinstance(expect, str) else expect:
             self.assertIn(text, error)
         return error
@@ -108,12 +119,12 @@ class Accidents(Case):
         for name, (arguments, code, expected) in cases.items():
             with self.subTest(name):
                 self.refused(*arguments, code=code, expect=expected)
-        out, _ = self.finish(self.start("verify", "checkpoints"), 1)
+        out, _ = self.ended("verify", "checkpoints", code=1)
         self.assertIn("is a pipe", out)
 
     def test_what_is_in_the_way_of_output_stays_what_it_is(self):
-        run, pipe, victim = self.folder / "run", self.folder / "pipe", self.write("victim", "kept")
-        self.finish(self.start("--config", "job.toml"), 0)
+        run_dir, pipe, victim = self.folder / "run", self.folder / "pipe", self.write("victim", "kept")
+        self.ended("--config", "job.toml")
         os.mkfifo(pipe)
         plan = ["plan", "--config", "job.toml", "--costs", "modelled", "--format", "json"]
         for command in ([*plan, "-o", "pipe"], ["report", "run", "-o", "pipe"]):
@@ -131,24 +142,24 @@ class Accidents(Case):
                 self.finish(process, 0)
                 self.assertGreater(len(got), 100)
                 self.assertTrue(pipe.is_fifo())
-        (run / "lock").unlink(missing_ok=True)
-        (run / "lock").symlink_to(victim)
+        (run_dir / "lock").unlink(missing_ok=True)
+        (run_dir / "lock").symlink_to(victim)
         self.refused("--config", "job.toml", "--set", "train.steps=3", code=1, expect="lock")
         self.assertEqual(victim.read_text(), "kept")
-        (run / "lock").unlink()
-        (run / "job.toml").unlink()
-        os.mkfifo(run / "job.toml")
+        (run_dir / "lock").unlink()
+        (run_dir / "job.toml").unlink()
+        os.mkfifo(run_dir / "job.toml")
         self.refused("--config", "job.toml", "--set", "train.steps=3", code=1, expect="is a pipe")
 
     def test_no_text_from_outside_acts_on_a_terminal(self):
         name = 'run.dir="run\\u001b[2J\\u009b"'
         job = ["--config", "job.toml", "--set", name]
         run = "run\x1b[2J\x9b"
-        outputs = [self.finish(self.start(*job), 0)]
-        outputs.append(self.finish(self.start("eval", *job, "--set", "data.val_fraction=0.2"), 0))
-        outputs.append(self.finish(self.start("verify", f"{run}/checkpoints"), 0))
-        outputs.append(self.finish(self.start("convert", "--from", run, "--to", "out"), 0))
-        outputs.append(self.finish(self.start(*job, "--set", "model.hidden_size=64"), 2))
+        outputs = [self.ended(*job)]
+        outputs.append(self.ended("eval", *job, "--set", "data.val_fraction=0.2"))
+        outputs.append(self.ended("verify", f"{run}/checkpoints"))
+        outputs.append(self.ended("convert", "--from", run, "--to", "out"))
+        outputs.append(self.ended(*job, "--set", "model.hidden_size=64", code=2))
         outputs += self.two_ranks(*[[*job, "--set", "model.hidden_size=64"]] * 2)
         for i, texts in enumerate(outputs):
             with self.subTest(i):
@@ -181,14 +192,14 @@ class Accidents(Case):
         header = json.dumps({"model.norm.weight": {"dtype": "F32", "shape": [32], "data_offsets": [0, 128]}}).encode()
         self.write("hf/model.safetensors", struct.pack("<Q", len(header)) + header + bytes(128))
         expected = 'write data.tokenizer = "hf/tokenizer.json"'
-        error = self.finish(self.start("check", "--config", "job.toml"), 2)[1]
+        error = self.ended("check", "--config", "job.toml", code=2)[1]
         self.assertNotIn("takes each byte for a token", error)  # the weights may come from a model of bytes
         self.write("hf/tokenizer.model", "")
         self.refused("check", "--config", "job.toml", expect=["takes each byte for a token", "'hf/tokenizer.model' lies beside"])
         self.write("hf/tokenizer.json", "{}")
         self.refused("check", "--config", "job.toml", expect=['data.format = "text" takes each byte for a token', expected])
         self.refused("--config", "job.toml", expect=expected)
-        out, _ = self.finish(self.start("check", "--config", "job.toml", "--set", "model.init=random"), 0)
+        out, _ = self.ended("check", "--config", "job.toml", "--set", "model.init=random")
         self.assertNotIn(expected, out)
 
     # --- check finds what would fail later ---------------------------------------------------------------------------
@@ -237,17 +248,17 @@ class Accidents(Case):
         self.refused("check", "--config", "job.toml", settings=['run.dir="data.txt/run"'], expect=["run.dir", "Not a directory"])
         # Read in their own format, the files are accepted.
         for settings in (['data.path="ids.bin"', as_bin], ['data.path="llmc.bin"', as_llmc], ["data.val_fraction=0.1"]):
-            self.finish(self.start("check", "--config", "job.toml", settings=settings), 0)
+            self.ended("check", "--config", "job.toml", settings=settings)
 
     def test_plan_needs_no_files(self):
         settings = ['data.path="nowhere.txt"', 'data.val_path="nowhere.txt"', 'checkpoint.resume="nowhere"']
         job = self.folder / "job.toml"
         self.refused("check", "--config", job, settings=settings, cwd="/", expect=["nowhere.txt", "checkpoint.resume"])
         plan = ["plan", "--costs", "modelled", "--config", job]  # measured costs differ each time
-        here, elsewhere = (re.sub(r"about \d+ MB in each process", "", self.finish(self.start(*plan, settings=given, cwd=cwd), 0)[0])
+        here, elsewhere = (re.sub(r"about \d+ MB in each process", "", self.ended(*plan, settings=given, cwd=cwd)[0])
                            for given, cwd in ((['data.val_path="data.txt"'], None), (settings, "/")))  # the program itself is measured
         self.assertEqual(elsewhere, here)
-        self.finish(self.start("plan", "--config", job, "--search", settings=settings, cwd="/"), 0)
+        self.ended("plan", "--config", job, "--search", settings=settings, cwd="/")
 
     def test_a_digit_too_many(self):
         before = time.monotonic()
