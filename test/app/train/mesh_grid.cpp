@@ -35,12 +35,16 @@ constexpr std::array placements{Placement{"1f1b", 1},
                                 Placement{"looped_bfs", 2},
                                 Placement{"v_min", 2}};
 
-bool schedule_exists(const GridJob& job) {
+int microbatches_on(int ranks) {
+  return ranks == 1 ? 2 : 2 * ranks;
+}
+
+bool schedule_exists(const Placement& placement, int ranks) {
   try {
-    const auto made = schedule::make_schedule({.name = job.schedule,
-                                               .ranks = job.mesh.pp,
-                                               .microbatches = job.microbatches,
-                                               .stages_per_rank = job.stages_per_rank});
+    const auto made = schedule::make_schedule({.name = placement.schedule,
+                                               .ranks = ranks,
+                                               .microbatches = microbatches_on(ranks),
+                                               .stages_per_rank = placement.stages_per_rank});
     return made.stages() <= layers;
   } catch (const UsageError&) {
     return false;
@@ -52,10 +56,6 @@ bool legal(const mesh::MeshShape& mesh, const std::string& cp_kind) {
   if (heads % mesh.tp != 0) return false;
   if (cp_kind == "ulysses") return seq_len % mesh.cp == 0 && heads / mesh.tp % mesh.cp == 0;
   return mesh.cp == 1 || seq_len % (2 * mesh.cp) == 0;
-}
-
-int microbatches_on(int ranks) {
-  return ranks == 1 ? 2 : 2 * ranks;
 }
 
 // Indices of a combination's values.
@@ -167,14 +167,14 @@ bool admits_mesh(const Partial& row, bool experts, int most) {
   return !whole || !row.is(reduce, 1) || mesh.size(mesh::Group::stage) > 1;
 }
 
+// The answers for pairs of sizes and placements are kept, since a search asks thousands of times.
 bool admits_schedule(const Partial& row) {
   if (!row.all({pp, placement})) return true;
-  const Placement& chosen = placements[row.index(placement)];
-  const int ranks = row.mesh().pp;
-  if (ranks == 1) return row.is(placement, 0);  // all schedules are one
-  GridJob job{.mesh = row.mesh(), .schedule = chosen.schedule, .stages_per_rank = chosen.stages_per_rank};
-  job.microbatches = microbatches_on(ranks);
-  return schedule_exists(job);
+  if (row.is(pp, 0)) return row.is(placement, 0);  // all schedules are one
+  static std::map<std::pair<size_t, size_t>, bool> known;
+  const std::pair asked{row.index(pp), row.index(placement)};
+  if (!known.contains(asked)) known[asked] = schedule_exists(placements[asked.second], sizes[asked.first]);
+  return known[asked];
 }
 
 bool admits_documents(const Partial& row) {
@@ -228,11 +228,12 @@ bool is_rare(const Partial& row) {
   return mesh.pp == 3 || mesh.pp > 4 || others > 2;
 }
 
-// True if the pair of values must occur.
-bool counts(const Combination& pair) {
-  const bool of_mesh = std::ranges::all_of(pair.begin() + placement, pair.end(),
-                                           [](size_t value) { return value == open_value; });
-  return of_mesh || !is_rare(Partial(pair));
+// True if the pair of values must occur. Two options that are no axes of the mesh meet in the dense grid.
+bool counts(const Combination& pair, bool experts) {
+  const auto options = std::ranges::count_if(pair.begin() + placement, pair.end(),
+                                             [](size_t value) { return value != open_value; });
+  if (options == 0) return true;
+  return !is_rare(Partial(pair)) && (options == 1 || !experts || all_wanted());
 }
 
 // Combinations of three options or more that need their own job.
@@ -301,7 +302,7 @@ std::vector<std::string> GridJob::common() const {
   // token takes two.
   if (experts && dtype == "bf16") result.push_back(fmt::format("model.num_experts_per_tok={}", grid_experts));
   if (generates)
-    result.insert(result.end(), {"data.val_fraction=0.1", "eval.interval=3", "eval.batches=1",
+    result.insert(result.end(), {"data.val_fraction=0.1", "eval.interval=3", "eval.batches=4",
                                  "eval.generate_interval=3", "eval.generate_tokens=6"});
   return result;
 }
@@ -398,10 +399,11 @@ peak_tflops = 1
 std::vector<GridJob> grid_jobs(bool experts, int most) {
   const auto values = value_counts(experts);
   const auto admitted = [&](const Combination& part) { return admits(part, experts, most); };
+  const auto counted = [&](const Combination& pair) { return counts(pair, experts); };
   const auto wanted = most == most_ranks ? risky(experts) : std::vector<Combination>{};
   std::vector<GridJob> jobs;
   for (uint64_t seed = 1; seed <= (all_wanted() ? 8 : 1); ++seed) {
-    for (const Combination& row : covering_rows(values, admitted, seed, wanted, counts))
+    for (const Combination& row : covering_rows(values, admitted, seed, wanted, counted))
       jobs.push_back(job_of(row, experts));
   }
   return jobs;

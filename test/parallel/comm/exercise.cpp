@@ -1,13 +1,10 @@
 #include "test/parallel/comm/exercise.h"
 
-#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/TensorOperators.h>
-#include <ATen/core/Generator.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
-#include <ATen/ops/randn.h>
 #include <ATen/ops/zeros.h>
 #include <spdlog/fmt/fmt.h>
 
@@ -159,20 +156,14 @@ void misfits(Communicator& world) {
   }
 }
 
-at::Tensor random_of(int rank, int64_t size, at::ScalarType type) {
-  const at::Generator generator =
-      at::make_generator<at::CPUGeneratorImpl>(static_cast<uint64_t>(1000 + rank));
-  return (at::randn({size}, generator) * 100).to(type);
-}
-
 void check_sums(Communicator& comm, const std::vector<int>& members) {
   for (const auto type : {at::kFloat, at::kDouble, at::kBFloat16, at::kLong}) {
     // Sizes near those at which the method changes, and odd ones.
     for (const int64_t size : {1, 5, 4097, 16391, 100'003, 4'200'001}) {
       if (size > 1'000'000 && type != at::kFloat) continue;
-      const auto term = [&](int r) { return random_of(members[static_cast<size_t>(r)], size, type); };
+      const auto term = [&](int r) { return operand(members[static_cast<size_t>(r)], size, 0, type); };
       const at::Tensor sum = pptrain::test::sum_in_pairs(term, static_cast<int>(members.size()));
-      const at::Tensor mine = random_of(members[comm.rank()], size, type);
+      const at::Tensor mine = operand(members[comm.rank()], size, 0, type);
       comm.all_reduce_sum(mine);
       expect(at::equal(mine, sum), fmt::format("all_reduce_sum of {} x {}", size, c10::toString(type)));
     }
@@ -184,15 +175,15 @@ void collectives(Communicator& world) {
   for (int r = 0; r < world.size(); ++r) members.push_back(r);
   check_sums(world, members);
   for (int root = 0; root < world.size(); ++root) {
-    const at::Tensor expected = random_of(root, 50'001, at::kFloat);
+    const at::Tensor expected = operand(root, 50'001, 0, at::kFloat);
     const at::Tensor tensor = world.rank() == root ? expected.clone() : at::zeros({50'001});
     world.broadcast(tensor, root);
     expect(at::equal(tensor, expected), fmt::format("broadcast from {}", root));
   }
   const at::Tensor rows = at::zeros({world.size(), 3, 7});
-  world.all_gather(rows, random_of(world.rank(), 21, at::kFloat).view({3, 7}));
+  world.all_gather(rows, operand(world.rank(), 21, 0, at::kFloat).view({3, 7}));
   for (int r = 0; r < world.size(); ++r) {
-    expect(at::equal(rows.select(0, r).view({-1}), random_of(r, 21, at::kFloat)), "all_gather");
+    expect(at::equal(rows.select(0, r).view({-1}), operand(r, 21, 0, at::kFloat)), "all_gather");
   }
 }
 
