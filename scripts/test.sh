@@ -39,6 +39,18 @@ export PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe PRTE_MCA_hwloc_defau
 # A random seed, but a second run uses the same one.
 export PPTRAIN_LIVENESS_SEED=${PPTRAIN_LIVENESS_SEED:-$RANDOM}
 
+# Tests write, sync and remove many small files: they do so in memory, where that has room, and not on the disk.
+in_memory=
+if [[ -z ${TMPDIR:-} && -w /dev/shm && -r /proc/meminfo ]]; then
+  free_kb=$(($(df --output=avail -k /dev/shm | tail -n 1)))
+  available_kb=$(awk '/^MemAvailable:/ {print $2}' /proc/meminfo)
+  if ((free_kb > 4 << 20 && available_kb > 8 << 20)); then
+    in_memory=$(mktemp -d /dev/shm/pptrain_tests_XXXXXX)
+    export TMPDIR=$in_memory
+    trap 'rm -rf "$in_memory"' EXIT
+  fi
+fi
+
 dir=$(build_dir "$preset")
 runner=()
 if [[ $preset == tsan ]] && setarch "$(uname -m)" -R true 2>/dev/null; then

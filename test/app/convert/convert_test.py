@@ -554,7 +554,7 @@ class Refusals(Case):
         self.train()
         run = self.folder / "run/checkpoints/step_2"
         self.assertIn("optimizer state", self.refused(source, run, "--overwrite"))
-        self.assertIn("metrics.jsonl", self.refused(source, self.folder / "run", "--overwrite"))
+        self.assertIn("which no conversion has written", self.refused(source, self.folder / "run", "--overwrite"))  # any of its files
 
     def test_weights_that_cannot_be_kept(self):
         source = self.folder / "hf"
