@@ -1,13 +1,15 @@
 // pptrain loaded once and started often: loading LibTorch takes most of a short command's time. For each
-// request of pptrain.py a fork of this process becomes the command.
+// request of pptrain.py a fork of this process becomes the command, beside those that still run.
 //
 //     loaded_pptrain FD
 //
-// FD: a Unix socket. A request is one message: the files for standard input, output and error, and texts that
-// end with NUL: the folder, the number of arguments, the arguments, the variables of the environment. The
-// answer is one int, the status from waitpid().
+// FD: a Unix socket. A request is one message: the files for standard input, output and error, a socket for
+// the answers, and texts that end with NUL: the folder, the number of arguments, the arguments, the variables
+// of the environment. The answers are two ints: the process, and at its end the status from waitpid().
 #include <fcntl.h>
+#include <poll.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -24,8 +26,14 @@ namespace {
 constexpr size_t longest = 1 << 18;
 
 struct Request {
-  std::array<int, 3> files{};
+  std::array<int, 4> files{};  // the last one is for the answers
   std::vector<char> text;
+};
+
+struct Command {
+  pid_t process;
+  int end;  // a file that can be read when the process has ended
+  int answers;
 };
 
 // False if there are no more requests.
@@ -45,8 +53,12 @@ bool receive(int socket, Request& request) {
   return true;
 }
 
-[[noreturn]] void become(Request request, int socket) {
+[[noreturn]] void become(Request request, int socket, const std::vector<Command>& others) {
   close(socket);
+  for (const Command& other : others) {
+    close(other.end);
+    close(other.answers);
+  }
   for (int i = 0; i < 3; ++i) dup2(request.files[static_cast<size_t>(i)], i);
   for (const int file : request.files) close(file);
   std::vector<char*> words;
@@ -67,14 +79,29 @@ bool receive(int socket, Request& request) {
 int main(int argc, char** argv) {
   if (argc != 2) return 2;
   const int socket = std::atoi(argv[1]);
-  Request request;
-  while (receive(socket, request)) {
+  std::vector<Command> commands;
+  while (true) {
+    std::vector<pollfd> events{{.fd = socket, .events = POLLIN, .revents = 0}};
+    for (const Command& command : commands) events.push_back({command.end, POLLIN, 0});
+    if (poll(events.data(), events.size(), -1) < 0) return 1;
+    for (size_t i = commands.size(); i-- > 0;) {
+      if (events[i + 1].revents == 0) continue;
+      int status = 0;
+      waitpid(commands[i].process, &status, 0);
+      send(commands[i].answers, &status, sizeof status, MSG_NOSIGNAL);  // the test may have ended
+      close(commands[i].answers);
+      close(commands[i].end);
+      commands.erase(commands.begin() + static_cast<std::ptrdiff_t>(i));
+    }
+    if (events[0].revents == 0) continue;
+    Request request;
+    if (!receive(socket, request)) return 0;
     const pid_t child = fork();
-    if (child == 0) become(std::move(request), socket);
-    for (const int file : request.files) close(file);
-    int status = 0;
-    if (child < 0 || waitpid(child, &status, 0) < 0) return 1;
-    if (send(socket, &status, sizeof status, 0) < 0) return 1;
+    if (child == 0) become(std::move(request), socket, commands);
+    if (child < 0) return 1;
+    send(request.files[3], &child, sizeof child, MSG_NOSIGNAL);
+    for (size_t i = 0; i < 3; ++i) close(request.files[i]);
+    commands.push_back({child, static_cast<int>(syscall(SYS_pidfd_open, child, 0)), request.files[3]});
+    if (commands.back().end < 0) return 1;  // before Linux 5.3
   }
-  return 0;
 }

@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import unittest
 
@@ -106,36 +107,31 @@ def start(command, cwd, stderr=subprocess.PIPE, env=None, **options):
                             env=env or environment(), **options)
 
 
-def start_ranks(commands, cwd, **extra):
-    """Starts one process for each command; they meet over TCP."""
-    port = free_port()
-    return [start(command, cwd, env=rank_environment(rank, len(commands), port, **extra))
-            for rank, command in enumerate(commands)]
-
-
 def of_loading(env):
     """The variables that the dynamic linker, glibc and the libraries below LibTorch read before main()."""
     return {name: value for name, value in env.items() if name.startswith(("LD_", "GLIBC_", "MALLOC_", "OMP_", "KMP_", "MKL_", "ONEDNN_"))}
 
 
-class Loaded:
-    """The program, loaded once and forked for each command (loaded_pptrain.cpp): a third of the time of a start.
+class Forked:
+    """A command of a program that is loaded once and forked for each (loaded_pptrain.cpp): a third of the time of a start.
 
-    A command's process has the arguments, folder, environment and files of a separate start, but not its command in /proc.
+    Its process has the arguments, folder, environment and files of a separate start, but not its command in /proc. It has
+    what tests use of subprocess.Popen; its output can be read when it has ended.
     """
 
-    _idle = {}  # by the program's path; a server runs one command at a time
+    _servers = {}  # (socket, process) by the program's path
+    _lock = threading.Lock()
 
-    def __init__(self, program):
-        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._server = subprocess.Popen([program, str(theirs.fileno())], pass_fds=[theirs.fileno()], env=environment(),
-                                        stdin=subprocess.DEVNULL, start_new_session=True)
-        theirs.close()
-        atexit.register(self._end)
-
-    def _end(self):
-        self._socket.close()
-        self._server.wait()
+    def __init__(self, command, cwd, env):
+        self.args, self.returncode = command, None
+        self._output = [tempfile.TemporaryFile() for _ in range(2)]
+        self._answers, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        texts = [os.path.abspath(cwd or "."), len(command), *command, *(f"{name}={value}" for name, value in env.items())]
+        with theirs, open(os.devnull) as nothing:
+            socket.send_fds(self.server(pathlib.Path(command[0]).with_name("loaded_pptrain")),
+                            ["".join(f"{text}\0" for text in texts).encode()],
+                            [file.fileno() for file in (nothing, *self._output, theirs)])
+        self.pid = self._answer()
 
     @classmethod
     def serves(cls, command, env):
@@ -144,42 +140,69 @@ class Loaded:
         return name.name == "pptrain" and name.with_name("loaded_pptrain").exists() and of_loading(env) == of_loading(environment())
 
     @classmethod
-    def run_idle(cls, command, cwd, timeout, env):
-        """run() by a server that is idle, if need be a new one."""
-        program = pathlib.Path(command[0]).with_name("loaded_pptrain")
-        idle = cls._idle.setdefault(program, [])
-        try:
-            server = idle.pop()
-        except IndexError:
-            server = cls(program)
-        done = server.run(command, cwd, timeout, env)
-        idle.append(server)
-        return done
+    def server(cls, program):
+        """The socket for requests to `program`, which ends with this process."""
+        with cls._lock:
+            if program not in cls._servers:
+                ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                with theirs:
+                    cls._servers[program] = ours, subprocess.Popen([program, str(theirs.fileno())], pass_fds=[theirs.fileno()],
+                                                                   env=environment(), stdin=subprocess.DEVNULL, start_new_session=True)
+            return cls._servers[program][0]
 
-    def run(self, command, cwd, timeout, env):
-        texts = [os.path.abspath(cwd or "."), len(command), *command, *(f"{name}={value}" for name, value in env.items())]
-        with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err, open(os.devnull) as nothing:
-            socket.send_fds(self._socket, ["".join(f"{text}\0" for text in texts).encode()],
-                            [nothing.fileno(), out.fileno(), err.fileno()])
-            self._socket.settimeout(timeout)
+    @classmethod
+    def end_servers(cls):
+        for ours, server in cls._servers.values():
+            ours.close()
+            server.wait()
+
+    def _answer(self):
+        answer = self._answers.recv(4)
+        if len(answer) != 4:
+            raise AssertionError(f"loaded_pptrain ended without an answer: {self.args}")
+        return int.from_bytes(answer, sys.byteorder)
+
+    def wait(self, timeout=None):
+        if self.returncode is None:
+            self._answers.settimeout(timeout)
             try:
-                answer = self._socket.recv(4)
-            except TimeoutError:
-                os.killpg(self._server.pid, signal.SIGKILL)
-                raise subprocess.TimeoutExpired(command, timeout)
-            if len(answer) != 4:
-                raise AssertionError(f"loaded_pptrain ended without an answer: {command}")
-            status = int.from_bytes(answer, sys.byteorder)
-            said = [file.seek(0) or file.read().decode() for file in (out, err)]
-        return subprocess.CompletedProcess(command, os.waitstatus_to_exitcode(status), *said)
+                self.returncode = os.waitstatus_to_exitcode(self._answer())
+            except (TimeoutError, BlockingIOError):  # the latter with a timeout of 0
+                raise subprocess.TimeoutExpired(self.args, timeout)
+        return self.returncode
+
+    def poll(self):
+        try:
+            return self.wait(0)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def communicate(self, timeout=None):
+        self.wait(timeout)
+        return tuple(file.seek(0) or file.read().decode() for file in self._output)
+
+    def send_signal(self, number):
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self):
+        self.send_signal(signal.SIGKILL)
+
+
+atexit.register(Forked.end_servers)
 
 
 def run(command, cwd, code=0, timeout=300, env=None, own_start=False, **options):
     """The finished command's output; it must end with `code` (None: any). `own_start`: not forked from a loaded program."""
     command = [str(word) for word in command]
     env = env or environment()
-    if not own_start and not options and Loaded.serves(command, env):
-        done = Loaded.run_idle(command, cwd, timeout, env)
+    if not own_start and not options and Forked.serves(command, env):
+        process = Forked(command, cwd, env)
+        try:
+            out, err = process.communicate(timeout)
+        finally:
+            process.kill()
+        done = subprocess.CompletedProcess(command, process.returncode, out, err)
     else:
         if "input" not in options:
             options["stdin"] = subprocess.DEVNULL
@@ -187,6 +210,16 @@ def run(command, cwd, code=0, timeout=300, env=None, own_start=False, **options)
     if code not in (None, done.returncode):
         raise AssertionError(f"exit code {done.returncode} in place of {code}: {command}\n{done.stdout}\n{done.stderr}")
     return done
+
+
+def start_ranks(commands, cwd, **extra):
+    """Starts one process for each command, if it can be, from a loaded program; they meet over TCP."""
+    port = free_port()
+
+    def start_rank(rank, command):
+        command, env = [str(word) for word in command], rank_environment(rank, len(commands), port, **extra)
+        return Forked(command, cwd, env) if Forked.serves(command, env) else start(command, cwd, env=env)
+    return [start_rank(rank, command) for rank, command in enumerate(commands)]
 
 
 def wait_for(condition, seconds, what, pause=0.01):

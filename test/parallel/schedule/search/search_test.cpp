@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
-#include <set>
 #include <string>
 #include <tuple>
+#include <unordered_set>
 #include <utility>
 
 #include "core/base/error.h"
@@ -284,6 +284,7 @@ class AllOrders {
 
   // True if some order ends by `limit`.
   bool ends_by(int limit) {
+    REQUIRE(limit < 255);
     limit_ = limit;
     seen_.clear();
     State start;
@@ -299,8 +300,19 @@ class AllOrders {
     std::vector<int> done;               // [stage x (F, I, W)]
     std::vector<int> free;               // [rank]
     std::vector<std::vector<int>> made;  // [stage x (F, I)] ends that the next stage has not used
-    auto operator<=>(const State&) const = default;
   };
+
+  // Equal for equal states alone: all numbers are at most the limit, which is below 255.
+  static std::string key_of(const State& state) {
+    std::string key(1, static_cast<char>(state.last));
+    for (const int number : state.done) key += static_cast<char>(number);
+    for (const int number : state.free) key += static_cast<char>(number);
+    for (const auto& ends : state.made) {
+      for (const int end : ends) key += static_cast<char>(end);
+      key += static_cast<char>(255);
+    }
+    return key;
+  }
 
   int held(const State& state, int rank) const {
     int sum = 0;
@@ -323,7 +335,7 @@ class AllOrders {
     for (int stage = 0; stage < s_.stages(); ++stage) {
       if (least_end(state, stage) > limit_) return false;
     }
-    if (!seen_.insert(state).second) return false;
+    if (!seen_.insert(key_of(state)).second) return false;
     for (int stage = 0; stage < s_.stages(); ++stage) {
       for (int kind = 0; kind < 3; ++kind) {
         const int start = start_of(state, s_.rank_of(stage), stage, kind);
@@ -377,7 +389,7 @@ class AllOrders {
   int latency_;
   int held_;
   int limit_ = 0;
-  std::set<State> seen_;
+  std::unordered_set<std::string> seen_;
 };
 
 void check_optimal(const Schedule& shape, int f, int i, int w, int latency, int held) {
