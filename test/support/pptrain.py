@@ -123,7 +123,7 @@ class Forked:
     _lock = threading.Lock()
 
     def __init__(self, command, cwd, env):
-        self.args, self.returncode = command, None
+        self.args, self.returncode, self._said = command, None, None
         self._output = [tempfile.TemporaryFile() for _ in range(2)]
         self._answers, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         texts = [os.path.abspath(cwd or "."), len(command), *command, *(f"{name}={value}" for name, value in env.items())]
@@ -169,6 +169,7 @@ class Forked:
                 self.returncode = os.waitstatus_to_exitcode(self._answer())
             except (TimeoutError, BlockingIOError):  # the latter with a timeout of 0
                 raise subprocess.TimeoutExpired(self.args, timeout)
+            self._answers.close()
         return self.returncode
 
     def poll(self):
@@ -179,7 +180,11 @@ class Forked:
 
     def communicate(self, timeout=None):
         self.wait(timeout)
-        return tuple(file.seek(0) or file.read().decode() for file in self._output)
+        if self._said is None:
+            self._said = tuple(file.seek(0) or file.read().decode() for file in self._output)
+            for file in self._output:
+                file.close()
+        return self._said
 
     def send_signal(self, number):
         if self.poll() is None:
@@ -212,13 +217,13 @@ def run(command, cwd, code=0, timeout=300, env=None, own_start=False, **options)
     return done
 
 
-def start_ranks(commands, cwd, **extra):
-    """Starts one process for each command, if it can be, from a loaded program; they meet over TCP."""
+def start_ranks(commands, cwd, own_start=False, **extra):
+    """Starts one process for each command, with `own_start` as children of this one, as a launcher's; they meet over TCP."""
     port = free_port()
 
     def start_rank(rank, command):
         command, env = [str(word) for word in command], rank_environment(rank, len(commands), port, **extra)
-        return Forked(command, cwd, env) if Forked.serves(command, env) else start(command, cwd, env=env)
+        return Forked(command, cwd, env) if not own_start and Forked.serves(command, env) else start(command, cwd, env=env)
     return [start_rank(rank, command) for rank, command in enumerate(commands)]
 
 

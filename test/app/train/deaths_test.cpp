@@ -131,8 +131,8 @@ int64_t start(const app::Plan& plan, const Hosts& hosts, int victim, int64_t las
 }
 
 // Kills the rank at so many places of the run, evenly spread (at all of them if there are no more, or with
-// PPTRAIN_TESTS_ALL), each time in a new run. With several hosts the rank's host loses its memory too. `again`: what the next start's job
-// has instead.
+// PPTRAIN_TESTS_ALL), each time in a new run. With several hosts the rank's host loses its memory too.
+// `again`: what the next start's job has instead.
 void sweep(const Overrides& job, int victim, int64_t deaths, int host_count = 1,
            const Overrides& again = {}) {
   const TemporaryFolder folder("/dev/shm");  // where files are synced at once

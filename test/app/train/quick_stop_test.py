@@ -52,7 +52,7 @@ class QuickStop(unittest.TestCase):
         return figures, checksums(path / f"checkpoints/step_{step}")
 
     def start_ranks(self, run_dir, *settings, **extra):
-        return start_ranks([self.command(run_dir, *settings)] * 2, self.folder, **extra)
+        return start_ranks([self.command(run_dir, *settings)] * 2, self.folder, own_start=True, **extra)
 
     def wait_for_steps(self, processes, run_dir, count):
         wait_for_steps(processes, self.folder / run_dir, count)

@@ -46,8 +46,8 @@ Block& block() {
   return instance;
 }
 
-// A switch by _longjmp is some instructions. swapcontext also sets the signal mask, by a call of the kernel that took four
-// fifths of these tests' time.
+// A switch by _longjmp is some instructions. swapcontext also sets the signal mask, by a call of the kernel
+// that took four fifths of these tests' time.
 void give_way(State state) {
   Fiber& self = *block().fibers[block().current];
   self.state = state;
