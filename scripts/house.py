@@ -29,8 +29,8 @@ OPTIONS = re.compile(r"\b(?:dtype|device|recompute|init|arch|name|cp_kind|reduce
                      r"optimizer|schedule|on_divergence|rope_type|bad_lines|packed|target_modules)\b")
 
 
-# A file knows a fact if its code has one of these.
-FACTS = {"cp": r"\bcp\b", "sequence slices": r"sequence_slices", "recompute": r"[Rr]ecompute", "reshard": r"reshard",
+# A file knows a fact if its code has one of these. recomputes_keys_at() is of LongRoPE's cache.
+FACTS = {"cp": r"\bcp\b", "sequence slices": r"sequence_slices", "recompute": r"[Rr]ecompute(?!s_keys)", "reshard": r"reshard",
          "a spread head": r"spread_head|head_parts|shares_out_embedding|pp_head\b|HeadPlace"}
 # Quoted in code: "qwen3", "qwen3_moe"; also names of tokenizers and chat templates.
 FAMILY = re.compile(r'"[^"\n]*\b(?:llama|qwen\d|qwen\d?_moe|qwen\d_moe|mixtral|mistral|gemma\d?|phi3|olmo2?|smollm3|granite|gpt2|gpt_neox|gpt_oss|deepseek_v\d|starcoder2|glm4)\b[^"\n]*"')

@@ -28,19 +28,21 @@ FOLDERS = ["app/train", "app/rank", "core/optim", "core/data", "parallel", "mode
 # ctest's names of the tests that cover a folder, the cheapest of a tier first; the longest prefix of a file's path counts.
 COVER = {
     "core/optim": ["core_optim", "parallel_shard", "app_optimizers", "app_recipes", "app_resume"],
+    "core/data/tokens": ["core_tokens", "core_data", "models", "app_sequence_slices"],
     "core/data": ["core_data", "app_documents", "app_resume", "app_recipes"],
     "parallel/axes": ["parallel_axes", "app_mesh_grid", "app_mesh_grid_experts"],
     "parallel/checkpoint": ["parallel_checkpoint", "app_resume", "app_sharding"],
-    "parallel/comm": ["parallel_comm", "parallel_comm_clock", "app_checks", "app_sharding", "app_tour", "app_liveness_kills"],
+    "parallel/comm": ["parallel_comm", "parallel_comm_clock", "app_checks", "app_sharding", "app_tour", "app_liveness_kills",
+                      "app_liveness_starts"],
     "parallel/mesh": ["parallel_mesh", "app_mesh_grid"],
     "parallel/pipeline": ["parallel_pipeline", "app_layouts", "app_post_validation"],
-    "parallel/schedule": ["parallel_schedule", "app_trace", "app_plan", "app_schedules"],
+    "parallel/schedule": ["parallel_schedule", "parallel_pipeline", "app_trace", "app_plan", "app_schedules", "app_forecast"],
     "parallel/shard": ["parallel_shard", "app_sharding", "app_optimizers"],
-    "models": ["models", "app_load_plan", "app_layouts", "app_plan"],
+    "models": ["models", "app_load_plan", "app_layouts", "app_plan", "app_spread_head", "app_forecast"],
     "app/train": ["app_checks", "app_run_dir", "app_recipes", "app_optimizers", "app_resume", "app_post_validation", "app_samples",
-                  "app_layouts", "app_terminal", "app_quick_stop"],
-    "app/rank": ["app_checks", "app_optimizers", "app_resume", "app_post_validation", "app_sharding", "app_layouts",
-                 "app_mesh_grid_experts"],
+                  "app_layouts", "app_documents", "app_terminal", "app_quick_stop"],
+    "app/rank": ["app_checks", "app_optimizers", "app_resume", "app_post_validation", "app_sharding", "app_layouts", "app_tour",
+                 "app_bystanders", "app_mesh_grid_experts"],
 }
 COMPILE_TRIES = 6
 

@@ -6,7 +6,8 @@
 # GPU. Further arguments go to ctest, for example -R schedule (names that match) or -V (all output). A test that depends
 # on a clock (ctest's label `clock`) may starve on a busy machine: if it fails, it runs once more, with the same seed and
 # no other test, and is counted apart. No other test runs again, and none does under a sanitizer.
-# PPTRAIN_TEST_PATIENCE=3 multiplies all time limits.
+# PPTRAIN_TEST_PATIENCE=3 multiplies all time limits. Files of tests are in TMPDIR; without it in /dev/shm, if that has 4 GiB
+# and the machine 8, else in /tmp.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
@@ -19,7 +20,7 @@ while (($#)); do
     --all) tier=full && export PPTRAIN_TESTS_ALL=1 PPTRAIN_TEST_PATIENCE="${PPTRAIN_TEST_PATIENCE:-20}" && shift ;;
     --preset) preset=${2:-} && shift $(($# > 1 ? 2 : 1)) ;;
     --preset=*) preset=${1#*=} && shift ;;
-    -h | --help) sed -n '2,10s/^# *//p' "$0" && exit ;;
+    -h | --help) sed -n '2,12s/^# *//p' "$0" && exit ;;
     *) options+=("$1") && shift ;;
   esac
 done
@@ -39,16 +40,18 @@ export PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe PRTE_MCA_hwloc_defau
 # A random seed, but a second run uses the same one.
 export PPTRAIN_LIVENESS_SEED=${PPTRAIN_LIVENESS_SEED:-$RANDOM}
 
-# Tests write, sync and remove many small files: they do so in memory, where that has room, and not on the disk.
-in_memory=
-if [[ -z ${TMPDIR:-} && -w /dev/shm && -r /proc/meminfo ]]; then
-  free_kb=$(($(df --output=avail -k /dev/shm | tail -n 1)))
-  available_kb=$(awk '/^MemAvailable:/ {print $2}' /proc/meminfo)
-  if ((free_kb > 4 << 20 && available_kb > 8 << 20)); then
-    in_memory=$(mktemp -d /dev/shm/pptrain_tests_XXXXXX)
-    export TMPDIR=$in_memory
-    trap 'rm -rf "$in_memory"' EXIT
-  fi
+# A new folder in memory, if that has room and programs may run there.
+memory_folder() {
+  local free folder
+  free=$(df --output=avail -BM /dev/shm 2>/dev/null | tail -n 1 | tr -dc 0-9) || return
+  (($(available_mib) > 8192 && ${free:-0} > 4096)) || return
+  folder=$(mktemp -d /dev/shm/pptrain_tests_XXXXXX) || return
+  if cp "$(type -P true)" "$folder" && "$folder/true"; then echo "$folder"; else rm -rf "$folder" && return 1; fi
+}
+# Tests write, sync and remove many small files, which a disk makes them wait for.
+if [[ -z ${TMPDIR:-} ]] && in_memory=$(memory_folder); then
+  export TMPDIR=$in_memory
+  trap 'rm -rf "$TMPDIR"' EXIT
 fi
 
 dir=$(build_dir "$preset")

@@ -23,10 +23,6 @@ struct Step {
   std::map<std::string, at::Tensor> grads;
 };
 
-models::StageParallelism seams_of(int slices) {
-  return models::make_stage_parallelism({.sequence_slices = slices > 1});
-}
-
 std::vector<data::Microbatch> lists_of(const models::ModelConfig& model) {
   // Documents that cross slices, that have one token, and that are within a slice.
   return {random_documents(model, {16, 16}, 1), random_documents(model, {16}, 2),
@@ -91,7 +87,7 @@ TEST_CASE("a stage has the losses and gradients of whole lists when they come in
   const Step expected = run(whole, lists, 1, split_backward);
   for (const int slices : {2, 3, 7}) {
     CAPTURE(arch, to_string(recompute), split_backward, slices);
-    Stages stages = build_stages(model, {4}, at::kFloat, 7, recompute, seams_of(slices));
+    Stages stages = build_stages(model, {4}, at::kFloat, 7, recompute);
     const Step actual = run(stages, lists, slices, split_backward);
     CHECK(relative_error(actual.loss, expected.loss) <= 1e-6);
     for (const auto& [name, grad] : expected.grads) {
@@ -112,7 +108,7 @@ TEST_CASE(
   const std::vector<data::Microbatch> lists = lists_of(model);
   constexpr int slices = 3;
   const auto stages_of = [&](const std::vector<int64_t>& split, Recompute recompute) {
-    return build_stages(model, split, type, 7, recompute, seams_of(slices));
+    return build_stages(model, split, type, 7, recompute);
   };
   Stages one = stages_of({4}, Recompute::none);
   const Step expected = run(one, lists, slices, /*split_backward=*/false);

@@ -5,9 +5,11 @@
 //
 // FD: a Unix socket. A request is one message: the files for standard input, output and error, a socket for
 // the answers, and texts that end with NUL: the folder, the number of arguments, the arguments, the variables
-// of the environment. The answers are two ints: the process, and at its end the status from waitpid().
+// of the environment. The answers are two ints: the process, and at its end the status from waitpid(). When
+// the other side of FD is closed, what still runs is killed.
 #include <fcntl.h>
 #include <poll.h>
+#include <signal.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -74,12 +76,8 @@ bool receive(int socket, Request& request) {
   std::exit(pptrain_main(static_cast<int>(arguments), argv.data()));
 }
 
-}  // namespace
-
-int main(int argc, char** argv) {
-  if (argc != 2) return 2;
-  const int socket = std::atoi(argv[1]);
-  std::vector<Command> commands;
+// The exit code; `commands` then has those that still run.
+int serve(int socket, std::vector<Command>& commands) {
   while (true) {
     std::vector<pollfd> events{{.fd = socket, .events = POLLIN, .revents = 0}};
     for (const Command& command : commands) events.push_back({command.end, POLLIN, 0});
@@ -87,7 +85,7 @@ int main(int argc, char** argv) {
     for (size_t i = commands.size(); i-- > 0;) {
       if (events[i + 1].revents == 0) continue;
       int status = 0;
-      waitpid(commands[i].process, &status, 0);
+      if (waitpid(commands[i].process, &status, 0) != commands[i].process) return 1;
       send(commands[i].answers, &status, sizeof status, MSG_NOSIGNAL);  // the test may have ended
       close(commands[i].answers);
       close(commands[i].end);
@@ -104,4 +102,14 @@ int main(int argc, char** argv) {
     commands.push_back({child, static_cast<int>(syscall(SYS_pidfd_open, child, 0)), request.files[3]});
     if (commands.back().end < 0) return 1;  // before Linux 5.3
   }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc != 2) return 2;
+  std::vector<Command> commands;
+  const int code = serve(std::atoi(argv[1]), commands);
+  for (const Command& command : commands) kill(command.process, SIGKILL);
+  return code;
 }

@@ -4,6 +4,7 @@ The program starts as from a user's shell, on any machine and under any launcher
 """
 
 import atexit
+import contextlib
 import json
 import os
 import pathlib
@@ -108,15 +109,17 @@ def start(command, cwd, stderr=subprocess.PIPE, env=None, **options):
 
 
 def of_loading(env):
-    """The variables that the dynamic linker, glibc and the libraries below LibTorch read before main()."""
-    return {name: value for name, value in env.items() if name.startswith(("LD_", "GLIBC_", "MALLOC_", "OMP_", "KMP_", "MKL_", "ONEDNN_"))}
+    """The variables that may act before main(): of the dynamic linker, glibc, sanitizers and the libraries below LibTorch."""
+    return {name: value for name, value in env.items()
+            if name.startswith(("LD_", "GLIBC_", "MALLOC_", "OMP_", "GOMP_", "KMP_", "MKL_", "ONEDNN_")) or name.endswith("SAN_OPTIONS")}
 
 
 class Forked:
     """A command of a program that is loaded once and forked for each (loaded_pptrain.cpp): a third of the time of a start.
 
-    Its process has the arguments, folder, environment and files of a separate start, but not its command in /proc. It has
-    what tests use of subprocess.Popen; its output can be read when it has ended.
+    Its process has the arguments, folder and environment of a separate start. Its parent, group and session are the server's,
+    and so is what /proc says of its command and environment: who tests these takes `own_start`. An object has what tests use
+    of subprocess.Popen; the output can be read when the process has ended. Needs Linux 5.3.
     """
 
     _servers = {}  # (socket, process) by the program's path
@@ -127,11 +130,15 @@ class Forked:
         self._output = [tempfile.TemporaryFile() for _ in range(2)]
         self._answers, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         texts = [os.path.abspath(cwd or "."), len(command), *command, *(f"{name}={value}" for name, value in env.items())]
-        with theirs, open(os.devnull) as nothing:
-            socket.send_fds(self.server(pathlib.Path(command[0]).with_name("loaded_pptrain")),
-                            ["".join(f"{text}\0" for text in texts).encode()],
-                            [file.fileno() for file in (nothing, *self._output, theirs)])
-        self.pid = self._answer()
+        program = pathlib.Path(command[0]).with_name("loaded_pptrain")
+        try:
+            with theirs, open(os.devnull) as nothing:
+                socket.send_fds(self.server(program), ["".join(f"{text}\0" for text in texts).encode()],
+                                [file.fileno() for file in (nothing, *self._output, theirs)])
+            self.pid = self._answer()
+        except (AssertionError, OSError):
+            self._servers.pop(program, None)  # it has ended; the next command starts another one
+            raise
 
     @classmethod
     def serves(cls, command, env):
@@ -187,8 +194,9 @@ class Forked:
         return self._said
 
     def send_signal(self, number):
-        if self.poll() is None:
-            os.kill(self.pid, number)
+        if self.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
 
     def kill(self):
         self.send_signal(signal.SIGKILL)
@@ -205,8 +213,10 @@ def run(command, cwd, code=0, timeout=300, env=None, own_start=False, **options)
         process = Forked(command, cwd, env)
         try:
             out, err = process.communicate(timeout)
-        finally:
+        except subprocess.TimeoutExpired:
             process.kill()
+            process.wait()
+            raise
         done = subprocess.CompletedProcess(command, process.returncode, out, err)
     else:
         if "input" not in options:

@@ -51,14 +51,15 @@ class Case(pptrain.Case):
     def arguments(self, run_dir, *settings):
         return ["--config", str(self.job), *sets(f'run.dir="{self.folder / run_dir}"', *settings)]
 
-    def run_command(self, *command, code=0, timeout=120, cwd=None, **env):
-        return run(command, cwd or self.folder, code=code, timeout=timeout, env=environment(**env), own_start=self.own_start)
+    def run_command(self, *command, code=0, timeout=120, cwd=None, own_start=None, **env):
+        own_start = self.own_start if own_start is None else own_start
+        return run(command, cwd or self.folder, code=code, timeout=timeout, env=environment(**env), own_start=own_start)
 
-    def pptrain(self, *arguments, code=0, **env):
-        return self.run_command(PPTRAIN, *arguments, code=code, **env)
+    def pptrain(self, *arguments, code=0, own_start=None, **env):
+        return self.run_command(PPTRAIN, *arguments, code=code, own_start=own_start, **env)
 
-    def train(self, run_dir, *settings, code=0):
-        return self.pptrain(*self.arguments(run_dir, *settings), code=code)
+    def train(self, run_dir, *settings, code=0, own_start=None):
+        return self.pptrain(*self.arguments(run_dir, *settings), code=code, own_start=own_start)
 
     def mpirun(self, ranks, run_dir, *settings, code=0):
         return self.run_command(*mpi_command(MPIEXEC, ranks), PPTRAIN, *self.arguments(run_dir, *settings), code=code)
@@ -78,7 +79,7 @@ class Case(pptrain.Case):
         return error.split("-----")[0].splitlines()
 
     def start_torchrun(self, *commands):
-        return start_ranks([[PPTRAIN, *command] for command in commands], self.folder)
+        return start_ranks([[PPTRAIN, *command] for command in commands], self.folder, own_start=True)
 
     def start_and_wait_for(self, command, run_dir, step):
         process = start(command, self.folder)
@@ -900,13 +901,14 @@ class CommandLine(Case):
                     self.train("whole_" + name, *settings)
                     whole[begins] = self.numbers("whole_" + name)
                 self.stop_at_step(8, name, *settings)
-                out = self.train(name, *settings).stdout
+                out = self.train(name, *settings, own_start=True).stdout
                 self.assertIn("resumed from " + str(self.folder / name / "checkpoints/step_"), out)
                 self.assertEqual(whole[begins], self.numbers(name))
                 first, second = self.starts(name)
                 self.assertEqual(first["start"], begins)
                 self.assertEqual(second["start"], "resume")
                 self.assertIn("--config", first["command"])
+                self.assertIn("--config", second["command"])
         # Starting a run over moves the old files aside and deletes nothing.
         self.assertTrue((self.folder / "again/checkpoints.1/step_4").is_dir())
         self.assertIn('"step":4', (self.folder / "again/metrics.1.jsonl").read_text())

@@ -36,8 +36,8 @@ class Blocks(Case):
     def command(self, name, *settings):
         return [PPTRAIN, "--config", "job.toml", *sets(f'run.dir="{name}"', *settings)]
 
-    def launch(self, processes, name, *settings):
-        return start_ranks([self.command(name, *settings)] * processes, self.folder)
+    def launch(self, processes, name, *settings, **options):
+        return start_ranks([self.command(name, *settings)] * processes, self.folder, **options)
 
     def ended(self, processes, seconds=60):
         outputs = [process.communicate(timeout=seconds) for process in processes]
@@ -92,7 +92,7 @@ class Blocks(Case):
         self.assertNotIn("pp = 1", (self.folder / "five/job.toml").read_text())
 
     def test_spare_processes_end_with_the_run(self):
-        processes = self.launch(5, "run", "train.steps=100000")
+        processes = self.launch(5, "run", "train.steps=100000", own_start=True)
         wait_for_steps(processes, self.folder / "run", 3)
         processes[0].send_signal(signal.SIGTERM)
         codes, outputs = self.ended(processes, seconds=20)

@@ -390,3 +390,24 @@ TEST_CASE("a step without a valid token leaves weights and moments as they are, 
     CHECK(step.at("skipped_steps") == (step.at("step") >= 3 ? 1 : 0));
   }
 }
+
+TEST_CASE("a step without a token to predict has no loss and no gradient, and the next ones go on") {
+  const TemporaryFolder folder;
+  std::ofstream corpus(folder.path() / "corpus.txt");
+  for (int document = 0; document < 100; ++document) corpus << (document % 2 == 0 ? "\n" : "To be, or not\n");
+  corpus.close();
+  const JobResult run = run_small_job(
+      small_job_text(folder.path() / "corpus.txt"), folder.path() / "run",
+      with(documents_job,
+           {"data.packing=none", "train.grad_accum_steps=1", "train.steps=8", "eval.interval=0"}));
+  REQUIRE(run.exit_code == 0);
+  int empty = 0, full = 0;
+  for (const Json& step : steps_in(folder.path() / "run")) {
+    CAPTURE(step.dump());
+    ++(step.at("tokens") == 0 ? empty : full);
+    CHECK(step.at("loss").is_number() == (step.at("tokens") > 0));
+    CHECK((step.at("grad_norm") == 0) == (step.at("tokens") == 0));
+  }
+  CHECK(empty > 0);
+  CHECK(full > 0);
+}

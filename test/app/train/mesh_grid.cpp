@@ -301,6 +301,7 @@ std::vector<std::string> GridJob::common() const {
   // In bfloat16 every token takes all experts, since rounding would choose among near-equal ones. In fp32 a
   // token takes two.
   if (experts && dtype == "bf16") result.push_back(fmt::format("model.num_experts_per_tok={}", grid_experts));
+  // One batch may have documents of one token alone, which predict nothing.
   if (generates)
     result.insert(result.end(), {"data.val_fraction=0.1", "eval.interval=3", "eval.batches=4",
                                  "eval.generate_interval=3", "eval.generate_tokens=6"});

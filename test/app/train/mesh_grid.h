@@ -60,7 +60,8 @@ struct GridJob {
 // The job's text; the model is Llama, or Qwen3-MoE.
 std::string grid_job_text(bool experts);
 // Jobs on at most `most` ranks that cover all possible pairs of axis sizes, schedule, packing, lengths,
-// dtype, optimizer and the other fields of a GridJob, and some triples. PPTRAIN_TESTS_ALL covers them several
+// dtype, optimizer and the other fields of a GridJob, and some triples. With experts an axis of the mesh is
+// part of each pair: two other options meet with the dense model. PPTRAIN_TESTS_ALL covers them several
 // times, with other triples.
 std::vector<GridJob> grid_jobs(bool experts, int most = most_ranks);
 

@@ -444,7 +444,9 @@ TEST_CASE("a dense model on meshes of up to eight ranks, all pairs of axes and o
   CHECK(grid.resumed() > 20);
 }
 
-TEST_CASE("a model with experts on meshes of up to eight ranks, all pairs of axes and options", "[experts]") {
+TEST_CASE(
+    "a model with experts on meshes of up to eight ranks, all pairs of axes, and of an axis and an option",
+    "[experts]") {
   Grid grid(true);
   const std::vector<GridJob> jobs = test::grid_jobs(true);
   REQUIRE(jobs.size() > 50);

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstdlib>
 #include <limits>
 #include <memory>
 #include <string>
@@ -85,6 +86,7 @@ void resume(unsigned thread) {
   }
   fiber.has_started = true;
   setcontext(&fiber.start);
+  std::abort();  // it has not begun
 }
 
 bool all_in(State state, unsigned begin, unsigned end) {

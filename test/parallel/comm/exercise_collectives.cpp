@@ -28,8 +28,8 @@ void expect(bool condition, const std::string& what) {
   if (!condition) throw Error("exercise: " + what);
 }
 
-// 0.37 times an integer from -999 to 999. A loop of our own, since several calls of ATen took most of these
-// tests' time.
+// An integer from -999 to 999, for floating-point types times 0.37. A loop of our own, since several calls of
+// ATen took most of these tests' time.
 template <typename T>
 void fill_operand(T* to, int64_t begin, int64_t size, int64_t offset) {
   for (int64_t i = 0; i < size; ++i) {

@@ -162,6 +162,12 @@ TEST_CASE("an overlapped pair holds both of its microbatches at once") {
   CHECK(in_flight(s)[0].activations == 2);
 }
 
+TEST_CASE("both halves of an overlapped pair have their workspace at once") {
+  const Schedule s = parse_csv("0F0,(0F1;0B0)OVERLAP_F_B,0B1");
+  CHECK(uniform(s, {.workspace = {.forward = 100, .backward = 10}})[0].workspace == 110);
+  CHECK(uniform(s, {.workspace = {.forward = 10, .backward = 100}})[0].workspace == 110);
+}
+
 TEST_CASE("receive buffers live from the receive to the end of its consumer") {
   const auto peaks =
       in_flight(parse_csv("0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0RECV_B1,0B0,0B1\n"
