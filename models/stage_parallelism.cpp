@@ -28,9 +28,6 @@ StageParallelism make_stage_parallelism(const StageGroups& groups) {
   }
   if (shared(groups.ep) || shared(groups.stage))
     parallelism.experts = expert::make_rank_exchange(groups.ep, groups.stage);
-  if (groups.sequence_slices && shared(groups.cp))
-    throw Error("sequence slices do not go with context parallelism");
-  parallelism.sequence_slices = groups.sequence_slices;
   parallelism.deterministic = groups.deterministic;
   return parallelism;
 }

@@ -27,8 +27,7 @@ struct StageGroups {
   comm::Communicator* ep = nullptr;
   comm::Communicator* stage = nullptr;  // all ranks that see a part of the same global microbatch, and tp
   ContextKind cp_kind = ContextKind::ring;
-  bool deterministic = true;     // the backward pass of attention on a GPU
-  bool sequence_slices = false;  // lists may come in slices; without cp alone
+  bool deterministic = true;  // the backward pass of attention on a GPU
 };
 
 // By default a rank computes alone, with all of its tokens.
@@ -38,8 +37,7 @@ struct StageParallelism {
   std::shared_ptr<const nn::TensorGroup> tp = std::make_shared<nn::TensorGroup>();
   std::shared_ptr<attention::CoreAttention> attention = attention::make_local_attention();
   std::shared_ptr<const nn::ExpertExchange> experts = std::make_shared<nn::ExpertExchange>();
-  bool sequence_slices = false;  // layers keep keys of a list's slices, around `attention`
-  bool deterministic = true;     // for the attention of slices
+  bool deterministic = true;  // for the attention of slices, which the layers put around `attention`
 };
 
 // Throws Error for a group that no layer knows.

@@ -69,9 +69,8 @@ TransformerStage::TransformerStage(const ModelConfig& model, const StageSlice& s
   for (int layer = slice.first_layer; layer < slice.end_layer; ++layer) {
     const BlockConfig block = block_config(model, layer);
     StageParallelism own = parallelism;
-    if (parallelism.sequence_slices)
-      own.attention = slice_attention_.emplace_back(
-          attention::make_slice_attention(parallelism.attention, parallelism.deterministic));
+    own.attention = slice_attention_.emplace_back(
+        attention::make_slice_attention(parallelism.attention, parallelism.deterministic));
     const std::string name = fmt::format("layers.{}", layer);
     block_groups_.push_back(declare([&] {
       nn::ParameterGroup& group = store_.add_group(name);

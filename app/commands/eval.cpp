@@ -229,15 +229,14 @@ int eval(const EvalArguments& given) {
     log_to_stderr();
     take_run(arguments, arguments.checkpoint);
     std::vector<std::string> overrides = arguments.set;
-    // One override makes the job validate, the other brings all logits to one rank.
-    overrides.push_back(
-        config::by_command(arguments.logits.empty() ? "eval.interval=1" : "distributed.pp_head=last"));
+    if (arguments.logits.empty()) overrides.push_back(config::by_command("eval.interval=1"));  // it validates
     if (!arguments.documents.empty() && arguments.batches < 0) arguments.batches = 0;
     if (arguments.batches >= 0)
       overrides.push_back(config::by_command(fmt::format("eval.batches={}", arguments.batches)));
     for (std::string& text : hf_overrides(arguments.checkpoint)) overrides.push_back(std::move(text));
     LoadOptions options = options_of_rank(arguments, arguments.logits.empty() ? inspect_data : nullptr);
     options.trains = false;
+    options.gives_logits = !arguments.logits.empty();
     if (arguments.logits.empty()) return load_plan(arguments.config, overrides, options);
     options.needs_files = options.reads_data = false;
     Plan plan = load_plan(arguments.config, overrides, options);

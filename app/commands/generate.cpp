@@ -497,10 +497,10 @@ int generate(const GenerateArguments& given) {
     log_to_stderr();
     take_run(arguments, arguments.checkpoint);
     std::vector<std::string> overrides = arguments.set;
-    overrides.push_back(config::by_command("distributed.pp_head=last"));  // one rank needs all logits
     for (std::string& text : hf_overrides(arguments.checkpoint)) overrides.push_back(std::move(text));
     LoadOptions options = options_of_rank(arguments, nullptr);
     options.needs_files = options.reads_data = options.trains = false;
+    options.gives_logits = true;
     Plan plan = load_plan(arguments.config, overrides, options);
     request = read_generate_request(arguments, plan);
     return plan;

@@ -179,7 +179,7 @@ data::LoaderOptions loader_options(const RunContext& context) {
   options.dp_rank = mesh.place(mesh::Group::batch);
   options.cp_rank = mesh.coordinate(mesh::Axis::cp);
   options.need_tokens = pp == schedule.rank_of(0);
-  options.need_labels = schedule.spread_head || pp == schedule.rank_of(schedule.stages() - 1);
+  options.need_labels = schedule.has_head(pp);
   options.device = context.device;
   return options;
 }

@@ -125,7 +125,7 @@ class CostModel {
   // Do microbatches of a stage differ?
   bool by_microbatch() const { return base_.job.train.recompute.by_microbatch(); }
   models::StageSlice slice(const pipeline::LayerAssignment& layers, int stage) const {
-    return models::stage_slice(layers, stage, head_parts(base_), shares_out_embedding(base_));
+    return slice_of(base_, layers, stage);
   }
   // Seconds until all ranks have the head's input, or until the last stage has all terms of its gradient.
   double head_transfer(int last) const;

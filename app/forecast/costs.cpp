@@ -16,6 +16,7 @@
 #include "core/metrics/peak_flops.h"
 #include "models/flops.h"
 #include "models/stage_slice.h"
+#include "parallel/schedule/passes/passes.h"
 #include "parallel/schedule/render/render.h"
 
 namespace pptrain::app {
@@ -79,6 +80,12 @@ schedule::Costs simulation_costs(const CostModel& model, const pipeline::LayerAs
   const auto nothing = [](const schedule::ExchangeCost& cost) { return cost.gather + cost.reduce == 0; };
   if (std::ranges::all_of(costs.exchange, nothing)) costs.exchange.clear();
   return costs;
+}
+
+schedule::Schedule with_head(const CostModel& costs, schedule::Schedule compute,
+                             const pipeline::LayerAssignment& layers) {
+  if (head_parts(costs.base()) == 1 || compute.spread_head) return compute;
+  return schedule::spread_head(compute, simulation_costs(costs, layers, compute));
 }
 
 namespace {

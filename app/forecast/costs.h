@@ -37,6 +37,11 @@ const DeviceModel& default_device(const config::JobConfig& job);
 schedule::Costs simulation_costs(const CostModel& model, const pipeline::LayerAssignment& layers,
                                  const schedule::Schedule& schedule);
 
+// Spreads the head over all ranks (schedule::spread_head), if the job wants it and the schedule has not done
+// so.
+schedule::Schedule with_head(const CostModel& costs, schedule::Schedule compute,
+                             const pipeline::LayerAssignment& layers);
+
 // --- Costs of a job's passes as this machine's CPU takes them now (machine_costs.cpp).
 
 // Times passes of one block of each kind and of the head, and steps of the optimizer, at the job's sizes and

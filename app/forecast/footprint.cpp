@@ -56,8 +56,7 @@ struct DryGroups {
         ep(comm::make_dry(kernels::Wire::ep, 0, batch.mesh.ep)),
         stage(comm::make_dry(kernels::Wire::ep, 0, batch.mesh.world_size())),
         kind(batch.cp_kind),
-        deterministic(batch.deterministic),
-        slices(batch.sequence_slices > 1) {}
+        deterministic(batch.deterministic) {}
 
   models::StageParallelism parallelism() const {
     return models::make_stage_parallelism({.tp = tp.get(),
@@ -65,13 +64,12 @@ struct DryGroups {
                                            .ep = ep.get(),
                                            .stage = stage.get(),
                                            .cp_kind = kind,
-                                           .deterministic = deterministic,
-                                           .sequence_slices = slices});
+                                           .deterministic = deterministic});
   }
 
   std::unique_ptr<comm::Communicator> tp, cp, ep, stage;
   models::ContextKind kind;
-  bool deterministic, slices;
+  bool deterministic;
 };
 
 // The cost of a mean slice.

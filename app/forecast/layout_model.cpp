@@ -63,7 +63,7 @@ double LayoutModel::least_time(WholeModelCosts& whole) const {
   const StagePasses& passes = whole.passes(layout_, costs_);
   const StageExchange& exchange = whole.exchange(costs_);
   const double ranks = layout_.mesh.pp;
-  const auto microbatches = static_cast<double>(layout_.grad_accum_steps * layout_.sequence_slices);
+  const auto microbatches = static_cast<double>(layout_.microbatches());
   double forward = passes.forward.total();
   double backward =
       std::min(passes.backward.total(), passes.backward_input.total() + passes.backward_weight.total());

@@ -33,7 +33,7 @@ bool fits(const PlanBase& base, int cp, int tp) {
   job.distributed.cp = cp;
   job.distributed.tp = tp;
   job.distributed.ep = 1;
-  if (job.distributed.pp_sequence_slices == 0) job.distributed.pp_sequence_slices = 1;  // one may be chosen
+  job.distributed.settle_slices();  // one may be chosen
   bool fits = true;
   config::check_layout(job,
                        [&](std::initializer_list<std::string_view>, const std::string&) { fits = false; });

@@ -17,6 +17,8 @@
 #include "app/plan/plan.h"
 #include "core/base/error.h"
 #include "core/base/threads.h"
+#include "core/config/field.h"
+#include "core/config/options.h"
 #include "core/config/validate.h"
 #include "parallel/schedule/generators/generators.h"
 #include "parallel/schedule/passes/passes.h"
@@ -460,24 +462,25 @@ void MeshSearcher::put_first(const Prediction& exact, MeshSearchResult& result) 
 
 // Does the job ask for what the ranking lacks?
 bool MeshSearcher::asks_for_more() const {
-  const config::DistributedSection& d = base_.job.distributed;
-  return d.pp_head == config::HeadPlace::spread || d.pp_sequence_slices > 1;
+  const Layout asked = layout_of(base_.job, base_.mesh), plain;
+  return std::ranges::any_of(layout_facts(), [&](const LayoutFact& fact) {
+    return fact.of_job_alone() && !fact.same(asked, plain);
+  });
 }
 
 // The job on this mesh, with these microbatches, for search(). Schedule, stages, split and recompute are
 // open; head and slices are the job's. Nothing if that is impossible or too large.
 std::optional<PlanBase> MeshSearcher::left_open(const Layout& layout) const {
-  const config::DistributedSection& given = base_.job.distributed;
   config::JobConfig job = on_layout(base_, layout).job;
   config::DistributedSection& d = job.distributed;
   d.pp_schedule = "auto";
   d.pp_stages_per_rank = 0;
   d.pp_split = {.text = "cost", .layers = {}};
-  d.pp_head = given.pp_head;
-  d.pp_sequence_slices = given.pp_sequence_slices;
+  for (const LayoutFact& fact : layout_facts())
+    if (fact.of_job_alone()) config::copy_value(*config::find_option(fact.option), base_.job, job);
   job.train.recompute = {};
   const int64_t cells = d.pp * job.train.grad_accum_steps;
-  if (d.pp_sequence_slices == 0 && (d.cp > 1 || cells > largest_to_slice)) d.pp_sequence_slices = 1;
+  if (d.cp > 1 || cells > largest_to_slice) d.settle_slices();
   bool possible = d.pp > 1 && cells * d.slices() <= largest_to_refine;
   config::check_layout(job, [&](auto, const std::string&) { possible = false; });
   if (!possible) return std::nullopt;
@@ -501,7 +504,7 @@ void MeshSearcher::try_out(const PlanBase& base, int order_effort, std::optional
 
 bool MeshSearcher::is_worth_an_order(const Candidate& candidate, double fastest) const {
   const Layout& layout = candidate.layout;
-  const int64_t cells = layout.mesh.pp * layout.grad_accum_steps * layout.sequence_slices;
+  const int64_t cells = layout.mesh.pp * layout.microbatches();
   if (options_.order_effort == 0 || cells > largest_to_order) return false;
   return asks_for_more() || candidate.step_time < worth_an_order * fastest;
 }
@@ -521,8 +524,8 @@ std::optional<Candidate> MeshSearcher::refined(std::span<const Candidate> rankin
   if (is_worth_an_order(best->candidate, fastest)) {
     PlanBase base = best->base;
     const Layout& layout = best->candidate.layout;
-    base.job.distributed.pp_head = layout.spread_head ? config::HeadPlace::spread : config::HeadPlace::last;
-    base.job.distributed.pp_sequence_slices = layout.sequence_slices;
+    for (const LayoutFact& fact : layout_facts())
+      if (fact.of_job_alone()) fact.write(layout, base.job);
     say("searching an order");
     try_out(base, options_.order_effort, best);
   }

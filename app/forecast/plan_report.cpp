@@ -46,21 +46,18 @@ std::string describe_layers(const pipeline::LayerAssignment& layers) {
 std::string title(const Plan& plan) {
   const config::JobConfig& job = plan.job;
   const schedule::Schedule& compute = plan.compute;
-  const int slices = compute.sequence_slices;
   return fmt::format("{} of {}; {} on {} pipeline rank{}, {} microbatches of {} x {} tokens{}\n",
                      job.model.arch, models::parameters_text(plan.model), job.distributed.pp_schedule,
-                     compute.ranks, compute.ranks == 1 ? "" : "s", compute.microbatches / slices,
-                     job.train.micro_batch_size, job.train.seq_len,
-                     slices == 1 ? "" : fmt::format(", each in {} sequence slices", slices));
+                     compute.ranks, compute.ranks == 1 ? "" : "s", compute.lists(),
+                     job.train.micro_batch_size, job.train.seq_len, compute.slices_text());
 }
 
 std::string details(const Plan& plan, const CostSource& source) {
   const config::JobConfig& job = plan.job;
   const schedule::Schedule& compute = plan.compute;
-  std::string out =
-      fmt::format("layers per stage {}, recompute {}{}\n", describe_layers(plan.layers),
-                  job.train.recompute.describe(job.train.grad_accum_steps, compute.sequence_slices),
-                  compute.spread_head ? ", head spread over the ranks" : "");
+  std::string out = fmt::format("layers per stage {}, recompute {}{}\n", describe_layers(plan.layers),
+                                layout_of(job, plan.mesh).recompute_text(),
+                                compute.spread_head ? ", head spread over the ranks" : "");
   if (job.data.lengths != config::Lengths::fixed)
     out += fmt::format(
         "data.lengths = {}: times are of full microbatches, the longest that can come, and bytes those that "

@@ -59,12 +59,6 @@ std::string numbered(std::vector<std::vector<std::string>> rows, std::span<const
   return out;
 }
 
-// "zbv, head spread, 4 slices"
-std::string schedule_text(const Layout& layout) {
-  return layout.schedule + (layout.spread_head ? ", head spread" : "") +
-         (layout.sequence_slices > 1 ? fmt::format(", {} slices", layout.sequence_slices) : "");
-}
-
 // The facts that rankings of schedules and of meshes show.
 using Columns = bool (*)(const LayoutFact&);
 constexpr Columns of_schedules = [](const LayoutFact& fact) { return !fact.of_mesh_rankings(); };
@@ -116,7 +110,7 @@ std::string render_ranking(const std::vector<Candidate>& candidates, const confi
       {"schedule", "stages", "m", "mbs", "step", "tokens/s", "bubble", "peak"}};
   const size_t shown = std::min(most_rows, candidates.size());
   for (const Candidate& c : std::span(candidates).first(shown)) {
-    rows.push_back({schedule_text(c.layout), fmt::to_string(c.layout.stages_per_rank),
+    rows.push_back({c.layout.schedule_text(), fmt::to_string(c.layout.stages_per_rank),
                     fmt::to_string(c.layout.grad_accum_steps), fmt::to_string(c.layout.micro_batch_size),
                     schedule::format_seconds(c.step_time), schedule::with_commas(c.tokens_per_s),
                     fmt::format("{:.1f} %", 100 * c.bubble), peak(c)});
@@ -256,7 +250,7 @@ std::string refinement(const MeshSearchResult& result, const config::JobConfig& 
   const Candidate& refined = *result.refined;
   const double gain = 1 - refined.step_time / result.ranking.front().step_time;
   const std::string text = fmt::format("refined: {} on {}: {}, {:.1f} % {} than the first one; peak {}\n",
-                                       schedule_text(refined.layout), refined.layout.mesh.describe(),
+                                       refined.layout.schedule_text(), refined.layout.mesh.describe(),
                                        schedule::format_seconds(refined.step_time), 100 * std::abs(gain),
                                        gain >= 0 ? "faster" : "slower", peak(refined));
   return schedule::wrapped(text, width, 4) +

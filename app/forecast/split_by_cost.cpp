@@ -54,12 +54,6 @@ class Work {
 
 }  // namespace
 
-schedule::Schedule with_head(const CostModel& costs, schedule::Schedule compute,
-                             const pipeline::LayerAssignment& layers) {
-  if (head_parts(costs.base()) == 1 || compute.spread_head) return compute;
-  return schedule::spread_head(compute, simulation_costs(costs, layers, compute));
-}
-
 std::vector<int> all_stages(const schedule::Schedule& schedule) {
   std::vector<int> stages(static_cast<size_t>(schedule.stages()));
   std::iota(stages.begin(), stages.end(), 0);

@@ -31,11 +31,6 @@ std::vector<pipeline::LayerAssignment> layer_moves(const pipeline::LayerAssignme
                                                    std::span<const int> from, std::span<const int> to);
 std::vector<int> all_stages(const schedule::Schedule& schedule);
 
-// Spreads the head over all ranks (schedule::spread_head), if the job wants it and the schedule has not done
-// so.
-schedule::Schedule with_head(const CostModel& costs, schedule::Schedule compute,
-                             const pipeline::LayerAssignment& layers);
-
 // On each rank above `budget` bytes, raises the stage with the lowest level by one; among equals, the one
 // that leaves the rank with the fewest bytes. Repeats until every rank fits, or nothing is left to recompute.
 // So the ranks that hold few microbatches (the last ones of 1f1b) keep what they have room for. `plan`:

@@ -31,7 +31,7 @@ schedule::Costs costs_of(const Plan& plan, const CostSource& source, int64_t row
 // Rows of about half as many tokens that ranks can shard as they do whole ones.
 int64_t half_row(const Plan& plan) {
   const data::LoaderOptions options = loader_options(plan);
-  const int64_t unit = 2 * options.cp_size * options.tp_size * plan.schedule.sequence_slices;
+  const int64_t unit = 2 * options.parts();
   const int64_t row = options.seq_len;
   return std::min(row, std::max<int64_t>(1, row / 2 / unit) * unit);
 }

@@ -146,6 +146,15 @@ std::string bare(const std::string& toml, std::string_view separator) {
 
 }  // namespace
 
+std::string Layout::schedule_text() const {
+  return schedule + (spread_head ? ", head spread" : "") +
+         (sequence_slices > 1 ? fmt::format(", {} slices", sequence_slices) : "");
+}
+
+std::string Layout::recompute_text() const {
+  return recompute.describe(grad_accum_steps, sequence_slices);
+}
+
 std::string LayoutFact::toml(const Layout& layout) const {
   JobConfig job;
   job.distributed.reshard_after_forward = false;  // so that it is said

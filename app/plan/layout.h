@@ -27,6 +27,9 @@ struct Layout {
   int64_t stages_per_rank = 1;
   pipeline::LayerAssignment layers{};
 
+  int64_t microbatches() const { return grad_accum_steps * sequence_slices; }  // slices counted
+  std::string schedule_text() const;                                           // "zbv, head spread, 4 slices"
+  std::string recompute_text() const;
   // As --set takes it: "distributed.pp_split=6,2". A job with these keys has this layout. `whole`: all keys,
   // except the head's place and slices if the job has them already. Otherwise the schedule, the split, and
   // what differs from a job on this mesh.
@@ -54,6 +57,8 @@ struct LayoutFact {
 
   // Do rankings of meshes alone show it, since a ranking of schedules leaves it as the job says?
   bool of_mesh_rankings() const { return set == Set::whole_if_sharded || set == Set::whole_if_reduced; }
+  // Is it the job's alone when a ranking of meshes varies the rest?
+  bool of_job_alone() const { return set == Set::other; }
   // Its value in this layout, as TOML.
   std::string toml(const Layout& layout) const;
   // The same without quotes and brackets: "6,2".

@@ -205,6 +205,10 @@ bool shares_out_embedding(const PlanBase& base) {
          lower_options(base).reduce == schedule::Reduce::step && can_link_embedding(base);
 }
 
+models::StageSlice slice_of(const PlanBase& base, const pipeline::LayerAssignment& layers, int stage) {
+  return models::stage_slice(layers, stage, head_parts(base), shares_out_embedding(base));
+}
+
 mesh::GpuBlocks gpu_blocks(const PlanBase& base) {
   return mesh::gpu_blocks(base.mesh, exchanges_of(base, shares_out_embedding(base)));
 }

@@ -13,6 +13,7 @@
 #include "core/config/job_config.h"
 #include "core/nn/loss_terms.h"
 #include "models/model_config.h"
+#include "models/stage_slice.h"
 #include "parallel/mesh/device_mesh.h"
 #include "parallel/mesh/gpu_blocks.h"
 #include "parallel/pipeline/split_layers.h"
@@ -105,6 +106,9 @@ int head_parts(const PlanBase& base);
 // of a stage shard the embedding already. Also if gradients are summed after each microbatch, if steps are
 // validated late, or if a GPU has no room for the links.
 bool shares_out_embedding(const PlanBase& base);
+
+// The stage's part of the model, in training.
+models::StageSlice slice_of(const PlanBase& base, const pipeline::LayerAssignment& layers, int stage);
 
 // What lowering puts into the job's lists, for ranks that share the stages' parameters.
 schedule::ShardOptions lower_options(const PlanBase& base);

@@ -63,20 +63,16 @@ std::optional<RunChoices> RunChoices::read(const fs::path& run_dir) {
   return RunChoices(read_job(run_dir / job_name), *read_resolved_job(run_dir));
 }
 
-bool RunChoices::take(config::JobConfig& job, bool whole_head) const {
+bool RunChoices::take(config::JobConfig& job, std::string_view kept) const {
   const std::string& schedule = resolved_.distributed.pp_schedule;
   if (schedule_choice(schedule) == ScheduleChoice::file && !io::is_there(schedule)) return false;
-  const bool keeps_head = whole_head && job.distributed.pp_head == config::HeadPlace::last;
-  const auto is_head = [&](const config::Option& option) {
-    return keeps_head && option.name() == "distributed.pp_head";
-  };
   for (const config::Option& option : config::options()) {
-    if (is_head(option) || !(is_choice(option.name()) || is_ground(option))) continue;
+    if (option.name() == kept || !(is_choice(option.name()) || is_ground(option))) continue;
     const config::JobConfig& expected = is_choice(option.name()) ? given_ : resolved_;
     if (toml_value(option, job) != toml_value(option, expected)) return false;
   }
   for (const config::Option& option : config::options()) {
-    if (is_choice(option.name()) && !is_head(option)) config::copy_value(option, resolved_, job);
+    if (is_choice(option.name()) && option.name() != kept) config::copy_value(option, resolved_, job);
   }
   return true;
 }

@@ -27,9 +27,9 @@ class RunChoices {
   static std::optional<RunChoices> read(const std::filesystem::path& run_dir);
 
   // Puts the choices into a job if its layout and model are those of that start and it leaves the same keys
-  // open as the folder's job.toml; returns whether it does. `whole_head`: for a job that wants the head on
-  // the last stage, whatever the start did, the rest still holds.
-  bool take(config::JobConfig& job, bool whole_head) const;
+  // open as the folder's job.toml; returns whether it does. The option `kept` ("": none) stays the job's,
+  // whatever the start did.
+  bool take(config::JobConfig& job, std::string_view kept) const;
 
   // The warm-up that job.toml leaves to train.steps; nothing if it gives lr_schedule.warmup_steps itself.
   std::optional<int64_t> warmup_steps() const;

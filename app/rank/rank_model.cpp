@@ -30,8 +30,7 @@ models::StageParallelism seams_of(RunContext& context) {
                                          .ep = sparse ? &mesh.of(mesh::Group::ep) : nullptr,
                                          .stage = sparse ? &mesh.of(mesh::Group::stage) : nullptr,
                                          .cp_kind = context.job.distributed.cp_kind,
-                                         .deterministic = context.job.train.deterministic,
-                                         .sequence_slices = context.job.distributed.pp_sequence_slices > 1});
+                                         .deterministic = context.job.train.deterministic});
 }
 
 // Matrices that are sharded over the ranks of a stage are assembled on one of them.
@@ -256,7 +255,7 @@ std::vector<std::pair<int64_t, int64_t>> RankModel::head_rows() const {
   const int64_t vocab = context_.model.vocab, first = own.begin(vocab, own.rank);
   std::vector<std::pair<int64_t, int64_t>> rows(static_cast<size_t>(schedule_.ranks));
   for (int rank = 0; rank < schedule_.ranks; ++rank) {
-    if (!schedule_.spread_head && rank != last_stage_rank()) continue;
+    if (!schedule_.has_head(rank)) continue;
     const nn::TensorShard part =
         schedule_.spread_head ? nn::LinearCrossEntropy::part_of(own, rank, schedule_.ranks) : own;
     rows[static_cast<size_t>(rank)] = {part.begin(vocab, part.rank) - first, part.count(vocab)};
@@ -313,13 +312,11 @@ std::vector<double> RankModel::sum_of_last_stage(std::vector<double> own) {
   return own;
 }
 
-std::vector<double> RankModel::microbatch_losses(int64_t microbatches) {
-  const int64_t slices = context_.job.distributed.pp_sequence_slices;
+std::vector<double> RankModel::microbatch_losses(int64_t microbatches, int64_t parts) {
   std::vector<double> losses(static_cast<size_t>(microbatches));
   if (has_last_stage()) {
-    const std::vector<double> parts =
-        loss_stage().microbatch_losses(static_cast<int64_t>(losses.size()) * slices);
-    for (size_t i = 0; i < parts.size(); ++i) losses[i / static_cast<size_t>(slices)] += parts[i];
+    const std::vector<double> of_parts = loss_stage().microbatch_losses(microbatches * parts);
+    for (size_t i = 0; i < of_parts.size(); ++i) losses[i / static_cast<size_t>(parts)] += of_parts[i];
   }
   return sum_of_last_stage(std::move(losses));
 }

@@ -82,9 +82,9 @@ class RankModel {
   // every rank. Other ranks' `own` is ignored. Collective.
   double sum_of_last_stage(double own);
   std::vector<double> sum_of_last_stage(std::vector<double> own);  // the same for several
-  // What each of the microbatches of the last step added to the loss, summed over all ranks' microbatches of
-  // this number; the same on every rank. Collective.
-  std::vector<double> microbatch_losses(int64_t microbatches);
+  // What each of the microbatches of the last step, each in so many `parts`, added to the loss, summed over
+  // all ranks' microbatches of this number; the same on every rank. Collective.
+  std::vector<double> microbatch_losses(int64_t microbatches, int64_t parts);
   // The stage of this rank whose loss counts if the rank has the last stage: with a spread head, which gives
   // every rank the loss, the stage with a part of the head.
   models::TransformerStage& loss_stage() const;

@@ -42,8 +42,8 @@ std::vector<const data::Microbatch*> lengths(std::span<const data::Microbatch> m
                                              const config::JobConfig& job) {
   if (microbatches.empty()) throw Error("a warm-up needs a microbatch");
   std::vector<const data::Microbatch*> lists;
-  const auto slices = static_cast<size_t>(job.distributed.pp_sequence_slices);
-  for (size_t i = 0; i < microbatches.size(); i += slices) lists.push_back(&microbatches[i]);
+  for (const data::Microbatch& microbatch : microbatches)
+    if (microbatch.begins_list()) lists.push_back(&microbatch);
   const auto tokens = [](const data::Microbatch* m) { return m->segments.tokens(); };
   const auto [shortest, longest] = std::ranges::minmax_element(lists, {}, tokens);
   if (job.data.lengths != data::Lengths::exact) return {*longest};
@@ -70,14 +70,10 @@ std::vector<models::Recompute> levels_of(const Plan& plan, int stage) {
 
 class StageWarmUp {
  public:
-  // Passes of the first `microbatches` of the stage.
+  // Passes of the first `microbatches` of the stage, one of `ranks` of the pipeline.
   StageWarmUp(const pipeline::StageWithWeights& own, const data::Microbatch& data, int microbatches,
-              int head_parts)
-      : stage_(own.stage),
-        weights_(own.weights),
-        data_(data),
-        microbatches_(microbatches),
-        head_parts_(head_parts) {}
+              int ranks)
+      : stage_(own.stage), weights_(own.weights), data_(data), microbatches_(microbatches), ranks_(ranks) {}
 
   // Two rounds: the first GEMM of a gradient overwrites it, later ones add to it with another kernel.
   // `evaluates`: the stage also computes losses without gradients.
@@ -120,7 +116,7 @@ class StageWarmUp {
       begin(ActionKind::head_forward, ActionKind::head_backward);
       const at::Tensor own = stage_.head_forward(0, data_, boundary());
       begin(ActionKind::head_backward, ActionKind::forward);
-      stage_.head_backward(0, data_, own.unsqueeze(0).expand({head_parts_, -1, -1}).contiguous(),
+      stage_.head_backward(0, data_, own.unsqueeze(0).expand({ranks_, -1, -1}).contiguous(),
                            /*with_gradients=*/true);
     }
   }
@@ -139,7 +135,7 @@ class StageWarmUp {
   pipeline::WeightActions& weights_;
   const data::Microbatch& data_;
   int microbatches_;
-  int head_parts_;
+  int ranks_;
 };
 
 }  // namespace
@@ -159,7 +155,7 @@ void warm_up(const RunContext& context, RankModel& model, std::span<const data::
   model.recompute_by_microbatch(levels);
   for (const data::Microbatch* data : lists) {
     for (size_t i = 0; i < stages.size(); ++i)
-      StageWarmUp(stages[i], *data, static_cast<int>(levels[i].size()), head_parts(context.plan))
+      StageWarmUp(stages[i], *data, static_cast<int>(levels[i].size()), context.mesh.size(mesh::Axis::pp))
           .run(backward, evaluates);
   }
   model.recompute_by_microbatch(given);

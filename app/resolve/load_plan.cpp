@@ -15,6 +15,7 @@
 #include "app/plan/run_files.h"
 #include "app/resolve/job_checks.h"
 #include "core/base/error.h"
+#include "core/config/document.h"
 #include "core/config/given_job.h"
 #include "core/config/loader.h"
 #include "core/config/nearest.h"
@@ -303,13 +304,11 @@ std::optional<Plan> Resolver::best_plan(const PlanBase& base, const CostSource& 
   }
   const bool could_recompute = !base.chooses_recompute && base.job.train.recompute != config::Recompute::full;
   const auto [given, needed] = in_unlike_gb(budget, static_cast<double>(best.bytes.total()));
-  report_(
-      {"distributed.pp_memory_gb", schedule_key, "distributed.pp"},
-      fmt::format("no schedule fits into {} GB a rank: the leanest, {} with recompute = \"{}\", "
-                  "needs {} GB. Use more ranks, or smaller microbatches{}",
-                  given, best.layout.schedule,
-                  best.layout.recompute.describe(best.layout.grad_accum_steps, best.layout.sequence_slices),
-                  needed, could_recompute ? ", or train.recompute = \"auto\"" : ""));
+  report_({"distributed.pp_memory_gb", schedule_key, "distributed.pp"},
+          fmt::format("no schedule fits into {} GB a rank: the leanest, {} with recompute = \"{}\", "
+                      "needs {} GB. Use more ranks, or smaller microbatches{}",
+                      given, best.layout.schedule, best.layout.recompute_text(), needed,
+                      could_recompute ? ", or train.recompute = \"auto\"" : ""));
   return std::nullopt;
 }
 
@@ -400,7 +399,7 @@ void simplify_pipeline(JobConfig& job) {
   d.pp_stages_per_rank = 0;
   d.pp_split = {};
   d.pp_head = config::HeadPlace::last;
-  d.pp_sequence_slices = d.slices();
+  d.settle_slices();
   d.pp_embedding_weight = d.pp_head_weight = d.pp_memory_gb = 0;
   job.train.recompute = config::Recompute::none;
 }
@@ -422,7 +421,8 @@ std::optional<Plan> resolve_for_reading(JobConfig& job, const ReportConflict& re
 FinishJob resolve_into(std::optional<Plan>& plan, const LoadOptions& options,
                        const std::optional<RunChoices>& choices) {
   return [&](JobConfig& job, const ReportConflict& report, bool sound) {
-    if (choices) choices->take(job, /*whole_head=*/!options.trains);
+    const bool whole_head = !options.trains && job.distributed.pp_head == config::HeadPlace::last;
+    if (choices) choices->take(job, whole_head ? "distributed.pp_head" : "");
     plan = options.trains ? resolve(job, report, sound, options)
                           : resolve_for_reading(job, report, sound, options);
     if (plan) plan->reads_data = options.reads_data;
@@ -481,6 +481,7 @@ Plan load_plan(const std::string& path, std::span<const std::string> overrides, 
     std::vector<std::string> set(overrides.begin(), overrides.end());
     LoadOptions with_options = options;
     with_options.awaits_choices = awaits_choices;
+    if (options.gives_logits) set.push_back(config::by_command("distributed.pp_head=last"));
     if (pp > 0) {
       set.push_back(fmt::format("distributed.pp={}", pp));
       with_options.world = 0;

@@ -103,12 +103,10 @@ void announce(const RunContext& context, const std::vector<OpenSource>& sources)
                ranks == 1 ? "" : "s", context.mesh.shape().describe(), job.train.dtype.text,
                context.model.fp8 ? " and FP8" : "");
   const int data_ranks = context.mesh.size(mesh::Group::batch);
-  const int slices = context.plan.schedule.sequence_slices;
   spdlog::info("schedule {}, layers per stage {}, {} microbatches of {}{} x {} tokens a step{}{}",
                job.distributed.pp_schedule, fmt::join(pipeline::layers_per_stage(context.plan.layers), "+"),
                job.train.grad_accum_steps, job.data.lengths == config::Lengths::fixed ? "" : "at most ",
-               job.train.micro_batch_size, job.train.seq_len,
-               slices > 1 ? fmt::format(", each in {} sequence slices", slices) : "",
+               job.train.micro_batch_size, job.train.seq_len, context.plan.schedule.slices_text(),
                data_ranks > 1 ? fmt::format(" on each of {} data ranks", data_ranks) : "");
   for (const config::BatchStep& later : job.train.grad_accum_schedule)
     spdlog::info("{} microbatches from step {} on", later.grad_accum_steps, later.from_step);

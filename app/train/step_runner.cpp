@@ -195,12 +195,11 @@ StepResult StepRunner::run_pipeline() {
   StepResult result = {
       .valid_tokens = step.targets, .tokens = step.tokens, .padding = step.padding, .data_wait_s = data_wait};
   if (context_.job.metrics.microbatch_losses) {
-    result.microbatch_losses = model_.microbatch_losses(microbatches_);
-    // If a microbatch has slices, the first slice counts the targets.
-    const auto slices = static_cast<size_t>(context_.job.distributed.pp_sequence_slices);
+    const size_t parts = step.microbatches.size() / static_cast<size_t>(microbatches_);
+    result.microbatch_losses = model_.microbatch_losses(microbatches_, static_cast<int64_t>(parts));
     for (size_t i = 0; i < result.microbatch_losses.size(); ++i)
       result.microbatch_losses[i] /=
-          static_cast<double>(std::max<int64_t>(step.microbatches[i * slices].global_targets, 1));
+          static_cast<double>(std::max<int64_t>(step.microbatches[i * parts].global_targets, 1));
   }
   return result;
 }

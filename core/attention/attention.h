@@ -138,11 +138,11 @@ class CoreAttention {
 // All keys are this rank's.
 std::shared_ptr<CoreAttention> make_local_attention(bool deterministic = true);
 
-// For one layer, for lists that come in sequence slices (the call's `split`: a part is a slice), as a
+// For one layer, for lists that may come in sequence slices (the call's `split`: a part is a slice), as a
 // pipeline takes them (Seq1F1B, arXiv 2406.03488): forward slice after slice, backward in the other order. A
 // slice's queries see the keys of its own and of earlier slices of its list; keys are kept until their
 // backward pass. The gradients that keys get from later slices are summed in float32, the last slice's first.
-// A list without a split goes through `inner`.
+// Other lists go through `inner`.
 std::shared_ptr<CoreAttention> make_slice_attention(std::shared_ptr<CoreAttention> inner, bool deterministic);
 
 }  // namespace pptrain::attention

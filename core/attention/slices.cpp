@@ -23,7 +23,7 @@ class SliceAttention final : public CoreAttention {
       : inner_(std::move(inner)), deterministic_(deterministic) {}
 
   Tensor forward(AttentionCall call, Saved& saved) override {
-    if (!call.split) return inner_->forward(std::move(call), saved);
+    if (!is_slice(call)) return inner_->forward(std::move(call), saved);
     require_taken(BackEnd::sequence_slices, call);
     call.deterministic = deterministic_;
     call.sinks = copy_sinks(call);
@@ -36,7 +36,7 @@ class SliceAttention final : public CoreAttention {
   }
 
   Gradients backward(const Tensor& dout, Saved saved) override {
-    if (!saved.call.split) return inner_->backward(dout, std::move(saved));
+    if (!is_slice(saved.call)) return inner_->backward(dout, std::move(saved));
     const AttentionCall& own = saved.call;
     const auto f32 = own.q.options().dtype(at::kFloat);
     const Tensor dq = at::zeros(own.q.sizes(), f32);
@@ -64,6 +64,8 @@ class SliceAttention final : public CoreAttention {
     Tensor k, v;       // as the call's
     Tensor gradients;  // float32 [2, tokens, kv_heads, head_dim]: of k and of v, by later slices
   };
+
+  static bool is_slice(const AttentionCall& call) { return call.split && call.split->of_slices(); }
 
   // Keeps the keys of the call's slice. A pass that recomputes them, for its backward pass, finds them there.
   void keep(const AttentionCall& call) {

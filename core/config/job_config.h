@@ -133,6 +133,7 @@ struct DistributedSection {
 
   // Slices of a sequence; 1 while their number is open.
   int64_t slices() const { return pp_sequence_slices > 0 ? pp_sequence_slices : 1; }
+  void settle_slices() { pp_sequence_slices = slices(); }  // not cut, if it was to be chosen
   // reshard_after_forward, or its default.
   bool reshards() const { return reshard_after_forward.value_or(pp == 1); }
 

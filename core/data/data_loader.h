@@ -60,6 +60,8 @@ struct LoaderOptions {
 
   // Rows of a step over all data ranks: D * m * b.
   int64_t rows_per_step() const { return dp_size * microbatches * micro_batch_size; }
+  // Into how many parts the ranks and slices cut a list.
+  int64_t parts() const { return int64_t{cp_size} * tp_size * sequence_slices; }
   // Are documents kept whole? Else rows are cut from the stream.
   bool whole_documents() const { return packing != Packing::sequential || lengths != Lengths::fixed; }
 };

@@ -27,7 +27,7 @@ namespace pptrain::data {
 int64_t least_tokens(const LoaderOptions& options) {
   const int64_t cp = options.cp_size, tp = options.tp_size;
   const bool zigzag = cp > 1 && options.cp_order == tokens::ContextOrder::zigzag;
-  return zigzag ? 2 * cp * ((tp + 1) / 2) : cp * tp * options.sequence_slices;
+  return zigzag ? 2 * cp * ((tp + 1) / 2) : options.parts();
 }
 
 namespace {

@@ -42,6 +42,9 @@ struct Microbatch {
     return text_lengths.empty() ? segments.length(document) : text_lengths[static_cast<size_t>(document)];
   }
 
+  // Not a later slice of a list that comes in sequence slices.
+  bool begins_list() const { return !context || !context->of_slices() || context->part == 0; }
+
   // T.
   int64_t token_count() const { return context ? context->tokens(context->part) : segments.tokens(); }
 };

@@ -7,9 +7,13 @@ std::string to_string(Placement placement) {
 }
 
 std::string Schedule::microbatches_text() const {
-  std::string text = std::to_string(microbatches / sequence_slices) + " microbatches";
+  std::string text = std::to_string(lists()) + " microbatches";
   if (sequence_slices > 1) text += " in " + std::to_string(sequence_slices) + " slices each";
   return text;
+}
+
+std::string Schedule::slices_text() const {
+  return sequence_slices > 1 ? ", each in " + std::to_string(sequence_slices) + " sequence slices" : "";
 }
 
 int Schedule::rank_of(int stage) const {
@@ -47,6 +51,13 @@ Schedule Schedule::without_actions() const {
           .spread_head = spread_head,
           .blocking_sends = false,
           .actions = std::vector<std::vector<Action>>(static_cast<size_t>(ranks))};
+}
+
+Schedule Schedule::of_whole_lists() const {
+  Schedule whole = without_actions();
+  whole.microbatches = lists();
+  whole.sequence_slices = 1;
+  return whole;
 }
 
 PlacementTable::PlacementTable(const Schedule& schedule) {

@@ -31,10 +31,15 @@ struct Schedule {
 
   int stages() const { return ranks * stages_per_rank; }
   int rank_of(int stage) const;
-  std::vector<int> stages_of(int rank) const;  // ascending
+  std::vector<int> stages_of(int rank) const;                                             // ascending
+  bool has_head(int rank) const { return spread_head || rank == rank_of(stages() - 1); }  // or a part of it
   // Does what stage s and stage s + 1 exchange go from one rank to another?
   bool crosses_ranks(int boundary) const { return rank_of(boundary) != rank_of(boundary + 1); }
   bool has_communication() const;  // any send or receive among the actions
+
+  int lists() const { return microbatches / sequence_slices; }  // microbatches, not counting their slices
+  int list_of(int microbatch) const { return microbatch / sequence_slices; }
+  int in_whole_lists(int n) const { return n - n % sequence_slices; }  // of the first n microbatches
 
   // The microbatch whose B, I and W a stage takes as its n-th, from 0; and the n of a microbatch. Lists come
   // in order, and of a list the last slice first, since earlier keys get gradients from later queries.
@@ -46,6 +51,7 @@ struct Schedule {
   }
 
   std::string microbatches_text() const;  // "8 microbatches", "2 microbatches in 4 slices each"
+  std::string slices_text() const;        // ", each in 4 sequence slices", or ""
 
   // Places in a table over [stage x microbatch].
   size_t cells() const { return cell(stages(), 0); }
@@ -55,6 +61,7 @@ struct Schedule {
 
   // The same name, sizes and placement, with an empty list for each rank.
   Schedule without_actions() const;
+  Schedule of_whole_lists() const;  // the same, without slices
 };
 
 // Calls `visit` with every action of every list, with the halves of an overlapped pair one after the other.

@@ -76,7 +76,7 @@ StepClock::Event StepClock::event_of(const Schedule& schedule, const Inputs& inp
   const auto cost_of = [](int stage, int which) {
     return static_cast<uint32_t>(1 + of_stage * stage + which);
   };
-  Event event{.microbatch = static_cast<uint32_t>(action.microbatch / schedule.sequence_slices)};
+  Event event{.microbatch = static_cast<uint32_t>(schedule.list_of(action.microbatch))};
   if (is_receive(action.kind)) {
     event.receive = true;
     event.own = posted_for(pass_of(action));

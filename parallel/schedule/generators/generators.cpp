@@ -55,6 +55,14 @@ void check_sizes(const ScheduleSpec& spec, const Generator& generator) {
 
 }  // namespace
 
+ScheduleSpec spec_of(const Schedule& schedule) {
+  return {.name = schedule.name,
+          .ranks = schedule.ranks,
+          .microbatches = schedule.lists(),
+          .stages_per_rank = schedule.stages_per_rank,
+          .sequence_slices = schedule.sequence_slices};
+}
+
 Schedule make_schedule(const ScheduleSpec& spec) {
   const Generator& generator = find(spec.name);
   check_sizes(spec, generator);

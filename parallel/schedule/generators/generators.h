@@ -20,6 +20,8 @@ struct ScheduleSpec {
   auto operator<=>(const ScheduleSpec&) const = default;
 };
 
+ScheduleSpec spec_of(const Schedule& schedule);
+
 // The compute actions of the schedule. Throws UsageError, saying what to change, if the name is unknown or
 // the schedule does not exist for these numbers.
 Schedule make_schedule(const ScheduleSpec& spec);

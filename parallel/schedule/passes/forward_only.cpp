@@ -22,10 +22,9 @@ int64_t forward_slot(const Schedule& s, int stage, int64_t microbatch) {
 }
 
 Schedule forward_only(const Schedule& schedule, int microbatches) {
-  Schedule result = schedule.without_actions();
+  Schedule result = schedule.of_whole_lists();
   result.forward_only = true;
-  result.microbatches = microbatches > 0 ? microbatches : schedule.microbatches / schedule.sequence_slices;
-  result.sequence_slices = 1;
+  if (microbatches > 0) result.microbatches = microbatches;
   for (int rank = 0; rank < result.ranks; ++rank) {
     auto& list = result.actions[rank];
     for (const int stage : result.stages_of(rank)) {

@@ -6,7 +6,7 @@ namespace pptrain::schedule {
 
 Replay::Replay(const Schedule& schedule, WaitModel model, bool by_messages)
     : schedule_(schedule), model_(model), by_messages_(by_messages), inputs_(schedule), states_(schedule) {
-  if (schedule.spread_head) parts_done_.resize(2 * static_cast<size_t>(schedule.microbatches));
+  parts_done_.resize(2 * static_cast<size_t>(schedule.microbatches));
   if (model == WaitModel::blocking) blocking_.emplace(schedule, [this](int rank) { wake(rank); });
   next_.assign(schedule.ranks, 0);
   queued_.assign(schedule.ranks, 0);

@@ -42,7 +42,7 @@ struct Instance {
   }
   // How many backward passes a stage can run after so many F's: lists go back when all their slices are
   // there.
-  int can_go_back(int forwards) const { return forwards - forwards % shape.sequence_slices; }
+  int can_go_back(int forwards) const { return shape.in_whole_lists(forwards); }
   int64_t duration(int stage, Pass pass) const { return time[stage][static_cast<size_t>(pass)]; }
 
   // Is the list complete and in an order that a stage can run, within the rank's room?

@@ -91,14 +91,12 @@ class Search {
   }
 
   void try_named() {
+    ScheduleSpec spec = spec_of(problem_.shape);
     for (const std::string& name : training_schedule_names()) {
       Schedule named;
+      spec.name = name;
       try {
-        named = make_schedule({.name = name,
-                               .ranks = problem_.shape.ranks,
-                               .microbatches = problem_.shape.microbatches / problem_.shape.sequence_slices,
-                               .stages_per_rank = problem_.shape.stages_per_rank,
-                               .sequence_slices = problem_.shape.sequence_slices});
+        named = make_schedule(spec);
       } catch (const UsageError&) {
         continue;
       }
