@@ -396,10 +396,9 @@ TEST_CASE("a step without a token to predict has no loss and no gradient, and th
   std::ofstream corpus(folder.path() / "corpus.txt");
   for (int document = 0; document < 100; ++document) corpus << (document % 2 == 0 ? "\n" : "To be, or not\n");
   corpus.close();
-  const JobResult run = run_small_job(
-      small_job_text(folder.path() / "corpus.txt"), folder.path() / "run",
-      with(documents_job,
-           {"data.packing=none", "train.grad_accum_steps=1", "train.steps=8", "eval.interval=0"}));
+  const JobResult run = run_small_job(small_job_text(folder.path() / "corpus.txt"), folder.path() / "run",
+                                      with(documents_job, {"data.packing=none", "train.grad_accum_steps=1",
+                                                           "train.steps=8", "eval.interval=0"}));
   REQUIRE(run.exit_code == 0);
   int empty = 0, full = 0;
   for (const Json& step : steps_in(folder.path() / "run")) {
