@@ -37,7 +37,7 @@ struct StageParallelism {
   std::shared_ptr<const nn::TensorGroup> tp = std::make_shared<nn::TensorGroup>();
   std::shared_ptr<attention::CoreAttention> attention = attention::make_local_attention();
   std::shared_ptr<const nn::ExpertExchange> experts = std::make_shared<nn::ExpertExchange>();
-  bool deterministic = true;  // for the attention of slices, which the layers put around `attention`
+  bool deterministic = true;  // for the attention of slices, which a stage puts around `attention`
 };
 
 // Throws Error for a group that no layer knows.

@@ -20,7 +20,7 @@ while (($#)); do
     --all) tier=full && export PPTRAIN_TESTS_ALL=1 PPTRAIN_TEST_PATIENCE="${PPTRAIN_TEST_PATIENCE:-20}" && shift ;;
     --preset) preset=${2:-} && shift $(($# > 1 ? 2 : 1)) ;;
     --preset=*) preset=${1#*=} && shift ;;
-    -h | --help) sed -n '2,12s/^# *//p' "$0" && exit ;;
+    -h | --help) sed -n '2,10s/^# *//p' "$0" && exit ;;
     *) options+=("$1") && shift ;;
   esac
 done

@@ -37,7 +37,6 @@
 #include "core/base/text.h"
 #include "core/base/timing.h"
 #include "core/config/data_sources.h"
-#include "core/config/document.h"
 #include "parallel/comm/agreement.h"
 
 namespace pptrain::app {

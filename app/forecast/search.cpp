@@ -9,6 +9,7 @@
 #include <tuple>
 #include <utility>
 
+#include "app/forecast/costs.h"
 #include "app/forecast/prediction.h"
 #include "app/forecast/schedule_shapes.h"
 #include "app/forecast/stage_choices.h"

@@ -28,7 +28,7 @@ struct LoadOptions {
   // Otherwise the schedule and the split of training are used if possible, and do not keep a job from being
   // loaded: forward passes need neither.
   bool trains = true;
-  bool gives_logits = false;  // one rank needs all of a token's: the head is whole
+  bool gives_logits = false;  // of load_plan(): one rank needs all of a token's, so the head is whole
   // Rank 0 chooses what the job leaves open, once for all. If there is something, the plan awaits it.
   bool awaits_choices = false;
   // Called with the plan of a job without faults; what it reports is a fault of the job.

@@ -195,6 +195,7 @@ StepResult StepRunner::run_pipeline() {
   StepResult result = {
       .valid_tokens = step.targets, .tokens = step.tokens, .padding = step.padding, .data_wait_s = data_wait};
   if (context_.job.metrics.microbatch_losses) {
+    // A microbatch may have come in slices, the first of which counts its targets.
     const size_t parts = step.microbatches.size() / static_cast<size_t>(microbatches_);
     result.microbatch_losses = model_.microbatch_losses(microbatches_, static_cast<int64_t>(parts));
     for (size_t i = 0; i < result.microbatch_losses.size(); ++i)

@@ -137,7 +137,7 @@ class Forked:
                                 [file.fileno() for file in (nothing, *self._output, theirs)])
             self.pid = self._answer()
         except (AssertionError, OSError):
-            self._servers.pop(program, None)  # it has ended; the next command starts another one
+            self.forget_if_ended(program)
             raise
 
     @classmethod
@@ -156,6 +156,13 @@ class Forked:
                     cls._servers[program] = ours, subprocess.Popen([program, str(theirs.fileno())], pass_fds=[theirs.fileno()],
                                                                    env=environment(), stdin=subprocess.DEVNULL, start_new_session=True)
             return cls._servers[program][0]
+
+    @classmethod
+    def forget_if_ended(cls, program):
+        """The next command then starts another server."""
+        with cls._lock:
+            if program in cls._servers and cls._servers[program][1].poll() is not None:
+                cls._servers.pop(program)[0].close()
 
     @classmethod
     def end_servers(cls):
@@ -194,8 +201,8 @@ class Forked:
         return self._said
 
     def send_signal(self, number):
-        if self.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
+        if self.poll() is None:
+            with contextlib.suppress(ProcessLookupError):  # it ends just now
                 os.kill(self.pid, number)
 
     def kill(self):

@@ -20,6 +20,7 @@ struct ScheduleSpec {
   auto operator<=>(const ScheduleSpec&) const = default;
 };
 
+// What the schedule was made for, if its generator has its name.
 ScheduleSpec spec_of(const Schedule& schedule);
 
 // The compute actions of the schedule. Throws UsageError, saying what to change, if the name is unknown or

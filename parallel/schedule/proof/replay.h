@@ -70,7 +70,7 @@ class Replay {
   bool by_messages_;
   Inputs inputs_;
   PassTable<uint8_t> states_;    // of State
-  std::vector<int> parts_done_;  // [microbatch x 2 (S, T)] ranks that have done it; empty with a whole head
+  std::vector<int> parts_done_;  // [microbatch x 2 (S, T)] ranks that have done it
   std::optional<BlockingMessages> blocking_;
   std::vector<size_t> next_;     // [rank]
   std::vector<size_t> stops_;    // [rank] or empty: the lists' ends
