@@ -10,6 +10,7 @@
 #include <variant>
 #include <vector>
 
+#include "core/config/recomputation.h"
 #include "core/nn/attention.h"
 #include "core/nn/experts.h"
 #include "core/nn/feed_forward.h"
@@ -22,6 +23,8 @@
 #include "models/stage_parallelism.h"
 
 namespace pptrain::models {
+
+using config::Recompute;
 
 // Places of norms: on the inputs of attention and MLP, on their outputs, or on both.
 enum class NormPlaces { before, after, both };

@@ -78,9 +78,6 @@ struct ModelConfig {
   }
 };
 
-using config::all_recomputes;
-using config::Recompute;
-
 // The rules of [model]. Reports sizes that are missing or do not fit each other, settings that the
 // architecture does not have, and a run longer than max_position_embeddings; then sets what 0 stands for
 // (num_key_value_heads, head_dim, max_position_embeddings). `seq_len`: the longest sequence of the run.

@@ -54,9 +54,9 @@ TransformerStage::Groups TransformerStage::declare(const Declare& declare) {
   return {first, store_.groups().size()};
 }
 
-TransformerStage::TransformerStage(const ModelConfig& model, const StageSlice& slice, Recompute recompute,
+TransformerStage::TransformerStage(const ModelConfig& model, const StageSlice& slice,
                                    const StageParallelism& parallelism)
-    : model_(model), slice_(slice), recompute_{recompute}, tp_(parallelism.tp), store_(learning_of(model)) {
+    : model_(model), slice_(slice), tp_(parallelism.tp), store_(learning_of(model)) {
   require(0 <= slice.first_layer && slice.first_layer < slice.end_layer && slice.end_layer <= model.layers,
           slice, "layers [{}, {}) of a model of {} layers", slice.first_layer, slice.end_layer, model.layers);
   if (slice.embedding) {

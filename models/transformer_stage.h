@@ -49,7 +49,7 @@ class TransformerStage final : public pipeline::Stage {
  public:
   // Declares the parameters; nothing has memory before materialise(). Throws Error for an empty or impossible
   // slice.
-  TransformerStage(const ModelConfig& model, const StageSlice& slice, Recompute recompute = Recompute::none,
+  TransformerStage(const ModelConfig& model, const StageSlice& slice,
                    const StageParallelism& parallelism = {});
 
   // Allocates parameters. compute_dtype: float32 or bfloat16. Then fill the masters:
@@ -57,8 +57,8 @@ class TransformerStage final : public pipeline::Stage {
   void materialise(at::Device device, at::ScalarType compute_dtype, bool with_gradients = true,
                    const nn::ParameterStore::PlaceOf& place_of = {});
 
-  // From now on the backward pass of microbatch i recomputes what levels[i % levels.size()] says, instead of
-  // the constructor's level. Changes no bit. Sequence slices count as microbatches.
+  // From now on the backward pass of microbatch i recomputes what levels[i % levels.size()] says; before,
+  // none recomputes anything. Changes no bit. Sequence slices count as microbatches.
   void recompute_by_microbatch(std::vector<Recompute> levels) { recompute_ = std::move(levels); }
 
   // Tells `access` from now on which groups a pass uses; it must outlive the stage's passes.
@@ -161,7 +161,7 @@ class TransformerStage final : public pipeline::Stage {
 
   ModelConfig model_;
   StageSlice slice_;
-  std::vector<Recompute> recompute_;  // of microbatches, repeated
+  std::vector<Recompute> recompute_{Recompute::none};  // of microbatches, repeated
   std::shared_ptr<const nn::TensorGroup> tp_;
   nn::ParameterStore store_;
   std::optional<nn::Embedding> embedding_;

@@ -243,12 +243,13 @@ class Tests:
             process.wait()
             return False
 
-    def measure(self, name):
-        """Whether the test passes without a mutant. Its time sets the limit for runs with one."""
+    def measure(self, name, jobs):
+        """Whether the test passes without a mutant, also beside itself. Its time sets the limit for runs with one."""
         begin = time.monotonic()
-        passed = self.passes(name, 0, 900)
+        with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+            passed = list(pool.map(lambda _: self.passes(name, 0, 900), range(jobs)))
         self.seconds[name] = time.monotonic() - begin
-        return passed
+        return all(passed)
 
     def killer(self, file, number):
         """The first test that fails, or None."""
@@ -270,6 +271,7 @@ def main():
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--base", help="lines that changed since this commit (default: since the branch left main)")
     parser.add_argument("--all", action="store_true", help="every line")
+    parser.add_argument("--jobs", type=int, default=2, help="mutants that are tried at once")
     parser.add_argument("--minutes", type=float, default=1e9, help="begin no further mutant after so many")
     parser.add_argument("--into", type=pathlib.Path, help="folder for what is compiled (default: mutants in the build)")
     parser.add_argument("--tests", help="of the covering tests these alone, with commas between them")
@@ -287,21 +289,22 @@ def main():
     only = options.tests.split(",") if options.tests else None
     names = {name for number in numbers for name in cover_of(chosen[number][0]) if only is None or name in only}
     tests = Tests(build, names, objects)
-    failing = [name for name in sorted(tests.tests) if not tests.measure(name)]
+    failing = [name for name in sorted(tests.tests) if not tests.measure(name, options.jobs)]
     if failing:
         print(f"without a mutant these fail: {', '.join(failing)}")
         return 2
     survivors, tried, quick = [], 0, 0
-    for number in numbers:
-        if time.monotonic() - begin > 60 * options.minutes:
-            break
-        file, mutant = chosen[number]
-        killer = tests.killer(file, number)
-        tried += 1
-        quick += killer is not None and tests.tests[killer].is_quick
-        if killer is None:
-            survivors.append(number)
-            print(f"survived: {describe(file, mutant)}", flush=True)
+
+    def killer(number):
+        in_time = time.monotonic() - begin <= 60 * options.minutes
+        return (in_time, tests.killer(chosen[number][0], number) if in_time else None)
+    with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
+        for number, (was_tried, name) in zip(numbers, pool.map(killer, numbers)):
+            tried += was_tried
+            quick += name is not None and tests.tests[name].is_quick
+            if was_tried and name is None:
+                survivors.append(number)
+                print(f"survived: {describe(*chosen[number])}", flush=True)
     for name, seconds in sorted(tests.seconds.items()):
         print(f"{name}: {seconds:.1f} s without a mutant")
     killed = tried - len(survivors)

@@ -94,13 +94,13 @@ FootprintCache::FootprintCache(const models::ModelConfig& model)
     : model_(model), attention_length_(models::attention_length(model)) {}
 
 std::shared_ptr<const FootprintCache::Each> FootprintCache::of(BatchShape batch) {
-  batch.recompute = models::Recompute::none;
+  batch.recompute = config::Recompute::none;
   batch.attention_length = attention_length_;
   const auto found = std::ranges::find_if(
-      known_, [&](const auto& each) { return each->at(models::Recompute::none).batch() == batch; });
+      known_, [&](const auto& each) { return each->at(config::Recompute::none).batch() == batch; });
   if (found != known_.end()) return *found;
   Each each;
-  for (const models::Recompute recompute : models::all_recomputes) {
+  for (const config::Recompute recompute : config::all_recomputes) {
     batch.recompute = recompute;
     each.emplace(recompute, Footprints(model_, batch));
   }
@@ -165,11 +165,11 @@ PassTime CostModel::time(const kernels::Cost& cost) const {
   return time;
 }
 
-models::Recompute CostModel::recompute_of(const models::StageSlice& slice) const {
+config::Recompute CostModel::recompute_of(const models::StageSlice& slice) const {
   return base_.job.train.recompute.most(slice.index);
 }
 
-schedule::StageBytes CostModel::bytes(const models::StageSlice& slice, models::Recompute recompute) const {
+schedule::StageBytes CostModel::bytes(const models::StageSlice& slice, config::Recompute recompute) const {
   const StageFootprint& own = footprint(slice, recompute);
   return pass_bytes(own, held_bytes(own, base_.mesh, shard_));
 }
@@ -177,12 +177,12 @@ schedule::StageBytes CostModel::bytes(const models::StageSlice& slice, models::R
 std::vector<const StageForecast*> CostModel::of_microbatches(const pipeline::LayerAssignment& layers,
                                                              int stage) const {
   std::vector<const StageForecast*> forecasts;
-  for (const models::Recompute recompute : base_.job.train.recompute.levels(stage))
+  for (const config::Recompute recompute : base_.job.train.recompute.levels(stage))
     forecasts.push_back(&of(slice(layers, stage), recompute));
   return forecasts;
 }
 
-const StageForecast& CostModel::of(const models::StageSlice& slice, models::Recompute recompute) const {
+const StageForecast& CostModel::of(const models::StageSlice& slice, config::Recompute recompute) const {
   const std::pair kind(footprints_->at(recompute).kind_of(slice), recompute);
   if (const auto known = known_.find(kind); known != known_.end()) return known->second;
   return known_
@@ -231,9 +231,9 @@ struct CostModel::Parts {
 };
 
 // The embedding and the head each cost what a stage with them takes beyond one without.
-CostModel::Parts CostModel::parts(const models::StageSlice& slice, models::Recompute recompute) const {
+CostModel::Parts CostModel::parts(const models::StageSlice& slice, config::Recompute recompute) const {
   const models::StageSlice blocks = blocks_of(slice);
-  const Footprints& kept = footprints_->at(models::Recompute::none);
+  const Footprints& kept = footprints_->at(config::Recompute::none);
   const StageFootprint& own = kept.of(blocks);
   Parts parts{.forward = time(own.passes.forward.cost),
               .again = {},
@@ -299,7 +299,7 @@ CostModel::Parts CostModel::mean_parts(const models::StageSlice& slice) const {
   return mean;
 }
 
-StagePasses CostModel::passes(const models::StageSlice& slice, models::Recompute recompute) const {
+StagePasses CostModel::passes(const models::StageSlice& slice, config::Recompute recompute) const {
   const Parts p = parts(slice, recompute);
   const PassTime again = p.again.scaled(calibration_.forward);
   const PassTime input = p.input.scaled(calibration_.backward_input);
@@ -314,7 +314,7 @@ StagePasses CostModel::passes(const models::StageSlice& slice, models::Recompute
           .head_backward = p.head_backward.scaled(calibration_.head)};
 }
 
-schedule::StageCost CostModel::stage(const models::StageSlice& slice, models::Recompute recompute) const {
+schedule::StageCost CostModel::stage(const models::StageSlice& slice, config::Recompute recompute) const {
   const StagePasses p = passes(slice, recompute);
   using Seconds = schedule::PerPass<double>;
   schedule::StageCost cost{
@@ -393,7 +393,7 @@ OptimizerCost CostModel::optimizer(const models::StageSlice& slice) const {
   const at::ScalarType compute = batch().bfloat16 ? at::kBFloat16 : at::kFloat;
   double moved = 0, products = 0, exchange = 0;
   OptimizerCost cost;
-  for (const GroupFootprint& group : footprint(slice, models::Recompute::none).groups) {
+  for (const GroupFootprint& group : footprint(slice, config::Recompute::none).groups) {
     const GroupLink& link = links_->of(group.experts ? mesh::Group::eloss : mesh::Group::loss);
     const int shards = shards_of(group, base_.mesh);
     const optim::OptimizerShare share =
@@ -413,7 +413,7 @@ OptimizerCost CostModel::optimizer(const models::StageSlice& slice) const {
 double CostModel::boundary_bytes() const {
   const models::StageSlice any{
       .index = 0, .first_layer = 0, .end_layer = 1, .embedding = false, .head = false};
-  return static_cast<double>(footprint(any, models::Recompute::none).boundary);
+  return static_cast<double>(footprint(any, config::Recompute::none).boundary);
 }
 
 double CostModel::transfer(int from, int to) const {
@@ -429,7 +429,7 @@ double CostModel::embedding_exchange() const {
   const models::StageSlice first{
       .end_layer = 1, .embedding = true, .head_parts = head_parts(base_), .embedding_in_shards = true};
   double bytes = 0;
-  for (const BufferFootprint& buffer : footprint(first, models::Recompute::none).groups.front().buffers)
+  for (const BufferFootprint& buffer : footprint(first, config::Recompute::none).groups.front().buffers)
     bytes += static_cast<double>(buffer.elements) * (4 + buffer.compute_bytes);
   double seconds = 0;
   for (int rank = 1; rank < base_.mesh.pp; ++rank)

@@ -73,7 +73,7 @@ struct CostSource {
 // Dry runs that the cost models of several layouts share. For one thread.
 class FootprintCache {
  public:
-  using Each = std::map<models::Recompute, Footprints>;
+  using Each = std::map<config::Recompute, Footprints>;
 
   explicit FootprintCache(const models::ModelConfig& model);
   // Sets the batch's attention length.
@@ -115,7 +115,7 @@ class CostModel {
 
   // All costs of a stage, found once. Passes are those of a microbatch that recomputes most.
   const StageForecast& of(const models::StageSlice& slice) const { return of(slice, recompute_of(slice)); }
-  const StageForecast& of(const models::StageSlice& slice, models::Recompute recompute) const;
+  const StageForecast& of(const models::StageSlice& slice, config::Recompute recompute) const;
   // The same for a stage of the job with these layers.
   const StageForecast& of(const pipeline::LayerAssignment& layers, int stage) const {
     return of(slice(layers, stage));
@@ -131,12 +131,12 @@ class CostModel {
   double head_transfer(int last) const;
 
   StagePasses passes(const models::StageSlice& slice) const { return passes(slice, recompute_of(slice)); }
-  StagePasses passes(const models::StageSlice& slice, models::Recompute recompute) const;
+  StagePasses passes(const models::StageSlice& slice, config::Recompute recompute) const;
   // Seconds: passes() plus within_passes().
   schedule::StageCost stage(const models::StageSlice& slice) const {
     return stage(slice, recompute_of(slice));
   }
-  schedule::StageCost stage(const models::StageSlice& slice, models::Recompute recompute) const;
+  schedule::StageCost stage(const models::StageSlice& slice, config::Recompute recompute) const;
   // The part of a pass's waiting that another pass can hide. On a CPU only exchanges between hosts: within a
   // host processors copy.
   double wire(const PassTime& pass) const;
@@ -162,11 +162,11 @@ class CostModel {
     return footprint(slice, recompute_of(slice));
   }
   // The stage's footprint if it recomputed so much.
-  const StageFootprint& footprint(const models::StageSlice& slice, models::Recompute recompute) const {
+  const StageFootprint& footprint(const models::StageSlice& slice, config::Recompute recompute) const {
     return footprints_->at(recompute).of(slice);
   }
   // Bytes that the stage's passes hold, including gathered weights and gradients that are being reduced.
-  schedule::StageBytes bytes(const models::StageSlice& slice, models::Recompute recompute) const;
+  schedule::StageBytes bytes(const models::StageSlice& slice, config::Recompute recompute) const;
   const PlanBase& base() const { return base_; }
   // The simulated pipeline on the cores that ranks share.
   schedule::Simulation on_cores(const schedule::Schedule& schedule, schedule::Simulation alone) const;
@@ -174,17 +174,17 @@ class CostModel {
   double load() const { return sharing_.load(base_.mesh.world_size(), base_.job.run.threads); }
   const schedule::ShardOptions& shard() const { return shard_; }
   // The highest level of recompute of the stage's microbatches.
-  models::Recompute recompute_of(const models::StageSlice& slice) const;
+  config::Recompute recompute_of(const models::StageSlice& slice) const;
 
  private:
   friend class Calibrator;
   struct Parts;
-  Parts parts(const models::StageSlice& slice, models::Recompute recompute) const;
+  Parts parts(const models::StageSlice& slice, config::Recompute recompute) const;
   Parts mean_parts(const models::StageSlice& slice) const;  // over the job's microbatches
   PassTime exchange_of_backward(const StageFootprint& stage, const Parts& parts) const;
   PassTime time(const kernels::Cost& cost) const;
   int64_t sum_scratch(const models::StageSlice& slice) const;
-  const BatchShape& batch() const { return footprints_->at(models::Recompute::none).batch(); }
+  const BatchShape& batch() const { return footprints_->at(config::Recompute::none).batch(); }
 
   PlanBase base_;
   schedule::ShardOptions shard_;
@@ -195,7 +195,7 @@ class CostModel {
   std::shared_ptr<const FootprintCache::Each> footprints_;
   double flops_;  // rates of this rank
   double bandwidth_;
-  mutable std::map<std::pair<Footprints::Kind, models::Recompute>, StageForecast> known_;
+  mutable std::map<std::pair<Footprints::Kind, config::Recompute>, StageForecast> known_;
 };
 
 // Scales blocks to the measured stages without the head, and the head to the rest of the last stage's

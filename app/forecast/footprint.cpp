@@ -93,13 +93,14 @@ class DryStage {
  public:
   DryStage(const models::ModelConfig& model, const models::StageSlice& slice, const BatchShape& batch)
       : groups_(batch),
-        stage_(model, slice, batch.recompute, groups_.parallelism()),
+        stage_(model, slice, groups_.parallelism()),
         data_(meta_microbatches(batch)),
         beside_(batch.overlap && batch.gpu.is_gpu()),
         run_(batch.gpu) {
     stage_.materialise(at::kMeta, batch.bfloat16 ? at::kBFloat16 : at::kFloat);
     stage_.size_chunks_for(batch.device);
     stage_.add_to_loss(batch.loss_terms);
+    stage_.recompute_by_microbatch({batch.recompute});
     if (batch.overlap) stage_.overlap_weight_gradients(side_);
   }
 

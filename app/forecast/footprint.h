@@ -25,7 +25,7 @@ struct BatchShape {
   int64_t documents = 1;
   int64_t length = 1;
   bool bfloat16 = true;
-  models::Recompute recompute = models::Recompute::none;
+  config::Recompute recompute = config::Recompute::none;
   at::DeviceType device = at::kCPU;  // of the passes: it sets the chunks of the head
   kernels::GpuKind gpu = {};         // its libraries' memory counts; none: a CPU, or not known
   bool deterministic = true;         // attention's backward pass on a GPU

@@ -46,7 +46,7 @@ PlanBase timed_base(const PlanBase& base) {
   PlanBase timed = on_mesh(base, {});
   timed.job.distributed.pp_sequence_slices = 1;
   config::TrainSection& train = timed.job.train;
-  train.recompute = models::Recompute::none;
+  train.recompute = config::Recompute::none;
   train.seq_len = std::min(train.seq_len, most_tokens);
   train.micro_batch_size = std::clamp(most_tokens / train.seq_len, int64_t{1}, train.micro_batch_size);
   return timed;

@@ -203,7 +203,7 @@ void MeshSearcher::run_dry() {
       if (std::ranges::find(known, std::pair(shape, size)) != known.end()) continue;
       known.emplace_back(shape, size);
       std::vector<LayoutModel>& own = models.emplace_back();
-      for (const models::Recompute recompute : models::all_recomputes) {
+      for (const config::Recompute recompute : config::all_recomputes) {
         own.push_back(
             model_of({.layout = {.mesh = meshes_[mesh], .micro_batch_size = size, .recompute = recompute},
                       .mesh = mesh,
@@ -239,7 +239,7 @@ void MeshSearcher::list_layouts_of(size_t mesh) {
                        (base_.model.sparse.experts > 0 && shape.size(mesh::Group::efsdp) > 1);
   WholeModelCosts whole(base_.model);
   for (const int64_t size : microbatch_sizes(shape)) {
-    for (const models::Recompute recompute : models::all_recomputes) {
+    for (const config::Recompute recompute : config::all_recomputes) {
       for (const bool reshard : {false, true}) {
         for (const bool every : {false, true}) {
           if ((reshard || every) && !divided) continue;

@@ -317,8 +317,7 @@ nlohmann::ordered_json sureness_json(const Plan& plan, const CostSource& source)
 }  // namespace
 
 int64_t checkpoint_bytes(const Plan& plan) {
-  models::TransformerStage whole(
-      plan.model, {.end_layer = static_cast<int>(plan.model.layers), .embedding = true, .head = true});
+  models::TransformerStage whole(plan.model, models::whole_model(plan.model));
   config::OptimizerSection stored = plan.job.optimizer;
   stored.post_validation = false;  // its copies are not saved
   std::vector<const nn::ParameterSpec*> specs = whole.parameters().specs();

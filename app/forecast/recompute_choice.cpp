@@ -19,7 +19,7 @@
 namespace pptrain::app {
 namespace {
 
-using models::Recompute;
+using config::Recompute;
 
 class RecomputeChooser {
  public:
@@ -108,11 +108,11 @@ class MicrobatchLevels {
     for (int stage = 0; stage < lowered_.stages(); ++stage)
       most.push_back(plan.job.train.recompute.most(stage));
     first_ = static_cast<int>(std::min(least, std::ranges::min(most)));
-    for (size_t level = static_cast<size_t>(first_); level < models::all_recomputes.size(); ++level) {
+    for (size_t level = static_cast<size_t>(first_); level < config::all_recomputes.size(); ++level) {
       Bytes& bytes = bytes_.emplace_back();
       std::vector<double>& seconds = seconds_.emplace_back();
       for (int stage = 0; stage < lowered_.stages(); ++stage) {
-        const StageForecast& own = costs.of(costs.slice(plan.layers, stage), models::all_recomputes[level]);
+        const StageForecast& own = costs.of(costs.slice(plan.layers, stage), config::all_recomputes[level]);
         bytes.push_back(own.bytes);
         seconds.push_back(own.cost.time.backward);
       }
@@ -134,7 +134,7 @@ class MicrobatchLevels {
     for (const int stage : lowered_.stages_of(rank)) {
       std::vector<Recompute>& own = chosen.emplace_back();
       for (int mb = 0; mb < lowered_.microbatches; ++mb)
-        own.push_back(models::all_recomputes[static_cast<size_t>(first_ + cells[lowered_.cell(stage, mb)])]);
+        own.push_back(config::all_recomputes[static_cast<size_t>(first_ + cells[lowered_.cell(stage, mb)])]);
     }
     return chosen;
   }

@@ -338,14 +338,14 @@ class Searcher {
   // One of the stages changes its recompute by so many levels.
   std::vector<Candidate> recompute_moves(const Candidate& best, std::span<const int> stages,
                                          int levels) const {
-    std::vector<models::Recompute> recompute;
+    std::vector<config::Recompute> recompute;
     for (const int stage : all_stages(*best.lowered)) recompute.push_back(best.layout.recompute.most(stage));
     std::vector<Candidate> moves;
     for (const int stage : stages) {
       const int changed = static_cast<int>(recompute[stage]) + levels;
-      if (changed < 0 || changed > static_cast<int>(models::Recompute::full)) continue;
-      std::vector<models::Recompute> moved = recompute;
-      moved[stage] = static_cast<models::Recompute>(changed);
+      if (changed < 0 || changed > static_cast<int>(config::Recompute::full)) continue;
+      std::vector<config::Recompute> moved = recompute;
+      moved[stage] = static_cast<config::Recompute>(changed);
       moves.emplace_back(best).layout.recompute = config::Recomputation(moved);
     }
     return moves;

@@ -43,14 +43,14 @@ std::pair<Plan, Prediction> choose_recompute(Plan plan, Prediction predicted, co
 // every rank stays within `budget` bytes. `plan`: one level for each stage; `step_time`: its predicted
 // seconds. Returns nothing if the step gets no shorter, else the plan with lower levels and its prediction.
 std::optional<std::pair<Plan, Prediction>> lower_microbatches(Plan plan, double step_time,
-                                                              models::Recompute least,
+                                                              config::Recompute least,
                                                               const CostSource& source, double budget,
                                                               FootprintCache& dry_runs);
 
 // Recompute of a step's microbatches, which have so many tokens, on the stages of one pipeline rank: [stage
 // of the rank, ascending][microbatch].
 using StepRecompute =
-    std::function<std::vector<std::vector<models::Recompute>>(std::span<const int64_t> tokens)>;
+    std::function<std::vector<std::vector<config::Recompute>>(std::span<const int64_t> tokens)>;
 
 // Chooses as lower_microbatches does, within plan.recompute_memory bytes. Takes milliseconds a step.
 StepRecompute step_recompute(Plan plan, int rank);

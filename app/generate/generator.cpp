@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <numeric>
 
 #include "app/plan/plan.h"
 #include "core/attention/cache.h"
@@ -106,7 +105,7 @@ void Generator::run(std::vector<Sequence>& sequences, const Listener& listener) 
   for (const Sequence& s : sequences) check(context_.model, s.tokens(), s.number(), options_.stop.max_tokens);
   const comm::ActivityScope working(context_.activity, comm::ActivityKind::work, "generating");
   for (StageState& state : stages_) state.weights.unshard(schedule::ActionKind::forward);
-  if (placement_.spread_head) lend_head();
+  model_.gather_head();
   const auto all = std::span(sequences);
   const auto wave = static_cast<size_t>(std::max<int64_t>(1, options_.in_flight));
   for (size_t first = 0; first < all.size(); first += wave)
@@ -114,31 +113,9 @@ void Generator::run(std::vector<Sequence>& sequences, const Listener& listener) 
   for (StageState& state : stages_) state.weights.reshard();
   for (StageState& state : stages_) {
     state.weights.finish();
-    state.stage.lend_head({});
     state.cache.reset();
   }
-}
-
-// Gathers the parts of a spread head, from the first stage of each rank, for the last stage: tokens then need
-// no more messages than with a whole head.
-void Generator::lend_head() {
-  StageState& own = stages_.front();
-  own.weights.begin_pass({.kind = schedule::ActionKind::head_forward,
-                          .next = schedule::ActionKind::forward,
-                          .reduce_follows = false});
-  Tensor part = own.stage.copy_of_head_part();
-  const bool last = pipeline_.rank() == last_rank();
-  std::vector<int64_t> from, to(static_cast<size_t>(pipeline_.size()));
-  for (const auto& [first, rows] : model_.head_rows()) from.push_back(last ? rows * part.size(1) : 0);
-  to[static_cast<size_t>(last_rank())] = part.numel();
-  const Tensor head = at::empty({std::accumulate(from.begin(), from.end(), int64_t{0})}, part.options());
-  auto work = pipeline_.iall_to_all(head, from, part, to);
-  if (!last) {
-    sends_.emplace_back(std::move(part), std::move(work));
-    return;
-  }
-  work->wait([] { return "the head's parts of the other pipeline ranks"; });
-  stages_.back().stage.lend_head(head.view({-1, part.size(1)}));
+  model_.release_head();
 }
 
 // Tokens that only give every tensor-parallel rank a row have slots of one token at the end.

@@ -54,7 +54,6 @@ class Generator {
  private:
   struct StageState;
   struct Group;
-  void lend_head();
   void run_wave(std::span<Sequence> sequences, const Listener& listener);
   void take_cache(std::span<Sequence> sequences);
   std::vector<Group> make_groups(std::span<Sequence> sequences) const;
@@ -73,7 +72,7 @@ class Generator {
   StageState& state_of(int stage);
 
   RunContext& context_;
-  const RankModel& model_;
+  RankModel& model_;
   GenerateOptions options_;
   const schedule::Schedule& placement_;
   std::vector<StageState> stages_;

@@ -28,7 +28,11 @@ struct Layout {
   pipeline::LayerAssignment layers{};
 
   int64_t microbatches() const { return grad_accum_steps * sequence_slices; }  // slices counted
-  std::string schedule_text() const;                                           // "zbv, head spread, 4 slices"
+  // Has a step the bits of one of the other layout, which has the same mesh and microbatches?
+  bool has_bits_of(const Layout& other) const {
+    return spread_head == other.spread_head && sequence_slices == other.sequence_slices;
+  }
+  std::string schedule_text() const;  // "zbv, head spread, 4 slices"
   std::string recompute_text() const;
   // As --set takes it: "distributed.pp_split=6,2". A job with these keys has this layout. `whole`: all keys,
   // except the head's place and slices if the job has them already. Otherwise the schedule, the split, and

@@ -76,21 +76,22 @@ bool hides_exchanges(const PlanBase& base) {
   return base.mesh.exchanges_in_passes() && (leaves_host || base.job.run.device == config::Device::cuda);
 }
 
-mesh::GpuExchanges exchanges_of(const PlanBase& base, bool shared_embedding) {
-  const bool spread = head_parts(base) > 1;
-  return {.spread_head = spread,
-          .tied = base.model.tied && base.mesh.pp > 1,
-          .shared_embedding = shared_embedding,
+// `spread`: the pipeline ranks share the head; `shared_embedding`: also the embedding's state.
+mesh::GpuExchanges exchanges_of(const PlanBase& base, bool spread, bool shared_embedding) {
+  const bool tied = base.model.tied && base.mesh.pp > 1;
+  // A spread head has inputs with terms of their gradients, and statistics.
+  return {.one_to_all = spread ? 2 + tied + shared_embedding : 0,
+          .of_ends = tied && !spread,
           .ring = base.job.distributed.cp_kind == config::ContextKind::ring,
           .experts = base.model.sparse.experts > 0,
           .kv_copies = base.mesh.tp > base.model.kv_heads,
-          .gathers_head = spread && base.job.eval.generate_interval > 0};
+          .pipeline_gather = spread && base.job.eval.generate_interval > 0};
 }
 
 // Do the links that it needs fit on a GPU?
 bool can_link_embedding(const PlanBase& base) {
   return base.job.run.device == config::Device::cpu ||
-         mesh::gpu_blocks(base.mesh, exchanges_of(base, /*shared_embedding=*/true)).fit();
+         mesh::gpu_blocks(base.mesh, exchanges_of(base, /*spread=*/true, /*shared_embedding=*/true)).fit();
 }
 
 }  // namespace
@@ -110,8 +111,7 @@ PlanBase plan_base(const config::JobConfig& job) {
                            job.distributed.pp_sequence_slices == 0 ||
                            job.data.balance == config::Balance::schedule;
   if (job.distributed.pp_head != config::HeadPlace::automatic) return base;
-  mesh::GpuExchanges spread = exchanges_of(base, /*shared_embedding=*/false);
-  spread.spread_head = true;
+  const mesh::GpuExchanges spread = exchanges_of(base, /*spread=*/true, /*shared_embedding=*/false);
   const bool has_links = job.run.device == config::Device::cpu || mesh::gpu_blocks(mesh, spread).fit();
   if (!has_links || !can_spread_head(job)) base.job.distributed.pp_head = config::HeadPlace::last;
   return base;
@@ -205,12 +205,13 @@ bool shares_out_embedding(const PlanBase& base) {
          lower_options(base).reduce == schedule::Reduce::step && can_link_embedding(base);
 }
 
-models::StageSlice slice_of(const PlanBase& base, const pipeline::LayerAssignment& layers, int stage) {
-  return models::stage_slice(layers, stage, head_parts(base), shares_out_embedding(base));
+models::StageSlice slice_of(const PlanBase& base, const pipeline::LayerAssignment& layers, int stage,
+                            bool trains) {
+  return models::stage_slice(layers, stage, head_parts(base), trains && shares_out_embedding(base));
 }
 
 mesh::GpuBlocks gpu_blocks(const PlanBase& base) {
-  return mesh::gpu_blocks(base.mesh, exchanges_of(base, shares_out_embedding(base)));
+  return mesh::gpu_blocks(base.mesh, exchanges_of(base, head_parts(base) > 1, shares_out_embedding(base)));
 }
 
 nn::LossTerms loss_terms(const config::TrainSection& train) {

@@ -107,8 +107,9 @@ int head_parts(const PlanBase& base);
 // validated late, or if a GPU has no room for the links.
 bool shares_out_embedding(const PlanBase& base);
 
-// The stage's part of the model, in training.
-models::StageSlice slice_of(const PlanBase& base, const pipeline::LayerAssignment& layers, int stage);
+// The stage's part of the model. Only a job that trains shards the embedding's state.
+models::StageSlice slice_of(const PlanBase& base, const pipeline::LayerAssignment& layers, int stage,
+                            bool trains = true);
 
 // What lowering puts into the job's lists, for ranks that share the stages' parameters.
 schedule::ShardOptions lower_options(const PlanBase& base);

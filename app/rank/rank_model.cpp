@@ -1,9 +1,11 @@
 #include "app/rank/rank_model.h"
 
+#include <ATen/ops/empty.h>
 #include <spdlog/fmt/fmt.h>
 #include <spdlog/spdlog.h>
 
 #include <memory>
+#include <numeric>
 #include <optional>
 #include <string>
 #include <utility>
@@ -58,14 +60,6 @@ std::unique_ptr<nn::SideStream> side_stream_of(const RunContext& context, Purpos
   return nn::make_side_stream(context.device);
 }
 
-// [pipeline rank] its rows of the head as elements.
-std::vector<nn::ElementRun> tied_elements(const RankModel& model, int64_t columns) {
-  std::vector<nn::ElementRun> elements;
-  for (const auto& [first, count] : model.head_rows())
-    elements.push_back({.global = first * columns, .local = 0, .length = count * columns});
-  return elements;
-}
-
 }  // namespace
 
 RankModel::RankModel(RunContext& context, Purpose purpose)
@@ -79,8 +73,7 @@ RankModel::RankModel(RunContext& context, Purpose purpose)
   for (const int stage : schedule_.stages_of(context.mesh.coordinate(mesh::Axis::pp)))
     add_stage(stage, parallelism);
   if (purpose == Purpose::train && context.model.tied)
-    pipeline::connect_tied(context.mesh.along(mesh::Axis::pp), schedule_.rank_of(0),
-                           tied_elements(*this, context.model.hidden));
+    pipeline::connect_tied(context.mesh.along(mesh::Axis::pp), schedule_.rank_of(0), tied_elements());
   if (schedule_.spread_head && purpose != Purpose::generate)
     head_links_ =
         std::make_unique<pipeline::HeadLinks>(context.mesh.along(mesh::Axis::pp), last_stage_rank());
@@ -100,8 +93,7 @@ void RankModel::add_stage(int index, models::StageParallelism parallelism) {
     parallelism.attention = own.attention =
         std::make_shared<attention::CachedAttention>(parallelism.attention);
   own.stage = std::make_unique<models::TransformerStage>(
-      plan.model, models::stage_slice(plan.layers, index, head_parts(plan), embedding_in_shards()),
-      plan.job.train.recompute.most(index), parallelism);
+      plan.model, slice_of(plan, plan.layers, index, /*trains=*/purpose_ == Purpose::train), parallelism);
   own.stage->recompute_by_microbatch(plan.job.train.recompute.levels(index));
   own.stage->materialise(context_.device, compute_dtype(plan.job),
                          /*with_gradients=*/purpose_ == Purpose::train, [&](const nn::ParameterGroup& group) {
@@ -223,7 +215,7 @@ std::vector<checkpoint::StageContents> RankModel::contents() const {
   return contents_of(context_, stages_);
 }
 
-void RankModel::recompute_by_microbatch(std::span<const std::vector<models::Recompute>> levels) {
+void RankModel::recompute_by_microbatch(std::span<const std::vector<config::Recompute>> levels) {
   for (size_t i = 0; i < stages_.size(); ++i) stages_[i].stage->recompute_by_microbatch(levels[i]);
 }
 
@@ -245,8 +237,7 @@ void RankModel::exchange_embedding_gradients() {
   }
   if (!embedding.defined() && !head.defined()) return;  // frozen, or on other ranks
   pipeline::sum_tied_gradients(context_.mesh.along(mesh::Axis::pp), context_.mesh.of(mesh::Group::fsdp),
-                               schedule_.rank_of(0), embedding, head,
-                               tied_elements(*this, context_.model.hidden));
+                               schedule_.rank_of(0), embedding, head, tied_elements());
 }
 
 std::vector<std::pair<int64_t, int64_t>> RankModel::head_rows() const {
@@ -261,6 +252,34 @@ std::vector<std::pair<int64_t, int64_t>> RankModel::head_rows() const {
     rows[static_cast<size_t>(rank)] = {part.begin(vocab, part.rank) - first, part.count(vocab)};
   }
   return rows;
+}
+
+std::vector<nn::ElementRun> RankModel::tied_elements() const {
+  const int64_t columns = context_.model.hidden;
+  std::vector<nn::ElementRun> elements;
+  for (const auto& [first, count] : head_rows())
+    elements.push_back({.global = first * columns, .local = 0, .length = count * columns});
+  return elements;
+}
+
+void RankModel::gather_head() {
+  if (!schedule_.spread_head) return;
+  const RankStage& own = stages_.front();
+  own.weights->begin_pass({.kind = schedule::ActionKind::head_forward,
+                           .next = schedule::ActionKind::forward,
+                           .reduce_follows = false});
+  const at::Tensor part = own.stage->copy_of_head_part();
+  comm::Communicator& pipeline = context_.mesh.along(mesh::Axis::pp);
+  std::vector<int64_t> from, to(static_cast<size_t>(pipeline.size()));
+  for (const auto& [first, rows] : head_rows()) from.push_back(has_last_stage() ? rows * part.size(1) : 0);
+  to[static_cast<size_t>(last_stage_rank())] = part.numel();
+  const at::Tensor head = at::empty({std::accumulate(from.begin(), from.end(), int64_t{0})}, part.options());
+  pipeline.iall_to_all(head, from, part, to)->wait([] { return "the parts of the head"; });
+  if (has_last_stage()) stages_.back().stage->lend_head(head.view({-1, part.size(1)}));
+}
+
+void RankModel::release_head() {
+  for (RankStage& own : stages_) own.stage->lend_head({});
 }
 
 kernels::ExactSum RankModel::squared_norm() {

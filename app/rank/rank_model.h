@@ -56,7 +56,7 @@ class RankModel {
   std::vector<checkpoint::StageContents> contents() const;
 
   // For the steps from now on, [stage][microbatch]; instead of the job's levels.
-  void recompute_by_microbatch(std::span<const std::vector<models::Recompute>> levels);
+  void recompute_by_microbatch(std::span<const std::vector<config::Recompute>> levels);
 
   void zero_grad();  // before a run of the schedule, whose end completes the gradients
   // Over the pipeline: sums the two gradients of a tied embedding; sends the gradient of a sharded embedding
@@ -88,9 +88,10 @@ class RankModel {
   // The stage of this rank whose loss counts if the rank has the last stage: with a spread head, which gives
   // every rank the loss, the stage with a part of the head.
   models::TransformerStage& loss_stage() const;
-  // [pipeline rank] The rank's rows of the head, counted within this tensor-parallel rank's rows: the first
-  // one, and how many. If the head is whole, only the last stage's rank has rows.
-  std::vector<std::pair<int64_t, int64_t>> head_rows() const;
+  // For logits: until release_head() the last stage has all parts of a spread head, so that tokens need no
+  // more messages than with a whole head. The stages' weights are unsharded. Collective.
+  void gather_head();
+  void release_head();
   bool has_last_stage() const { return context_.mesh.coordinate(mesh::Axis::pp) == last_stage_rank(); }
 
   // Loads in this rank's backward passes since the last call.
@@ -103,6 +104,10 @@ class RankModel {
   void overlap_weight_gradients(nn::SideStream& side);
 
  private:
+  // [pipeline rank] The rank's rows of the head, counted within this tensor-parallel rank's rows: the first
+  // one, and how many. If the head is whole, only the last stage's rank has rows.
+  std::vector<std::pair<int64_t, int64_t>> head_rows() const;
+  std::vector<nn::ElementRun> tied_elements() const;  // [pipeline rank] the same rows as elements
   void add_stage(int index, models::StageParallelism parallelism);
   void add_optimizer(RankStage& stage);
   bool generates() const;

@@ -58,10 +58,10 @@ at::Tensor made_up(at::Tensor boundary) {
 }
 
 // Levels that microbatches of the stage can have.
-std::vector<models::Recompute> levels_of(const Plan& plan, int stage) {
+std::vector<config::Recompute> levels_of(const Plan& plan, int stage) {
   const auto given = plan.job.train.recompute.levels(stage);
-  std::vector<models::Recompute> levels;
-  for (const models::Recompute level : models::all_recomputes) {
+  std::vector<config::Recompute> levels;
+  for (const config::Recompute level : config::all_recomputes) {
     const bool chosen_in_steps = plan.recompute_memory > 0 && level <= std::ranges::max(given);
     if (chosen_in_steps || std::ranges::find(given, level) != given.end()) levels.push_back(level);
   }
@@ -147,7 +147,7 @@ void warm_up(const RunContext& context, RankModel& model, std::span<const data::
   const std::vector<pipeline::StageWithWeights> stages = model.pipeline_stages();
   model.zero_grad();
   const std::vector<const data::Microbatch*> lists = lengths(microbatches, context.job);
-  std::vector<std::vector<models::Recompute>> levels, given;  // [stage][microbatch]
+  std::vector<std::vector<config::Recompute>> levels, given;  // [stage][microbatch]
   for (const pipeline::StageWithWeights& own : stages) {
     levels.push_back(levels_of(context.plan, own.stage.index()));
     given.push_back(context.job.train.recompute.levels(own.stage.index()));

@@ -20,8 +20,10 @@
 
 namespace pptrain::app {
 
-void report_learning(const config::JobConfig& job, const models::ModelConfig& model,
-                     const config::ReportConflict& report) {
+namespace {
+
+void check_learning(const config::JobConfig& job, const models::ModelConfig& model,
+                    const config::ReportConflict& report) {
   if (job.optimizer.groups.empty() && job.lora.rank == 0) return;
   try {
     models::TransformerStage whole(model, models::whole_model(model));
@@ -39,8 +41,8 @@ void report_learning(const config::JobConfig& job, const models::ModelConfig& mo
   }
 }
 
-void report_heads(const config::JobConfig& job, const models::ModelConfig& model,
-                  const config::ReportConflict& report) {
+void check_heads(const config::JobConfig& job, const models::ModelConfig& model,
+                 const config::ReportConflict& report) {
   if (job.run.device == config::Device::cpu) return;
   const std::string why = why_no_attention(job, model);
   if (why.empty()) return;
@@ -49,45 +51,18 @@ void report_heads(const config::JobConfig& job, const models::ModelConfig& model
          why);
 }
 
-void report_fp8(const config::JobConfig& job, const models::ModelConfig& model,
-                const config::ReportConflict& report) {
+void check_fp8(const config::JobConfig& job, const models::ModelConfig& model,
+               const config::ReportConflict& report) {
   if (!model.fp8) return;
   if (model.fp8_weight_gradients && job.run.device == config::Device::cuda)
     report({"train.fp8", "run.device"},
            "\"rowwise_all\" is for CPUs: weight gradients in FP8 are not built for GPUs. Use \"rowwise\"");
   const auto tp = comm::make_dry(kernels::Wire::tp, 0, static_cast<int>(job.distributed.tp));
   try {
-    models::TransformerStage declared(model, models::whole_model(model), models::Recompute::none,
+    models::TransformerStage declared(model, models::whole_model(model),
                                       models::make_stage_parallelism({.tp = tp.get()}));
   } catch (const UsageError& error) {
     report({"train.fp8", "distributed.tp"}, error.what());
-  }
-}
-
-void report_gpu_blocks(const PlanBase& plan, const config::ReportConflict& report) {
-  if (plan.job.run.device == config::Device::cpu) return;
-  const mesh::GpuBlocks blocks = gpu_blocks(plan);
-  if (blocks.fit()) return;
-  report({"distributed.pp", "distributed.pp_head", "distributed.cp", "run.device"},
-         fmt::format("NCCL may have {} thread blocks on a GPU. Links between ranks would take {} of them, "
-                     "which leaves too few for {} groups: kernels that do not fit together may wait for each "
-                     "other for ever. Use fewer ranks along pp or cp, or distributed.pp_head = \"last\"",
-                     mesh::GpuBlocks::most, blocks.links, blocks.groups));
-}
-
-void report_recompute(const config::JobConfig& job, std::optional<int> stages,
-                      const config::ReportConflict& report) {
-  try {
-    job.train.recompute.check_words();
-  } catch (const UsageError& error) {
-    report({"train.recompute"}, error.what());
-    return;
-  }
-  if (!stages) return;
-  try {
-    job.train.recompute.check(*stages);
-  } catch (const UsageError& error) {
-    report({"train.recompute", "distributed.pp_stages_per_rank", "distributed.pp"}, error.what());
   }
 }
 
@@ -120,6 +95,26 @@ void check_samples(const config::JobConfig& job, const models::ModelConfig& mode
                        eval.generate_tokens, tokens, model.longest_text(),
                        std::max<int64_t>(0, model.longest_text() - tokens + 1)));
   }
+}
+
+}  // namespace
+
+void check_job(const PlanBase& base, const config::ReportConflict& report) {
+  check_learning(base.job, base.model, report);
+  check_heads(base.job, base.model, report);
+  check_fp8(base.job, base.model, report);
+  check_samples(base.job, base.model, report);
+}
+
+void report_gpu_blocks(const PlanBase& plan, const config::ReportConflict& report) {
+  if (plan.job.run.device == config::Device::cpu) return;
+  const mesh::GpuBlocks blocks = gpu_blocks(plan);
+  if (blocks.fit()) return;
+  report({"distributed.pp", "distributed.pp_head", "distributed.cp", "run.device"},
+         fmt::format("NCCL may have {} thread blocks on a GPU. Links between ranks would take {} of them, "
+                     "which leaves too few for {} groups: kernels that do not fit together may wait for each "
+                     "other for ever. Use fewer ranks along pp or cp, or distributed.pp_head = \"last\"",
+                     mesh::GpuBlocks::most, blocks.links, blocks.groups));
 }
 
 }  // namespace pptrain::app

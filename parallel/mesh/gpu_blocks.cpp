@@ -18,16 +18,15 @@ GpuBlocks gpu_blocks(const MeshShape& shape, const GpuExchanges& exchanges) {
   GpuBlocks blocks;
   const int neighbours = std::min(shape.pp - 1, 2);
   blocks.links = comm::Communicator::link_blocks * (2 * neighbours + (exchanges.ring ? star(shape.cp) : 0));
-  if (exchanges.spread_head) blocks.links += 2 * star(shape.pp);  // inputs and terms; statistics
-  if (exchanges.tied) blocks.links += star(exchanges.spread_head ? shape.pp : std::min(shape.pp, 2));
-  if (exchanges.shared_embedding) blocks.links += star(shape.pp);
+  blocks.links += exchanges.one_to_all * star(shape.pp);
+  if (exchanges.of_ends) blocks.links += star(2);
   for (const Axis axis : {Axis::tp, Axis::cp, Axis::dp_replicate}) blocks.groups += shape.size(axis) > 1;
   for (const Group group : {Group::fsdp, Group::loss, Group::stage}) blocks.groups += shape.size(group) > 1;
   if (exchanges.experts) {
     for (const Group group : {Group::ep, Group::efsdp, Group::eloss}) blocks.groups += shape.size(group) > 1;
   }
   if (exchanges.kv_copies) ++blocks.groups;
-  if (exchanges.gathers_head) ++blocks.groups;
+  if (exchanges.pipeline_gather) ++blocks.groups;
   if (blocks.groups == 0) return blocks;
   blocks.of_group = std::clamp((GpuBlocks::most - blocks.links) / blocks.groups, 0, GpuBlocks::most_of_group);
   return blocks;

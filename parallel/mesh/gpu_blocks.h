@@ -23,13 +23,12 @@ struct GpuBlocks {
 
 // What ranks exchange beside what the axes need.
 struct GpuExchanges {
-  bool spread_head = false;       // the pipeline ranks share the head
-  bool tied = false;              // the embedding's weight is also the head's
-  bool shared_embedding = false;  // the pipeline ranks share the embedding's state
-  bool ring = false;              // context-parallel ranks pass keys on, instead of exchanging heads
+  int one_to_all = 0;    // kinds of messages between one pipeline rank and all others
+  bool of_ends = false;  // the first and the last pipeline rank exchange messages
+  bool ring = false;     // context-parallel ranks pass keys on, instead of exchanging heads
   bool experts = false;
-  bool kv_copies = false;     // tensor-parallel ranks have the same key and value heads
-  bool gathers_head = false;  // the last stage gathers a spread head, for samples
+  bool kv_copies = false;        // tensor-parallel ranks have the same key and value heads
+  bool pipeline_gather = false;  // the pipeline ranks gather a tensor
 };
 
 GpuBlocks gpu_blocks(const MeshShape& shape, const GpuExchanges& exchanges);

@@ -51,7 +51,7 @@ std::vector<data::Microbatch> microbatches(const models::ModelConfig& model, at:
 
 Stages stages_at(const Place& place, const models::ModelConfig& model, const std::vector<int64_t>& split) {
   Stages stages =
-      build_stages(model, split, place.type, /*seed=*/7, models::Recompute::none, {}, place.device);
+      build_stages(model, split, place.type, /*seed=*/7, config::Recompute::none, {}, place.device);
   for (auto& stage : stages) {
     for (nn::Slice* slice : stage->parameters().slices())
       slice->master.copy_(slice->master.to(at::kBFloat16));

@@ -29,7 +29,7 @@ struct Passes {
 
 Passes run(const models::BlockConfig& config, const models::StageParallelism& parallelism,
            const nn::TokenInfo& tokens, const Tensor& x, const Tensor& dy, nn::WeightGradQueue::Mode mode,
-           models::Recompute recompute) {
+           config::Recompute recompute) {
   const c10::InferenceMode inference;
   nn::ParameterGroup group;
   models::Block block(group, "layers.0", config, parallelism);
@@ -54,8 +54,8 @@ Passes run(const models::BlockConfig& config, const models::StageParallelism& pa
 
 TEST_CASE("a block of ranks that share out its rows and insides gives the rows of one alone") {
   at::set_num_threads(1);
-  const auto recompute = GENERATE(models::Recompute::none, models::Recompute::cheap,
-                                  models::Recompute::selective, models::Recompute::full);
+  const auto recompute = GENERATE(config::Recompute::none, config::Recompute::cheap,
+                                  config::Recompute::selective, config::Recompute::full);
   const auto mode = GENERATE(nn::WeightGradQueue::Mode::immediate, nn::WeightGradQueue::Mode::deferred);
   models::ModelConfig model = small_model("qwen3", false);
   model.heads = 4;

@@ -22,8 +22,8 @@
 using namespace pptrain;
 using namespace pptrain::test;
 using at::Tensor;
+using config::Recompute;
 using models::ContextKind;
-using models::Recompute;
 
 namespace {
 
@@ -50,14 +50,8 @@ models::ModelConfig four_heads(bool tied) {
 // The weights of build_stages.
 std::unique_ptr<models::TransformerStage> build(const models::ModelConfig& model, const Run& run,
                                                 const models::StageParallelism& parallelism) {
-  auto stage = std::make_unique<models::TransformerStage>(
-      model,
-      models::StageSlice{.index = 0,
-                         .first_layer = 0,
-                         .end_layer = static_cast<int>(model.layers),
-                         .embedding = true,
-                         .head = true},
-      run.recompute, parallelism);
+  auto stage = std::make_unique<models::TransformerStage>(model, models::whole_model(model), parallelism);
+  stage->recompute_by_microbatch({run.recompute});
   stage->materialise(at::kCPU, at::kFloat);
   Stages same = build_stages(model, {model.layers}, at::kFloat);
   for (nn::Slice* slice : stage->parameters().slices()) {

@@ -137,13 +137,14 @@ struct Bytes {
 };
 
 // The bytes that one stage's passes hold for a list of documents, on the first of `cp` ranks.
-Bytes held(const models::ModelConfig& model, models::Recompute recompute, std::vector<int32_t> starts, int cp,
+Bytes held(const models::ModelConfig& model, config::Recompute recompute, std::vector<int32_t> starts, int cp,
            models::ContextKind kind) {
   const c10::InferenceMode inference;
   const auto group = comm::make_dry(kernels::Wire::cp, 0, cp);
   models::TransformerStage stage(
-      model, {.index = 0, .first_layer = 0, .end_layer = 2, .embedding = true, .head = true}, recompute,
+      model, {.index = 0, .first_layer = 0, .end_layer = 2, .embedding = true, .head = true},
       models::make_stage_parallelism({.cp = group.get(), .cp_kind = kind}));
+  stage.recompute_by_microbatch({recompute});
   stage.materialise(at::kMeta, at::kBFloat16);
   stage.size_chunks_for(at::kCPU);
   const int64_t tokens = starts.back();
@@ -180,7 +181,7 @@ Bytes held(const models::ModelConfig& model, models::Recompute recompute, std::v
 TEST_CASE("no list of documents takes more memory than full rows, for which memory is predicted") {
   const int cp = GENERATE(1, 2);
   const auto kind = GENERATE(models::ContextKind::ring, models::ContextKind::ulysses);
-  const auto recompute = GENERATE(models::Recompute::none, models::Recompute::full);
+  const auto recompute = GENERATE(config::Recompute::none, config::Recompute::full);
   models::ModelConfig model = small_model("llama", false);
   model.max_seq = 64;
   model.heads = 4;  // Ulysses divides them

@@ -14,7 +14,7 @@
 
 using namespace pptrain;
 using namespace pptrain::test;
-using models::Recompute;
+using config::Recompute;
 
 namespace {
 

@@ -129,14 +129,15 @@ using Stages = std::vector<std::unique_ptr<models::TransformerStage>>;
 // values too, since ones and zeros hide errors.
 inline Stages build_stages(const models::ModelConfig& model, const std::vector<int64_t>& layers_per_stage,
                            at::ScalarType dtype, uint64_t seed = 7,
-                           models::Recompute recompute = models::Recompute::none,
+                           config::Recompute recompute = config::Recompute::none,
                            const models::StageParallelism& parallelism = {}, at::Device device = at::kCPU) {
   const auto assignment = pipeline::explicit_layer_assignment(
       static_cast<int>(model.layers), static_cast<int>(layers_per_stage.size()), layers_per_stage);
   Stages stages;
   for (size_t i = 0; i < assignment.size(); ++i) {
     auto& stage = *stages.emplace_back(std::make_unique<models::TransformerStage>(
-        model, models::stage_slice(assignment, static_cast<int>(i)), recompute, parallelism));
+        model, models::stage_slice(assignment, static_cast<int>(i)), parallelism));
+    stage.recompute_by_microbatch({recompute});
     stage.materialise(device, dtype);
     stage.parameters().initialise(seed);
     for (nn::Slice* slice : stage.parameters().slices()) {

@@ -21,7 +21,7 @@
 using namespace pptrain;
 using namespace pptrain::test;
 using at::Tensor;
-using models::Recompute;
+using config::Recompute;
 
 namespace {
 

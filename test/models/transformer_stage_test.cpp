@@ -24,7 +24,7 @@
 using namespace pptrain;
 using namespace pptrain::test;
 using at::Tensor;
-using models::Recompute;
+using config::Recompute;
 
 namespace {
 
@@ -168,7 +168,7 @@ TEST_CASE("a family's stages and recomputed activations change no bit") {
     if (name.find(".experts.") == std::string::npos)  // one may have got no token
       CHECK(grad.norm().item<double>() > 0);
   }
-  for (const Recompute recompute : models::all_recomputes) {
+  for (const Recompute recompute : config::all_recomputes) {
     for (const auto backward : every_way) {
       Stages stages = build_stages(model, {2, 2}, dtype, 7, recompute);
       const StageStep actual = run_step(stages, batches, backward);

@@ -231,7 +231,7 @@ TEST_CASE("the stages' F, I and W sum to the model's FLOPs") {
 
 TEST_CASE("a layer of Llama 3 8B keeps 139 kB of a token, or 94 kB where it recomputes what is cheap") {
   const auto model = models::make_model_config(llama_8b(), 8192);
-  const auto kept = [&](models::Recompute recompute) {
+  const auto kept = [&](config::Recompute recompute) {
     const auto of = [&](int layers) {
       return app::dry_run(model, {.end_layer = layers},
                           {.documents = 1, .length = 64, .recompute = recompute})
@@ -241,22 +241,22 @@ TEST_CASE("a layer of Llama 3 8B keeps 139 kB of a token, or 94 kB where it reco
   };
   const int64_t x = 2 * 4096, qkv = 2 * (4096 + 2 * 1024), gate_up = 2 * 2 * 14336, act = 2 * 14336;
   const int64_t logsumexp = 32 * 4, rstd = 4;
-  CHECK(kept(models::Recompute::none) == 5 * x + qkv + gate_up + act + logsumexp + 2 * rstd);
-  CHECK(kept(models::Recompute::cheap) == 3 * x + qkv + gate_up + logsumexp);
-  CHECK(kept(models::Recompute::none) / 1000 == 139);
-  CHECK(kept(models::Recompute::cheap) / 1000 == 94);
+  CHECK(kept(config::Recompute::none) == 5 * x + qkv + gate_up + act + logsumexp + 2 * rstd);
+  CHECK(kept(config::Recompute::cheap) == 3 * x + qkv + gate_up + logsumexp);
+  CHECK(kept(config::Recompute::none) / 1000 == 139);
+  CHECK(kept(config::Recompute::cheap) / 1000 == 94);
 }
 
 TEST_CASE("what is recomputed is added to I") {
   const auto model = small_model("llama", false, 2);
   const models::StageSlice body{.end_layer = 2};
-  const auto cost = [&](models::Recompute policy) {
+  const auto cost = [&](config::Recompute policy) {
     return app::dry_run(model, body, {.documents = 2, .length = 16, .recompute = policy});
   };
-  const auto none = cost(models::Recompute::none);
-  const auto cheap = cost(models::Recompute::cheap);
-  const auto selective = cost(models::Recompute::selective);
-  const auto full = cost(models::Recompute::full);
+  const auto none = cost(config::Recompute::none);
+  const auto cheap = cost(config::Recompute::cheap);
+  const auto selective = cost(config::Recompute::selective);
+  const auto full = cost(config::Recompute::full);
   const double product = 2.0 * 2 * 32 * 40 * 56;  // FLOPs of gate, up or down
   const auto flops = [](const app::PassFootprint& pass) { return pass.cost.product_flops; };
   // cheap repeats no GEMM; it frees two norms' outputs, the MLP's product and two columns of rstd.
@@ -272,6 +272,6 @@ TEST_CASE("what is recomputed is added to I") {
   CHECK(full.passes.forward.cost == none.passes.forward.cost);
   CHECK(full.activation < selective.activation);
   CHECK(selective.activation < cheap.activation);
-  for (const models::Recompute recompute : models::all_recomputes)
+  for (const config::Recompute recompute : config::all_recomputes)
     CHECK(config::Recomputation(recompute).most(3) == recompute);
 }

@@ -33,7 +33,7 @@ class Rank {
   class Watched final : public pipeline::Stage {
    public:
     Watched(Rank& rank, const models::ModelConfig& model, const models::StageSlice& slice,
-            const std::vector<models::Recompute>& levels)
+            const std::vector<config::Recompute>& levels)
         : stage(model, slice), rank_(rank) {
       stage.recompute_by_microbatch(levels);
       stage.materialise(at::kCPU, at::kFloat);
@@ -70,7 +70,7 @@ class Rank {
   };
 
   Rank(const models::ModelConfig& model, const pipeline::LayerAssignment& layers,
-       const std::vector<int>& indices, const std::vector<models::Recompute>& levels) {
+       const std::vector<int>& indices, const std::vector<config::Recompute>& levels) {
     for (const int index : indices) {
       stages_.push_back(std::make_unique<Watched>(*this, model, models::stage_slice(layers, index), levels));
     }
@@ -99,7 +99,7 @@ class Rank {
 };
 
 // The microbatches take these levels in turn.
-void check_schedule(const schedule::Schedule& lowered, const std::vector<models::Recompute>& levels) {
+void check_schedule(const schedule::Schedule& lowered, const std::vector<config::Recompute>& levels) {
   const auto model = small_model("qwen3", false, lowered.stages() + 2);  // the first stages hold two layers
   const auto layers = pipeline::compute_layer_assignment(lowered.stages() + 2, lowered.stages());
   std::vector<data::Microbatch> microbatches;
@@ -108,7 +108,7 @@ void check_schedule(const schedule::Schedule& lowered, const std::vector<models:
   }
   const auto counts = schedule::in_flight(lowered);
   std::vector<app::Footprints> footprints;
-  for (const models::Recompute level : levels)
+  for (const config::Recompute level : levels)
     footprints.emplace_back(
         model, app::BatchShape{.documents = batch, .length = seq, .bfloat16 = false, .recompute = level});
   std::vector<schedule::StageBytes> stages,
@@ -151,8 +151,8 @@ void check_schedule(const schedule::Schedule& lowered, const std::vector<models:
 }  // namespace
 
 TEST_CASE("every schedule holds what its list says, counted and to the byte") {
-  using Levels = std::vector<models::Recompute>;
-  using enum models::Recompute;
+  using Levels = std::vector<config::Recompute>;
+  using enum config::Recompute;
   const auto levels = GENERATE(Levels{none}, Levels{full}, Levels{full, none, selective});
   int checked = 0;
   for (const std::string& name : schedule::schedule_names()) {

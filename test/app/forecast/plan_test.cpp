@@ -283,7 +283,7 @@ TEST_CASE("microbatches recompute less than their stage where the rank has room,
     for (const double part : {.3, .6, .9}) {
       const double budget = least + part * (static_cast<double>(none.peak_bytes()) - least);
       const auto [coarse, before] = app::choose_recompute(plan, none, source, budget, dry_runs);
-      const auto finest = models::Recompute::none;
+      const auto finest = config::Recompute::none;
       const auto lowered =
           app::lower_microbatches(coarse, before.step_time, finest, source, budget, dry_runs);
       REQUIRE(lowered);
@@ -310,7 +310,7 @@ TEST_CASE("microbatches recompute less than their stage where the rank has room,
 }
 
 TEST_CASE("a step of short microbatches recomputes less of them, within the same memory") {
-  using models::Recompute;
+  using config::Recompute;
   using Levels = std::vector<std::vector<Recompute>>;
   const Overrides layout = with(bench_sizes(), {"distributed.pp_schedule=zbv", "distributed.pp_split=even"});
   app::Plan plan = plan_with(with(layout, {"train.recompute=full"}));

@@ -148,7 +148,7 @@ TEST_CASE("exchanges of a stage take what their bytes take on the links of their
 TEST_CASE("a long stage follows from short ones, exactly") {
   const bool overlap = GENERATE(false, true);
   for (const bool ends : {false, true}) {
-    for (const Recompute recompute : all_recomputes) {
+    for (const config::Recompute recompute : config::all_recomputes) {
       const ModelConfig model = model_of(9);
       const StageSlice slice{.index = 0, .first_layer = 0, .end_layer = 9, .embedding = ends, .head = ends};
       const BatchShape batch{.documents = 3, .length = 32, .recompute = recompute, .overlap = overlap};

@@ -225,7 +225,7 @@ TEST_CASE("logits from the cache are those of whole sequences", "[generator]") {
   models::StageParallelism parallelism;
   parallelism.attention = attention;
   const auto stages_in = [&](at::ScalarType dtype) {
-    return build_stages(model, {model.layers}, dtype, 7, models::Recompute::none, parallelism);
+    return build_stages(model, {model.layers}, dtype, 7, config::Recompute::none, parallelism);
   };
   const Stages stages = stages_in(type);
   models::TransformerStage& stage = *stages.front();

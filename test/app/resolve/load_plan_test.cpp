@@ -19,6 +19,7 @@
 #include "core/config/job_paths.h"
 #include "core/config/loader.h"
 #include "core/config/options.h"
+#include "parallel/comm/communicator.h"
 #include "parallel/schedule/generators/generators.h"
 #include "parallel/schedule/render/csv.h"
 #include "test/app/small_job.h"
@@ -402,6 +403,22 @@ TEST_CASE("the fingerprint is of what ranks must agree on") {
   const std::string gpipe = "0F0,0F1,0B0,0B1\n1F0,1F1,1B0,1B1\n";
   CHECK(print({csv("a.csv", gpipe)}) == print({csv("b.csv", gpipe)}));
   CHECK(print({csv("a.csv", gpipe)}) != print({csv("b.csv", "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n")}));
+}
+
+TEST_CASE("a GPU has links for the messages of the plan's head and embedding") {
+  const auto links = [](const std::string& head, bool tied) {
+    const pptrain::app::Plan plan =
+        loaded({"run.device=cuda", "train.dtype=bf16", "model.hidden_size=64", "model.head_dim=64",
+                "model.num_hidden_layers=8", "distributed.pp=8", "train.grad_accum_steps=8",
+                "distributed.pp_costs=h100", "distributed.pp_head=" + head,
+                fmt::format("model.tie_word_embeddings={}", tied)});
+    return gpu_blocks(plan).links - 4 * pptrain::comm::Communicator::link_blocks;
+  };
+  CHECK(links("last", /*tied=*/false) == 0);
+  CHECK(links("last", /*tied=*/true) == 2);  // the gradient's two directions
+  // Both directions to and from seven ranks: inputs and terms, statistics, and the embedding.
+  CHECK(links("spread", /*tied=*/false) == 3 * 14);
+  CHECK(links("spread", /*tied=*/true) == 3 * 14);
 }
 
 TEST_CASE("a rank that awaits what rank 0 chooses takes it whole") {

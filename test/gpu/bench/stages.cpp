@@ -17,7 +17,7 @@ namespace pptrain::bench {
 namespace {
 
 using at::Tensor;
-using models::Recompute;
+using config::Recompute;
 using models::TransformerStage;
 
 constexpr int kLayers = 32;
@@ -203,7 +203,8 @@ void measure_place(Bench& bench, Rows& rows, const Place& place, Recompute recom
   const auto make = [&] {
     models::ModelConfig model = bench.sizes().model(kLayers);
     model.fp8 = mode.fp8;
-    auto made = std::make_unique<TransformerStage>(model, place.slice, recompute, mode.parallelism);
+    auto made = std::make_unique<TransformerStage>(model, place.slice, mode.parallelism);
+    made->recompute_by_microbatch({recompute});
     made->materialise(bench.device(), at::kBFloat16);
     made->parameters().initialise(/*seed=*/1);
     return made;

@@ -14,8 +14,8 @@ TEST_CASE("a rank's communicators fit on its GPU together, or the job is refused
           for (const int uses : {0, 1, 2, 4, 7}) {
             const mesh::MeshShape shape{
                 .pp = pp, .dp_replicate = dp, .dp_shard = dp, .cp = cp, .tp = tp, .ep = tp};
-            const GpuBlocks blocks = mesh::gpu_blocks(shape, {.spread_head = (uses & 1) != 0,
-                                                              .tied = (uses & 2) != 0,
+            const GpuBlocks blocks = mesh::gpu_blocks(shape, {.one_to_all = (uses & 1) != 0 ? 3 : 0,
+                                                              .of_ends = (uses & 2) != 0,
                                                               .ring = true,
                                                               .experts = (uses & 4) != 0});
             CAPTURE(pp, dp, cp, tp, uses, blocks.links, blocks.groups, blocks.of_group);
@@ -33,8 +33,8 @@ TEST_CASE("links count at both ends, and axes of one rank take nothing") {
   CHECK(mesh::gpu_blocks({}, {}).all() == 0);
   CHECK(mesh::gpu_blocks({.pp = 2}, {}).links == 2 * comm::Communicator::link_blocks);
   CHECK(mesh::gpu_blocks({.pp = 8}, {}).links == 4 * comm::Communicator::link_blocks);
-  // To and from seven others: inputs and terms, and statistics.
-  CHECK(mesh::gpu_blocks({.pp = 8}, {.spread_head = true}).links == 4 * comm::Communicator::link_blocks + 28);
+  // To and from seven others.
+  CHECK(mesh::gpu_blocks({.pp = 8}, {.one_to_all = 2}).links == 4 * comm::Communicator::link_blocks + 28);
   // fsdp, loss and stage.
   const GpuBlocks sharded = mesh::gpu_blocks({.dp_shard = 4}, {});
   CHECK(sharded.groups == 3);
