@@ -201,7 +201,11 @@ config::RopeScaling read_rope_scaling(const HfJson& rope, const HfJson& json, co
     if (scaling.high_freq_factor <= scaling.low_freq_factor)
       rope.fail("high_freq_factor", "is not above low_freq_factor");
   }
-  if (scaling.rope_type == yarn) read_yarn(rope, scaling);
+  if (scaling.rope_type == yarn) {
+    read_yarn(rope, scaling);
+  } else if (rope.number("mscale_all_dim", 0) != 0) {
+    rope.fail("mscale_all_dim", "is supported with yarn alone");
+  }
   if (may_follow) scaling.attention_factor = rope.number("attention_factor", 0);
   if (scaling.rope_type == longrope) {
     scaling.short_factor = rope.numbers("short_factor");

@@ -232,7 +232,8 @@ void check_plain_heads(const config::ModelSection& m, const config::ReportConfli
   }
 }
 
-void check_positions(const config::ModelSection& m, int64_t seq_len, const config::ReportConflict& report) {
+void check_positions(const config::ModelSection& m, const Architecture& architecture, int64_t seq_len,
+                     const config::ReportConflict& report) {
   const config::RopeScaling& rope = m.rope_scaling;
   if (rope.rope_type == config::RopeType::llama3 && rope.high_freq_factor <= rope.low_freq_factor) {
     report({"model.rope_scaling.high_freq_factor", "model.rope_scaling.low_freq_factor"},
@@ -240,6 +241,12 @@ void check_positions(const config::ModelSection& m, int64_t seq_len, const confi
                        rope.low_freq_factor));
   }
   check_factors(m, report);
+  if (architecture.hf_rope.all_scalings_long && rope.rope_type != config::RopeType::none &&
+      rope.rope_type != config::RopeType::longrope) {
+    report({"model.rope_scaling.rope_type", "model.arch", "model.hf_dir"},
+           fmt::format("{} has longrope or no scaling: transformers takes no \"{}\"", m.arch,
+                       rope.rope_type.text));
+  }
   if (m.max_position_embeddings != 0 && seq_len > m.max_position_embeddings &&
       rope.rope_type != config::RopeType::dynamic) {
     report({"train.seq_len", "model.max_position_embeddings"},
@@ -247,6 +254,16 @@ void check_positions(const config::ModelSection& m, int64_t seq_len, const confi
                        m.max_position_embeddings));
   }
 }
+
+}  // namespace
+
+std::vector<std::string> layer_types_of(const config::ModelSection& model) {
+  if (!model.layer_types.empty()) return model.layer_types;
+  return {static_cast<size_t>(model.num_hidden_layers),
+          std::string(model.sliding_window > 0 ? sliding_attention : full_attention)};
+}
+
+namespace {
 
 std::vector<LayerKind> layer_kinds(const config::ModelSection& m, const Architecture& architecture) {
   if (m.sliding_window == 0 && m.no_rope_layers.empty() && !architecture.decoder.learned_positions) return {};
@@ -283,7 +300,7 @@ void finish_model(config::ModelSection& section, int64_t seq_len, const config::
   check_experts(section, architecture, report);
   check_biases(section, architecture, report);
   check_layers(section, architecture, report);
-  check_positions(section, seq_len, report);
+  check_positions(section, architecture, seq_len, report);
   if (section.num_key_value_heads == 0) section.num_key_value_heads = section.num_attention_heads;
   if (section.head_dim == 0 && section.num_attention_heads > 0) {
     section.head_dim = section.hidden_size / section.num_attention_heads;

@@ -28,6 +28,8 @@ struct SparseLayers : nn::ExpertsConfig {
 // The words of model.layer_types.
 inline constexpr std::string_view full_attention = "full_attention", sliding_attention = "sliding_attention";
 inline constexpr std::array all_layer_types = {full_attention, sliding_attention};
+// [num_hidden_layers] What each layer is, also if the section has no list: all slide if there is a window.
+std::vector<std::string> layer_types_of(const config::ModelSection& model);
 
 // How the attention of one layer differs from other layers'.
 struct LayerKind {

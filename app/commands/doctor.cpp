@@ -94,6 +94,20 @@ void Examination::cores() {
                   hosts == 1 ? "" : "s", context_.device.is_cpu() ? ", a core for each thread" : ""));
 }
 
+namespace {
+
+// How many a run has at once: the newest is written before the oldest is removed. Without checkpoint.interval
+// their times decide, which are not known here.
+int64_t most_checkpoints(const config::JobConfig& job) {
+  const config::CheckpointSection& kept = job.checkpoint;
+  const int64_t all = kept.interval > 0 ? (job.train.steps + kept.interval - 1) / kept.interval : 1;
+  if (kept.keep_last_n == 0) return all;
+  return kept.interval > 0 ? std::min(all, kept.keep_last_n + kept.keep_best_n + 1)
+                           : kept.keep_last_n + kept.keep_best_n + 1;
+}
+
+}  // namespace
+
 void Examination::disk() {
   if (!context_.root()) return;
   fs::path folder = fs::absolute(context_.job.run.dir);
@@ -102,11 +116,11 @@ void Examination::disk() {
   std::error_code error;
   const auto free = static_cast<double>(fs::space(folder, error).available);
   const auto one = static_cast<double>(checkpoint_bytes(context_.plan));
-  // The newest is written before the oldest is removed.
-  const double all = one * static_cast<double>(context_.job.checkpoint.keep_last_n + 1);
+  const int64_t at_once = most_checkpoints(context_.job);
+  const double all = one * static_cast<double>(at_once);
   const std::string figures =
       fmt::format("{:.1f} GB are free in {}; a checkpoint takes {:.2f} GB, {} at once {:.2f} GB", free / 1e9,
-                  folder.string(), one / 1e9, context_.job.checkpoint.keep_last_n + 1, all / 1e9);
+                  folder.string(), one / 1e9, at_once, all / 1e9);
   if (error) return say("disk", fmt::format("{}: {}", folder.string(), error.message()), "");
   say("disk", all > free ? figures : "", figures);
 }

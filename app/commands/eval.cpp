@@ -154,11 +154,13 @@ void show_progress(int64_t done, int64_t all) {
 std::vector<int64_t> wanted_ids(const EvalArguments& arguments) {
   if (!io::is_there(arguments.ids)) return parse_ids(arguments.ids, "--ids");
   std::ifstream file(arguments.ids);
-  std::string text(std::istreambuf_iterator<char>(file), {});
-  std::ranges::replace_if(
-      text, [](char c) { return c == '\n' || c == ' '; }, ',');
-  while (text.ends_with(',')) text.pop_back();
-  return parse_ids(text, "--ids");
+  const std::string text(std::istreambuf_iterator<char>(file), {});
+  std::string ids;
+  for (size_t begin = 0, end = 0; (begin = text.find_first_not_of(", \t\r\n[]", end)) != std::string::npos;) {
+    end = std::min(text.find_first_of(", \t\r\n[]", begin), text.size());
+    ids += (ids.empty() ? "" : ",") + text.substr(begin, end - begin);
+  }
+  return parse_ids(ids, "--ids");
 }
 
 int logits_rank(RunContext& context, const EvalArguments& arguments, const std::vector<int64_t>& ids) {
@@ -202,10 +204,12 @@ CLI::App* declare_eval(CLI::App& cli, EvalArguments& arguments) {
       cli.add_subcommand("eval", "Computes a model's loss on the job's validation data, forward only");
   add_run_options(*eval, arguments);
   add_checkpoint(*eval, arguments.checkpoint);
-  add_option(*eval, "--batches N", arguments.batches,
-             "Validation batches, each of as many samples as a training step; 0: all; default: eval.batches, "
-             "or all with --documents")
-      ->check(CLI::NonNegativeNumber);
+  CLI::Option* const batches =
+      add_option(
+          *eval, "--batches N", arguments.batches,
+          "Validation batches, each of as many samples as a training step; 0: all; default: eval.batches, "
+          "or all with --documents")
+          ->check(CLI::NonNegativeNumber);
   CLI::Option* const documents =
       add_option(*eval, "--documents FILE", arguments.documents,
                  "Also writes a line of JSON to this file for each document with a target: source, number "
@@ -216,8 +220,9 @@ CLI::App* declare_eval(CLI::App& cli, EvalArguments& arguments) {
                         "Writes the logits of --ids to this file instead, float32 [tokens, vocab_size] in "
                         "NumPy's format; reads no data")
                  ->needs(ids)
-                 ->excludes(documents));
-  eval->add_flag("--json", arguments.json, "Prints one JSON object");
+                 ->excludes(documents)
+                 ->excludes(batches)
+                 ->excludes(eval->add_flag("--json", arguments.json, "Prints one JSON object")));
   return eval;
 }
 

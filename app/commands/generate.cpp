@@ -75,19 +75,27 @@ const TextCodec& needed(const TextCodec* codec, const char* argument, const conf
                   argument, config::data_sources(job).front().format.text));
 }
 
-std::vector<std::string> lines_of(std::istream& text) {
-  std::vector<std::string> lines;
+struct Line {
+  std::string text;
+  int64_t number = 0;  // in its file, from 1
+};
+
+// The lines that are not empty.
+std::vector<Line> lines_of(std::istream& text) {
+  std::vector<Line> lines;
+  int64_t number = 0;
   for (std::string line; std::getline(text, line);) {
+    ++number;
     if (line.ends_with('\r')) line.pop_back();
-    if (!line.empty()) lines.push_back(line);
+    if (!line.empty()) lines.push_back({line, number});
   }
   return lines;
 }
 
-std::vector<std::string> read_lines(const std::string& path, const char* option) {
+std::vector<Line> read_lines(const std::string& path, const char* option) {
   std::ifstream file(path);
   if (!file) throw UsageError(fmt::format("{}: cannot read \"{}\"", option, path));
-  std::vector<std::string> lines = lines_of(file);
+  std::vector<Line> lines = lines_of(file);
   if (lines.empty()) throw UsageError(fmt::format("{}: \"{}\" has no lines", option, path));
   return lines;
 }
@@ -132,8 +140,8 @@ std::vector<Prompt> read_prompts(const GenerateArguments& arguments, const Gener
   for (const std::string& text : arguments.prompts) prompts.push_back(prompt_of(text, arguments, request));
   if (!arguments.prompts_file.empty() && arguments.prompts_file != standard_input) {
     needed(codec, "--prompts", job);
-    for (const std::string& text : read_lines(arguments.prompts_file, "--prompts"))
-      prompts.push_back(prompt_of(text, arguments, request));
+    for (const Line& line : read_lines(arguments.prompts_file, "--prompts"))
+      prompts.push_back(prompt_of(line.text, arguments, request));
   }
   for (const std::string& ids : arguments.prompt_ids) prompts.push_back({"", parse_ids(ids, "--prompt-ids")});
   if (reads_standard_input(arguments)) needed(codec, "a prompt from standard input", job);
@@ -218,13 +226,13 @@ std::vector<int64_t> side_of(const nlohmann::json& line, const std::string& key,
 }
 
 // A line each: {"prompt": TEXT, "completion": TEXT}, or ids under prompt_ids and completion_ids.
-std::vector<Continuation> read_continuations(const std::vector<std::string>& lines, const TextCodec* codec,
+std::vector<Continuation> read_continuations(const std::vector<Line>& lines, const TextCodec* codec,
                                              const config::JobConfig& job) {
   std::vector<Continuation> all;
-  for (const std::string& line : lines) {
+  for (const Line& line : lines) {
     const auto codec_of = [&]() -> const TextCodec& { return needed(codec, "--score", job); };
     try {
-      const nlohmann::json json = nlohmann::json::parse(line);
+      const nlohmann::json json = nlohmann::json::parse(line.text);
       all.push_back({.prompt = side_of(json, "prompt", [&](auto& text) { return codec_of().encode(text); }),
                      .completion = side_of(json, "completion",
                                            [&](auto& text) { return codec_of().encode_completion(text); })});
@@ -232,7 +240,7 @@ std::vector<Continuation> read_continuations(const std::vector<std::string>& lin
       throw UsageError(
           fmt::format("--score: line {} is no {{\"prompt\": TEXT, \"completion\": TEXT}}, nor one with lists "
                       "of ids under prompt_ids and completion_ids: {}",
-                      all.size() + 1, error.what()));
+                      line.number, error.what()));
     }
   }
   return all;
@@ -356,6 +364,12 @@ class Talk {
   std::vector<std::string> turns_;  // the user's and the model's, with it
 };
 
+// Does the model have positions for the prompt and the tokens behind it?
+bool fits(const Prompt& prompt, const GenerateArguments& arguments, const models::ModelConfig& model) {
+  return static_cast<int64_t>(prompt.ids.size()) + arguments.max_tokens.value_or(1) - 1 <=
+         model.longest_text();
+}
+
 // Line by line on a terminal: the model continues all text so far, as long as it fits.
 void talk(RunContext& context, RankModel& model, const GenerateArguments& arguments,
           GenerateRequest request) {
@@ -365,12 +379,17 @@ void talk(RunContext& context, RankModel& model, const GenerateArguments& argume
     if (line->empty()) continue;
     so_far.user(*line);
     request.prompts = {so_far.prompt()};
-    if (static_cast<int64_t>(request.prompts.front().ids.size()) >= context.model.longest_text()) {
+    if (!fits(request.prompts.front(), arguments, context.model)) {
       if (context.root())
         spdlog::info("the text is longer than the model's positions: it begins anew with this line");
       so_far.begin_anew();
       so_far.user(*line);
       request.prompts = {so_far.prompt()};
+      if (!fits(request.prompts.front(), arguments, context.model)) {
+        if (context.root()) spdlog::warn("this line alone is too long for them: it is left out");
+        so_far.begin_anew();
+        continue;
+      }
     }
     set_length(request, arguments, context.plan);
     std::string said;
@@ -403,8 +422,8 @@ int generate_rank(RunContext& context, const GenerateArguments& arguments, Gener
                                                  request.prompts.empty() && isatty(STDIN_FILENO) == 1);
   if (asks && !talks) {
     std::istringstream text(from_standard_input(context, /*talks=*/false).value_or(""));
-    for (const std::string& line : lines_of(text))
-      request.prompts.push_back(prompt_of(line, arguments, request));
+    for (const Line& line : lines_of(text))
+      request.prompts.push_back(prompt_of(line.text, arguments, request));
     if (request.prompts.empty()) {
       throw CommonFault(
           "generate: no prompt; give --prompt TEXT, --prompts FILE, --prompt-ids 1,2,3 or lines on standard "
@@ -477,14 +496,15 @@ CLI::App* declare_generate(CLI::App& cli, GenerateArguments& a) {
   add_option(*app, "--in-flight N", a.in_flight, "Prompts at a time; more go in waves. Bounds memory")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
-  add_option(*app, "--score FILE", a.score,
-             "Generates nothing. Reads lines {\"prompt\": TEXT, \"completion\": TEXT} from this file (-: "
-             "standard input). For each, prints the completion's log-probability, its number of tokens, and "
-             "whether greedy generation would give it. prompt_ids and completion_ids take ids")
-      ->excludes(prompt)
-      ->excludes(prompts)
-      ->excludes(prompt_ids)
-      ->excludes(chat);
+  CLI::Option* const score = add_option(
+      *app, "--score FILE", a.score,
+      "Generates nothing. Reads lines {\"prompt\": TEXT, \"completion\": TEXT} from this file (-: "
+      "standard input). For each, prints the completion's log-probability, its number of tokens, and "
+      "whether greedy generation would give it. prompt_ids and completion_ids take ids");
+  for (CLI::Option* const other : {prompt, prompts, prompt_ids, chat}) score->excludes(other);
+  for (const char* const of_generation : {"--max-tokens", "--greedy", "--temperature", "--top-k", "--top-p",
+                                          "--min-p", "--repetition-penalty", "--seed", "--stop", "--stop-id"})
+    score->excludes(app->get_option(of_generation));
   app->add_flag("--json", a.json, "Prints one JSON object per prompt, when all are done");
   return app;
 }

@@ -133,7 +133,7 @@ std::vector<int64_t> parse_ids(const std::string& text, const std::string& optio
   if (rest.starts_with('[') && rest.ends_with(']')) rest = rest.substr(1, rest.size() - 2);
   while (true) {
     const std::string_view word = rest.substr(0, rest.find(','));
-    const auto id = to_number<int64_t>(word);
+    const auto id = to_number<int64_t>(trim(word));
     if (!id)
       throw UsageError(
           fmt::format("{} \"{}\": expected numbers with commas between, like 1,2,3", option, text));

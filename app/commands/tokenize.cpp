@@ -166,7 +166,7 @@ void print_result(const TokenizeArguments& arguments, const Tokenizer& tokenizer
       "{0}.bin, {0}.idx: {1} document{6}, {2} tokens of {3} bytes; {4:.2f} bytes of text a token, {5:.1f} "
       "MB/s\n",
       arguments.out, metrics::with_commas(result.documents), metrics::with_commas(result.tokens), token_bytes,
-      result.tokens > 0 ? bytes / static_cast<double>(result.tokens) : 0,
+      result.tokens > 0 ? static_cast<double>(result.text_bytes) / static_cast<double>(result.tokens) : 0,
       seconds > 0 ? bytes / seconds / 1e6 : 0, result.documents == 1 ? "" : "s");
   if (result.empty > 0)
     fmt::print("{} documents without a text were left out\n", metrics::with_commas(result.empty));

@@ -104,7 +104,7 @@ void check_range(const char* name, double value, bool sound, const char* allowed
 void check(const Sampling& s) {
   const double infinity = std::numeric_limits<double>::infinity();
   check_range("--repetition-penalty", s.repetition_penalty,
-              s.repetition_penalty > 0 && s.repetition_penalty < infinity, "more than 0");
+              static_cast<float>(s.repetition_penalty) > 0 && s.repetition_penalty < infinity, "more than 0");
   check_range("--temperature", s.temperature,
               s.temperature == 0 || (s.temperature >= 1e-6 && s.temperature < infinity),
               "0 (greedy), or 1e-6 and more");

@@ -3,6 +3,7 @@
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/zeros.h>
 
+#include <span>
 #include <utility>
 
 #include "app/generate/generator.h"
@@ -48,10 +49,14 @@ int last_rank(const RunContext& context) {
 
 void check_continuations(const models::ModelConfig& model, const std::vector<Continuation>& continuations) {
   for (size_t i = 0; i < continuations.size(); ++i) {
-    std::vector<int64_t> all = continuations[i].prompt;
-    if (!all.empty())
-      all.insert(all.end(), continuations[i].completion.begin(), continuations[i].completion.end());
-    Generator::check(model, all, static_cast<int64_t>(i), 1);
+    const auto& [prompt, completion] = continuations[i];
+    const auto number = static_cast<int64_t>(i);
+    if (prompt.empty() || completion.empty()) {
+      Generator::check(model, prompt, number, 1);
+    } else {
+      Generator::check(model, read_tokens(continuations[i]), number, 1);
+      Generator::check(model, std::span(completion).last(1), number, 1);
+    }
   }
 }
 

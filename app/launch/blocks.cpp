@@ -31,7 +31,8 @@ comm::Rendezvous meeting_of_ranks(comm::Communicator& processes, const comm::Lau
   if (processes.rank() == 0) {
     const bool by_mpi = meeting.host.empty() && meeting.host_address.empty() && !meeting.one_host;
     const std::string host =
-        by_mpi ? net::address_for_others() : comm::own_address(meeting, comm::meeting_host(meeting));
+        by_mpi ? net::address_for_others()
+               : comm::own_address(meeting, meeting.host.empty() ? "" : comm::meeting_host(meeting));
     int error = 0;
     meeting.door = std::make_shared<net::Socket>(net::listen_at(host, 0, error));
     if (!meeting.door->open())

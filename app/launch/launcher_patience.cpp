@@ -49,11 +49,12 @@ std::string usr1_to_mpirun() {
   return is_mpirun ? fmt::format("kill -USR1 {}", getppid()) : "kill -USR1 on mpirun";
 }
 
+constexpr double longest_pause = 10;  // s of training, if the SIGCONT meant nothing
+
 // Observed with Open MPI 4.1.4: at SIGINT or SIGTERM mpirun sends SIGCONT to the ranks, SIGTERM after one
 // second, SIGKILL after one more; both pauses are odls_base_sigkill_timeout. It also passes on a SIGCONT sent
 // to it.
 Patience of_open_mpi(const comm::GetEnv& environment) {
-  constexpr double longest_pause = 10;  // of training, if the SIGCONT meant nothing
   const double pause = seconds_of(environment, "OMPI_MCA_odls_base_sigkill_timeout").value_or(1);
   if (pause > longest_pause) return {.time = to_milliseconds(pause), .notice = std::nullopt, .advice = {}};
   return {.time = to_milliseconds(2 * pause), .notice = SIGCONT, .advice = {}};
@@ -68,7 +69,10 @@ Patience patience_of(const comm::Launch& launch, const comm::GetEnv& environment
   Patience patience;
   if (has_agent) patience.time = agents_patience;
   if (launch.kind == comm::LaunchKind::open_mpi) patience = of_open_mpi(environment);
-  if (const auto own = seconds_of(environment, own_variable)) patience.time = to_milliseconds(*own);
+  if (const auto own = seconds_of(environment, own_variable)) {
+    patience.time = to_milliseconds(*own);
+    if (*own > 2 * longest_pause) patience.notice.reset();  // a notice holds training for half of the time
+  }
   if (launch.kind == comm::LaunchKind::open_mpi && *patience.time < agents_patience) {
     patience.advice = fmt::format(
         "Ctrl-C, and SIGTERM to mpirun, leave {:.3g} s: a longer step is given up then and the last finished "

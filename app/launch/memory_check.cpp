@@ -66,7 +66,7 @@ double share_of_copies(const Plan& plan, const checkpoint::Hosts& hosts, int hos
 
 std::string shortage_on_host(comm::Communicator& world, const Plan& plan, const std::vector<int64_t>& bytes) {
   constexpr int64_t unknown = -1;
-  const checkpoint::Hosts hosts(comm::host_numbers(world, host_name()));
+  const checkpoint::Hosts hosts(comm::host_numbers(world, host_identity()));
   const int own_host = hosts.of(world.rank());
   const std::vector<int> ranks_here = hosts.ranks_of(own_host);
   const std::vector<int64_t> available = comm::gather_values(world, available_memory().value_or(unknown));

@@ -56,8 +56,7 @@ MemoryFolder::MemoryFolder(fs::path run_dir, fs::path memory)
 std::string MemoryFolder::place() const {
   struct stat entry {};
   if (::stat(memory_.c_str(), &entry) != 0) return host_name();
-  std::string boot;  // hosts may share a name
-  std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), boot);
+  const std::string boot = boot_id();  // hosts may share a name
   return fmt::format("{} {} {}", boot.empty() ? host_name() : boot, entry.st_dev, entry.st_ino);
 }
 
@@ -111,7 +110,6 @@ void MemoryFolder::remove_folder() const {
 }
 
 int64_t MemoryFolder::held() const {
-  if (!holds_copies()) return 0;
   int64_t bytes = 0;
   std::error_code error;
   for (fs::recursive_directory_iterator entry(path_, error), end; !error && entry != end;

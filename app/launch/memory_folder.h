@@ -38,7 +38,7 @@ class MemoryFolder {
   // The run has ended, or begins anew: its copies go, and so do those of another run in its folder.
   void remove() const;
 
-  // Bytes of the run's copies that are there already: new ones take their place.
+  // Bytes of copies that are there already, of this run or another one: new ones take their place.
   int64_t held() const;
   // Bytes that are free there; nothing if the system does not tell.
   std::optional<int64_t> free() const;

@@ -191,7 +191,7 @@ class RankInWorld {
   // [rank] Empty if all share one.
   std::vector<int> hosts() {
     if (options_.threads_alone) return {};
-    std::vector<int> numbers = comm::host_numbers(world_, host_name());
+    std::vector<int> numbers = comm::host_numbers(world_, host_identity());
     if (std::ranges::max(numbers) == 0) numbers.clear();
     return numbers;
   }
@@ -241,7 +241,7 @@ class RankInWorld {
     if (options_.heartbeat != nullptr) {
       const bool reports = options_.heartbeat->fail(text, code);
       said = reports && options_.in_blocks;
-      if (said) comm::print_now("pptrain: " + text);
+      if (said) comm::print_now(text);
       if (!reports) options_.heartbeat->end_with_others(until_verdict);
     }
     world_.abort(text);

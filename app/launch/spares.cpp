@@ -6,6 +6,7 @@
 #include <numeric>
 #include <vector>
 
+#include "core/base/error.h"
 #include "core/base/process.h"
 
 namespace pptrain::app {
@@ -20,7 +21,12 @@ std::unique_ptr<comm::Communicator> without_spares(comm::Communicator& processes
 
 void tell_spares(comm::Communicator& processes, int ranks, int code) {
   const at::Tensor value = at::full({1}, code, at::kLong);
-  for (int spare = ranks; spare < processes.size(); ++spare) processes.isend(value, spare)->wait();
+  for (int spare = ranks; spare < processes.size(); ++spare) {
+    try {
+      processes.isend(value, spare)->wait();
+    } catch (const PeerFailure&) {  // its agent has ended it
+    }
+  }
 }
 
 int await_end(comm::Communicator& processes, const comm::Launch& launch,
@@ -33,7 +39,7 @@ int await_end(comm::Communicator& processes, const comm::Launch& launch,
   while (!work->wait_for(look)) {
     if (!launch.has_agent || !stop_requested || !stop_requested()) continue;
     stopping += look;
-    if (stopping > patience_of_agent) comm::end_process(exit_stopped);
+    if (stopping > patience_of_agent) return exit_stopped;  // takes leave of the ranks, which may still work
   }
   return static_cast<int>(*value.const_data_ptr<int64_t>());
 }

@@ -197,8 +197,9 @@ void RankModel::initialise() {
       // Adapters are in no Hugging Face directory.
       if (!from_hf || group.is_of_adapters()) group.initialise(static_cast<uint64_t>(context_.job.run.seed));
     }
-    if (own.optimizer) own.optimizer->start_average();
+    if (own.optimizer) own.optimizer->reset();
   }
+  optimizer_step_ = 0;
   gather_embedding();
   if (guard_) guard_->note();
 }

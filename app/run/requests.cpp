@@ -270,6 +270,12 @@ void LiveRequests::agreed(int64_t step) {
   seen_.clear();
 }
 
+void LiveRequests::refuse(int64_t step, const std::string& why) {
+  search();
+  agreed(step);
+  saved(step, "", why);
+}
+
 void LiveRequests::saved(int64_t step, const std::string& checkpoint, const std::string& failure) {
   std::multimap<int64_t, Request> answered;  // the requests up to this step
   {

@@ -187,6 +187,7 @@ void RunDir::agree() {
   if (in_memory) start_.checkpoint = memory_.path() / fs::path(start_.checkpoint).filename();
   rollbacks_ =
       parse_rollbacks(comm::broadcast_string(*disk_, context_.root() ? read_rollbacks(folder_) : "", 0));
+  goes_on_ = comm::any(*disk_, context_.root() && start_.from == StartFrom::own_checkpoint);
   start_.terms.new_data = comm::any(*disk_, context_.root() && start_.terms.new_data);
   start_.terms.next_sample =
       std::stoll(comm::broadcast_string(*disk_, fmt::to_string(start_.terms.next_sample), 0));
@@ -246,6 +247,9 @@ checkpoint::RunState RunDir::adopt(checkpoint::RunState state) const {
   }
   state.seed = static_cast<uint64_t>(context_.job.run.seed);
   state.next_sample = start_.terms.next_sample;
+  // Those of the new order, which has no checkpoint yet.
+  if (context_.goes_back && !rollbacks_.empty())
+    state.next_sample = std::max(state.next_sample, rollbacks_.back().skip_to);
   state.recent_losses.clear();  // other data have other losses
   state.losses_above = state.above_since = 0;
   return state;
@@ -262,9 +266,10 @@ void RunDir::begin(int64_t step) {
   if (!goes_on) {
     make_room_for_file(folder_ / "tensorboard", inform);
     make_room_for_file(folder_ / fork_name, inform);  // a new model is no fork
-    make_room_for_file(folder_ / pace_name, inform);
   }
-  if (!goes_on || start_.terms.new_data) {
+  std::error_code ignored;
+  fs::remove(folder_ / pace_name, ignored);  // of an earlier start
+  if (!goes_on || (start_.terms.new_data && !context_.goes_back)) {
     make_room_for_file(folder_ / rollbacks_name, inform);
     rollbacks_.clear();
   }

@@ -32,6 +32,9 @@ class RunDir {
   // It does not lie in memory alone.
   bool is_from_disk() const { return !memory_.contains(start_.checkpoint); }
 
+  // Does the run in the folder go on? Otherwise what it left is set aside.
+  bool goes_on() const { return goes_on_; }
+
   // This host's copies of the run's states, and which ranks see them.
   const MemoryFolder& memory() const { return memory_; }
   const checkpoint::Hosts& memory_hosts() const { return memory_hosts_; }
@@ -102,6 +105,7 @@ class RunDir {
   RunLock lock_;
   checkpoint::KnownProblems known_;  // rank 0
   Start start_;                      // its words: rank 0
+  bool goes_on_ = false;
   std::string data_;
   Base base_;
   std::vector<Rollback> rollbacks_;

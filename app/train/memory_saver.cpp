@@ -50,9 +50,20 @@ void check_room(const MemoryFolder& memory, const checkpoint::Hosts& hosts, int 
 
 }  // namespace
 
-std::string begin_copies(const RunContext& context, const RunDir& run_dir, const RankModel& model) {
+std::string shortage_of_copies(const RunContext& context, const RunDir& run_dir, const RankModel& model) {
   const auto comm = checkpoint::disk_communicator(context.mesh.world());
   const std::vector<int64_t> bytes = comm::gather_values(*comm, bytes_of(model.contents()));
+  const checkpoint::Hosts& hosts = run_dir.memory_hosts();
+  return checkpoint::first_problem<Error>(*comm,
+                                          [&] {
+                                            if (hosts.is_first(comm->rank()))
+                                              check_room(run_dir.memory(), hosts, comm->rank(), bytes);
+                                          })
+      .second;
+}
+
+std::string begin_copies(const RunContext& context, const RunDir& run_dir) {
+  const auto comm = checkpoint::disk_communicator(context.mesh.world());
   const MemoryFolder& memory = run_dir.memory();
   std::string id;
   const auto [without_id, fault] = checkpoint::first_problem<Error>(*comm, [&] {
@@ -62,9 +73,8 @@ std::string begin_copies(const RunContext& context, const RunDir& run_dir, const
   id = comm::broadcast_string(*comm, id, 0);
   return checkpoint::first_problem<Error>(*comm,
                                           [&] {
-                                            if (!run_dir.memory_hosts().is_first(comm->rank())) return;
-                                            memory.begin(id);  // which frees what another run has left
-                                            check_room(memory, run_dir.memory_hosts(), comm->rank(), bytes);
+                                            if (run_dir.memory_hosts().is_first(comm->rank()))
+                                              memory.begin(id);
                                           })
       .second;
 }

@@ -14,10 +14,13 @@
 
 namespace pptrain::app {
 
-// Makes the hosts' folders ready. Returns why copies are impossible, the same on all ranks: a host has too
-// little memory for those of its ranks' parts, and of another host's if there are several; "" if all have
-// enough. Collective.
-std::string begin_copies(const RunContext& context, const RunDir& run_dir, const RankModel& model);
+// Why copies are impossible, the same on all ranks: a host has too little memory for those of its ranks'
+// parts, and of another host's if there are several; "" if all have enough. Changes nothing. Collective.
+std::string shortage_of_copies(const RunContext& context, const RunDir& run_dir, const RankModel& model);
+
+// Makes the hosts' folders ready, and frees what another run has left there. Returns why it cannot, the same
+// on all ranks. Collective.
+std::string begin_copies(const RunContext& context, const RunDir& run_dir);
 
 class MemorySaver {
  public:

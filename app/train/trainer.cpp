@@ -146,6 +146,7 @@ Trainer::AfterStep Trainer::after_step() {
     if (listener->is_due(state_.step)) listener->after_step();
   }
   const StopOrSave agreed = agree();
+  stop_agreed_ = agreed.stop;
   AfterStep next = AfterStep::next;
   if (agreed.folder_is_gone) {
     next = AfterStep::rescue;
@@ -214,6 +215,9 @@ void Trainer::resume() {
 void Trainer::open(bool resumed) {
   checkpoint::Layout layout = describe_layout(context_.plan, run_dir_.data());
   describe_base(run_dir_.base(), layout);
+  const bool copies = context_.job.checkpoint.memory_seconds > 0;
+  std::string shortage = copies ? shortage_of_copies(context_, run_dir_, model_) : "";
+  if (!shortage.empty() && !run_dir_.goes_on()) throw CommonFault(shortage);  // before anything is set aside
   run_dir_.remove_copies_after(resumed ? state_.step : 0);
   if (context_.root()) {
     run_dir_.begin(state_.step);
@@ -231,7 +235,7 @@ void Trainer::open(bool resumed) {
                                          .warn = {},
                                          .ended = ended},
                  state_, /*is_saved=*/resumed && run_dir_.is_from_disk());
-  if (context_.job.checkpoint.memory_seconds > 0) open_copies(layout, resumed);
+  if (copies) open_copies(layout, std::move(shortage));
   if (context_.root())
     metrics_.open(run_dir_.header(state_.step, layout), sources_, loader_, *saver_,
                   resumed ? std::optional(state_.step) : std::nullopt);
@@ -249,14 +253,14 @@ void Trainer::open(bool resumed) {
 }
 
 // A run that has begun goes on without copies: with fewer hosts each one needs more memory for them.
-void Trainer::open_copies(const checkpoint::Layout& layout, bool resumed) {
-  const std::string fault = begin_copies(context_, run_dir_, model_);
-  if (fault.empty()) {
+void Trainer::open_copies(const checkpoint::Layout& layout, std::string shortage) {
+  if (shortage.empty()) shortage = begin_copies(context_, run_dir_);
+  if (shortage.empty()) {
     copies_.emplace(context_, run_dir_, model_, layout);
-  } else if (!resumed) {
-    throw CommonFault(fault);
+  } else if (!run_dir_.goes_on()) {
+    throw CommonFault(shortage);
   } else if (context_.root()) {
-    spdlog::warn("warning: {}: the run goes on without copies in memory", fault);
+    spdlog::warn("warning: {}: the run goes on without copies in memory", shortage);
   }
 }
 
@@ -392,15 +396,16 @@ std::optional<int> Trainer::give_up() {
 }
 
 // Rank 0 notes what the next Trainer skips. There is no way back if no state is from before the band was
-// left, or if all rollbacks are used up. left: on rank 0. Collective.
+// left, if all rollbacks are used up, or if the run is to stop. left: on rank 0. Collective.
 bool Trainer::goes_back(const std::optional<DivergedCheckpoints>& left) {
   const auto done = static_cast<int64_t>(run_dir_.rollbacks().size());
-  const bool back = left && done < context_.job.train.max_rollbacks &&
+  const bool back = left && !stop_agreed_ && done < context_.job.train.max_rollbacks &&
                     (!left->sound.empty() || run_dir_.has_copy_before(state_.above_since));
   if (back) {
     spdlog::warn("{}", divergence_.rollback_report(*left, done + 1));
     add_rollback(context_.job.run.dir,
                  {.diverged = state_.step, .above_since = state_.above_since, .skip_to = state_.next_sample});
+    if (requests_) requests_->refuse(state_.step, "the run goes back to an earlier step: ask again");
   }
   if (!comm::any(*disk_comm_, back)) return false;
   if (copies_) copies_->finish();

@@ -38,7 +38,8 @@ class Trainer {
   bool start();  // resumes, or initialises a new run; returns whether it resumed
   void resume();
   void open(bool resumed);  // folder, log, saver, metrics, requests, signals
-  void open_copies(const checkpoint::Layout& layout, bool resumed);  // in memory
+  // In memory. shortage: why there is no room for them; "": there is.
+  void open_copies(const checkpoint::Layout& layout, std::string shortage);
   std::optional<int> train();
   void warm_up();
   void save(bool is_last);
@@ -76,7 +77,8 @@ class Trainer {
   std::optional<MemorySaver> copies_;                         // with checkpoint.memory_seconds
   std::optional<RunStop> stop_;                               // last: its threads use the rest
   bool stopped_on_request_ = false;
-  bool signalled_ = false;  // a rank was, so a launcher may want the run to go on elsewhere
+  bool stop_agreed_ = false;  // after the last step
+  bool signalled_ = false;    // a rank was, so a launcher may want the run to go on elsewhere
 };
 
 // Trains until the run ends, however often it goes back. Returns the exit code. Collective.

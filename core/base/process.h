@@ -20,6 +20,13 @@ inline std::string host_name() {
   return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "unknown";
 }
 
+// What the running kernel is called since its start; "" if /proc does not tell.
+std::string boot_id();
+// Equal in the processes of one host alone, since several hosts may have one name.
+inline std::string host_identity() {
+  return host_name() + " " + boot_id();
+}
+
 // The command that started this process, quoted as a shell takes it. Empty if /proc does not tell.
 std::string command_line();
 

@@ -34,6 +34,13 @@ inline std::string_view without_byte_order_mark(std::string_view text) {
   return text.starts_with(mark) ? text.substr(mark.size()) : text;
 }
 
+// The text without white space at its ends.
+inline std::string_view trim(std::string_view text) {
+  constexpr const char* blanks = " \t\r\n";
+  const size_t first = text.find_first_not_of(blanks);
+  return first == std::string_view::npos ? "" : text.substr(first, text.find_last_not_of(blanks) + 1 - first);
+}
+
 // Bytes of the UTF-8 character that begins with `lead`; 0 if none does.
 inline size_t utf8_length(unsigned lead) {
   if (lead < 0x80) return 1;

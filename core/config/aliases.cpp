@@ -26,6 +26,7 @@ constexpr Alias keys[] = {
     {"model.initializer_range", "init_std init_method_std"},
     {"model.hidden_size", "dim d_model n_embd embed_dim hidden_dim model_dim"},
     {"model.intermediate_size", "ffn_hidden_size ffn_dim d_ff mlp_dim"},
+    {"model.max_position_embeddings", "n_positions n_ctx"},
     {"model.num_hidden_layers", "n_layers n_layer num_layers layers depth"},
     {"model.num_attention_heads", "n_heads n_head num_heads heads"},
     {"model.num_key_value_heads", "n_kv_heads num_kv_heads num_query_groups"},

@@ -3,6 +3,7 @@
 #include <toml++/toml.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <filesystem>
 #include <optional>
@@ -19,6 +20,7 @@
 #include <vector>
 
 #include "core/base/error.h"
+#include "core/base/text.h"
 #include "core/config/document.h"
 #include "core/config/field.h"
 #include "core/config/job_paths.h"
@@ -27,12 +29,6 @@
 
 namespace pptrain::config {
 namespace {
-
-std::string trim(std::string_view text) {
-  const size_t first = text.find_first_not_of(" \t\r\n");
-  const size_t last = text.find_last_not_of(" \t\r\n");
-  return first == std::string_view::npos ? "" : std::string(text.substr(first, last - first + 1));
-}
 
 std::string found_type(const toml::node& node) {
   switch (node.type()) {
@@ -81,6 +77,9 @@ std::string option_with_key(std::string_view key) {
   return found == options().end() ? "" : found->name();
 }
 
+// Keys that mean something else in each section.
+constexpr std::array<std::string_view, 3> generic_keys = {"name", "match", "dropout"};
+
 // The option that an unknown key of the section most likely means. Tries, in order: another program's name
 // for it; a near key of this section; the same key in another section; a near key in another section.
 // `section` may be empty. Empty if nothing is near.
@@ -89,6 +88,7 @@ std::string meant_option(std::string_view section, std::string_view key) {
   if (const std::string here = nearest(key, keys_of(section)); !here.empty())
     return fmt::format("{}.{}", section, here);
   if (find_table_list(section)) return "";
+  if (std::ranges::find(generic_keys, to_lower(key)) != generic_keys.end()) return "";
   if (const std::string elsewhere = option_with_key(to_lower(key)); !elsewhere.empty()) return elsewhere;
   return option_with_key(nearest(key, all_keys()));
 }
@@ -117,7 +117,7 @@ std::string as_list(const std::string& value, bool of_strings) {
   size_t begin = 0;
   while (begin <= value.size()) {
     const size_t end = std::min(value.find(',', begin), value.size());
-    const std::string element = trim(std::string_view(value).substr(begin, end - begin));
+    const std::string element(trim(std::string_view(value).substr(begin, end - begin)));
     list += (begin > 0 ? ", " : "") + (of_strings ? toml_string(element) : element);
     begin = end + 1;
   }
@@ -590,12 +590,13 @@ void refuse_name(Document& document, Reader& reader, const std::string& name, co
 void read_override(Document& document, const std::string& text, const Origin& origin) {
   const auto refuse = [&](const std::string& reason) { document.problems.push_back({origin, "", reason}); };
   const size_t equals = text.find('=');
-  const std::string name = trim(text.substr(0, equals));
+  const std::string name(trim(text.substr(0, equals)));
   if (equals == std::string::npos || name.empty()) return refuse("expected section.key=value");
   Reader reader(document, origin);
   const std::optional<ElementKey> element = element_key(name);
   const Option* option = element ? element->list->find(element->key) : find_option(name);
-  const std::optional<toml::table> parsed = parse_override(trim(text.substr(equals + 1)), option);
+  const std::optional<toml::table> parsed =
+      parse_override(std::string(trim(text.substr(equals + 1))), option);
   if (!parsed) return refuse("the value is not UTF-8 text");
   const toml::node& node = *parsed->get("v");
   if (element) {
@@ -617,7 +618,7 @@ void read_override(Document& document, const std::string& text, const Origin& or
 void read_override(Document& document, const std::string& text) {
   if (!text.starts_with(command_mark))
     return read_override(document, text, {.where = "--set " + text, .from_override = true});
-  const std::string setting = text.substr(1), option = trim(setting.substr(0, setting.find('=')));
+  const std::string setting = text.substr(1), option(trim(setting.substr(0, setting.find('='))));
   const auto given = document.options.find(option);
   const auto by_user = given == document.options.end() ? std::nullopt : std::optional(given->second);
   read_override(document, setting, {.where = document.file});

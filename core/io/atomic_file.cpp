@@ -12,6 +12,7 @@
 #include <system_error>
 #include <utility>
 
+#include "core/base/process.h"
 #include "core/base/special_file.h"
 #include "core/base/text.h"
 #include "core/io/checksum.h"
@@ -21,11 +22,9 @@ namespace pptrain::io {
 
 const std::string& process_space() {
   static const std::string space = [] {
-    std::string boot;
-    std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), boot);
     std::error_code ignored;
     const std::string ids = std::filesystem::read_symlink("/proc/self/ns/pid", ignored).string();
-    const std::string both = boot + ids;
+    const std::string both = boot_id() + ids;
     return checksum_hex(std::as_bytes(std::span(both))).substr(0, 16);
   }();
   return space;

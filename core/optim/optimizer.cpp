@@ -122,6 +122,13 @@ void Optimizer::average() {
   }
 }
 
+void Optimizer::reset() {
+  for (const StateTensor& own : state()) own.tensor.zero_();
+  steps_ = 0;
+  can_undo_ = false;
+  start_average();
+}
+
 void Optimizer::start_average() {
   if (ema_decay_ == 0) return;
   for (const Range& range : ranges_) range.average.copy_(range.master());

@@ -59,6 +59,9 @@ class Optimizer {
 
   std::vector<StateTensor> state();
 
+  // As before the first step, whatever a checkpoint has left; call it after the masters were filled.
+  void reset();
+
   // The average of weights begins as the masters; call it after they were filled, unless its state was.
   void start_average();
 

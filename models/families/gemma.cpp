@@ -62,7 +62,7 @@ void read_gemma3(const HfJson& json, M& model) {
 
 void write_gemma(const M& model, nlohmann::ordered_json& json) {
   json["hidden_act"] = json["hidden_activation"];  // as older versions call it
-  json["layer_types"] = model.layer_types;
+  json["layer_types"] = layer_types_of(model);
 }
 
 }  // namespace

@@ -40,7 +40,7 @@ void read_gpt_oss(const HfJson& json, M& model) {
 }
 
 void write_gpt_oss(const M& model, nlohmann::ordered_json& json) {
-  json["layer_types"] = model.layer_types;
+  json["layer_types"] = layer_types_of(model);
   if (model.rope_scaling.rope_type == config::RopeType::none)
     json["rope_parameters"] = {{"rope_type", "default"}, {"rope_theta", model.rope_theta}};
 }

@@ -28,7 +28,7 @@ void write_qwen2(const config::ModelSection& model, nlohmann::ordered_json& json
   if (model.sliding_window == 0) return;
   json["sliding_window"] = model.sliding_window;
   json["max_window_layers"] = 0;
-  json["layer_types"] = model.layer_types;
+  json["layer_types"] = layer_types_of(model);
 }
 
 }  // namespace

@@ -3,7 +3,10 @@
 #include <ATen/ops/empty.h>
 #include <spdlog/fmt/fmt.h>
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <fstream>
 #include <functional>
@@ -42,8 +45,14 @@ std::vector<int> host_numbers(Communicator& comm, const std::string& name) {
   return numbers;
 }
 
+std::string loopback_identity() {
+  std::array<char, 64> space{};
+  if (readlink("/proc/self/ns/net", space.data(), space.size() - 1) < 0) space[0] = '\0';
+  return boot_id() + space.data();
+}
+
 bool on_one_host(Communicator& comm) {
-  return std::ranges::max(host_numbers(comm, host_name())) == 0;
+  return std::ranges::max(host_numbers(comm, loopback_identity())) == 0;
 }
 
 std::vector<double> all_reduce_sum(Communicator& comm, std::span<const double> values) {
@@ -166,12 +175,6 @@ namespace {
 
 constexpr int round_trips = 8;
 
-std::string host_identity() {
-  std::string id;
-  std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), id);
-  return id;
-}
-
 int64_t now() {
   return nanoseconds(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
@@ -208,7 +211,7 @@ nanoseconds ask_time(Communicator& comm) {
 }  // namespace
 
 nanoseconds clock_offset(Communicator& comm) {
-  const std::string mine = host_identity();
+  const std::string mine = boot_id();
   const std::string roots = broadcast_string(comm, mine, 0);
   return clock_offset(comm, !mine.empty() && mine == roots);
 }

@@ -34,7 +34,10 @@ std::vector<T> gather_values(Communicator& comm, const T& mine) {
 // [rank] The number of its host: 0 for rank 0's, 1 for that of the first rank that is on another one, and so
 // on. Ranks that give the same name are on one host. Collective.
 std::vector<int> host_numbers(Communicator& comm, const std::string& name);
-// Whether all ranks are on one host, by its name. Collective.
+// The kernel's boot and this process's network namespace: equal in two processes that reach each other by
+// loopback.
+std::string loopback_identity();
+// Do all ranks reach each other by loopback? Collective.
 bool on_one_host(Communicator& comm);
 
 // Every rank of a group sends the others some numbers, and takes theirs later. One exchange is under way at a

@@ -211,6 +211,8 @@ TEST_CASE("models that pptrain would compute otherwise than transformers are ref
   CHECK_THAT(changed(llama(), "quantization_config", {{"bits", 4}}), contains_text("quantization_config"));
   CHECK_THAT(changed(llama(), "rope_scaling", {{"rope_type", "ntk"}, {"factor", 2}}),
              contains_text("\"ntk\" is not supported"));
+  CHECK_THAT(changed(llama(), "rope_scaling", {{"type", "linear"}, {"factor", 2.0}, {"mscale_all_dim", 0.7}}),
+             contains_text("mscale_all_dim") && contains_text("is supported with yarn alone"));
   CHECK_THAT(changed(llama(), "rope_scaling", {{"type", "linear"}}),
              contains_text("rope_scaling: factor: is missing"));
   CHECK_THAT(changed(llama(), "rope_scaling", 3), contains_text("rope_scaling: 3 is not an object"));

@@ -106,6 +106,10 @@ ModelSection section_of(std::string_view arch) {
   return m;
 }
 
+nlohmann::ordered_json config_of(const ModelSection& model) {
+  return models::hf_config(model, at::kBFloat16, {});
+}
+
 ModelSection there_and_back(const ModelSection& model) {
   return models::parse_hf_config(models::hf_config(model, at::kBFloat16, {}).dump(), "config.json");
 }
@@ -145,6 +149,18 @@ models::ModelConfig small(std::string_view arch, bool tied) {
 }
 
 }  // namespace
+
+TEST_CASE("a list of layers that the job leaves out is written, since transformers wants an entry for each") {
+  const auto types = [](std::string_view arch, int64_t window) {
+    ModelSection model = section_of(arch);
+    model.sliding_window = window;
+    model.layer_types.clear();
+    return config_of(model).at("layer_types").get<std::vector<std::string>>();
+  };
+  CHECK(types("qwen2", 7) == std::vector<std::string>(4, "sliding_attention"));
+  CHECK(types("gemma2", 0) == std::vector<std::string>(4, "full_attention"));
+  CHECK(types("gpt_oss", 0) == std::vector<std::string>(4, "full_attention"));
+}
 
 TEST_CASE("config.json gives the model back, of every architecture") {
   for (const models::Architecture* architecture : models::architectures) {

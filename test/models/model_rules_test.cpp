@@ -114,7 +114,10 @@ TEST_CASE("settings that contradict each other are laid at the key to change") {
       {"arch = 'phi3'\nrope_scaling = {rope_type = 'longrope', short_factor = [1.0], long_factor = [1.0, "
        "1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]}\n",
        "job.toml:12:56: model.rope_scaling.short_factor: has 1 numbers; give 8, one for each"},
+      {"arch = 'phi3'\nrope_scaling = {rope_type = 'yarn', factor = 2.0}\n",
+       "job.toml:12:29: model.rope_scaling.rope_type: phi3 has longrope or no scaling"},
       {"sliding_window = 8\n", "job.toml:11:18: model.sliding_window: "},
+      {"no_rope_layers = [1, 1, 1, 0]\n", "job.toml:11:18: model.no_rope_layers: "},
       {"arch = 'qwen3'\nmlp_bias = true\n", "job.toml:12:12: model.mlp_bias: qwen3 has no biases in its MLP"},
       {"rope_scaling = {rope_type = 'llama3', low_freq_factor = 4.0}\n",
        "job.toml:11:57: model.rope_scaling.low_freq_factor: high_freq_factor = 4 is not above"},

@@ -122,6 +122,9 @@ TEST_CASE(
   // A step that ends after some passes leaves nothing to the next one.
   Stages failed = stages_of({4}, Recompute::full);
   const std::vector<data::Microbatch> parts = data::cut_in_slices(lists[0], slices, 8, 1, 0);
+  int64_t targets = 0;
+  for (const data::Microbatch& part : parts) targets += part.targets;
+  CHECK(targets == lists[0].targets);
   for (int i = 0; i < slices; ++i) failed[0]->forward(i, parts[static_cast<size_t>(i)], {});
   failed[0]->backward_input(slices - 1, {});
   failed[0]->discard();

@@ -14,12 +14,16 @@ void add_run(std::vector<Option>& options) {
       "job's file.")
       .path(Names::written)
       .decides(Effect::none);
-  run("seed", &RunSection::seed, "Seed of the initial weights and of the order of the data.")
+  run("seed", &RunSection::seed, "Seed of the initial weights, of the order of the data and of samples.")
       .at_least(0)
       .only_if(
-          "model.init = random, data.shuffle = true or data.format = random",
-          {"model.init", "data.shuffle", "data.format"},
-          [](const JobConfig& j) { return j.model.init == Init::random || j.data.shuffle || any_random(j); })
+          "model.init = random, lora.rank > 0, data.shuffle = true, data.format = random or "
+          "eval.generate_interval > 0",
+          {"model.init", "lora.rank", "data.shuffle", "data.format", "eval.generate_interval"},
+          [](const JobConfig& j) {
+            return j.model.init == Init::random || j.lora.rank > 0 || j.data.shuffle || any_random(j) ||
+                   j.eval.generate_interval > 0;
+          })
       .decides(Effect::data);
   run("device", &RunSection::device, "Where the ranks compute.").decides(Effect::layout);
   run("threads", &RunSection::threads,

@@ -1,6 +1,7 @@
 // Conversations as the text of a document, as chat templates make them.
 #pragma once
 
+#include <array>
 #include <filesystem>
 #include <memory>
 #include <optional>
@@ -13,6 +14,10 @@
 #include "core/text/tokenizer/tokenizer.h"
 
 namespace pptrain::corpus {
+
+// Keys of a message that thoughts before its content are under. (DeepSeek's and Qwen's templates, gpt-oss's,
+// OpenRouter's files.)
+inline constexpr std::array reasoning_keys = {"reasoning_content", "thinking", "reasoning"};
 
 struct Message {
   std::string_view role;

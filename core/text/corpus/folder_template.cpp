@@ -59,6 +59,9 @@ class FolderTemplate final : public ChatTemplate {
   // `tokens`: bos_token and its like. Throws Error with the reason.
   FolderTemplate(std::string source, jinja::Map tokens)
       : source_(std::move(source)), tokens_(std::move(tokens)), template_(source_) {
+    for (const std::string_view key : reasoning_keys) {
+      if (writes_reasoning(key)) written_keys_.push_back(key);
+    }
     constexpr std::array sample = {Message{"user", "u"}, Message{"assistant", "a"}, Message{"user", "v"},
                                    Message{"assistant", "b"}};
     marks_itself_ = !run(std::span(sample).first(2), false).generations.empty();
@@ -80,7 +83,9 @@ class FolderTemplate final : public ChatTemplate {
     check_roles(messages);
     return pieces_of(run(messages, true).text, {});
   }
-  bool takes_reasoning(std::string_view key) const override { return source_.find(key) != std::string::npos; }
+  bool takes_reasoning(std::string_view key) const override {
+    return std::ranges::find(written_keys_, key) != written_keys_.end();
+  }
   std::vector<std::string> texts() const override {
     std::vector<std::string> all{"folder", source_};
     for (const auto& [name, value] : tokens_.items)
@@ -106,6 +111,18 @@ class FolderTemplate final : public ChatTemplate {
     variables.set("add_generation_prompt", prompts);
     for (const char* absent : {"tools", "documents"}) variables.set(absent, jinja::None{});
     return template_.render(variables);
+  }
+
+  // Tried with a sample: a template may have the key's letters in another name.
+  bool writes_reasoning(std::string_view key) const {
+    const std::array sample = {
+        Message{"user", "u"},
+        Message{.role = "assistant", .content = "a", .reasoning = "thoughts", .reasoning_key = key}};
+    try {
+      return run(sample, false).text.bytes().find("thoughts") != std::string_view::npos;
+    } catch (const Error&) {
+      return false;
+    }
   }
 
   // What ends an answer in the middle of a conversation, and at its end.
@@ -186,7 +203,8 @@ class FolderTemplate final : public ChatTemplate {
   std::string source_;
   jinja::Map tokens_;
   jinja::Template template_;
-  bool marks_itself_ = false;  // by generation blocks
+  std::vector<std::string_view> written_keys_;  // of reasoning_keys
+  bool marks_itself_ = false;                   // by generation blocks
   // What prompts an answer, ends one in the middle of a conversation, and at its end.
   std::string prompt_, end_, last_end_;
 };

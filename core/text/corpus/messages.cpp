@@ -18,8 +18,6 @@ using nlohmann::json;
 // Whether the assistant's answer is trained: 0 and 1, or false and true. (OpenAI's files have weight,
 // axolotl's train.)
 constexpr std::array train_keys = {"weight", "train", "training"};
-// Thoughts before the answer. (DeepSeek's and Qwen's templates, gpt-oss's, OpenRouter's files.)
-constexpr std::array reasoning_keys = {"reasoning_content", "thinking", "reasoning"};
 // What a message is besides a text, or which part of it is trained.
 constexpr std::array refused_keys = {"tool_calls",   "function_call",   "tool_call_id", "tools",  "functions",
                                      "train_detail", "training_detail", "images",       "image",  "audio",

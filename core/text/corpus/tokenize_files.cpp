@@ -17,6 +17,7 @@ struct Encoded {
   std::vector<int64_t> lengths;             // of the documents
   std::vector<tokens::TokenRange> prompts;  // of these
   uint64_t bytes = 0;                       // of the files that are done with it
+  uint64_t text_bytes = 0;
   int64_t empty = 0;
   int64_t truncated = 0;
   int64_t without_targets = 0;
@@ -81,6 +82,8 @@ void add_document(const tokenizer::Tokenizer* tokenizer, const Document& documen
     ++out.empty;
     return;
   }
+  out.text_bytes += document.prompt.size() + document.text.size();
+  for (const tokenizer::Piece& piece : document.pieces) out.text_bytes += piece.text.size();
   const bool is_text = tokenizer != nullptr && !request.format.has_messages();
   if (is_text && request.add_special && tokenizer->begins_twice(std::span(out.ids).subspan(before)))
     ++out.begun_twice;
@@ -113,6 +116,7 @@ Encoded encode(const tokenizer::Tokenizer* tokenizer, const Chunk& chunk, const 
 
 void add_to(TokenizeProgress& progress, const Encoded& encoded) {
   progress.bytes += encoded.bytes;
+  progress.text_bytes += encoded.text_bytes;
   progress.empty += encoded.empty;
   if (progress.bad == 0) progress.first_bad = encoded.first_bad;
   progress.bad += encoded.bad;

@@ -29,6 +29,7 @@ struct TokenizeRequest {
 
 struct TokenizeProgress {
   uint64_t bytes = 0, total_bytes = 0;  // of the files
+  uint64_t text_bytes = 0;              // of the documents' texts, as templates write them; 0 for tokens
   int64_t documents = 0, tokens = 0;    // written so far
   int64_t prompt_tokens = 0;            // of these tokens, those that are no targets
   int64_t truncated = 0;                // documents

@@ -112,10 +112,16 @@ Decoder::Decoder(const JsonPart& part) : none_(false) {
   add(part);
 }
 
-void Decoder::add_each_alone(std::function<std::string(const std::string&)> decode) {
-  steps_.push_back({StepKind::each_alone, [decode = std::move(decode)](Tokens& tokens) {
-                      std::ranges::transform(tokens, tokens.begin(), decode);
-                    }});
+void Decoder::add_each_alone(const OfOne& decode, bool between) {
+  steps_.push_back({StepKind::each_alone,
+                    [decode](Tokens& tokens) { std::ranges::transform(tokens, tokens.begin(), decode); },
+                    between ? decode : OfOne()});
+}
+
+bool Decoder::joins() const {
+  return std::ranges::any_of(
+      steps_, [](StepKind kind) { return kind == StepKind::byte_level || kind == StepKind::fuse; },
+      &Step::kind);
 }
 
 void Decoder::add(const JsonPart& part) {
@@ -125,22 +131,28 @@ void Decoder::add(const JsonPart& part) {
     for (const JsonPart& each : part.at("decoders").elements()) add(each);
   } else if (type == "ByteLevel") {
     part.only({"type", "add_prefix_space", "trim_offsets", "use_regex"});
-    steps_.push_back({StepKind::byte_level, [](Tokens& tokens) {
+    steps_.push_back({StepKind::byte_level,
+                      [](Tokens& tokens) {
                         std::ranges::transform(tokens, tokens.begin(), as_bytes);
                         tokens.assign(1, repaired(joined(tokens)));
-                      }});
+                      },
+                      as_bytes});
   } else if (type == "ByteFallback") {
     part.only({"type"});
-    steps_.push_back({StepKind::byte_fallback, fall_back});
+    steps_.push_back({StepKind::byte_fallback, fall_back, [](const std::string& token) {
+                        const std::optional<char> byte = byte_of(token);
+                        return byte ? std::string(1, *byte) : token;
+                      }});
   } else if (type == "Fuse") {
     part.only({"type"});
     steps_.push_back({StepKind::fuse, [](Tokens& tokens) { tokens.assign(1, joined(tokens)); }});
   } else if (type == "Strip") {
     part.only({"type", "content", "start", "stop"});
+    // Behind a join, Strip takes the ends of the whole text.
     add_each_alone([content = part.character("content"), start = part.at("start").integer(0, 1 << 20),
-                    stop = part.at("stop").integer(0, 1 << 20)](const std::string& token) {
-      return stripped(content, start, stop, token);
-    });
+                    stop = part.at("stop").integer(0, 1 << 20)](
+                       const std::string& token) { return stripped(content, start, stop, token); },
+                   /*between=*/!joins());
   } else if (type == "Replace") {
     part.only({"type", "pattern", "content"});
     add_each_alone([pattern = read_pattern(part.at("pattern")), content = part.text("content")](
@@ -149,9 +161,13 @@ void Decoder::add(const JsonPart& part) {
     part.only({"type", "replacement", "prepend_scheme", "split", "add_prefix_space", "str_rep"});
     const auto scheme = part.find("prepend_scheme");
     const bool never = (scheme && scheme->text() == "never") || !part.flag("add_prefix_space", true);
+    const std::string mark = part.character("replacement");
     steps_.push_back({never ? StepKind::each_alone : StepKind::other,
-                      [never, mark = part.character("replacement")](Tokens& tokens) {
-                        show_spaces(mark, !never, tokens);
+                      [never, mark](Tokens& tokens) { show_spaces(mark, !never, tokens); },
+                      [mark](const std::string& token) {
+                        Tokens one{token};
+                        show_spaces(mark, /*prepended=*/false, one);
+                        return one.front();
                       }});
   } else {
     part.refuse(fmt::format("the decoder '{}' is not supported", type));
@@ -167,9 +183,10 @@ void Decoder::set_tokens(const std::unordered_map<int32_t, std::string>& tokens)
     texts[static_cast<size_t>(id)] = token;
     known_[static_cast<size_t>(id)] = true;
   }
+  count_bytes(texts);
   const auto left = std::ranges::find_if(
-      steps_, [](StepKind kind) { return kind != StepKind::each_alone; }, &Step::first);
-  for (auto step = steps_.begin(); step != left; ++step) step->second(texts);
+      steps_, [](StepKind kind) { return kind != StepKind::each_alone; }, &Step::kind);
+  for (auto step = steps_.begin(); step != left; ++step) step->decode(texts);
   steps_.erase(steps_.begin(), left);
   // A last step that joins the texts: each ByteLevel before it makes bytes of single texts.
   if (is(0, StepKind::byte_level) && steps_.size() == 1) {
@@ -185,8 +202,16 @@ void Decoder::set_tokens(const std::unordered_map<int32_t, std::string>& tokens)
   }
 }
 
+void Decoder::count_bytes(Tokens texts) {
+  for (const Step& step : steps_) {
+    if (step.between) std::ranges::transform(texts, texts.begin(), step.between);
+  }
+  bytes_.clear();
+  for (const std::string& text : texts) bytes_.push_back(static_cast<uint32_t>(text.size()));
+}
+
 bool Decoder::is(size_t step, StepKind kind) const {
-  return step < steps_.size() && steps_[step].first == kind;
+  return step < steps_.size() && steps_[step].kind == kind;
 }
 
 bool Decoder::has(int32_t id) const {
@@ -214,12 +239,6 @@ std::string Decoder::join_fallback(std::span<const int32_t> ids) const {
   return text;
 }
 
-size_t Decoder::bytes_of(int32_t id) const {
-  if (!has(id)) return 0;
-  const std::string_view text = text_of(id);
-  return is(0, StepKind::byte_fallback) && byte_of(text) ? 1 : text.size();
-}
-
 std::string Decoder::decode(std::span<const int32_t> ids) const {
   if (!none_ && steps_.empty()) {
     std::string bytes;
@@ -238,7 +257,7 @@ std::string Decoder::decode(std::span<const int32_t> ids) const {
       if (has(id)) tokens.emplace_back(text_of(id));
     }
   }
-  for (; next < steps_.size(); ++next) steps_[next].second(tokens);
+  for (; next < steps_.size(); ++next) steps_[next].decode(tokens);
   std::string text;
   for (size_t i = 0; i < tokens.size(); ++i) {
     if (none_ && i > 0) text += ' ';

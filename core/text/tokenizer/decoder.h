@@ -8,7 +8,6 @@
 #include <string>
 #include <string_view>
 #include <unordered_map>
-#include <utility>
 #include <vector>
 
 #include "core/text/tokenizer/json_part.h"
@@ -25,17 +24,24 @@ class Decoder {
   void set_tokens(const std::unordered_map<int32_t, std::string>& tokens);
   // Ids that have no token are passed over.
   std::string decode(std::span<const int32_t> ids) const;
-  // Bytes of text that a token stands for by itself; 0 for an id that has no token.
-  size_t bytes_of(int32_t id) const;
+  // Bytes of text that a token stands for between other tokens; 0 for an id that has no token.
+  size_t bytes_of(int32_t id) const { return has(id) ? bytes_[static_cast<size_t>(id)] : 0; }
   // False without a decoder: then there are spaces between tokens, which are no token's.
   bool has_bytes() const { return !none_; }
 
  private:
-  // From a list of texts to another. each_alone: what comes of a text takes its place.
+  // each_alone: what comes of a text takes its place.
   enum class StepKind { each_alone, byte_level, byte_fallback, fuse, other };
-  using Step = std::pair<StepKind, std::function<void(std::vector<std::string>&)>>;
+  using OfOne = std::function<std::string(const std::string&)>;
+  struct Step {
+    StepKind kind;
+    std::function<void(std::vector<std::string>&)> decode;  // a list of texts to another
+    OfOne between = {};  // what comes of a token between other tokens; empty: it stays
+  };
   void add(const JsonPart& part);
-  void add_each_alone(std::function<std::string(const std::string&)> decode);
+  void add_each_alone(const OfOne& decode, bool between = true);
+  void count_bytes(std::vector<std::string> texts);
+  bool joins() const;  // has a step joined all texts to one?
   bool is(size_t step, StepKind kind) const;
   bool has(int32_t id) const;
   std::string_view text_of(int32_t id) const;
@@ -46,6 +52,7 @@ class Decoder {
   std::string texts_;             // of all tokens
   std::vector<uint32_t> begins_;  // of each id's, and one more
   std::vector<bool> known_;
+  std::vector<uint32_t> bytes_;  // of each id
 };
 
 }  // namespace pptrain::tokenizer

@@ -42,15 +42,6 @@ void copy_text(std::array<char, n>& to, const std::string& text) {
   std::memcpy(to.data(), text.data(), std::min(text.size(), n - 1));
 }
 
-// The running kernel and its network namespace.
-std::string machine() {
-  std::string boot;
-  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
-  std::array<char, 64> space{};
-  if (readlink("/proc/self/ns/net", space.data(), space.size() - 1) < 0) space[0] = '\0';
-  return boot + space.data();
-}
-
 // The addresses of all interfaces, as many as fit into a Card, with spaces between.
 std::string addresses() {
   std::string all;
@@ -63,7 +54,7 @@ std::string addresses() {
 Card own_card(const std::string& address, const std::string& own_machine) {
   Card card;
   copy_text(card.name, host_name());
-  copy_text(card.machine, own_machine.empty() ? machine() : own_machine);
+  copy_text(card.machine, own_machine.empty() ? loopback_identity() : own_machine);
   copy_text(card.addresses, address.empty() ? addresses() : address);
   card.key = random_bytes();
   return card;

@@ -378,6 +378,11 @@ class CommandLine(Case):
         crowded = self.pptrain("doctor", *self.arguments("run", "run.threads=64"), code=1).stdout
         self.assertRegex(crowded, r"cores +no +host .*: 128 threads of 2 ranks on \d+ cores")
         self.assertIn("This job should not run so.", crowded)
+        for settings, at_once in ((("checkpoint.keep_last_n=2",), 3), (("checkpoint.keep_last_n=0",), 250),
+                                  (("checkpoint.keep_last_n=2", "checkpoint.keep_best_n=5"), 8)):
+            out = self.pptrain("doctor", *self.arguments("run", "train.steps=1000", "checkpoint.interval=4", "eval.interval=1", *settings),
+                               code=None).stdout
+            self.assertRegex(out, rf"a checkpoint takes [\d.]+ GB, {at_once} at once")
         self.assertFalse((self.folder / "run").exists())
 
     @with_mpi

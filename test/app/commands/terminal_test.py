@@ -82,13 +82,16 @@ class Terminal(Case):
         return run(self.command(*arguments), self.folder, code=code, timeout=60, env=self.environment())
 
     def start(self, *arguments, columns=100, **extra):
-        """The program on its own controlling terminal; the test types Ctrl-C there."""
+        """A run on its own controlling terminal; the test types Ctrl-C there."""
+        return self.start_command(self.command(*arguments), columns, **extra)
+
+    def start_command(self, command, columns=100, **extra):
         pid, terminal = pty.fork()
         if pid == 0:
             try:
                 time.sleep(0.2)  # the parent sets the size
                 os.chdir(self.folder)
-                os.execve(PPTRAIN, self.command(*arguments), self.environment(**extra))
+                os.execve(PPTRAIN, command, self.environment(**extra))
             finally:
                 os._exit(99)
         self.resize(terminal, columns)
@@ -112,7 +115,7 @@ class Terminal(Case):
                 break
             if not block:
                 break
-            text += block.decode()
+            text += block.decode(errors="replace")  # a model may write any bytes
         return text
 
     def run_on_terminal(self, *arguments, columns=100, code=0, **extra):
@@ -212,6 +215,17 @@ class Terminal(Case):
         self.assertEqual(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), 130)
         rows, _ = self.lines(text.replace("^C", ""))
         self.assertIn("ended at once in step 1: no checkpoint was saved, so 0 finished steps are lost", rows)
+
+    def test_a_conversation_begins_anew_where_the_positions_end(self):
+        self.run_in_pipes("--set", "train.steps=1", "--set", "model.max_position_embeddings=64", "--set", "train.seq_len=64")
+        pid, terminal = self.start_command([str(PPTRAIN), "generate", "run", "--max-tokens", "30"])
+        self.read(terminal, "Ctrl-D ends")
+        for typed, answer in ((20, "> "), (10, "it begins anew with this line"), (80, "it is left out"), (12, "> ")):
+            os.write(terminal, b"a" * typed + b"\n")
+            self.read(terminal, answer)
+        os.write(terminal, b"\x04")
+        self.read(terminal)
+        self.assertEqual(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), 0)
 
     def test_a_terminal_that_goes_away_stops_the_run_and_nohup_does_not_let_it(self):
         for hang_up, code in ((signal.SIG_DFL, 3), (signal.SIG_IGN, 0)):

@@ -3,6 +3,7 @@
 Usage: tokenize_test.py PPTRAIN [unittest arguments]
 """
 
+import gzip
 import json
 import pathlib
 import shutil
@@ -74,6 +75,11 @@ class Tokenize(Case):
         self.assertIn("a.jsonl: a JSONL file needs --key", self.tokenize("a.jsonl", code=2))
         self.tokenize("--key", "body", "--eos", "600", "--threads", "3", "a.jsonl", "a.jsonl")
         self.assertEqual([[*self.package.encode(t).ids, 600] for t in texts * 2], self.documents())
+        with gzip.open(self.folder / "b.jsonl.gz", "wt") as file:
+            file.write((self.folder / "a.jsonl").read_text())
+        out = self.tokenize("--key", "body", "--eos", "600", "--overwrite", "b.jsonl.gz")
+        tokens = sum(map(len, self.documents()))
+        self.assertIn(f"; {len(''.join(texts).encode()) / tokens:.2f} bytes of text a token,", out)
 
     def test_a_number_is_an_id_and_the_end_is_said(self):
         self.assertIn("0", self.package.get_vocab())

@@ -234,7 +234,8 @@ class Generate(unittest.TestCase):
                     self.assertAlmostEqual(json.loads(out.stdout)["loss"], total / sum(line["targets"] for line in lines), 6)
 
     def test_logits_and_scores_equal_transformers(self):
-        pairs = [([3, 17, 5], [99, 8, 1]), ([120], [7]), ([7] * 20, [2, 5] * 9), ([4, 4], [])]
+        pairs = [([3, 17, 5], [99, 8, 1]), ([120], [7]), ([7] * 20, [2, 5] * 9), ([4, 4], []),
+                 ([9], [2, 5, 7, 11] * 64)]  # the last token is behind the last position
         layouts = {**LAYOUTS, "cp 2, tp 3": ["distributed.cp=2", "distributed.tp=3"]}
         with tempfile.TemporaryDirectory() as path:
             folder = pathlib.Path(path)
@@ -268,9 +269,18 @@ class Generate(unittest.TestCase):
             piped = subprocess.run([PPTRAIN, "generate", *map(str, self.settings(folder, [])), "--score", "-"],
                                    input=(folder / "pairs.jsonl").read_text(), capture_output=True, text=True, check=True)
             self.assertEqual(len(pairs), len(piped.stdout.splitlines()))
-            (folder / "bad.jsonl").write_text('{"prompt_ids": [1]}\n')
+            (folder / "ids.txt").write_text("[" + ",\r\n  ".join(map(str, ids)) + "]\n")
+            for given in (folder / "ids.txt", ", ".join(map(str, ids))):
+                self.pptrain("eval", *settings, "--ids", given, "--logits", folder / "other.npy")
+                self.assertEqual((folder / "out.npy").read_bytes(), (folder / "other.npy").read_bytes())
+            (folder / "bad.jsonl").write_text('\n\n{"prompt_ids": [1], "completion_ids": [2]}\n\n{"prompt_ids": [1]}\n')
             done = self.pptrain("generate", *self.settings(folder, []), "--score", folder / "bad.jsonl", code=2)
-            self.assertIn("--score: line 1 is no", done.stderr)
+            self.assertIn("--score: line 5 is no", done.stderr)
+            done = self.pptrain("generate", *self.settings(folder, []), "--score", folder / "pairs.jsonl", "--greedy", code=2)
+            self.assertIn("--greedy excludes --score", done.stderr)
+            (folder / "long.jsonl").write_text(json.dumps({"prompt_ids": [9, 9], "completion_ids": [2] * 256}) + "\n")
+            done = self.pptrain("generate", *self.settings(folder, []), "--score", folder / "long.jsonl", code=2)
+            self.assertIn("prompt 1: it has 257 tokens, and the model takes 256", done.stderr)
             done = self.pptrain("eval", *self.settings(folder, []), "--ids", "1,9999", "--logits", folder / "x.npy", code=2)
             self.assertIn("the id 9999 is not in the model's vocabulary", done.stderr)
 

@@ -98,6 +98,20 @@ class Blocks(Case):
         codes, outputs = self.ended(processes, seconds=20)
         self.assertEqual(codes, [3] * 5, outputs)
 
+    def test_a_spare_process_that_its_agent_ends_takes_leave(self):
+        """It ends before the others have done their step."""
+        run(self.command("trial", "train.steps=2"), self.folder)
+        microbatches = 8 * max(1, int(5 / steps(self.folder / "trial")[-1]["step_time_s"]))
+        processes = self.launch(5, "run", "train.steps=100000", f"train.grad_accum_steps={microbatches}", own_start=True,
+                                TORCHELASTIC_RUN_ID="agent", PPTRAIN_STOP_SECONDS=16)
+        wait_for_steps(processes, self.folder / "run", 1)
+        for process in processes:
+            process.send_signal(signal.SIGTERM)
+        codes, outputs = self.ended(processes, seconds=60)
+        self.assertEqual(codes, [3] * 5, outputs)
+        self.assertEqual(json.loads((self.folder / "run/end.json").read_text())["how"], "stopped")
+        self.assertTrue(latest(self.folder / "run"))
+
     def test_spare_processes_end_when_another_one_dies(self):
         processes = self.launch(5, "run", "train.steps=100000")
         wait_for_steps(processes, self.folder / "run", 3)
@@ -139,7 +153,9 @@ class Blocks(Case):
     def test_an_error_is_said(self):
         codes, outputs = self.ended(self.launch(3, "run", "optimizer.lr=1e38", "train.max_skipped_steps=0"))
         self.assertEqual(codes, [1, 1, 1], outputs)
-        self.assertIn("in a row", "".join(err for _, err in outputs), outputs)
+        said = "".join(err for _, err in outputs)
+        self.assertIn("in a row", said)
+        self.assertNotIn("pptrain: pptrain:", said)
 
     def test_a_killed_process_ends_the_others(self):
         processes = self.launch(3, "run", "train.steps=100000")

@@ -47,6 +47,8 @@ TEST_CASE("what Open MPI leaves depends on its parameter") {
   CHECK(long_one.time == milliseconds(60'000));
   CHECK_FALSE(long_one.notice);
   CHECK(long_one.advice.empty());
+  CHECK_FALSE(patience(LaunchKind::open_mpi, {{"PPTRAIN_STOP_SECONDS", "120"}}).notice);
+  CHECK(patience(LaunchKind::open_mpi, {{"PPTRAIN_STOP_SECONDS", "12"}}).notice == SIGCONT);
 }
 
 TEST_CASE("a value that is no time is refused") {

@@ -75,6 +75,21 @@ AskOptions patient_for(double seconds) {
 
 }  // namespace
 
+TEST_CASE("a run that goes back says so to those who asked") {
+  const TemporaryFolder folder;
+  RunLock lock;
+  REQUIRE(lock.try_take(folder.path(), [](const std::string& text) { FAIL(text); }));
+  LiveRequests requests(folder.path(), *lock.own());
+  const Request request = make_request(RequestKind::stop, *lock.own());
+  post(folder.path(), request);
+  requests.refuse(14, "the run goes back");
+  const auto answer = take_answer(folder.path(), request.id);
+  REQUIRE(answer);
+  CHECK_FALSE(answer->done);
+  CHECK(answer->message == "the run goes back");
+  CHECK_FALSE(requests.wants_any());
+}
+
 TEST_CASE("a request and its answer read back, and leave nothing") {
   const TemporaryFolder folder;
   const Request request = make_request(RequestKind::stop, this_run);

@@ -6,6 +6,7 @@ Usage: run_folder_test.py PPTRAIN MPIEXEC [unittest arguments]; MPIEXEC is "" in
 import json
 import pathlib
 import shutil
+import subprocess
 import sys
 import tomllib
 import unittest
@@ -43,6 +44,32 @@ class Folder(pptrain.Case):
 
     def losses(self, name):
         return [record["loss"] for record in steps(self.folder / name)]
+
+
+# What starts a program with 256 KiB in /dev/shm.
+LITTLE_MEMORY = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=256k tmpfs /dev/shm && exec "$@"', "sh"]
+HAS_LITTLE = subprocess.run([*LITTLE_MEMORY, "true"], capture_output=True).returncode == 0
+
+
+class Copies(Folder):
+    @unittest.skipUnless(HAS_LITTLE, "may not mount")
+    def test_a_start_without_room_for_copies_is_refused_before_it_changes_anything(self):
+        self.start("run", model={"hidden_size": 64})
+        before = self.state("run")
+        for name, resume in (("run", "restart"), ("other", f'"{self.folder}/run"')):
+            done = run([*LITTLE_MEMORY, PPTRAIN, "--config", "given.toml",
+                        *sets(f"run.dir={name}", "train.steps=4", "checkpoint.memory_seconds=1", f"checkpoint.resume={resume}")],
+                       self.folder, code=2)
+            self.assertIn("copies of the state take", done.stderr)
+        self.assertEqual(self.state("run"), before)
+        # A run that has begun goes on without them.
+        done = run([*LITTLE_MEMORY, PPTRAIN, "--config", "given.toml",
+                    *sets("run.dir=run", "train.steps=4", "checkpoint.memory_seconds=1")], self.folder)
+        self.assertIn("the run goes on without copies in memory", done.stdout + done.stderr)
+
+    def state(self, name):
+        files = [path for path in (self.folder / name).rglob("*") if path.is_file() and path.name not in ("lock", "log.txt")]
+        return sorted((str(path), path.stat().st_mtime_ns) for path in files)
 
 
 class Layouts(Folder):

@@ -230,6 +230,15 @@ TEST_CASE("a run goes back so often and no more, and not without a state from be
   CHECK(start(job, run_dir, with(jumping, {"checkpoint.resume=restart", "train.steps=10"})) == 0);
   CHECK_FALSE(fs::exists(run_dir / "rollbacks.json"));
 
+  // Also if all checkpoints are of another order of the data: those samples are skipped in the new one.
+  const fs::path changed = folder.path() / "changed";
+  REQUIRE(start(job, changed, with(jumping, {"train.steps=40", "train.grad_clip=0"})) == 0);
+  CHECK(start(job, changed,
+              with(jumping, {"train.max_rollbacks=2", "train.grad_clip=0", "checkpoint.interval=0",
+                             "train.steps=70", "run.seed=7", "checkpoint.data=continue"})) == 0);
+  CHECK(Json::parse(content(changed / "rollbacks.json")) ==
+        Json::parse(R"([{"above_since": 61, "diverged": 65, "skip_to": 130}])"));
+
   const fs::path other = folder.path() / "other";
   CHECK(start(job, other,
               with(jumping, {"train.max_rollbacks=2", "train.grad_clip=0", "checkpoint.interval=0"})) == 1);

@@ -230,6 +230,39 @@ TEST_CASE("a run whose checkpoints are all damaged stops, and starts over when i
   CHECK(std::filesystem::exists(run_dir / "checkpoints.1/step_2"));
 }
 
+TEST_CASE("a new run has nothing of a checkpoint that was found damaged while it was read") {
+  const std::string text = small_job_text();
+  const TemporaryFolder folder;
+  const auto run_dir = folder.path() / "run";
+  for (const std::string pp : {"distributed.pp=1", "distributed.pp=2"}) {
+    const auto job = with(resumed_job, {pp, "checkpoint.resume=restart", "optimizer.ema_decay=0.9"});
+    std::filesystem::remove_all(run_dir);
+    const JobResult whole = start_plan(small_plan(text, run_dir, job));
+    for (const char* later : {"step_4", "step_6"})
+      std::filesystem::remove_all(run_dir / "checkpoints" / later);
+    std::ofstream(run_dir / "checkpoints/latest") << "step_2\n";
+    for (const auto& entry : std::filesystem::recursive_directory_iterator(run_dir / "checkpoints/step_2")) {
+      if (entry.path().filename() != "model.safetensors") continue;
+      std::fstream file(entry.path(), std::ios::in | std::ios::out | std::ios::binary);
+      file.seekp(-5, std::ios::end);
+      file.put('\x5a');
+    }
+    const JobResult anew = start_plan(small_plan(text, run_dir, job));
+    CAPTURE(pp);
+    CHECK(anew.metrics == whole.metrics);
+    CHECK(anew.checksums == whole.checksums);
+  }
+}
+
+TEST_CASE("the pace of an earlier start goes when a run goes on") {
+  const TemporaryFolder folder;
+  const auto job = with(resumed_job, {"checkpoint.resume=auto"});
+  REQUIRE(run_small_job(small_job_text(), folder.path(), with(job, {"train.steps=2"})).exit_code == 0);
+  pptrain::test::write_file(folder.path() / "pace.json", "{}");
+  REQUIRE(run_small_job(small_job_text(), folder.path(), with(job, {"train.steps=4"})).exit_code == 0);
+  CHECK_FALSE(std::filesystem::exists(folder.path() / "pace.json"));
+}
+
 TEST_CASE("a run goes on with other data only where the job says how") {
   const std::string text = small_job_text();
   const TemporaryFolder folder;

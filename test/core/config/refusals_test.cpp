@@ -59,6 +59,11 @@ TEST_CASE("names that do not exist are refused with the nearest one, or with all
        {"[model.rope_scaling]\nfacter = 2\n",
         "job.toml:2:1: model.rope_scaling.facter: unknown key; did you mean model.rope_scaling.factor?",
         {}},
+       {"[model]\nn_positions = 2\n",
+        "job.toml:2:1: model.n_positions: unknown key; did you mean model.max_position_embeddings?",
+        {}},
+       {"[model]\ndropout = 0.1\n", "job.toml:2:1: model.dropout: unknown key. The keys of [model] are:", {}},
+       {"[run]\nname = 'x'\n", "job.toml:2:1: run.name: unknown key. The keys of [run] are:", {}},
        {"\n[optimiser]\nlr = 1\n", "job.toml:2:2: optimiser: unknown section; did you mean [optimizer]?", {}},
        {"seed = 3\n", "job.toml:1:1: seed: unknown section; did you mean run.seed?", {}}});
 }
@@ -690,9 +695,8 @@ TEST_CASE("a key that does nothing on this job is refused; what says what is don
        "job.toml:2:8: model.init: init = \"hf\" needs model.hf_dir",
        {"model.init=random"}},
       {"[run]\nseed = 5\n[model]\ninit = 'hf'\n[data]\nshuffle = false\n",
-       "job.toml:2:8: run.seed: acts only with model.init = random, data.shuffle = true or data.format = "
-       "random; "
-       "here init = \"hf\", shuffle = false",
+       "job.toml:2:8: run.seed: acts only with model.init = random, lora.rank > 0, data.shuffle = true, "
+       "data.format = random or eval.generate_interval > 0; here init = \"hf\", rank = 0, shuffle = false",
        {"model.init=random"}},
       {"[distributed]\nhost_latency_us = 2\n",
        "job.toml:2:19: distributed.host_latency_us: acts only with several hosts",

@@ -1,10 +1,16 @@
 #include "parallel/comm/agreement.h"
 
 #include <ATen/Parallel.h>
+#include <sched.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
+#include <algorithm>
+#include <array>
 #include <atomic>
 #include <mutex>
 
+#include "parallel/comm/host_values.h"
 #include "parallel/comm/thread/thread_communicator.h"
 #include "test/support/catch.h"
 
@@ -18,6 +24,28 @@ TEST_CASE("a fault that all share is said as it is, others with the ranks that h
   REQUIRE(report_faults(Faults{"x is 3", "x is 3", "x is 3"}) == "x is 3");
   REQUIRE(report_faults(Faults{"", "no file"}) == "rank 1: no file");
   REQUIRE(report_faults(Faults{"a", "b", "", "a"}) == "ranks 0, 3: a\nrank 1: b");
+}
+
+TEST_CASE("processes of one machine reach each other by loopback, unless they have networks of their own") {
+  // What a child process calls the place, in a network of its own or not; "" if it may have none.
+  const auto identity_of_child = [](int network) {
+    std::array<int, 2> ends{};
+    REQUIRE(pipe(ends.data()) == 0);
+    const pid_t child = fork();
+    if (child == 0) {
+      const std::string own = network == 0 || unshare(network) == 0 ? loopback_identity() : "";
+      _exit(write(ends[1], own.data(), own.size()) == static_cast<ssize_t>(own.size()) ? 0 : 1);
+    }
+    close(ends[1]);
+    std::array<char, 256> text{};
+    const ssize_t size = read(ends[0], text.data(), text.size());
+    close(ends[0]);
+    REQUIRE(waitpid(child, nullptr, 0) == child);
+    return std::string(text.data(), static_cast<size_t>(std::max<ssize_t>(size, 0)));
+  };
+  CHECK(identity_of_child(0) == loopback_identity());
+  if (const std::string apart = identity_of_child(CLONE_NEWUSER | CLONE_NEWNET); !apart.empty())
+    CHECK(apart != loopback_identity());
 }
 
 // The message of rank 0, and the number of ranks that go on.

@@ -116,6 +116,16 @@ TEST_CASE("keys that change what a message means are obeyed or refused") {
   const std::string last =
       R"([{"role": "user", "content": "q"}, {"role": "assistant", "content": "a", "reasoning_content": "hm"}])";
   CHECK(targets_of(render(*own, last)) == "|<think>\nhm\n</think>\n\na<|im_end|>|");
+  // The template has the letters of both in other names, but writes neither.
+  const std::string names = std::string(thinking) + "{%- if enable_thinking is defined -%}{%- endif -%}";
+  const auto with_names = make_chat_template({.style = ChatStyle::folder}, folder_with(folder, names));
+  CHECK_NOTHROW(render(*with_names, last));
+  for (const std::string key : {"thinking", "reasoning"}) {
+    const std::string message = R"(, "role": "assistant", "content": "a"}])";
+    CHECK_THROWS_WITH(
+        render(*with_names, R"([{"role": "user", "content": "q"}, {")" + key + R"(": "hm")" + message),
+        contains_text("the chat template does not write '" + key + "'"));
+  }
   CHECK_NOTHROW(check_record({{"tools", nullptr}, {"id", 3}}));
   CHECK_THROWS_WITH(check_record({{"tools", {1}}}), contains_text("'tools' beside the messages"));
 }

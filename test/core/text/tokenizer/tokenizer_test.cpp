@@ -107,6 +107,33 @@ TEST_CASE("the bytes of a text are shared out among its tokens") {
   }
 }
 
+TEST_CASE("a token's bytes are those between other tokens, whatever the first one of a text loses") {
+  const std::string text = "To be, or not to be";
+  const auto counted = [&](const char* decoder) {
+    nlohmann::json document = nlohmann::json::parse(read_file(definition("llama2")));
+    document["decoder"] = nlohmann::json::parse(decoder);
+    const Tokenizer tokenizer = Tokenizer::parse(document.dump(), "t.json");
+    const std::vector<int32_t> ids = tokenizer.encode(text, false);
+    REQUIRE(tokenizer.decode(ids, false) == text);
+    const std::vector<uint32_t> bytes = tokenizer.token_bytes();
+    size_t sum = 0;
+    for (const int32_t id : ids) sum += bytes[static_cast<size_t>(id)];
+    return sum;
+  };
+  CHECK(counted(R"({"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always"})") ==
+        text.size() + 1);
+  CHECK(counted(R"({"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first"})") ==
+        text.size() + 1);
+  const std::string mark = R"({"type": "Replace", "pattern": {"String": "▁"}, "content": " "})",
+                    strip = R"({"type": "Strip", "content": " ", "start": 1, "stop": 0})";
+  for (const std::string& steps : {R"({"type": "ByteFallback"}, {"type": "Fuse"}, )" + mark + ", " + strip,
+                                   R"({"type": "ByteFallback"}, )" + mark + R"(, {"type": "Fuse"}, )" + strip,
+                                   mark + R"(, {"type": "Fuse"}, )" + strip}) {
+    INFO(steps);
+    CHECK(counted((R"({"type": "Sequence", "decoders": [)" + steps + "]}").c_str()) == text.size() + 1);
+  }
+}
+
 TEST_CASE("the end of a text is read from the files beside") {
   const ScratchFolder folder;
   std::filesystem::copy_file(definition("llama3"), folder.path() / "tokenizer.json");
