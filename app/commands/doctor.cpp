@@ -96,12 +96,12 @@ void Examination::cores() {
 
 namespace {
 
-// How many a run has at once: the newest is written before the oldest is removed. Without checkpoint.interval
-// their times decide, which are not known here.
+// How many a run has at once: the newest is written before the oldest is removed. With checkpoint.minutes
+// alone their times decide, which are not known here.
 int64_t most_checkpoints(const config::JobConfig& job) {
   const config::CheckpointSection& kept = job.checkpoint;
   const int64_t all = kept.interval > 0 ? (job.train.steps + kept.interval - 1) / kept.interval : 1;
-  if (kept.keep_last_n == 0) return all;
+  if (kept.keep_last_n == 0 || (kept.interval == 0 && kept.minutes == 0)) return all;
   return kept.interval > 0 ? std::min(all, kept.keep_last_n + kept.keep_best_n + 1)
                            : kept.keep_last_n + kept.keep_best_n + 1;
 }

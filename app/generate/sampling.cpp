@@ -103,8 +103,9 @@ void check_range(const char* name, double value, bool sound, const char* allowed
 
 void check(const Sampling& s) {
   const double infinity = std::numeric_limits<double>::infinity();
-  check_range("--repetition-penalty", s.repetition_penalty,
-              static_cast<float>(s.repetition_penalty) > 0 && s.repetition_penalty < infinity, "more than 0");
+  const auto penalty = static_cast<float>(s.repetition_penalty);  // as it is used
+  check_range("--repetition-penalty", s.repetition_penalty, penalty > 0 && std::isfinite(penalty),
+              "more than 0");
   check_range("--temperature", s.temperature,
               s.temperature == 0 || (s.temperature >= 1e-6 && s.temperature < infinity),
               "0 (greedy), or 1e-6 and more");

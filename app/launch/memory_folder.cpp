@@ -6,7 +6,6 @@
 #include <unistd.h>
 
 #include <cstdint>
-#include <fstream>
 #include <span>
 #include <string>
 #include <system_error>

@@ -270,10 +270,12 @@ void LiveRequests::agreed(int64_t step) {
   seen_.clear();
 }
 
-void LiveRequests::refuse(int64_t step, const std::string& why) {
+bool LiveRequests::answer_all(int64_t step, const std::string& checkpoint, const std::string& failure) {
   search();
+  const bool stops = wants(RequestKind::stop);
   agreed(step);
-  saved(step, "", why);
+  saved(step, checkpoint, failure);
+  return stops;
 }
 
 void LiveRequests::saved(int64_t step, const std::string& checkpoint, const std::string& failure) {

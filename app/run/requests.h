@@ -86,8 +86,8 @@ class LiveRequests {
   void agreed(int64_t step);
   // A save has ended; failure: "" if it has not failed. From any thread.
   void saved(int64_t step, const std::string& checkpoint, const std::string& failure);
-  // No request of this process will be met; why: for those who asked.
-  void refuse(int64_t step, const std::string& why);
+  // Looks once more, and answers all with a save that has ended. Was one of them a stop?
+  bool answer_all(int64_t step, const std::string& checkpoint, const std::string& failure);
 
  private:
   void search();

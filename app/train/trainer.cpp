@@ -387,6 +387,7 @@ std::optional<int> Trainer::give_up() {
   if (!back) remove_copies();
   metrics_.close();
   steps_.profile().finish();
+  if (back && stop_agreed_) return stop_diverged(left);
   if (back) return std::nullopt;
   if (!left) return final_exit(exit_failed);
   const std::string report = divergence_.report(*left);
@@ -396,20 +397,31 @@ std::optional<int> Trainer::give_up() {
 }
 
 // Rank 0 notes what the next Trainer skips. There is no way back if no state is from before the band was
-// left, if all rollbacks are used up, or if the run is to stop. left: on rank 0. Collective.
+// left, or if all rollbacks are used up. left: on rank 0. Collective.
 bool Trainer::goes_back(const std::optional<DivergedCheckpoints>& left) {
   const auto done = static_cast<int64_t>(run_dir_.rollbacks().size());
-  const bool back = left && !stop_agreed_ && done < context_.job.train.max_rollbacks &&
+  const bool back = left && done < context_.job.train.max_rollbacks &&
                     (!left->sound.empty() || run_dir_.has_copy_before(state_.above_since));
   if (back) {
     spdlog::warn("{}", divergence_.rollback_report(*left, done + 1));
     add_rollback(context_.job.run.dir,
                  {.diverged = state_.step, .above_since = state_.above_since, .skip_to = state_.next_sample});
-    if (requests_) requests_->refuse(state_.step, "the run goes back to an earlier step: ask again");
+    if (requests_ && requests_->answer_all(state_.step, left->saved, left->failure)) stop_agreed_ = true;
   }
   if (!comm::any(*disk_comm_, back)) return false;
   if (copies_) copies_->finish();
+  stop_agreed_ = comm::any(*disk_comm_, stop_agreed_);
   return true;
+}
+
+// The run is to stop where it would go back: the next start does.
+int Trainer::stop_diverged(const std::optional<DivergedCheckpoints>& left) {
+  if (left) {
+    spdlog::info("stopped at step {}. The same command goes back.", state_.step);
+    end_run_dir(
+        {.how = RunPhase::stopped, .step = state_.step, .checkpoint = left->sound.filename().string()});
+  }
+  return signalled_ ? exit_stopped : final_exit(exit_stopped);
 }
 
 int train_to_end(RunContext& context, const fault::Shutdown& shutdown) {

@@ -56,6 +56,7 @@ class Trainer {
   void remove_copies();  // in memory
   std::optional<int> give_up();
   bool goes_back(const std::optional<DivergedCheckpoints>& left);
+  int stop_diverged(const std::optional<DivergedCheckpoints>& left);
 
   RunContext& context_;
   const fault::Shutdown& shutdown_;

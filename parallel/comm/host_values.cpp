@@ -2,13 +2,11 @@
 
 #include <ATen/ops/empty.h>
 #include <spdlog/fmt/fmt.h>
-
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <cstring>
-#include <fstream>
 #include <functional>
 #include <numeric>
 
@@ -48,7 +46,8 @@ std::vector<int> host_numbers(Communicator& comm, const std::string& name) {
 std::string loopback_identity() {
   std::array<char, 64> space{};
   if (readlink("/proc/self/ns/net", space.data(), space.size() - 1) < 0) space[0] = '\0';
-  return boot_id() + space.data();
+  const std::string boot = boot_id();
+  return (boot.empty() ? host_name() : boot) + space.data();
 }
 
 bool on_one_host(Communicator& comm) {

@@ -115,11 +115,12 @@ class FolderTemplate final : public ChatTemplate {
 
   // Tried with a sample: a template may have the key's letters in another name.
   bool writes_reasoning(std::string_view key) const {
+    constexpr std::string_view thoughts = "thoughts-3f9c";  // in no template
     const std::array sample = {
         Message{"user", "u"},
-        Message{.role = "assistant", .content = "a", .reasoning = "thoughts", .reasoning_key = key}};
+        Message{.role = "assistant", .content = "a", .reasoning = thoughts, .reasoning_key = key}};
     try {
-      return run(sample, false).text.bytes().find("thoughts") != std::string_view::npos;
+      return run(sample, false).text.bytes().find(thoughts) != std::string_view::npos;
     } catch (const Error&) {
       return false;
     }

@@ -203,11 +203,14 @@ void Decoder::set_tokens(const std::unordered_map<int32_t, std::string>& tokens)
 }
 
 void Decoder::count_bytes(Tokens texts) {
-  for (const Step& step : steps_) {
-    if (step.between) std::ranges::transform(texts, texts.begin(), step.between);
-  }
   bytes_.clear();
-  for (const std::string& text : texts) bytes_.push_back(static_cast<uint32_t>(text.size()));
+  for (std::string& text : texts) {
+    for (const Step& step : steps_) {
+      const bool is_text = valid_utf8_prefix(text) == text.size();  // not a part of a character
+      if (step.between && is_text) text = step.between(text);
+    }
+    bytes_.push_back(static_cast<uint32_t>(text.size()));
+  }
 }
 
 bool Decoder::is(size_t step, StepKind kind) const {

@@ -75,19 +75,20 @@ AskOptions patient_for(double seconds) {
 
 }  // namespace
 
-TEST_CASE("a run that goes back says so to those who asked") {
+TEST_CASE("what was asked during a save is answered with it") {
   const TemporaryFolder folder;
   RunLock lock;
   REQUIRE(lock.try_take(folder.path(), [](const std::string& text) { FAIL(text); }));
   LiveRequests requests(folder.path(), *lock.own());
   const Request request = make_request(RequestKind::stop, *lock.own());
   post(folder.path(), request);
-  requests.refuse(14, "the run goes back");
+  CHECK(requests.answer_all(14, "diverged_step_14", ""));
   const auto answer = take_answer(folder.path(), request.id);
   REQUIRE(answer);
-  CHECK_FALSE(answer->done);
-  CHECK(answer->message == "the run goes back");
-  CHECK_FALSE(requests.wants_any());
+  CHECK(answer->done);
+  CHECK(answer->step == 14);
+  CHECK(answer->checkpoint == "diverged_step_14");
+  CHECK_FALSE(requests.answer_all(15, "step_15", ""));
 }
 
 TEST_CASE("a request and its answer read back, and leave nothing") {

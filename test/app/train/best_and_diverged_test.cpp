@@ -1,5 +1,6 @@
 // Runs that keep their best checkpoints, and runs that diverge.
 #include <algorithm>
+#include <csignal>
 #include <random>
 #include <set>
 
@@ -210,6 +211,21 @@ TEST_CASE("a run whose loss leaves its band goes back, and skips what led there"
       fs::remove_all(at_once / "checkpoints" / ("step_" + std::to_string(step)));
     REQUIRE(start(job, at_once, once) == 0);
     CHECK(result(at_once) == expected);
+  }
+  SECTION("a run that is asked to stop there stops, and the next start goes back") {
+    const fs::path stopped = folder.path() / "stopped";
+    REQUIRE(start(job, stopped, with(once, {"train.steps=64"})) == 0);
+    const pptrain::fault::Shutdown shutdown;
+    std::raise(SIGTERM);  // after a step: the one at which the run would go back
+    const int code = pptrain::app::run_ranks(
+        pptrain::test::small_plan(job, stopped, once),
+        [&](pptrain::app::RunContext& context) { return pptrain::app::train_to_end(context, shutdown); });
+    CHECK(code == 3);
+    const Json end = Json::parse(content(stopped / "end.json"));
+    CHECK(end.at("how") == "stopped");
+    CHECK(end.at("checkpoint") == "step_60");
+    REQUIRE(start(job, stopped, once) == 0);
+    CHECK(result(stopped) == expected);
   }
   SECTION("a run that had ended may go back later") {
     const fs::path later = folder.path() / "later";
