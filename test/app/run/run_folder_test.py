@@ -8,6 +8,7 @@ import pathlib
 import shutil
 import subprocess
 import sys
+import tempfile
 import tomllib
 import unittest
 
@@ -52,6 +53,12 @@ HAS_LITTLE = subprocess.run([*LITTLE_MEMORY, "true"], capture_output=True).retur
 
 
 class Copies(Folder):
+    def setUp(self):
+        """Not in /dev/shm, which the test covers."""
+        folder = tempfile.TemporaryDirectory(dir="/var/tmp")
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+
     @unittest.skipUnless(HAS_LITTLE, "may not mount")
     def test_a_start_without_room_for_copies_is_refused_before_it_changes_anything(self):
         self.start("run", model={"hidden_size": 64})
