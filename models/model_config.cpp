@@ -255,16 +255,6 @@ void check_positions(const config::ModelSection& m, const Architecture& architec
   }
 }
 
-}  // namespace
-
-std::vector<std::string> layer_types_of(const config::ModelSection& model) {
-  if (!model.layer_types.empty()) return model.layer_types;
-  return {static_cast<size_t>(model.num_hidden_layers),
-          std::string(model.sliding_window > 0 ? sliding_attention : full_attention)};
-}
-
-namespace {
-
 std::vector<LayerKind> layer_kinds(const config::ModelSection& m, const Architecture& architecture) {
   if (m.sliding_window == 0 && m.no_rope_layers.empty() && !architecture.decoder.learned_positions) return {};
   std::vector<LayerKind> kinds(static_cast<size_t>(m.num_hidden_layers));
@@ -285,6 +275,12 @@ double attention_scale(const config::ModelSection& m) {
 }
 
 }  // namespace
+
+std::vector<std::string> layer_types_of(const config::ModelSection& model) {
+  if (!model.layer_types.empty()) return model.layer_types;
+  return {static_cast<size_t>(model.num_hidden_layers),
+          std::string(model.sliding_window > 0 ? sliding_attention : full_attention)};
+}
 
 void finish_model(config::ModelSection& section, int64_t seq_len, const config::ReportConflict& report) {
   const Architecture& architecture = find_architecture(section.arch);

@@ -94,19 +94,16 @@ void Examination::cores() {
                   hosts == 1 ? "" : "s", context_.device.is_cpu() ? ", a core for each thread" : ""));
 }
 
-namespace {
-
 // How many a run has at once: the newest is written before the oldest is removed. With checkpoint.minutes
 // alone their times decide, which are not known here.
 int64_t most_checkpoints(const config::JobConfig& job) {
-  const config::CheckpointSection& kept = job.checkpoint;
-  const int64_t all = kept.interval > 0 ? (job.train.steps + kept.interval - 1) / kept.interval : 1;
-  if (kept.keep_last_n == 0 || (kept.interval == 0 && kept.minutes == 0)) return all;
-  return kept.interval > 0 ? std::min(all, kept.keep_last_n + kept.keep_best_n + 1)
-                           : kept.keep_last_n + kept.keep_best_n + 1;
+  const config::CheckpointSection& c = job.checkpoint;
+  const int64_t kept = c.keep_last_n + c.keep_best_n + 1;
+  const bool keeps_all = c.keep_last_n == 0;
+  if (c.interval == 0) return keeps_all || c.minutes == 0 ? 1 : kept;
+  const int64_t all = (job.train.steps + c.interval - 1) / c.interval;
+  return keeps_all ? all : std::min(all, kept);
 }
-
-}  // namespace
 
 void Examination::disk() {
   if (!context_.root()) return;

@@ -10,6 +10,7 @@
 #include <fstream>
 #include <iterator>
 #include <nlohmann/json.hpp>
+#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -154,12 +155,11 @@ void show_progress(int64_t done, int64_t all) {
 std::vector<int64_t> wanted_ids(const EvalArguments& arguments) {
   if (!io::is_there(arguments.ids)) return parse_ids(arguments.ids, "--ids");
   std::ifstream file(arguments.ids);
-  const std::string text(std::istreambuf_iterator<char>(file), {});
-  std::string ids;
-  for (size_t begin = 0, end = 0; (begin = text.find_first_not_of(", \t\r\n[]", end)) != std::string::npos;) {
-    end = std::min(text.find_first_of(", \t\r\n[]", begin), text.size());
-    ids += (ids.empty() ? "" : ",") + text.substr(begin, end - begin);
-  }
+  std::string text(std::istreambuf_iterator<char>(file), {}), ids;
+  std::ranges::replace_if(
+      text, [](char c) { return c == ',' || c == '[' || c == ']'; }, ' ');
+  std::istringstream words(text);
+  for (std::string word; words >> word;) ids += (ids.empty() ? "" : ",") + word;
   return parse_ids(ids, "--ids");
 }
 

@@ -50,33 +50,27 @@ void check_room(const MemoryFolder& memory, const checkpoint::Hosts& hosts, int 
 
 }  // namespace
 
-std::string shortage_of_copies(const RunContext& context, const RunDir& run_dir, const RankModel& model) {
-  const auto comm = checkpoint::disk_communicator(context.mesh.world());
-  const std::vector<int64_t> bytes = comm::gather_values(*comm, bytes_of(model.contents()));
+std::string shortage_of_copies(comm::Communicator& disk, const RunDir& run_dir, const RankModel& model) {
+  const std::vector<int64_t> bytes = comm::gather_values(disk, bytes_of(model.contents()));
   const checkpoint::Hosts& hosts = run_dir.memory_hosts();
-  return checkpoint::first_problem<Error>(*comm,
-                                          [&] {
-                                            if (hosts.is_first(comm->rank()))
-                                              check_room(run_dir.memory(), hosts, comm->rank(), bytes);
-                                          })
-      .second;
+  const auto check = [&] {
+    if (hosts.is_first(disk.rank())) check_room(run_dir.memory(), hosts, disk.rank(), bytes);
+  };
+  return checkpoint::first_problem<Error>(disk, check).second;
 }
 
-std::string begin_copies(const RunContext& context, const RunDir& run_dir) {
-  const auto comm = checkpoint::disk_communicator(context.mesh.world());
+std::string begin_copies(comm::Communicator& disk, const RunDir& run_dir) {
   const MemoryFolder& memory = run_dir.memory();
   std::string id;
-  const auto [without_id, fault] = checkpoint::first_problem<Error>(*comm, [&] {
-    if (context.root()) id = memory.make_run_id();
+  const auto [without_id, fault] = checkpoint::first_problem<Error>(disk, [&] {
+    if (disk.rank() == 0) id = memory.make_run_id();
   });
   if (without_id >= 0) return fault;
-  id = comm::broadcast_string(*comm, id, 0);
-  return checkpoint::first_problem<Error>(*comm,
-                                          [&] {
-                                            if (run_dir.memory_hosts().is_first(comm->rank()))
-                                              memory.begin(id);
-                                          })
-      .second;
+  id = comm::broadcast_string(disk, id, 0);
+  const auto begin = [&] {
+    if (run_dir.memory_hosts().is_first(disk.rank())) memory.begin(id);
+  };
+  return checkpoint::first_problem<Error>(disk, begin).second;
 }
 
 MemorySaver::MemorySaver(const RunContext& context, const RunDir& run_dir, RankModel& model,

@@ -15,12 +15,13 @@
 namespace pptrain::app {
 
 // Why copies are impossible, the same on all ranks: a host has too little memory for those of its ranks'
-// parts, and of another host's if there are several; "" if all have enough. Changes nothing. Collective.
-std::string shortage_of_copies(const RunContext& context, const RunDir& run_dir, const RankModel& model);
+// parts, and of another host's if there are several; "" if all have enough. Changes nothing. Collective over
+// `disk`, made by checkpoint::disk_communicator().
+std::string shortage_of_copies(comm::Communicator& disk, const RunDir& run_dir, const RankModel& model);
 
 // Makes the hosts' folders ready, and frees what another run has left there. Returns why it cannot, the same
 // on all ranks. Collective.
-std::string begin_copies(const RunContext& context, const RunDir& run_dir);
+std::string begin_copies(comm::Communicator& disk, const RunDir& run_dir);
 
 class MemorySaver {
  public:

@@ -216,7 +216,7 @@ void Trainer::open(bool resumed) {
   checkpoint::Layout layout = describe_layout(context_.plan, run_dir_.data());
   describe_base(run_dir_.base(), layout);
   const bool copies = context_.job.checkpoint.memory_seconds > 0;
-  std::string shortage = copies ? shortage_of_copies(context_, run_dir_, model_) : "";
+  std::string shortage = copies ? shortage_of_copies(*disk_comm_, run_dir_, model_) : "";
   if (!shortage.empty() && !run_dir_.goes_on()) throw CommonFault(shortage);  // before anything is set aside
   run_dir_.remove_copies_after(resumed ? state_.step : 0);
   if (context_.root()) {
@@ -254,7 +254,7 @@ void Trainer::open(bool resumed) {
 
 // A run that has begun goes on without copies: with fewer hosts each one needs more memory for them.
 void Trainer::open_copies(const checkpoint::Layout& layout, std::string shortage) {
-  if (shortage.empty()) shortage = begin_copies(context_, run_dir_);
+  if (shortage.empty()) shortage = begin_copies(*disk_comm_, run_dir_);
   if (shortage.empty()) {
     copies_.emplace(context_, run_dir_, model_, layout);
   } else if (!run_dir_.goes_on()) {
