@@ -1,10 +1,12 @@
 // The whole program: the only place that catches.
 #include <dlfcn.h>
+#include <fcntl.h>
 #include <spdlog/fmt/fmt.h>
 #include <spdlog/spdlog.h>
 #include <sys/prctl.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -64,9 +66,17 @@ bool ends_in_full() {
   return dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD) != nullptr;  // profilers of GPUs
 }
 
+// Else a file that is opened later would become standard output, and get its lines.
+void open_standard_streams() {
+  for (const int stream : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
+    if (fcntl(stream, F_GETFD) < 0 && open("/dev/null", O_RDWR) != stream) std::abort();
+  }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
+  open_standard_streams();
   prctl(PR_SET_NAME, "pptrain");  // in top and ps; the file is pptrain_whole
   // A kernel that is loaded at its first run waits for the whole GPU, and for ever if a receive waits there.
   // With this, CUDA loads the programs' kernels at its start; cuBLAS still loads some at their first use, so
@@ -78,7 +88,12 @@ int main(int argc, char** argv) {
   spdlog::set_pattern("%v");
   pptrain::io::report_file_faults();
   pptrain::keep_freed_memory();
-  const int code = run(argc, argv);
+  int code = run(argc, argv);
+  // A reader that has gone (EPIPE) has all that it wanted.
+  if (std::fflush(stdout) != 0 && errno != EPIPE && errno != EBADF && code == 0) {
+    fmt::print(stderr, "pptrain: standard output: {}\n", std::strerror(errno));
+    code = pptrain::exit_failed;
+  }
   if (ends_in_full()) return code;
   // LibTorch would take a tenth of a second to unregister its operators one by one.
   std::fflush(nullptr);

@@ -3,8 +3,8 @@
 #   scripts/elastic.sh HOSTS MIN JOB.toml [--processes N] [--port P] [--set section.key=value]...
 # HOSTS: the names or addresses of all hosts, "a,b,c", in the same order everywhere. MIN: the run needs so many of them, more
 # than half. --processes: on this host, 1 unless given. --port: of the meeting point, 29400 unless given. The hosts meet at the
-# first of HOSTS, and when it has died at the next one. Exit code 0: the run has ended; end.json in run.dir says how. 1: this
-# host met too few others for ten minutes. 2: bad arguments.
+# first of HOSTS, and when it has died at the next one. Exit code 0: the run has ended; end.json in run.dir says how, but a bad
+# job writes none: its message is in the output. 1: this host met too few others for ten minutes. 2: bad arguments.
 # TORCHRUN (default: torchrun of .venv, else of PATH) and PPTRAIN (default: build/pptrain) name the programs.
 set -euo pipefail
 
@@ -23,12 +23,15 @@ port=29400
 settings=()
 while (($#)); do
   case $1 in
-    --processes) processes=${2:?} && shift 2 ;;
-    --port) port=${2:?} && shift 2 ;;
-    --set) settings+=(--set "${2:?}") && shift 2 ;;
+    --processes | --port | --set) (($# > 1)) || die "$1 needs a value" ;;&
+    --processes) processes=$2 && shift 2 ;;
+    --port) port=$2 && shift 2 ;;
+    --set) settings+=(--set "$2") && shift 2 ;;
     *) die "unknown option $1" ;;
   esac
 done
+[[ $processes =~ ^[1-9][0-9]{0,4}$ ]] || die "--processes $processes: give a number, 1 or more"
+[[ $port =~ ^[1-9][0-9]{0,4}$ ]] && ((port < 65536)) || die "--port $port: give a number from 1 to 65535"
 [[ $least =~ ^[0-9]+$ ]] && ((least <= ${#hosts[@]})) || die "MIN is $least: give a number up to ${#hosts[@]}"
 ((2 * least > ${#hosts[@]})) ||
   die "MIN is $least of ${#hosts[@]} hosts: two halves that do not see each other would both go on; it must be more than half"

@@ -22,7 +22,7 @@ if [[ $(clang-format --version 2>/dev/null) != *"version 14."* ]]; then
 fi
 
 cd "$root"
-mapfile -d '' files < <(find app core parallel models test \
+mapfile -d '' files < <(find app core parallel models scripts test \
   \( -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' \) -print0)
 ((${#files[@]})) || die "no source files found in $root"
 if ! $check; then

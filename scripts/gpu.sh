@@ -8,7 +8,7 @@
 #   PPTRAIN_OFFLINE=1 scripts/gpu.sh build [PROGRAM]...
 #                                         there, with a compiler, from a checkout with its pack: builds the packed programs anew
 # Exit codes of run: 0 all steps that can run here passed, 1 a step failed, 2 bad arguments, 3 no step failed, but time ran out
-# before all had run, or none could run, 4 nothing can run here (no GPU, no torch, no pack, or its programs do not start).
+# before all had run, or none could run, 4 nothing can run here (no GPU, no torch, no sound pack, or its programs do not start).
 # run unpacks the archive. The archive is complete: unpacked elsewhere it runs as pack/scripts/gpu.sh run correct.
 # PPTRAIN_PYTHON: the Python that has torch. CUDAARCHS: GPU architectures to compile for, as in CUDAARCHS=90 (default 80;90).
 set -euo pipefail
@@ -41,7 +41,12 @@ make_pack() {
 # Unpacks the archive if it is newer than the unpacked files.
 unpack() {
   local build=$here/../build-gpu
-  [[ ! $build/pack.tar.gz -nt $build/pack/pack.json ]] || tar -xzmf "$build/pack.tar.gz" --no-same-owner -C "$build"
+  [[ $build/pack.tar.gz -nt $build/pack/pack.json ]] || return 0
+  tar -xzmf "$build/pack.tar.gz" --no-same-owner -C "$build" || {
+    rm -f "$build/pack/pack.json"  # so that a part of a pack is never taken for a whole one
+    echo "pptrain: error: $(realpath "$build")/pack.tar.gz is damaged: carry it here again" >&2
+    exit 4
+  }
 }
 
 build_offline() {

@@ -80,12 +80,13 @@ refuse_offline() {  # refuse_offline WHAT: ends the script if downloads are not 
 
 install_packages() {  # install_packages NAME...
   local -a missing=("$@") as_root=()
+  [[ -z ${PPTRAIN_OFFLINE:-} || ${missing[*]} != ccache ]] || return 0  # only makes rebuilding faster
   refuse_offline "${missing[*]}"
   if [[ $EUID -ne 0 ]]; then
     if has_command sudo && sudo -n true 2>/dev/null; then
       as_root=(sudo -n)
     elif [[ ${missing[*]} == ccache ]]; then
-      return 0  # only makes rebuilding faster
+      return 0
     else
       die "these packages are missing: ${missing[*]}
   Installing them needs root, once. Ask an administrator for (Debian, Ubuntu):

@@ -44,7 +44,7 @@ COVER = {
     "app/train": ["app_checks", "app_run_dir", "app_recipes", "app_optimizers", "app_resume", "app_post_validation", "app_samples",
                   "app_layouts", "app_documents", "app_terminal", "app_quick_stop"],
     "app/rank": ["app_checks", "app_optimizers", "app_resume", "app_post_validation", "app_sharding", "app_layouts", "app_tour",
-                 "app_bystanders", "app_mesh_grid_experts"],
+                 "app_bystanders", "app_mesh_grid_experts", "app_oracle"],
 }
 COMPILE_TRIES = 6
 

@@ -4,7 +4,11 @@
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
-(($# == 0)) || { sed -n '2,3s/^# *//p' "$0" && exit; }
+case ${1:-} in
+  "") ;;
+  -h | --help) sed -n '2,3s/^# *//p' "$0" && exit ;;
+  *) exit_code=2 die "unknown argument $1; see scripts/site.sh --help" ;;
+esac
 lock_checkout
 ensure_packages
 ensure_toolchain

@@ -16,6 +16,7 @@ while (($#)); do
     --out | --prompt | --set) (($# > 1)) || exit_code=2 die "$1 needs a value; see scripts/text_to_text.sh --help" ;;&
     --out) out=$(realpath -m -- "$2") && shift 2 ;;
     --prompt) prompt=$2 && shift 2 ;;
+    --set) [[ ! $2 =~ ^\ *run\.dir\ *= ]] || exit_code=2 die "--set $2: use --out DIR; the run is in DIR/model" ;;&
     --set) settings+=(--set "$2") && shift 2 ;;
     -h | --help) sed -n '2,6s/^# *//p' "$0" && exit ;;
     -*) exit_code=2 die "unknown option $1; see scripts/text_to_text.sh --help" ;;
@@ -32,11 +33,14 @@ if [[ -z ${PPTRAIN:-} ]]; then
   unlock_checkout
   PPTRAIN=build/pptrain
 else
-  PPTRAIN=$(realpath -- "$PPTRAIN")
+  program=$(type -P -- "$PPTRAIN") || exit_code=2 die "PPTRAIN=$PPTRAIN: there is no such program"
+  PPTRAIN=$(realpath -- "$program")
 fi
 cd "$root"  # the job names its tokenizer from there
 mkdir -p "$out"
-job=(--config configs/text_to_text.toml --set "run.dir=$out/model" --set "data.path=$out/tokens.bin" "${settings[@]}")
+tokens=${out//\\/\\\\}/tokens.bin
+tokens=${tokens//\"/\\\"}  # in TOML's quotes: without them a comma would make it two paths
+job=(--config configs/text_to_text.toml --set "run.dir=$out/model" --set "data.path=[\"$tokens\"]" "${settings[@]}")
 
 step() {  # step TITLE COMMAND...: shows both and runs the command
   printf '\n== %s\n$' "$1" >&2

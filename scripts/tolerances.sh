@@ -14,5 +14,4 @@ for argument; do
 done
 build_tests release
 allow_mpirun_as_root
-cd "$root"
 exec python3 "$scripts/tolerances.py" --build "$(build_dir release)" "$@"

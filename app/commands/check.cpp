@@ -18,6 +18,7 @@
 #include "app/data/inspection.h"
 #include "app/forecast/costs.h"
 #include "app/forecast/footprint.h"
+#include "app/forecast/memory_fit.h"
 #include "app/launch/core_check.h"
 #include "app/launch/memory_check.h"
 #include "app/resolve/load_plan.h"
@@ -42,11 +43,6 @@ namespace {
 struct CheckArguments : JobArguments {
   bool resolved = false;
 };
-
-std::string in_units(int64_t bytes) {
-  const double value = static_cast<double>(bytes);
-  return value >= 1e9 ? fmt::format("{:.2f} GB", value / 1e9) : fmt::format("{:.1f} MB", value / 1e6);
-}
 
 // The contents of each stage, after the job itself.
 void print_resolved(const Plan& plan) {

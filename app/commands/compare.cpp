@@ -16,6 +16,7 @@
 #include "app/compare/run_difference.h"
 #include "app/report/run_data.h"
 #include "core/base/error.h"
+#include "core/base/process.h"
 #include "core/base/text.h"
 #include "parallel/checkpoint/manifest.h"
 
@@ -163,10 +164,13 @@ std::string advice(const BisectArguments& arguments, const StepComparison& steps
   if (!checkpoints.equal)
     return fmt::format("No equal checkpoint lies before the difference: run both anew with {}\n", every);
   std::string text = "To see the step itself, repeat it from the equal checkpoint, then bisect the forks:\n";
-  for (const std::string& run : {arguments.a, arguments.b}) {
-    const std::string fork = fs::path(run + "/").parent_path().string() + ".fork";
-    text += fmt::format("  pptrain fork {} --step {} --to {}\n  pptrain --config {}/job.toml {}\n", run,
-                        *checkpoints.equal, fork, fork, every);
+  for (const std::string& given : {arguments.a, arguments.b}) {
+    const fs::path run =
+        fs::is_directory(given) ? fs::path(given + "/").parent_path() : fs::path(given).parent_path();
+    const std::string fork = run.string() + ".fork";
+    text += fmt::format("  pptrain fork {} --step {} --to {}\n  pptrain --config {} {}\n",
+                        in_shell_quotes(run.string()), *checkpoints.equal, in_shell_quotes(fork),
+                        in_shell_quotes(fork + "/job.toml"), every);
   }
   return text;
 }

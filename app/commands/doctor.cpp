@@ -94,15 +94,18 @@ void Examination::cores() {
                   hosts == 1 ? "" : "s", context_.device.is_cpu() ? ", a core for each thread" : ""));
 }
 
-// How many a run has at once: the newest is written before the oldest is removed. With checkpoint.minutes
-// alone their times decide, which are not known here.
+// How many a run has at once, as far as steps decide: the newest is written before the oldest is removed.
+// Those of checkpoint.minutes, whose times are not known here, count if a number of them is kept.
 int64_t most_checkpoints(const config::JobConfig& job) {
   const config::CheckpointSection& c = job.checkpoint;
   const int64_t kept = c.keep_last_n + c.keep_best_n + 1;
-  const bool keeps_all = c.keep_last_n == 0;
-  if (c.interval == 0) return keeps_all || c.minutes == 0 ? 1 : kept;
-  const int64_t all = (job.train.steps + c.interval - 1) / c.interval;
-  return keeps_all ? all : std::min(all, kept);
+  const auto saves_every = [&](int64_t interval) {
+    return interval == 0 ? 0 : (job.train.steps + interval - 1) / interval;
+  };
+  int64_t all = std::max<int64_t>(saves_every(c.interval), 1);  // the last step is saved
+  if (c.keep_best_n > 0) all += saves_every(job.eval.interval);
+  if (c.keep_last_n == 0) return all;
+  return c.minutes > 0 ? kept : std::min(all, kept);
 }
 
 void Examination::disk() {

@@ -89,7 +89,7 @@ void print_json(const Result& result) {
     source.update(json_of(loss));
     all["sources"].push_back(std::move(source));
   }
-  fmt::print("{}\n", all.dump());
+  fmt::print("{}\n", one_line(all));
 }
 
 void print_text(const Result& result) {

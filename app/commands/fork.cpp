@@ -11,6 +11,7 @@
 #include "app/commands/command_line.h"
 #include "app/commands/commands.h"
 #include "app/commands/job_options.h"
+#include "core/base/process.h"
 #include "core/base/text.h"
 
 namespace pptrain::app {
@@ -35,8 +36,8 @@ int fork(const ForkArguments& arguments) {
   log_to_stderr();
   const Fork fork = fork_run(arguments.run, arguments.step, arguments.to);
   fmt::print("{}\n",
-             printable(fmt::format("{} begins at step {} of {}; to go on: pptrain --config {}/job.toml",
-                                   arguments.to, fork.step, arguments.run, arguments.to)));
+             printable(fmt::format("{} begins at step {} of {}; to go on: pptrain --config {}", arguments.to,
+                                   fork.step, arguments.run, in_shell_quotes(arguments.to + "/job.toml"))));
   return 0;
 }
 

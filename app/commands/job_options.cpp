@@ -15,6 +15,7 @@
 
 #include "app/plan/run_files.h"
 #include "core/base/error.h"
+#include "core/base/process.h"
 #include "core/base/text.h"
 #include "core/config/field.h"
 #include "parallel/comm/bootstrap.h"
@@ -27,9 +28,17 @@ namespace {
 
 constexpr int64_t most_ranks = 1 << 20;  // as for distributed.pp and the other axes
 
+fs::path without_last_slash(const fs::path& folder) {
+  return folder.has_filename() ? folder : folder.parent_path();  // "runs/first/"
+}
+
+bool is_checkpoint_of_run(const std::string& folder) {
+  return without_last_slash(folder).parent_path().filename() == "checkpoints";
+}
+
 // The run's folder, given itself, its checkpoints or one of them.
 fs::path run_folder(fs::path folder) {
-  if (!folder.has_filename()) folder = folder.parent_path();  // "runs/first/"
+  folder = without_last_slash(folder);
   if (folder.parent_path().filename() == "checkpoints") folder = folder.parent_path();
   if (folder.filename() == "checkpoints") folder = folder.parent_path();
   return folder.empty() ? "." : folder;
@@ -53,7 +62,8 @@ void add_run_options(CLI::App& command, JobArguments& arguments) {
   command.add_option("RUN", arguments.run, "A run's folder: its job and its newest checkpoint");
 }
 
-void take_run(JobArguments& arguments, const std::string& checkpoint) {
+void take_run(JobArguments& arguments, std::string& checkpoint) {
+  if (checkpoint.empty() && is_checkpoint_of_run(arguments.run)) checkpoint = arguments.run;
   if (!arguments.config.empty()) {
     if (arguments.run.empty()) return;
     throw UsageError(
@@ -73,6 +83,18 @@ void take_run(JobArguments& arguments, const std::string& checkpoint) {
   arguments.config = (run / job_name).string();
   arguments.run = run.string();
   arguments.set.insert(arguments.set.begin(), "run.dir=" + config::toml_string(run.string()));
+}
+
+void take_run(JobArguments& arguments) {
+  if (is_checkpoint_of_run(arguments.run)) {
+    const fs::path run = run_folder(arguments.run);
+    throw UsageError(fmt::format(
+        "{} is one checkpoint, and a run goes on from its newest one: pptrain resume {}. To begin "
+        "a new run at this one: pptrain fork {} --step STEP --to DIR",
+        arguments.run, in_shell_quotes(run.string()), in_shell_quotes(run.string())));
+  }
+  std::string none;
+  take_run(arguments, none);
 }
 
 CLI::Option* repeatable(CLI::Option* option) {

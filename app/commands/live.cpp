@@ -13,6 +13,7 @@
 #include <cstdio>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -21,6 +22,7 @@
 #include "app/run/run_status.h"
 #include "core/base/text.h"
 #include "core/fault/shutdown.h"
+#include "core/metrics/log_sinks.h"
 
 namespace pptrain::app {
 
@@ -100,36 +102,53 @@ CLI::App* declare_stop(CLI::App& cli, LiveArguments& arguments) {
   return add_request(cli, "stop", "Asks a run that is under way to save and to end", arguments);
 }
 
-// For a folder that is no run itself. A line a run.
-int list_runs(const std::vector<std::filesystem::path>& runs, bool as_json) {
+struct Look {
+  std::string text;
+  bool alive = false;  // the run, or one of several
+  int exit_code = 0;
+};
+
+// At a run, or at a folder of runs, of which each has a line.
+Look look(const LiveArguments& arguments) {
+  Look all;
+  const auto runs = runs_in(arguments.run);
   for (const std::filesystem::path& run : runs) {
     const RunStatus status = read_status(run);
-    fmt::print("{}", as_json ? status_json(run, status) : status_line(run, status));
+    all.text += arguments.json ? status_json(run, status) : status_line(run, status);
+    all.alive |= status.is_alive();
   }
-  return 0;
-}
-
-RunStatus show(const LiveArguments& arguments, size_t& lines) {
+  if (!runs.empty()) return all;
   const RunStatus status = read_status(arguments.run);
-  const std::string text =
-      arguments.json ? status_json(arguments.run, status) : status_text(arguments.run, status);
-  if (lines > 0 && isatty(STDOUT_FILENO) == 1 && !arguments.json) fmt::print("\x1b[{}A\x1b[J", lines);
-  fmt::print("{}", text);
-  std::fflush(stdout);
-  lines = static_cast<size_t>(std::ranges::count(text, '\n'));
-  return status;
+  return {.text = arguments.json ? status_json(arguments.run, status) : status_text(arguments.run, status),
+          .alive = status.is_alive(),
+          .exit_code = status_exit_code(status.phase)};
 }
 
-// 0 while the run is running; 3 finished or stopped, 4 diverged, failed or dead, 1 unknown.
-int status(const LiveArguments& arguments) {
-  if (const auto runs = runs_in(arguments.run); !runs.empty()) return list_runs(runs, arguments.json);
-  size_t lines = 0;
-  RunStatus status = show(arguments, lines);
-  while (arguments.watch && status.is_alive()) {
-    std::this_thread::sleep_for(std::chrono::seconds(2));
-    status = show(arguments, lines);
+// That a terminal takes for it; each character counts as one column.
+int rows(const std::string& text, int columns) {
+  int rows = 0, length = 0;
+  for (const char c : text) {
+    if (c == '\n') {
+      rows += std::max(1, (length + columns - 1) / columns);
+      length = 0;
+    } else if ((static_cast<unsigned char>(c) & 0xC0) != 0x80) {  // the first byte of a character
+      ++length;
+    }
   }
-  return status_exit_code(status.phase);
+  return rows;
+}
+
+// A run: 0 while it is running; 3 finished or stopped, 4 diverged, failed or dead, 1 unknown.
+int status(const LiveArguments& arguments) {
+  const std::optional<int> columns = arguments.json ? std::nullopt : metrics::terminal_columns();
+  for (int above = 0;; std::this_thread::sleep_for(std::chrono::seconds(2))) {
+    const Look seen = look(arguments);
+    if (above > 0) fmt::print("\x1b[{}A\x1b[J", above);
+    fmt::print("{}", seen.text);
+    std::fflush(stdout);
+    if (!arguments.watch || !seen.alive) return seen.exit_code;
+    if (columns) above = rows(seen.text, *columns);
+  }
 }
 
 // 0 done, 1 refused, failed or not answered; so does stop().

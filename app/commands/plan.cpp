@@ -181,6 +181,13 @@ void write_pick(const PlanArguments& arguments, const PlanBase& base, const Cost
                .costs = source.description,
                .budget = budget_of(arguments, base, source),
                .set = arguments.set};
+  // The row says what it needs of these.
+  std::erase_if(best.set, [&](const std::string& one) {
+    const std::string key = one.substr(0, one.find('='));
+    return key == "distributed.dp" || key == "distributed.reshard_after_forward" ||
+           key == "distributed.reduce_gradients" ||
+           (key == "distributed.cp_kind" && picked.layout.mesh.cp == 1);
+  });
   std::ranges::move(picked.layout.overrides(base.job, /*whole=*/true), std::back_inserter(best.set));
   const Plan plan = load_plan(arguments.config, best.set, {.world = arguments.world, .needs_files = false});
   io::write_output(arguments.write, write_best_job(best, picked, plan));
@@ -372,6 +379,7 @@ CLI::App* declare_plan(CLI::App& cli, PlanArguments& arguments) {
   add_option(*plan, "--margin PERCENT", arguments.margin,
              "With --search: % of a rank's memory that stays free; predictions are a few % off")
       ->check(CLI::Range(0.0, 90.0))
+      ->needs(search)
       ->capture_default_str();
   CLI::Option* write =
       add_option(*plan, "--write FILE", arguments.write,
@@ -382,10 +390,12 @@ CLI::App* declare_plan(CLI::App& cli, PlanArguments& arguments) {
       ->needs(write);
   add_option(*plan, "--price X", arguments.rates.price,
              "Price of one rank per hour: prints what the job costs")
-      ->check(CLI::PositiveNumber);
+      ->check(CLI::PositiveNumber)
+      ->excludes(search);
   add_option(*plan, "--watts W", arguments.rates.watts,
              "Watts of one rank, including its fraction of the host: prints the job's energy")
-      ->check(CLI::PositiveNumber);
+      ->check(CLI::PositiveNumber)
+      ->excludes(search);
   CLI::Option* after = add_option(
       *plan, "--after PASS", arguments.after,
       "Prints the ranks' actions (CSV) after this pass; the passes turn the schedule's list into what ranks "

@@ -64,6 +64,7 @@ int report(const ReportArguments& arguments) {
                           : of_one                  ? fs::path(names.front()) / "report.html"
                                                     : fs::path("report.html");
   io::write_output(output, render_report(runs));
+  if (io::own_descriptor(output) >= 0) return 0;  // the page may be on standard output
   fmt::print("{}\n", fs::is_regular_file(output)
                          ? "file://" + fs::absolute(output).lexically_normal().string()
                          : output.string());

@@ -137,7 +137,8 @@ std::vector<std::filesystem::path> files_of(const TokenizeArguments& arguments, 
 
 // "[#####-----]  45%  450 of 1,000 MB  52.1 MB/s  0:11 left", cut to the space there is.
 std::string bar_text(const TokenizeProgress& progress, double seconds, int columns) {
-  const double share = progress.total_bytes > 0
+  // Files may grow meanwhile.
+  const double share = progress.total_bytes > progress.bytes
                            ? static_cast<double>(progress.bytes) / static_cast<double>(progress.total_bytes)
                            : 1;
   constexpr size_t width = 24;

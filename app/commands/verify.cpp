@@ -54,11 +54,10 @@ bool print_problems(const fs::path& checkpoint) {
 
 int verify(const std::string& dir) {
   if (!fs::is_directory(dir)) throw UsageError(fmt::format("verify: {} is not a folder", dir));
-  const std::vector<fs::path> runs = runs_in(dir);
   bool sound = true;
   for (const fs::path& run : runs_of(dir)) {
     for (const fs::path& checkpoint : checkpoints_in(run)) {
-      if (!runs.empty() && checkpoint == run) {
+      if (checkpoint == run && is_run_dir(run)) {
         fmt::print("{}: no checkpoint\n", printable(run.string()));  // not an error for a young run
       } else {
         sound = print_problems(checkpoint) && sound;

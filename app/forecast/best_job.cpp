@@ -35,7 +35,8 @@ std::map<std::string, std::string> lines_of(const std::string& toml) {
 
 // The included file as the written one finds it.
 std::string include_of(const BestJob& best) {
-  const fs::path config = fs::weakly_canonical(best.config), path = fs::weakly_canonical(best.path);
+  const fs::path config = fs::weakly_canonical(fs::absolute(best.config)),
+                 path = fs::weakly_canonical(fs::absolute(best.path));
   if (config == path)
     throw UsageError(
         fmt::format("--write {}: this is the job that it would include; name another file", best.path));

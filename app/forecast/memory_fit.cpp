@@ -18,9 +18,11 @@ namespace {
 // One thing to change. Nothing if the layout has it already or cannot have it.
 struct JobChange {
   std::function<bool(Layout&)> make;
-  std::function<std::string(const Layout&)> set;
+  std::function<std::vector<std::string>(const Layout&)> set;
   const char* note = "";
 };
+
+using Keys = std::vector<std::string>;
 
 std::vector<JobChange> changes() {
   std::vector<JobChange> all;
@@ -28,20 +30,21 @@ std::vector<JobChange> changes() {
                    return layout.mesh.size(mesh::Group::stage) > 1 &&
                           !std::exchange(layout.every_microbatch, true);
                  },
-                 [](const Layout&) { return std::string("distributed.reduce_gradients=microbatch"); }});
+                 [](const Layout&) { return Keys{"distributed.reduce_gradients=microbatch"}; }});
   all.push_back({[](Layout& layout) {
                    return layout.mesh.size(mesh::Group::fsdp) > 1 && !std::exchange(layout.reshard, true);
                  },
-                 [](const Layout&) { return std::string("distributed.reshard_after_forward=true"); }});
+                 [](const Layout&) { return Keys{"distributed.reshard_after_forward=true"}; }});
   for (const config::Recompute level : {config::Recompute::selective, config::Recompute::full}) {
-    all.push_back({[level](Layout& layout) {
-                     for (size_t stage = 0; stage < layout.recompute.words.size(); ++stage) {
-                       if (layout.recompute.most(static_cast<int>(stage)) >= level) return false;
-                     }
-                     layout.recompute = level;
-                     return true;
-                   },
-                   [level](const Layout&) { return fmt::format("train.recompute={}", to_string(level)); }});
+    all.push_back(
+        {[level](Layout& layout) {
+           for (size_t stage = 0; stage < layout.recompute.words.size(); ++stage) {
+             if (layout.recompute.most(static_cast<int>(stage)) >= level) return false;
+           }
+           layout.recompute = level;
+           return true;
+         },
+         [level](const Layout&) { return Keys{fmt::format("train.recompute={}", to_string(level))}; }});
   }
   all.push_back({[](Layout& layout) {
                    if (layout.micro_batch_size % 2 != 0) return false;
@@ -50,16 +53,17 @@ std::vector<JobChange> changes() {
                    return true;
                  },
                  [](const Layout& layout) {
-                   return fmt::format("train.micro_batch_size={} train.grad_accum_steps={}",
-                                      layout.micro_batch_size, layout.grad_accum_steps);
+                   return Keys{fmt::format("train.micro_batch_size={}", layout.micro_batch_size),
+                               fmt::format("train.grad_accum_steps={}", layout.grad_accum_steps)};
                  }});
-  all.push_back(
-      {[](Layout& layout) {
-         layout.mesh.dp_shard *= 2;
-         return true;
-       },
-       [](const Layout& layout) { return fmt::format("distributed.dp_shard={}", layout.mesh.dp_shard); },
-       "twice the ranks"});
+  all.push_back({[](Layout& layout) {
+                   layout.mesh.dp_shard *= 2;
+                   return true;
+                 },
+                 [](const Layout& layout) {
+                   return Keys{fmt::format("distributed.dp_shard={}", layout.mesh.dp_shard)};
+                 },
+                 "twice the ranks"});
   return all;
 }
 
@@ -97,11 +101,11 @@ double gb(double bytes) {
   return bytes / 1e9;
 }
 
+}  // namespace
+
 std::string in_units(double bytes) {
   return bytes >= 1e9 ? fmt::format("{:.2f} GB", gb(bytes)) : fmt::format("{:.1f} MB", bytes / 1e6);
 }
-
-}  // namespace
 
 std::string MemoryFit::describe() const {
   if (of_host)
@@ -157,9 +161,11 @@ std::vector<Remedy> remedies(const Plan& plan, const CostSource& source, double 
       if (!change.make(layout)) return std::nullopt;
       const std::optional<Prediction> p = pricing.price(layout);
       if (!p) return std::nullopt;
-      const std::string set = change.set(layout), key = set.substr(0, set.find('='));
-      std::erase_if(remedy.set, [&](const std::string& earlier) { return earlier.starts_with(key); });
-      remedy.set.push_back(set);
+      for (const std::string& set : change.set(layout)) {
+        const std::string key = set.substr(0, set.find('=') + 1);
+        std::erase_if(remedy.set, [&](const std::string& earlier) { return earlier.starts_with(key); });
+        remedy.set.push_back(set);
+      }
       remedy.note = change.note;
       remedy.bytes = static_cast<double>(p->peak_bytes());
       remedy.step_time = p->step_time;

@@ -10,6 +10,9 @@
 
 namespace pptrain::app {
 
+// "12.30 GB" or "4.5 MB".
+std::string in_units(double bytes);
+
 struct MemoryFit {
   double needed = 0;  // bytes: of the fullest rank, or of a host's ranks together
   double room = 0;    // bytes; 0: not known

@@ -193,10 +193,6 @@ std::string summary(const Plan& plan, const Prediction& p, const CostSource& sou
 std::string whole_job(const Plan& plan, const Prediction& p, const JobRates& rates) {
   const double seconds = static_cast<double>(plan.job.train.steps) * p.step_time;
   const double tokens = seconds * p.tokens_per_s;
-  const auto in_units = [](int64_t bytes) {
-    const auto size = static_cast<double>(bytes);
-    return size >= 1e9 ? fmt::format("{:.2f} GB", size / 1e9) : fmt::format("{:.1f} MB", size / 1e6);
-  };
   std::string text = fmt::format("the job: {} step{}, {} tokens in {}; each checkpoint {}",
                                  metrics::with_commas(plan.job.train.steps),
                                  plan.job.train.steps == 1 ? "" : "s", schedule::with_commas(tokens),
@@ -212,8 +208,8 @@ std::string whole_job(const Plan& plan, const Prediction& p, const JobRates& rat
 }
 
 std::string describe(const Remedy& remedy) {
-  return fmt::format("  --set {}: {:.2f} GB a rank, step {}{}\n", fmt::join(remedy.set, " --set "),
-                     remedy.bytes / 1e9, schedule::format_seconds(remedy.step_time),
+  return fmt::format("  --set {}: {} a rank, step {}{}\n", fmt::join(remedy.set, " --set "),
+                     in_units(remedy.bytes), schedule::format_seconds(remedy.step_time),
                      *remedy.note.c_str() ? " (" + remedy.note + ")" : "");
 }
 
@@ -369,7 +365,7 @@ nlohmann::ordered_json plan_json(const Plan& plan, const Prediction& p, const Co
     json["predicted_lengths"] = {
         {"steps", forecast_steps}, {"microbatches", p.lengths->first}, {"schedule", p.lengths->second}};
   json["predicted_tokens_per_s"] = p.tokens_per_s;
-  json["predicted_bubble"] = p.bubble();
+  json["predicted_bubble"] = std::max(0.0, p.bubble());  // rounding leaves -0.0
   const double mfu = predicted_mfu(plan, source, plan.mesh.world_size(), p.tokens_per_s);
   json["predicted_mfu"] = mfu > 0 ? nlohmann::ordered_json(mfu) : nlohmann::ordered_json();
   const double seconds = static_cast<double>(plan.job.train.steps) * p.step_time;

@@ -28,9 +28,11 @@ std::vector<std::pair<int64_t, int64_t>> batchings(const config::TrainSection& t
   if (!all) return {{train.micro_batch_size, train.grad_accum_steps}};
   const int64_t samples = train.micro_batch_size * train.grad_accum_steps;
   std::vector<std::pair<int64_t, int64_t>> result;
-  for (int64_t m = 1; m <= std::min<int64_t>(samples, 1024); ++m) {
+  constexpr int64_t most = 1024;
+  for (int64_t m = 1; m <= std::min(samples, most); ++m) {
     if (samples % m == 0) result.emplace_back(samples / m, m);
   }
+  if (train.grad_accum_steps > most) result.emplace_back(train.micro_batch_size, train.grad_accum_steps);
   return result;
 }
 
@@ -71,7 +73,9 @@ class Searcher {
     say("predicting the splits of {} schedules", tried_.size());
     try_all();
     sort();
-    if (options_.order_effort > 0 && base_.mesh.pp > 1 && !found_.empty()) {
+    // An order is for one number of microbatches.
+    const bool searches_orders = options_.order_effort > 0 && base_.job.train.grad_accum_schedule.empty();
+    if (searches_orders && base_.mesh.pp > 1 && !found_.empty()) {
       say("searching orders of the best of {} layouts", found_.size());
       search_orders();
     }
@@ -88,8 +92,8 @@ class Searcher {
     const config::DistributedSection& d = base_.job.distributed;
     for (const auto& [size, count] : batchings(base_.job.train, options_.microbatches)) {
       for (const std::string& name : schedule::training_schedule_names()) {
-        for (int64_t stages = 1; stages <= 4; ++stages) {
-          if (d.pp_stages_per_rank > 0 && d.pp_stages_per_rank != stages) continue;
+        const int64_t given = d.pp_stages_per_rank;
+        for (int64_t stages = given > 0 ? given : 1; stages <= (given > 0 ? given : 4); ++stages) {
           if (d.pp * stages > base_.model.layers) continue;
           for (const int64_t slices : numbers_of_slices(base_, size)) {
             Candidate candidate{.layout = layout_of(base_.job, base_.mesh), .bytes = {}};
@@ -422,9 +426,18 @@ double memory_budget(const PlanBase& base, const CostSource& source) {
 std::vector<Candidate> search(const PlanBase& base, const CostSource& source, const SearchOptions& options) {
   std::vector<Candidate> found = Searcher(base, source, options).run();
   if (found.empty()) {
-    throw UsageError(fmt::format(
-        "no schedule exists for {} pipeline ranks, {} layers and {} microbatches: use fewer ranks",
-        base.mesh.pp, base.model.layers, base.job.train.grad_accum_steps));
+    const config::DistributedSection& d = base.job.distributed;
+    std::string also;
+    if (d.pp_stages_per_rank > 0)
+      also += fmt::format(", distributed.pp_stages_per_rank = {}", d.pp_stages_per_rank);
+    if (!d.pp_split.layers.empty())
+      also += fmt::format(", distributed.pp_split of {} stages", d.pp_split.layers.size());
+    if (const size_t words = base.job.train.recompute.words.size(); words > 1)
+      also += fmt::format(", train.recompute of {} stages", words);
+    throw UsageError(
+        fmt::format("no schedule exists for {} pipeline ranks, {} layers and {} microbatches{}: {}",
+                    base.mesh.pp, base.model.layers, base.job.train.grad_accum_steps, also,
+                    also.empty() ? "use fewer ranks" : "leave out what is not needed of these"));
   }
   return found;
 }

@@ -136,7 +136,7 @@ std::string ranking_json(const std::vector<Candidate>& candidates, const config:
     Json one = layout_json(c.layout, of_schedules);
     one.update({{"step_time", c.step_time},
                 {"tokens_per_s", c.tokens_per_s},
-                {"bubble", c.bubble},
+                {"bubble", std::max(0.0, c.bubble)},
                 {"peak_bytes", c.bytes.total()},
                 {"fits", c.fits},
                 {"set", c.layout.overrides(job)}});
@@ -238,7 +238,7 @@ Json mesh_json(const Candidate& c, const config::JobConfig& job) {
   json.update(layout_json(c.layout, of_meshes));
   json.update({{"step_time", c.step_time},
                {"tokens_per_s", c.tokens_per_s},
-               {"bubble", c.bubble},
+               {"bubble", std::max(0.0, c.bubble)},
                {"bytes", bytes},
                {"fits", c.fits},
                {"set", c.layout.overrides(job, true)}});

@@ -11,6 +11,7 @@ namespace pptrain::app {
 //   which only some are frozen;
 // - heads that no GPU library computes, if the job is for GPUs;
 // - widths that GEMMs in FP8 cannot have, if the job wants them;
+// - paths that are no UTF-8 text;
 // - samples (eval.generate_*) that the job's data or model cannot serve, if it wants them.
 void check_job(const PlanBase& base, const config::ReportConflict& report);
 

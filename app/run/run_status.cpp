@@ -102,10 +102,6 @@ void add_checkpoints(const fs::path& run_dir, RunStatus& status) {
   if (status.is_alive()) status.saving = step_being_saved(root, newest);
 }
 
-bool is_run_dir(const fs::path& folder) {
-  return io::is_there(folder / "lock") || io::is_there(folder / "metrics.jsonl");
-}
-
 void require_run_dir(const fs::path& run_dir) {
   if (is_run_dir(run_dir)) return;
   throw UsageError(
@@ -211,6 +207,10 @@ std::string status_text(const std::filesystem::path& run_dir, const RunStatus& s
   if (status.age) add(text, "last update", metrics::duration_text(in_seconds(*status.age)) + " ago");
   if (!status.message.empty()) text += status.message + "\n";
   return printable(text);
+}
+
+bool is_run_dir(const fs::path& folder) {
+  return io::is_there(folder / "lock") || io::is_there(folder / "metrics.jsonl");
 }
 
 std::vector<fs::path> runs_in(const fs::path& folder) {

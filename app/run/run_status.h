@@ -43,6 +43,9 @@ struct RunStatus {
 // cannot be read. Skips half-written lines and malformed files.
 RunStatus read_status(const std::filesystem::path& run_dir);
 
+// Has a run used the folder?
+bool is_run_dir(const std::filesystem::path& folder);
+
 // The runs among the folders in `folder`, by name; none if it is a run's folder itself, or is not there.
 std::vector<std::filesystem::path> runs_in(const std::filesystem::path& folder);
 

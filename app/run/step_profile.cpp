@@ -142,9 +142,9 @@ void StepProfile::finish() {
   }
   const config::ProfileSection& profile = context_.job.profile;
   if (!context_.root() || !profile.trace) return;
-  if (count_ >= profile.first_step) {
+  if (written_) {
     spdlog::info("trace in {}/trace.json", context_.job.run.dir);
-  } else {
+  } else if (count_ < profile.first_step) {
     spdlog::warn("no trace: this start of the run made {} step(s), profile.first_step is {}", count_,
                  profile.first_step);
   }
@@ -166,6 +166,7 @@ void StepProfile::write() {
     const std::string text = render_trace_file(context_.plan, device, ranks, bubbles_, shares);
     try {
       io::write_file_atomically(path, text);
+      written_ = true;
     } catch (const Error& error) {  // such as a full disk, which must not end training
       spdlog::warn("the trace is not written: {}", error.what());
     }

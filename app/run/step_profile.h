@@ -71,6 +71,7 @@ class StepProfile {
   std::vector<Phase> phases_;
   std::optional<std::pair<int64_t, StepTrace>> ended_;  // count_ and times of a step not settled yet
   std::vector<RankShares> shares_;
+  bool written_ = false;  // rank 0: trace.json is there
   std::vector<StepTrace> traces_;
   std::vector<metrics::Bubble> bubbles_;  // of the traced steps
   kernels::KernelTimes kernel_times_;     // of the traced steps, on a CPU

@@ -17,6 +17,7 @@
 #include "app/plan/plan.h"
 #include "core/base/error.h"
 #include "core/base/special_file.h"
+#include "core/base/text.h"
 #include "core/base/timing.h"
 #include "core/config/differences.h"
 #include "core/config/loader.h"
@@ -270,7 +271,7 @@ std::string render_trace_file(const Plan& plan, const std::string& device,
   other[keys::steps] = steps_json(ranks, bubbles);
   for (const std::string& of_rank : kernels) other[keys::kernels].push_back(Json::parse(of_rank));
   return fmt::format("{{\"displayTimeUnit\": \"ms\",\n\"{}\": {},\n\"{}\": [\n{}\n]}}\n", keys::other,
-                     other.dump(), keys::events, TraceFile(plan, ranks).events());
+                     one_line(other), keys::events, TraceFile(plan, ranks).events());
 }
 
 TraceSummary read_trace(const std::filesystem::path& path) {

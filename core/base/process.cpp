@@ -17,14 +17,14 @@ bool plain(char c) {
          std::string_view("_-./=:,+@%").find(c) != std::string::npos;
 }
 
+}  // namespace
+
 std::string in_shell_quotes(const std::string& word) {
   if (!word.empty() && std::ranges::all_of(word, plain)) return word;
   std::string out = "'";
   for (const char c : word) out += c == '\'' ? "'\\''" : std::string(1, c);
   return out + "'";
 }
-
-}  // namespace
 
 std::string command_line() {
   std::ifstream file("/proc/self/cmdline", std::ios::binary);

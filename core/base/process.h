@@ -27,6 +27,8 @@ inline std::string host_identity() {
   return host_name() + " " + boot_id();
 }
 
+// A word as a shell takes it: unchanged, or in quotes if it needs them.
+std::string in_shell_quotes(const std::string& word);
 // The command that started this process, quoted as a shell takes it. Empty if /proc does not tell.
 std::string command_line();
 

@@ -19,8 +19,14 @@ namespace pptrain::config {
 struct Origin {
   std::string where;
   bool from_override = false;
+  int includers = 0;  // files that include the one where it stands, one another
   uint32_t line = 0;  // from 1; 0: the file as a whole
   uint32_t column = 0;
+
+  // Does a key that was given here count for more than one given there?
+  bool is_after(const Origin& other) const {
+    return from_override != other.from_override ? from_override : includers < other.includers;
+  }
 };
 
 struct Problem {
@@ -31,13 +37,14 @@ struct Problem {
 
 struct Document {
   std::string file;                                     // stands for the file that is read in messages
+  int includers = 0;                                    // of that file
   JobConfig job;                                        // as read; then filled in
   JobConfig as_read;                                    // what the file and the overrides say, and defaults
   std::map<std::string, Origin, std::less<>> options;   // the ones given, by full name
   std::map<std::string, Origin, std::less<>> sections;  // the headers in the file
   std::set<std::string, std::less<>> broken;            // options whose value could not be taken
   std::set<std::string, std::less<>> filled;    // options that the number of ranks or a command has filled
-  std::set<std::string, std::less<>> forgiven;  // an override left them nothing to act on
+  std::set<std::string, std::less<>> forgiven;  // what was given later left them nothing to act on
   std::vector<Problem> problems;
   std::map<std::string, std::string> notes;  // for the user, by option, about what is no error
 

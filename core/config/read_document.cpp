@@ -295,8 +295,7 @@ class Reader {
     const char* const other = name == "distributed.dp" ? "distributed.dp_shard" : "distributed.dp";
     const auto given = document_.options.find(other);
     if (given == document_.options.end() || given->second.from_override) return;
-    if (!fixed_ && given->second.where.starts_with(document_.file + ":"))
-      return;  // both in one file: reported
+    if (!fixed_ && given->second.includers == document_.includers) return;  // both in one file: reported
     document_.options.erase(given);
     document_.broken.erase(other);
     copy_value(*find_option(other), JobConfig(), document_.job);
@@ -374,6 +373,7 @@ class Reader {
   Origin at(const toml::source_region& tp) const {
     if (fixed_) return *fixed_;
     return {.where = fmt::format("{}:{}:{}", document_.file, tp.begin.line, tp.begin.column),
+            .includers = document_.includers,
             .line = tp.begin.line,
             .column = tp.begin.column};
   }
@@ -706,6 +706,7 @@ toml::table parse_toml(const std::string& text, const std::string& file) {
 void read_file(Document& document, const std::string& text, const std::string& file, bool places,
                std::vector<std::string> outer) {
   const toml::table root = parse_toml(text, file);
+  const auto includers = static_cast<int>(outer.size());
   if (const toml::node* const include = root.get(include_key)) {
     const auto where = [&] {
       return fmt::format("{}:{}:{}: include", file, include->source().begin.line,
@@ -727,6 +728,7 @@ void read_file(Document& document, const std::string& text, const std::string& f
     }
   }
   document.file = file;
+  document.includers = includers;
   Reader(document, std::nullopt, places ? std::filesystem::path(file).parent_path() : "").read_root(root);
 }
 

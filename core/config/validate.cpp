@@ -353,10 +353,10 @@ bool filled_by_ranks(const Document& document, const Condition& condition) {
                              [&](const std::string& key) { return document.filled.contains(key); });
 }
 
-bool decided_by_override(const Document& document, const Condition& condition) {
+bool is_decided_after(const Document& document, const Origin& given, const Condition& condition) {
   return std::ranges::any_of(condition.keys, [&](const std::string& key) {
     const auto chosen = document.options.find(key);
-    return chosen != document.options.end() && chosen->second.from_override;
+    return chosen != document.options.end() && chosen->second.is_after(given);
   });
 }
 
@@ -372,9 +372,9 @@ std::string describe_unmet(const Condition& condition, const JobConfig& job) {
   return fmt::format("{}; here {}", condition.words, values);
 }
 
-// An option that the job sets but whose condition does not hold. A file's options are forgiven if an override
-// changed what they depend on, so that lr_schedule.name=cosine can be tried on a job written for wsd, and
-// distributed.cp=1 on one with a cp_kind.
+// An option that the job sets but whose condition does not hold. A file's options are forgiven if an
+// override, or a file that includes it, changed what they depend on, so that lr_schedule.name=cosine can be
+// tried on a job written for wsd, and distributed.cp=1 on one with a cp_kind.
 void check_conditions(Document& document) {
   const JobConfig defaults;
   for (const Option& option : options()) {
@@ -385,7 +385,7 @@ void check_conditions(Document& document) {
     if (condition.test(document.job) || value == toml_value(option, defaults) || value == condition.harmless)
       continue;
     if (!given->second.from_override && filled_by_ranks(document, condition)) continue;
-    if (!given->second.from_override && decided_by_override(document, condition)) {
+    if (is_decided_after(document, given->second, condition)) {
       document.forgiven.insert(option.name());
       continue;
     }

@@ -57,8 +57,8 @@ void replace_in_steps(const std::filesystem::path& from, const std::filesystem::
   rename_path(aside, from);
 }
 
-// The open descriptor of this process that a path in /dev or /proc stands for; -1 for any other path. It may
-// be open on a file, which is then written on, not replaced.
+}  // namespace
+
 int own_descriptor(const std::filesystem::path& path) {
   const std::string name = path.lexically_normal().string();
   if (name == "/dev/stdout") return STDOUT_FILENO;
@@ -69,6 +69,8 @@ int own_descriptor(const std::filesystem::path& path) {
   }
   return -1;
 }
+
+namespace {
 
 void write_all(int file, const std::filesystem::path& path, std::string_view content) {
   while (!content.empty()) {

@@ -47,6 +47,10 @@ void write_file_atomically(const std::filesystem::path& path, std::string_view c
 // The end of the name of a folder that waits to be replaced, see rename_folder_synced.
 inline constexpr const char* replaced_extension = ".replaced";
 
+// The open descriptor of this process that a path in /dev or /proc stands for; -1 for any other path. It may
+// be open on a file, which is then written on, not replaced.
+int own_descriptor(const std::filesystem::path& path);
+
 // Writes output to a path that the user gave. A file appears as above, at the end of links. A device, a pipe,
 // a socket, or what /dev/stdout and its like are open on, is written as it is.
 void write_output(const std::filesystem::path& path, std::string_view content);

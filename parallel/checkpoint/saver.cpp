@@ -62,7 +62,7 @@ void Saver::start(const RunState& state, std::vector<StageContents> stages, Save
   collect();
   failure_.reset();
   job_ = std::make_unique<Job>(state, std::move(stages), std::move(terms));
-  if (background_) job_->snapshot.keep_host_copies();
+  if (background_) job_->snapshot.keep_host_copies(copies_stream_);
   {
     const SignalBlock block;
     done_ = std::async(std::launch::async, [this, rank = log_rank()] {

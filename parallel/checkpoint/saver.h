@@ -59,7 +59,8 @@ class Saver {
   comm::Communicator& comm_;
   SaveOptions options_;
   bool background_;
-  std::unique_ptr<Job> job_;  // until the next one starts
+  std::optional<c10::Stream> copies_stream_;  // on a GPU
+  std::unique_ptr<Job> job_;                  // until the next one starts
   std::future<void> done_;
   std::optional<std::string> failure_;  // of the last save
   std::string newest_;

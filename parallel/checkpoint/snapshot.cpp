@@ -1,6 +1,7 @@
 #include "parallel/checkpoint/snapshot.h"
 
 #include <ATen/ops/empty.h>
+#include <c10/core/DeviceGuard.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
@@ -30,12 +31,11 @@ Snapshot::Snapshot(std::vector<StageContents> stages) : stages_(std::move(stages
   written_->record(c10::impl::VirtualGuardImpl(device_->type()).getStream(*device_));
 }
 
-void Snapshot::keep_host_copies() {
+void Snapshot::keep_host_copies(std::optional<c10::Stream>& side) {
   if (!device_) return;
-  const c10::impl::VirtualGuardImpl device(device_->type());
-  const c10::Stream side = device.getStreamFromGlobalPool(*device_);
-  written_->block(side);
-  const c10::StreamGuard guard(side);
+  if (!side) side = c10::impl::VirtualGuardImpl(device_->type()).getStreamFromGlobalPool(*device_);
+  written_->block(*side);
+  const c10::StreamGuard guard(*side);
   const std::lock_guard lock(mutex_);
   for (auto& [tensor, held] : held_) {
     if (held.source.is_cpu()) continue;
@@ -45,11 +45,13 @@ void Snapshot::keep_host_copies() {
     held.source = host;  // the tensor itself lives as long as stages_
   }
   on_host_.emplace(device_->type());
-  on_host_->record(side);
+  on_host_->record(*side);
 }
 
 void Snapshot::read(const NamedTensor& tensor, uint64_t begin, std::span<std::byte> out) {
   if (out.empty()) return;
+  // On a new thread GPU 0 is current, and CUDA would make a context there.
+  const c10::OptionalDeviceGuard device(device_);
   if (on_host_) {
     on_host_->synchronize();
   } else if (written_) {

@@ -3,6 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Event.h>
+#include <c10/core/Stream.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -28,8 +29,10 @@ class Snapshot {
 
   const std::vector<StageContents>& stages() const { return stages_; }
 
-  // Starts to copy all device tensors into pinned host memory, on a stream of its own.
-  void keep_host_copies();
+  // Starts to copy all device tensors into pinned host memory, on `side`, which is taken if there is none
+  // yet. It is for all copies of a rank: LibTorch hands out 32 streams in turn, and one of them is for weight
+  // gradients.
+  void keep_host_copies(std::optional<c10::Stream>& side);
 
   // Reads bytes of a tensor of stages(), from `begin` on, as they were. Each tensor is read in ascending
   // order, each byte once; what has been read is forgotten.

@@ -1,6 +1,7 @@
 #include "parallel/mesh/gpu_blocks.h"
 
 #include <algorithm>
+#include <bit>
 
 #include "parallel/comm/communicator.h"
 
@@ -28,7 +29,9 @@ GpuBlocks gpu_blocks(const MeshShape& shape, const GpuExchanges& exchanges) {
   if (exchanges.kv_copies) ++blocks.groups;
   if (exchanges.pipeline_gather) ++blocks.groups;
   if (blocks.groups == 0) return blocks;
-  blocks.of_group = std::clamp((GpuBlocks::most - blocks.links) / blocks.groups, 0, GpuBlocks::most_of_group);
+  const int most = std::clamp((GpuBlocks::most - blocks.links) / blocks.groups, 0, GpuBlocks::most_of_group);
+  // NCCL rounds the channels of sends and receives up to a power of two (ncclTopoComputeP2pChannels).
+  blocks.of_group = static_cast<int>(std::bit_floor(static_cast<unsigned>(most)));
   return blocks;
 }
 

@@ -10,12 +10,12 @@ namespace pptrain::mesh {
 // together, or none ends. A posted send or receive holds its blocks until the message has come.
 struct GpuBlocks {
   static constexpr int most = comm::ThreadBlocks::most;
-  static constexpr int most_of_group = 24;  // about NCCL's own choice
+  static constexpr int most_of_group = 16;
   static constexpr int fewest_of_group = 4;
 
   int links = 0;     // of all links of the rank that has most
   int groups = 0;    // with collectives of CUDA tensors
-  int of_group = 0;  // each of them
+  int of_group = 0;  // each of them: a power of two, or 0
 
   int all() const { return links + groups * of_group; }
   bool fit() const { return groups == 0 ? links <= most : of_group >= fewest_of_group; }

@@ -69,6 +69,8 @@ Action parse_single(std::string_view text, std::string_view whole) {
   if (const size_t maker = text.find(receive_of_head_begins); maker != std::string_view::npos) {
     if (text.back() != ')') refuse(whole, "the closing bracket is missing");
     const std::string_view made = text.substr(maker + receive_of_head_begins.size());
+    if (made.find(receive_of_head_begins) != std::string_view::npos)
+      refuse(whole, "RECV_HEAD is of what an F, S or T makes");
     const Action action = parse_single(made.substr(0, made.size() - 1), whole);
     if (action.kind != ActionKind::forward && !is_of_head(action.kind))
       refuse(whole, "RECV_HEAD is of what an F, S or T makes");

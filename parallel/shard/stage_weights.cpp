@@ -45,6 +45,7 @@ struct StageWeights::Group {
   GroupExchange exchange;
   std::unique_ptr<comm::Work> gather;  // under way
   bool whole = false;                  // its compute weights are gathered
+  bool read_by_w = false;              // adapters, within a W, which may still run on a second stream
   std::vector<bool> taken;             // [buffer] gradients were taken since the last sum was begun
   std::vector<bool> summed;            // [buffer] once a step: the step's sum was begun
   bool in_forward = false;             // its gradients are taken in F
@@ -61,6 +62,7 @@ StageWeights::StageWeights(nn::ParameterStore& store, const ShardRanks& dense, c
     groups_.push_back({.exchange = GroupExchange(group, group.of_experts() ? experts : dense),
                        .gather = nullptr,
                        .whole = false,
+                       .read_by_w = false,
                        .taken = std::vector<bool>(buffers),
                        .summed = std::vector<bool>(buffers),
                        .in_forward = false});
@@ -141,9 +143,10 @@ void StageWeights::gather_ahead() {
   }
 }
 
+// Adapters that a W keeps are small, and more of them leave room for the next group.
 int StageWeights::whole_groups() const {
-  return static_cast<int>(
-      std::ranges::count_if(groups_, [](const Group& group) { return group.whole || group.gather; }));
+  return static_cast<int>(std::ranges::count_if(
+      groups_, [](const Group& group) { return (group.whole && !group.read_by_w) || group.gather; }));
 }
 
 int StageWeights::take_most_whole_groups() {
@@ -186,6 +189,7 @@ void StageWeights::acquire(size_t index, nn::Use use) {
                  .is_of_adapters()) {  // whose W reads them; all ranks come here in one order
     gather(index);
     wait_for_gather(index);
+    group.read_by_w = true;
   }
   if (!nn::takes_gradients(use)) return;
   if (pass_.kind == ActionKind::forward) group.in_forward = true;
@@ -199,7 +203,10 @@ void StageWeights::release(size_t index, nn::Use use) {
     const bool last = pass_.reduce_follows && schedule::is_weight_gradient(pass_.kind);
     if (options_.reduce == Reduce::microbatch || last) begin_sums(index, use);
   }
-  if (options_.gather != Gather::streamed || !nn::reads_weights(use) || !is_sharded(index)) return;
+  Group& group = groups_.at(index);
+  if (use == nn::Use::backward_weight) group.read_by_w = false;
+  const bool was_read = nn::reads_weights(use) || group.exchange.group().is_of_adapters();
+  if (options_.gather != Gather::streamed || !was_read || group.read_by_w || !is_sharded(index)) return;
   const std::vector<size_t> soon = upcoming(most_streamed_groups);
   if (std::ranges::find(soon, index) == soon.end()) free(index);
 }

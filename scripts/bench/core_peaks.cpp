@@ -62,6 +62,6 @@ int main() {
   const double add = best_seconds(5, [&] {  // y += a x: two read, one written
     for (size_t i = 0; i < size; ++i) y[i] += 0.5f * x[i];
   });
-  std::printf("{\"flops\": %.4g, \"copy_bytes\": %.4g, \"add_bytes\": %.4g, \"check\": %g}\n", multiply_adds(),
-              2 * bytes / copy, 3 * bytes / add, static_cast<double>(y[size / 2]));
+  std::printf("{\"flops\": %.4g, \"copy_bytes\": %.4g, \"add_bytes\": %.4g, \"check\": %g}\n",
+              multiply_adds(), 2 * bytes / copy, 3 * bytes / add, static_cast<double>(y[size / 2]));
 }

@@ -243,7 +243,8 @@ def navigation(out):
         return [{title(f"{folder}/{name}.md"): f"{folder}/{name}.md"} for name in names]
     code = sorted(str(path.relative_to(out)) for path in out.rglob("README.md")
                   if path.relative_to(out).parts[0] in ("app", "core", "parallel", "models", "scripts", "test"))
-    guides = ["launching", "stopping_and_resuming", "data", "lora", "evaluation", "metrics", "what_is_exact", "speed", "coming_from", "glossary"]
+    guides = ["launching", "going_on", "stopping_and_resuming", "data", "lora", "fp8", "evaluation", "metrics", "what_is_exact", "speed",
+              "coming_from", "glossary"]
     return [
         {"pptrain": "README.md"},
         {"Guides": [*pages("docs", guides), {"Jobs to start from": "configs/README.md"}, {"Packages": "scripts/packaging/README.md"},

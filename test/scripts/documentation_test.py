@@ -7,6 +7,7 @@ the commands of the READMEs and of docs/, which are indented by four blanks. NOT
 """
 
 import gzip
+import json
 import os
 import pathlib
 import re
@@ -183,6 +184,11 @@ class Site(unittest.TestCase):
             self.assertIn("--help", options)
             for option in options:
                 self.assertIn(option, page)
+
+    def test_every_guide_is_in_the_navigation(self):
+        navigation = json.dumps(json.loads((self.out / "mkdocs.yml").read_text())["nav"])
+        for guide in (SOURCE / "docs").glob("*.md"):
+            self.assertIn(f'"docs/{guide.name}"', navigation)
 
     def test_the_manual_page_is_whole(self):
         text = (self.pages / "manual.md").read_text()

@@ -6,6 +6,7 @@ Usage: gpu_run_test.py PPTRAIN [unittest arguments]
 import contextlib
 import io
 import json
+import os
 import pathlib
 import shutil
 import subprocess
@@ -249,6 +250,22 @@ class GpuRun(unittest.TestCase):
         self.assertIn("no compiler", self.outcome("torch")["text"])
         self.assertFalse((self.folder / "out/torch.json").exists())
         self.assertEqual([outcome["outcome"] for outcome in self.report["outcomes"]], ["not run", "not run", "not run", "failed"])
+
+    def test_a_damaged_pack(self):
+        """Twice: the part of it that was unpacked is no pack."""
+        for folder in ("scripts", "build-gpu"):
+            (self.folder / folder).mkdir()
+        shutil.copy(SOURCE / "scripts/gpu.sh", self.folder / "scripts")
+        archive = self.folder / "build-gpu/pack.tar.gz"
+        (self.pack / "later").write_bytes(os.urandom(200_000))
+        subprocess.run(["tar", "-czf", archive, "-C", self.folder, "pack/pack.json", "pack/later"], check=True)
+        whole = archive.read_bytes()
+        for damaged in (whole[:-50_000], whole[:-50_000], b"", b"no archive"):
+            archive.write_bytes(damaged)
+            done = subprocess.run([self.folder / "scripts/gpu.sh", "run"], capture_output=True, text=True,
+                                  env=environment(PPTRAIN_PYTHON=sys.executable))
+            self.assertEqual(done.returncode, 4, done.stdout + done.stderr)
+            self.assertIn(f"pptrain: error: {archive.resolve()} is damaged: carry it here again", done.stderr)
 
     def test_refusals(self):
         self.assertEqual(self.run_steps("--only", "nothing"), 2)

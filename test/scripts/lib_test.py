@@ -1,5 +1,6 @@
-"""How many compilers and tests scripts/lib.sh runs at once on a machine."""
+"""How many compilers and tests scripts/lib.sh runs at once on a machine, and what it refuses without a network."""
 
+import os
 import pathlib
 import subprocess
 import unittest
@@ -27,6 +28,16 @@ class Lib(unittest.TestCase):
 
     def test_tests_at_once(self):
         self.assertEqual([said("test_slots", cores=cores) for cores in (1, 2, 4, 64)], [4, 6, 12, 24])
+
+    def test_without_a_network_only_a_missing_ccache_is_no_reason_to_refuse(self):
+        def ensured(missing):
+            commands = f"source {SCRIPTS}/lib.sh; missing_packages() {{ printf '%s\\n' {missing}; }}; ensure_packages"
+            return subprocess.run(["bash", "-euo", "pipefail", "-c", commands], capture_output=True, text=True,
+                                  env={**os.environ, "PPTRAIN_OFFLINE": "1", "PATH": "/usr/bin:/bin"})
+        self.assertEqual(ensured("ccache").returncode, 0, ensured("ccache").stderr)
+        for missing in ("g++", "ccache g++"):
+            self.assertEqual(ensured(missing).returncode, 1)
+            self.assertIn(f"nothing is downloaded; missing: {missing}\n", ensured(missing).stderr)
 
 
 if __name__ == "__main__":

@@ -33,9 +33,9 @@ SETTINGS = [f"train.steps={STEPS}", f"train.seq_len={SEQ_LEN}", "train.grad_accu
             "lr_schedule.warmup_steps=2", "eval.batches=0"]
 
 
-def run_script(*arguments, cwd=None):
+def run_script(*arguments, cwd=None, pptrain="pptrain"):
     return subprocess.run([SCRIPT, *map(str, arguments)], capture_output=True, text=True, timeout=600, cwd=cwd,
-                          env=environment(PPTRAIN=PPTRAIN))
+                          env=environment(PPTRAIN=pptrain, PATH=f"{PPTRAIN.parent}:{os.environ['PATH']}"))
 
 
 class TextToText(unittest.TestCase):
@@ -45,8 +45,8 @@ class TextToText(unittest.TestCase):
         cls.addClassCleanup(shutil.rmtree, cls.folder, ignore_errors=True)
         text = (SOURCE / "configs/data/tinyshakespeare.txt").read_text()[:60000]
         (cls.folder / "my text.txt").write_text(text)
-        cls.out = cls.folder / "out"
-        arguments = ["--out", "out", "--prompt", "First Citizen:"]
+        cls.out = cls.folder / "out, of \"1\""
+        arguments = ["--out", cls.out.name, "--prompt", "First Citizen:"]
         for setting in SETTINGS:
             arguments += ["--set", setting]
         cls.done = run_script(*arguments, "my text.txt", cwd=cls.folder)
@@ -98,6 +98,15 @@ class TextToText(unittest.TestCase):
             done = run_script(*arguments)
             self.assertEqual(done.returncode, 2, done.stderr)
             self.assertIn("--help", done.stderr)
+        for setting in ("run.dir=elsewhere", "run.dir = elsewhere"):
+            done = run_script("--set", setting)
+            self.assertEqual(done.returncode, 2, done.stderr)
+            self.assertIn(f"--set {setting}: use --out", done.stderr)
+        for wrong in ("no-such-program", self.folder):
+            done = run_script("--out", self.folder / "refused", pptrain=wrong)
+            self.assertEqual(done.returncode, 2, done.stderr)
+            self.assertIn(f"PPTRAIN={wrong}: there is no such program", done.stderr)
+            self.assertFalse((self.folder / "refused").exists())
         self.assertIn("text_to_text.sh [--out DIR]", run_script("--help").stdout)
 
 

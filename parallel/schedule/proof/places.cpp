@@ -111,7 +111,7 @@ void Places::note(int rank, size_t index, const Action& action) {
         s_, rank, index,
         fmt::format("there is no microbatch {}: they are 0 to {}", action.microbatch, s_.microbatches - 1));
   }
-  if (action.kind == ActionKind::recv_head) {  // BlockingMessages counts them
+  if (action.kind == ActionKind::recv_head) {  // checked as a list (validate.cpp)
     if (!s_.spread_head) refuse(s_, rank, index, "the head is not spread over the ranks");
     return;
   }

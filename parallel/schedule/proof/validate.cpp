@@ -2,7 +2,9 @@
 
 #include <spdlog/fmt/fmt.h>
 
+#include <algorithm>
 #include <cstdint>
+#include <map>
 #include <string>
 #include <utility>
 #include <vector>
@@ -130,6 +132,59 @@ class WholeStageCheck {
   bool any_reduce_ = false;
 };
 
+// RECV_HEAD: of what another rank makes for this one, as it comes from there: by ascending microbatch. What
+// no RECV_HEAD names comes when it is used.
+class HeadReceiveCheck {
+ public:
+  explicit HeadReceiveCheck(const Places& places)
+      : s_(places.schedule()), last_stage_(s_.stages() - 1), last_rank_(places.rank_of(last_stage_)) {}
+
+  void run() {
+    for (int rank = 0; rank < s_.ranks; ++rank) {
+      next_.clear();
+      for (size_t i = 0; i < s_.actions[rank].size(); ++i)
+        for_each_part(s_.actions[rank][i], [&](const Action& part) { check(rank, i, part); });
+    }
+  }
+
+ private:
+  void check(int rank, size_t i, const Action& action) {
+    const int used = action.microbatch + 1;
+    if (action.kind == ActionKind::recv_head) {
+      receive(rank, i, maker_of(action));
+    } else if (action.kind == ActionKind::head_forward) {
+      next(ActionKind::forward, last_stage_, used);
+    } else if (action.kind == ActionKind::head_backward) {
+      for (int other = 0; other < s_.ranks; ++other) next(ActionKind::head_forward, other, used);
+    } else if (action.stage == last_stage_ && is_gradient(action.kind)) {
+      for (int other = 0; other < s_.ranks; ++other) next(ActionKind::head_backward, other, used);
+    }
+  }
+
+  void receive(int rank, size_t i, const Action& maker) {
+    const bool input = maker.kind == ActionKind::forward && maker.stage == last_stage_ && rank != last_rank_;
+    const bool part = is_of_head(maker.kind) && maker.stage >= 0 && maker.stage < s_.ranks &&
+                      maker.stage != rank &&
+                      (maker.kind == ActionKind::head_forward || (rank == last_rank_ && !s_.forward_only));
+    if (!input && !part)
+      refuse(s_, rank, i, fmt::format("{} makes nothing that this rank receives", to_string(maker)));
+    const int expected = next(maker.kind, maker.stage);
+    if (maker.microbatch != expected)
+      refuse(s_, rank, i, fmt::format("what comes next from there is of microbatch {}", expected));
+    next(maker.kind, maker.stage, expected + 1);
+  }
+
+  // The microbatch of which such an action's result comes next, after all that come before `least`.
+  int next(ActionKind kind, int stage, int least = 0) {
+    int& number = next_[{kind, stage}];
+    return number = std::max(number, least);
+  }
+
+  const Schedule& s_;
+  int last_stage_, last_rank_;
+  std::map<std::pair<ActionKind, int>, int> next_;  // of the rank that is checked
+};
+
 constexpr int most_listed = 16;  // ranks
 
 // " for the forward of microbatch 3 by stage 1 on rank 1"; nothing if the action needs no other rank.
@@ -242,7 +297,10 @@ void validate(const Schedule& schedule, WaitModel model) {
   const Places places(schedule);
   check_complete(places);
   check_order(places);
-  if (schedule.spread_head) check_head(places);
+  if (schedule.spread_head) {
+    check_head(places);
+    HeadReceiveCheck(places).run();
+  }
   if (places.has_communication()) check_messages(places);
   if (places.has_whole_stage_actions()) WholeStageCheck(schedule).run();
   check_progress(places, schedule.blocking_sends ? WaitModel::blocking : model);

@@ -379,7 +379,10 @@ class CommandLine(Case):
         self.assertRegex(crowded, r"cores +no +host .*: 128 threads of 2 ranks on \d+ cores")
         self.assertIn("This job should not run so.", crowded)
         for settings, at_once in ((("checkpoint.keep_last_n=2",), 3), (("checkpoint.keep_last_n=0",), 250),
-                                  (("checkpoint.keep_last_n=2", "checkpoint.keep_best_n=5"), 8)):
+                                  (("checkpoint.keep_last_n=2", "checkpoint.keep_best_n=5"), 8),
+                                  (("checkpoint.keep_last_n=0", "checkpoint.keep_best_n=5"), 1250),
+                                  (("checkpoint.interval=1000", "checkpoint.minutes=1", "checkpoint.keep_last_n=5"), 6),
+                                  (("checkpoint.interval=1000", "checkpoint.keep_last_n=2", "checkpoint.keep_best_n=3"), 6)):
             out = self.pptrain("doctor", *self.arguments("run", "train.steps=1000", "checkpoint.interval=4", "eval.interval=1", *settings),
                                code=None).stdout
             self.assertRegex(out, rf"a checkpoint takes [\d.]+ GB, {at_once} at once")
@@ -402,6 +405,8 @@ class CommandLine(Case):
         said = self.pptrain("report", self.folder / "run").stdout.strip()
         self.assertEqual(said, f"file://{self.folder}/run/report.html")
         self.assertIn("<html", (self.folder / "run/report.html").read_text()[:200])
+        page = self.pptrain("report", self.folder / "run", "-o", "/dev/stdout").stdout
+        self.assertTrue(page.endswith("</html>\n"), page[-200:])
 
     def test_a_start_with_nothing_to_do_moves_nothing(self):
         self.train("run", "profile.trace=true", "profile.first_step=1")
@@ -415,9 +420,18 @@ class CommandLine(Case):
 
     def test_the_search_writes_the_job_of_a_row(self):
         best = self.folder / "best.toml"
-        rows = list(csv.DictReader(self.plan("--search", "--format", "csv", "--write", best, "--pick", "2").stdout.splitlines()))
+        rows = list(csv.DictReader(self.plan("--search", "--format", "csv", "--write", "best.toml", "--pick", "2").stdout.splitlines()))
         self.assertIn(f'pp_schedule = "{rows[1]["pp_schedule"]}"', best.read_text())
         self.pptrain("check", "--config", best)
+        # Keys of the job, or of --set, that do nothing on the row's mesh.
+        self.job.write_text(job(distributed={"pp_schedule": "auto", "pp_memory_gb": 1}))
+        self.plan("--search", "--write", "idle.toml")
+        self.pptrain("check", "--config", "idle.toml")
+        self.job.write_text(JOB)
+        sharded = ("--set", "distributed.dp=2", "--set", "distributed.reshard_after_forward=true")
+        for row in "1", "2":
+            self.plan("--search", "--world", "4", *sharded, "--pick", row, "--write", "sharded.toml")
+            self.pptrain("check", "--config", "sharded.toml")
         self.assertIn("--pick 999", self.plan("--search", "--write", best, "--pick", "999", code=2).stderr)
         self.assertIn("--write needs --search", self.plan("--write", best, code=2).stderr)
         # A search over meshes writes the refined job unless --pick names a row. Rows do not take the job's head and slices.
@@ -532,6 +546,10 @@ class CommandLine(Case):
             out = json.loads(self.pptrain("generate", *named, "--prompt", "hi", "--json", "--greedy", "--max-tokens", 5).stdout)
             self.assertEqual(len(out["ids"]), 5, named)
         self.assertEqual(self.pptrain("verify", run_dir).stdout.count(": sound"), 1)
+        self.train("many", "checkpoint.interval=2", "checkpoint.keep_last_n=0")
+        self.assertIn("step_2", json.loads(self.pptrain("eval", self.folder / "many/checkpoints/step_2/", "--json").stdout)["weights"])
+        refused = self.pptrain("resume", self.folder / "many/checkpoints/step_2", code=2).stderr
+        self.assertIn(f"is one checkpoint, and a run goes on from its newest one: pptrain resume {self.folder}/many.", refused)
         self.assertIn("nothing to do", self.pptrain("resume", run_dir).stdout)
         self.assertIn("done: 6 steps", self.pptrain("resume", run_dir, "--set", "train.steps=6").stdout)
         self.assertIn("no run has used this folder", self.pptrain("resume", self.folder / "none", code=2).stderr)
@@ -774,6 +792,7 @@ class CommandLine(Case):
         (self.folder / "runs/notes").mkdir()
         lines = self.pptrain("verify", "runs").stdout.splitlines()
         self.assertIn("runs/young: no checkpoint", lines)
+        self.assertEqual(self.pptrain("verify", "runs/young").stdout, "runs/young: no checkpoint\n")
         for name in ("runs/a", "runs/b"):
             step = latest(self.folder / name).relative_to(self.folder)
             self.assertIn(f"{step}: sound", lines)
@@ -946,6 +965,24 @@ class CommandLine(Case):
         (self.folder / "file").write_text("in the way")
         error = self.train("file/run", code=1).stderr
         self.assertIn("run.dir: cannot create", error)
+
+    def test_a_folder_whose_name_is_no_text(self):
+        folder = pathlib.Path(os.fsdecode(os.fsencode(self.folder) + b"/caf\xe9"))
+        folder.mkdir()
+        shutil.copy(self.job, folder)
+        for command in [PPTRAIN], [PPTRAIN, "check"]:
+            said = self.run_command(*command, "--config", "job.toml", cwd=folder, code=2, own_start=True).stderr
+            self.assertRegex(said, r"dir = .*caf\?.*: the path is no UTF-8 text, which checkpoints need")
+        self.assertFalse((folder / "run").exists())
+
+    def test_standard_output_that_is_closed_or_full(self):
+        # The lock would become descriptor 1, and get the lines of the log.
+        closed = 'exec "$0" --config job.toml --set run.dir=closed --set metrics.log_interval=1 >&-'
+        self.run_command("bash", "-c", closed, PPTRAIN, own_start=True)
+        self.assertNotIn("loss", (self.folder / "closed/lock").read_text(errors="replace"))
+        for command in "config train.steps", "check --config job.toml":
+            said = self.run_command("bash", "-c", f'"$0" {command} > /dev/full', PPTRAIN, code=1, own_start=True).stderr
+            self.assertIn("standard output: No space left on device", said)
 
     def test_resolved_job_runs_again(self):
         self.copy_whole("first")

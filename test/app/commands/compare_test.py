@@ -132,7 +132,11 @@ class Compare(pptrain.Case):
         self.assertEqual((found["checkpoints"]["equal"], found["checkpoints"]["differs"]), (4, 6))
         self.assertIn("began with equal weights", found["origin"])
         text = self.pptrain("bisect", "two", "other/", code=1).stdout
-        self.assertIn("  pptrain fork other/ --step 4 --to other.fork\n", text)
+        self.assertIn("  pptrain fork other --step 4 --to other.fork\n", text)
+        shutil.copytree(self.folder / "other", self.folder / "an other")
+        text = self.pptrain("bisect", "two/metrics.jsonl", "an other", code=1).stdout
+        self.assertIn("  pptrain fork two --step 4 --to two.fork\n", text)
+        self.assertIn("  pptrain fork 'an other' --step 4 --to 'an other.fork'\n  pptrain --config 'an other.fork/job.toml' ", text)
 
     def test_bisect_of_runs_without_a_common_checkpoint(self):
         shutil.rmtree(self.folder / "other/checkpoints")

@@ -39,6 +39,7 @@ class Fork(pptrain.Case):
         said = self.pptrain("fork", "first", "--step", "4", "--to", "second").stdout
         self.assertEqual(said, "second begins at step 4 of first; to go on: pptrain --config second/job.toml\n")
         self.assertEqual(sorted(path for path in self.folder.rglob("*") if "second" not in path.parts), before)
+        self.assertIn("pptrain --config 'a fork/job.toml'\n", self.pptrain("fork", "first", "--to", "a fork").stdout)
         file = "checkpoints/step_4/stage_0/model.safetensors"
         self.assertTrue((self.folder / "first" / file).samefile(self.folder / "second" / file))
         self.pptrain("verify", "second/checkpoints")

@@ -89,14 +89,7 @@ TEST_CASE("what is said to make a plan fit does so, and takes what it is said to
   CHECK(found.size() <= 3);
   bool sums = false;
   for (const Remedy& remedy : found) {
-    Overrides set;
-    for (const std::string& keys : remedy.set) {
-      for (size_t begin = 0; begin < keys.size();) {
-        const size_t end = std::min(keys.find(' ', begin), keys.size());
-        set.push_back(keys.substr(begin, end - begin));
-        begin = end + 1;
-      }
-    }
+    const Overrides& set = remedy.set;
     CAPTURE(set);
     CHECK(remedy.bytes <= 0.85 * whole);
     CHECK(peak_of(set) == remedy.bytes);

@@ -319,6 +319,26 @@ TEST_CASE("a job may include another, whose keys give way") {
                                        contains_text("user.toml:3:9: train.steps: 0 is out"));
 }
 
+TEST_CASE("a key that the including file leaves without effect is no fault, as under --set") {
+  const Folder folder;
+  folder.write("base.toml",
+               "[model]\nhidden_size = 64\nintermediate_size = 128\nvocab_size = 256\nnum_hidden_layers = 4\n"
+               "num_attention_heads = 4\n[train]\nseq_len = 16\nsteps = 5\n"
+               "[data]\npath = '" +
+                   folder.data() + "'\n[lr_schedule]\nname = 'wsd'\ndecay_fraction = 0.3\n");
+  const std::string cosine = "[lr_schedule]\nname = 'cosine'\n";
+  folder.write("cosine.toml", "include = 'base.toml'\n" + cosine);
+  CHECK_NOTHROW(load_job(folder.path("cosine.toml"), {}));
+  folder.write("again.toml", "include = 'cosine.toml'\n[train]\nsteps = 6\n");
+  CHECK_NOTHROW(load_job(folder.path("again.toml"), {}));
+  // But not what the file says itself, and not what it says of the included one's choice.
+  folder.write("both.toml", "include = 'base.toml'\n" + cosine + "decay_fraction = 0.4\n");
+  CHECK_THROWS_WITH(load_job(folder.path("both.toml"), {}), contains_text("decay_fraction: acts only with"));
+  folder.write("behind.toml", "include = 'cosine.toml'\n[lr_schedule]\ndecay_fraction = 0.4\n");
+  CHECK_THROWS_WITH(load_job(folder.path("behind.toml"), {}),
+                    contains_text("decay_fraction: acts only with"));
+}
+
 TEST_CASE("an element of a mixture is overridden by its place") {
   const Folder folder;
   const std::string mixture = "[[data.sources]]\nname = 'a'\npath = '" + folder.data() +

@@ -64,6 +64,7 @@ TEST_CASE("what is not an action is refused") {
                            "1RECV_HEAD3",
                            "1RECV_HEAD(0S3",
                            "1RECV_HEAD(0W3)",
+                           "1RECV_HEAD(1RECV_HEAD(0S3))",
                            "RECV_HEAD(0S3)"}) {
     INFO(text);
     CHECK_THROWS_AS(parse_action(text), UsageError);

@@ -334,6 +334,70 @@ TEST_CASE("weights that a pass throws away are gathered anew after masters have 
   });
 }
 
+// As models::TransformerStage runs B with a second stream: W(i) is enqueued within I(i), and ends after I(i -
+// 1).
+TEST_CASE("streamed adapters are whole until the weight gradients that read them are there, and no longer") {
+  constexpr size_t layers = 6;  // groups 2 i and 2 i + 1: the block's weights, its adapters
+  const bool beside = GENERATE(true, false);
+  CAPTURE(beside);
+  std::mutex mutex;
+  comm::run_thread_ranks(2, [&](comm::Communicator& world) {
+    const ThreadGroups groups(world, 1);
+    nn::ParameterStore store;
+    for (size_t i = 0; i < layers; ++i) {
+      const std::string name = "layers." + std::to_string(i);
+      nn::ParameterGroup& block = store.add_group(name);
+      block.put_adapters_in(store.add_group(name + ".lora"));
+      block.add({{.name = name, .shape = {2000, 50}}});
+      block.adapters()->add({{.name = name + ".lora", .shape = {20, 50}}});
+    }
+    store.materialise(at::kCPU, at::kBFloat16, true, [&](const auto&) { return groups.division(); });
+    store.initialise(3);
+    shard::GradientSums sums;
+    StageWeights weights(store, groups.ranks(), groups.ranks(), {.gather = Gather::streamed}, sums,
+                         "stage 0");
+    const auto whole = [&](size_t group) {
+      return store.groups()[group].buffers().front()->whole_compute.storage().nbytes() > 0;
+    };
+    const auto acquire = [&](size_t layer, Use use) {
+      for (const size_t group : {2 * layer, 2 * layer + 1}) weights.acquire(group, use);
+    };
+    const auto release = [&](size_t layer, Use use) {
+      for (const size_t group : {2 * layer + 1, 2 * layer}) weights.release(group, use);
+    };
+    bool read = true;
+    size_t adapters_left = 0;
+    for (int m = 0; m < 3; ++m) {
+      weights.begin_pass({.kind = ActionKind::backward, .next = {}});
+      const auto end_weight_gradients = [&](size_t layer) {
+        read &= whole(2 * layer + 1);
+        release(layer, Use::backward_weight);
+      };
+      for (size_t layer = layers; layer-- > 0;) {
+        if (beside) acquire(layer, Use::backward_weight);
+        acquire(layer, Use::backward_input);
+        release(layer, Use::backward_input);
+        if (beside && layer + 1 < layers) end_weight_gradients(layer + 1);
+      }
+      if (beside) end_weight_gradients(0);
+      for (size_t layer = layers; !beside && layer-- > 0;) {
+        acquire(layer, Use::backward_weight);
+        end_weight_gradients(layer);
+      }
+      adapters_left = 0;
+      for (size_t layer = 0; layer < layers; ++layer) adapters_left += whole(2 * layer + 1);
+    }
+    const int most = weights.take_most_whole_groups();
+    weights.finish();
+    weights.reshard();
+    const std::lock_guard lock(mutex);
+    CHECK(read);
+    CHECK(most <= schedule::most_streamed_groups);
+    // Those that the last pass's order asks for first.
+    CHECK(adapters_left <= schedule::most_streamed_groups);
+  });
+}
+
 TEST_CASE("lists that do not fit are refused by the group's name") {
   const auto run_with = [](const auto& body) {
     comm::run_thread_ranks(2, [&](comm::Communicator& world) {

@@ -184,6 +184,9 @@ TEST_CASE("sequence slices cost alike and hold every token once, in order") {
                     contains_text("4 sequence slices of 3 or more"));
   const ContextSplit short_ones = split_by_cost(equal_segments(1, 4, at::kCPU), 4, 1, 1, 0);
   CHECK(short_ones.ranges == std::vector<std::vector<TokenRange>>{{{0, 1}}, {{1, 2}}, {{2, 3}}, {{3, 4}}});
+  // x + x^2 / 64 = half of 1024 + 1024^2 / 64: x = 715.05, and slices are multiples of 32.
+  const ContextSplit halves = split_by_cost(equal_segments(1, 1024, at::kCPU), 2, 64, 1, 0);
+  CHECK(halves.ranges == std::vector<std::vector<TokenRange>>{{{0, 704}}, {{704, 1024}}});
   // The last tokens cost most, so that by cost alone the last slice would have one.
   const ContextSplit at_least = split_by_cost(equal_segments(1, 9, at::kCPU), 3, 1, 3, 0);
   CHECK(at_least.ranges == std::vector<std::vector<TokenRange>>{{{0, 3}}, {{3, 6}}, {{6, 9}}});

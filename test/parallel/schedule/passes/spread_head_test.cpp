@@ -15,6 +15,8 @@
 namespace pptrain::schedule {
 namespace {
 
+using test::contains_text;
+
 // A spread head that costs as much as `layers` layers, with `per_stage` layers per stage. Its F is a third.
 Costs with_head(int ranks, double per_stage, double layers) {
   Costs costs{.stages = {passes_of(per_stage, per_stage, per_stage)}, .latency = {0.05}};
@@ -63,6 +65,33 @@ TEST_CASE("A spread head is sound under every schedule, whatever it costs") {
       }
     }
   }
+}
+
+TEST_CASE("what a spread head receives is what another rank makes for it, once, early and in order") {
+  const Schedule spread = lower(spread_head(make("1f1b", 2, 2), with_head(2, 2, 1)));
+  const auto refusal = [](const Schedule& s) -> std::string {
+    try {
+      validate(s);
+      return "accepted";
+    } catch (const Error& error) {
+      return error.what();
+    }
+  };
+  REQUIRE(refusal(spread) == "accepted");
+  const auto with_first = [&](int rank, const std::string& action) {
+    Schedule s = spread;
+    s.actions[rank].insert(s.actions[rank].begin(), parse_action(action));
+    return refusal(s);
+  };
+  // An unknown rank, itself, a stage before the last, terms of gradients for a rank without the last stage.
+  for (const char* action : {"0RECV_HEAD(77S0)", "0RECV_HEAD(0S0)", "0RECV_HEAD(0F0)", "0RECV_HEAD(1T0)"})
+    CHECK_THAT(with_first(0, action), contains_text("makes nothing that this rank receives"));
+  CHECK_THAT(with_first(1, "1RECV_HEAD(1F0)"), contains_text("makes nothing that this rank receives"));
+  CHECK_THAT(with_first(0, "0RECV_HEAD(1F1)"), contains_text("of microbatch 0"));
+  CHECK_THAT(with_first(0, "0RECV_HEAD(1F7)"), contains_text("there is no microbatch 7"));
+  Schedule late = spread;
+  late.actions[0].push_back(parse_action("0RECV_HEAD(1S0)"));
+  CHECK_THAT(refusal(late), contains_text("of microbatch 2"));
 }
 
 TEST_CASE("An evaluation's S follows the last stage's forward, and T follows S") {
