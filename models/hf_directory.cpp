@@ -321,21 +321,40 @@ WeightMap weight_map(const ModelConfig& model, const StageSlice& slice) {
   return WeightMap(find_architecture(model.arch).weights, specs, model.tied, model.kv_heads);
 }
 
+namespace {
+
+// Of a parameter that the model needs and Hugging Face's files have no tensor for.
+bool has_no_place(const ModelConfig& model, const nn::ParameterSpec& spec) {
+  return spec.role == nn::Role::balance && !has_tensor(model, spec);
+}
+
+std::string why_no_place(const ModelConfig& model, const nn::ParameterSpec& spec) {
+  return fmt::format(
+      "{}: {} has no bias on the choice of experts (model.router_bias_update_rate > 0), and without it the "
+      "model would compute something else: pptrain convert cannot write it",
+      spec.name, find_architecture(model.arch).hf_class);
+}
+
+}  // namespace
+
 std::vector<std::string> export_warnings(const ModelConfig& model) {
   TransformerStage whole(model, whole_model(model));
   const WeightMap map = weight_map(model, whole.slice());
+  std::vector<std::string> warnings;
   std::set<std::string> shared;  // "attn.q", of all layers
   for (const nn::ParameterSpec* spec : whole.parameters().specs()) {
+    if (warnings.empty() && has_no_place(model, *spec)) warnings.push_back(why_no_place(model, *spec));
     const auto weight = nn::adapted_weight(spec->name);
     if (!weight || map.find(map.tensors_of(*weight).front())->parts.size() == 1) continue;
     const size_t module = weight->find('.', weight->find('.') + 1) + 1;  // behind "layers.0."
     shared.insert(weight->substr(module, weight->rfind('.') - module));
   }
-  if (shared.empty()) return {};
-  return {fmt::format(
+  if (shared.empty()) return warnings;
+  warnings.push_back(fmt::format(
       "adapters of {}: {}'s files have these weights in one tensor with others, which peft cannot "
       "adapt. pptrain convert will write the whole model (--merge), not the adapters",
-      fmt::join(shared, ", "), model.arch)};
+      fmt::join(shared, ", "), model.arch));
+  return warnings;
 }
 
 std::vector<HfTensor> hf_tensors(const ModelConfig& model) {
@@ -344,14 +363,8 @@ std::vector<HfTensor> hf_tensors(const ModelConfig& model) {
   std::vector<HfTensor> tensors;
   std::set<std::string> taken;
   for (const nn::ParameterSpec* spec : whole.parameters().specs()) {
-    const bool stored = has_tensor(model, *spec);
-    if (!stored && spec->role == nn::Role::balance) {
-      throw Error(fmt::format(
-          "{}: {} has no bias on the choice of experts (model.router_bias_update_rate > 0), and without it "
-          "the model would compute something else",
-          spec->name, find_architecture(model.arch).hf_class));
-    }
-    if (!stored) continue;
+    if (has_no_place(model, *spec)) throw UsageError(why_no_place(model, *spec));
+    if (!has_tensor(model, *spec)) continue;
     const std::string& tensor = map.tensors_of(spec->name).front();
     if (taken.insert(tensor).second) tensors.push_back(*map.find(tensor));
   }

@@ -98,14 +98,14 @@ void Examination::cores() {
 // Those of checkpoint.minutes, whose times are not known here, count if a number of them is kept.
 int64_t most_checkpoints(const config::JobConfig& job) {
   const config::CheckpointSection& c = job.checkpoint;
-  const int64_t kept = c.keep_last_n + c.keep_best_n + 1;
-  const auto saves_every = [&](int64_t interval) {
-    return interval == 0 ? 0 : (job.train.steps + interval - 1) / interval;
-  };
-  int64_t all = std::max<int64_t>(saves_every(c.interval), 1);  // the last step is saved
-  if (c.keep_best_n > 0) all += saves_every(job.eval.interval);
-  if (c.keep_last_n == 0) return all;
-  return c.minutes > 0 ? kept : std::min(all, kept);
+  const int64_t steps = job.train.steps, kept = c.keep_last_n + c.keep_best_n + 1;
+  if (c.keep_last_n > 0 && c.minutes > 0) return std::min(kept, steps);
+  const int64_t validates = c.keep_best_n > 0 ? job.eval.interval : 0;
+  const auto is_due = [](int64_t step, int64_t interval) { return interval > 0 && step % interval == 0; };
+  int64_t all = 0;
+  for (int64_t step = 1; step <= steps; ++step)
+    all += is_due(step, c.interval) || is_due(step, validates) || step == steps;
+  return c.keep_last_n > 0 ? std::min(all, kept) : all;
 }
 
 void Examination::disk() {

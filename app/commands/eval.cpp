@@ -232,7 +232,7 @@ int eval(const EvalArguments& given) {
   std::vector<int64_t> ids;
   const auto load = [&] {
     log_to_stderr();
-    take_run(arguments, arguments.checkpoint);
+    take_run(arguments, &arguments.checkpoint);
     std::vector<std::string> overrides = arguments.set;
     if (arguments.logits.empty()) overrides.push_back(config::by_command("eval.interval=1"));  // it validates
     if (!arguments.documents.empty() && arguments.batches < 0) arguments.batches = 0;

@@ -330,7 +330,8 @@ int64_t generate_all(RunContext& context, RankModel& model, const GenerateReques
   int64_t tokens = 0;
   for (const Sequence& sequence : sequences)
     tokens += static_cast<int64_t>(sequence.tokens().size()) - sequence.prompt_tokens();
-  std::fflush(stdout);
+  if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0)
+    throw Error("the text cannot be written to standard output");
   return tokens;
 }
 
@@ -514,7 +515,7 @@ int generate(const GenerateArguments& given) {
   GenerateRequest request;
   const auto load = [&] {
     log_to_stderr();
-    take_run(arguments, arguments.checkpoint);
+    take_run(arguments, &arguments.checkpoint);
     std::vector<std::string> overrides = arguments.set;
     for (std::string& text : hf_overrides(arguments.checkpoint)) overrides.push_back(std::move(text));
     LoadOptions options = options_of_rank(arguments, nullptr);

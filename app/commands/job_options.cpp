@@ -18,6 +18,8 @@
 #include "core/base/process.h"
 #include "core/base/text.h"
 #include "core/config/field.h"
+#include "core/io/paths.h"
+#include "parallel/checkpoint/manifest.h"
 #include "parallel/comm/bootstrap.h"
 
 namespace pptrain::app {
@@ -32,8 +34,9 @@ fs::path without_last_slash(const fs::path& folder) {
   return folder.has_filename() ? folder : folder.parent_path();  // "runs/first/"
 }
 
-bool is_checkpoint_of_run(const std::string& folder) {
-  return without_last_slash(folder).parent_path().filename() == "checkpoints";
+bool is_checkpoint_of_run(const std::string& given) {
+  const fs::path folder = without_last_slash(given);
+  return folder.parent_path().filename() == "checkpoints" && io::is_there(folder / checkpoint::manifest_name);
 }
 
 // The run's folder, given itself, its checkpoints or one of them.
@@ -62,20 +65,31 @@ void add_run_options(CLI::App& command, JobArguments& arguments) {
   command.add_option("RUN", arguments.run, "A run's folder: its job and its newest checkpoint");
 }
 
-void take_run(JobArguments& arguments, std::string& checkpoint) {
-  if (checkpoint.empty() && is_checkpoint_of_run(arguments.run)) checkpoint = arguments.run;
+void take_run(JobArguments& arguments, std::string* checkpoint) {
+  if (is_checkpoint_of_run(arguments.run)) {
+    const std::string run = in_shell_quotes(run_folder(arguments.run).string());
+    if (checkpoint == nullptr) {
+      throw UsageError(
+          fmt::format("{} is one checkpoint, and a run goes on from its newest one: pptrain resume {}. To "
+                      "begin a new run "
+                      "at this one: pptrain fork {} --step STEP --to DIR",
+                      arguments.run, run, run));
+    }
+    if (checkpoint->empty()) *checkpoint = arguments.run;
+  }
   if (!arguments.config.empty()) {
     if (arguments.run.empty()) return;
     throw UsageError(
         fmt::format("{} and --config {} name two jobs: give one of them", arguments.run, arguments.config));
   }
-  if (arguments.run.empty() && checkpoint.empty())
+  if (arguments.run.empty() && checkpoint != nullptr) arguments.run = *checkpoint;
+  if (arguments.run.empty())
     throw UsageError("no job: give a run's folder (runs/first) or --config JOB.toml");
   if (arguments.run.ends_with(".toml")) {
     arguments.config = std::exchange(arguments.run, "");
     return;
   }
-  const fs::path run = run_folder(arguments.run.empty() ? checkpoint : arguments.run);
+  const fs::path run = run_folder(arguments.run);
   if (!fs::is_regular_file(run / job_name)) {
     throw UsageError(fmt::format(
         "{}: no run has used this folder: there is no job.toml in it. Give --config JOB.toml", run.string()));
@@ -83,18 +97,6 @@ void take_run(JobArguments& arguments, std::string& checkpoint) {
   arguments.config = (run / job_name).string();
   arguments.run = run.string();
   arguments.set.insert(arguments.set.begin(), "run.dir=" + config::toml_string(run.string()));
-}
-
-void take_run(JobArguments& arguments) {
-  if (is_checkpoint_of_run(arguments.run)) {
-    const fs::path run = run_folder(arguments.run);
-    throw UsageError(fmt::format(
-        "{} is one checkpoint, and a run goes on from its newest one: pptrain resume {}. To begin "
-        "a new run at this one: pptrain fork {} --step STEP --to DIR",
-        arguments.run, in_shell_quotes(run.string()), in_shell_quotes(run.string())));
-  }
-  std::string none;
-  take_run(arguments, none);
 }
 
 CLI::Option* repeatable(CLI::Option* option) {

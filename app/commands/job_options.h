@@ -33,11 +33,9 @@ void add_run_options(CLI::App& command, JobArguments& arguments);
 
 // Fills config, run, and run.dir first among the overrides, from the run that RUN or else `checkpoint` names:
 // a run's folder, or a checkpoint in it. `run` stays empty if --config names the job. If RUN is a checkpoint,
-// it becomes `checkpoint`, unless that names another one. Throws UsageError if neither RUN nor --config names
-// a job, or if both do.
-void take_run(JobArguments& arguments, std::string& checkpoint);
-// For a run that goes on: throws UsageError also if RUN is a checkpoint.
-void take_run(JobArguments& arguments);
+// it becomes `checkpoint`, unless that names another one. `checkpoint` null: the run goes on, so RUN may not
+// be a checkpoint. Throws UsageError for that, if neither RUN nor --config names a job, or if both do.
+void take_run(JobArguments& arguments, std::string* checkpoint);
 
 // The option may be repeated, and takes one value each time, unchanged: CLI11 would else take "[a,b]" for
 // two.

@@ -40,7 +40,9 @@
 #include "core/base/error.h"
 #include "core/base/host_memory.h"
 #include "core/base/process.h"
+#include "core/base/text.h"
 #include "core/config/loader.h"
+#include "core/config/options.h"
 #include "core/config/word.h"
 #include "core/io/atomic_file.h"
 #include "parallel/schedule/passes/passes.h"
@@ -181,12 +183,12 @@ void write_pick(const PlanArguments& arguments, const PlanBase& base, const Cost
                .costs = source.description,
                .budget = budget_of(arguments, base, source),
                .set = arguments.set};
-  // The row says what it needs of these.
+  // What does nothing on the row's mesh goes, and dp, since the row says dp_shard.
+  const config::JobConfig job = on_layout(base, picked.layout).job;
   std::erase_if(best.set, [&](const std::string& one) {
-    const std::string key = one.substr(0, one.find('='));
-    return key == "distributed.dp" || key == "distributed.reshard_after_forward" ||
-           key == "distributed.reduce_gradients" ||
-           (key == "distributed.cp_kind" && picked.layout.mesh.cp == 1);
+    const std::string key(trim(one.substr(0, one.find('='))));
+    const config::Option* const option = config::find_option(key);
+    return key == "distributed.dp" || (option && option->acts_when && !option->acts_when->test(job));
   });
   std::ranges::move(picked.layout.overrides(base.job, /*whole=*/true), std::back_inserter(best.set));
   const Plan plan = load_plan(arguments.config, best.set, {.world = arguments.world, .needs_files = false});

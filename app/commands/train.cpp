@@ -124,7 +124,7 @@ int train(const TrainArguments& arguments) {
 int resume(const TrainArguments& given) {
   TrainArguments arguments = given;
   try {
-    take_run(arguments);
+    take_run(arguments, nullptr);
   } catch (const UsageError& error) {
     return refuse(error.what());
   }

@@ -179,6 +179,7 @@ Measured measure(const PlanBase& base, std::span<const models::StageSlice> slice
   std::barrier together(static_cast<std::ptrdiff_t>(ranks));
   std::mutex mutex;
   std::exception_ptr failure;
+  bool incomplete = false;  // a rank has no timer: none runs
   const auto body = [&](unsigned rank) {
     const c10::InferenceMode inference;
     at::set_num_threads(static_cast<int>(base.job.run.threads));
@@ -188,9 +189,10 @@ Measured measure(const PlanBase& base, std::span<const models::StageSlice> slice
     } catch (...) {
       const std::lock_guard lock(mutex);
       failure = std::current_exception();
+      incomplete = true;
     }
     together.arrive_and_wait();
-    if (failure) return;  // set before all arrived
+    if (incomplete) return;  // set before all arrived
     try {
       results[rank].product_flops =
           metrics::peak_flops(at::kCPU, base.job.train.dtype == config::Dtype::bf16);

@@ -162,18 +162,12 @@ std::string lengths(const Prediction& p) {
                      schedule::format_seconds(p.lengths->second));
 }
 
-// The named schedule was timed with a core for each thread.
-double named_time(const Plan& plan, const Prediction& p) {
-  return plan.named_time * p.step_time / p.step_time_alone;
-}
-
 // What the searched schedule gains.
 std::string gain(const Plan& plan, const Prediction& p) {
   if (plan.order != Order::searched) return "";
   if (plan.named.empty()) return "the schedule was searched; no named one fits\n";
-  const double named = named_time(plan, p);
   return fmt::format("the schedule was searched: {} takes {}, {:.1f} % more\n", plan.named,
-                     schedule::format_seconds(named), 100 * (named / p.step_time - 1));
+                     schedule::format_seconds(p.step_time * plan.named_ratio), 100 * (plan.named_ratio - 1));
 }
 
 double rank_hours(const Plan& plan, double seconds) {
@@ -360,7 +354,7 @@ nlohmann::ordered_json plan_json(const Plan& plan, const Prediction& p, const Co
   json["transfer_time"] = p.costs.latency.front();
   json["predicted_step_time"] = p.step_time;
   if (!plan.named.empty())
-    json["searched"] = {{"named", plan.named}, {"named_step_time", named_time(plan, p)}};
+    json["searched"] = {{"named", plan.named}, {"named_step_time", p.step_time * plan.named_ratio}};
   if (p.lengths)
     json["predicted_lengths"] = {
         {"steps", forecast_steps}, {"microbatches", p.lengths->first}, {"schedule", p.lengths->second}};

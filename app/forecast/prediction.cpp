@@ -193,7 +193,6 @@ Prediction predict(const Plan& plan, const CostModel& costs) {
   };
   double pipeline =
       post_validated ? schedule::post_validated_step_time(plan.schedule, p.costs) : p.pipeline.step_time;
-  p.step_time_alone = step_time(pipeline);
   if (costs.load() > 1) {
     const double alone = p.pipeline.step_time;
     p.pipeline = costs.on_cores(plan.schedule, std::move(p.pipeline));

@@ -41,7 +41,6 @@ struct Prediction {
   schedule::Costs costs;          // s
   schedule::Simulation pipeline;  // of the lowered schedule
   double step_time = 0;           // s
-  double step_time_alone = 0;     // s, if each thread has a core of its own (see CoreSharing)
   double tokens_per_s = 0;        // of all data ranks
   // [rank] s from the pipeline's end on this rank until the end of the step
   std::vector<double> barrier;

@@ -18,8 +18,6 @@ namespace {
 
 using schedule::SizedCost;
 
-constexpr double ticks = 1e15;  // in a second
-
 // The plan's costs with microbatches of so many rows of so many tokens.
 schedule::Costs costs_of(const Plan& plan, const CostSource& source, int64_t rows, int64_t tokens) {
   PlanBase base = plan;
@@ -36,8 +34,21 @@ int64_t half_row(const Plan& plan) {
   return std::min(row, std::max<int64_t>(1, row / 2 / unit) * unit);
 }
 
+// So many in a second that the passes of all stages, one after another, fit into 64 bits twice.
+double ticks_for(const Plan& plan, const schedule::Costs& one_row) {
+  constexpr double femtoseconds = 1e15, most = 2e18;
+  double seconds = 0;
+  for (const schedule::StageCost& stage : one_row.stages) {
+    const auto& time = stage.time;
+    seconds += time.forward + std::max(time.backward, time.backward_input + time.backward_weight) +
+               time.head_forward + time.head_backward;
+  }
+  seconds *= static_cast<double>(plan.schedule.microbatches * plan.job.train.micro_batch_size);
+  return std::min(femtoseconds, most / seconds);
+}
+
 // Fits the seconds of one row, of two, and of one of `half` tokens.
-SizedCost fitted(double one, double two, double shorter, int64_t row, int64_t half) {
+SizedCost fitted(double one, double two, double shorter, int64_t row, int64_t half, double ticks) {
   const double fixed = std::max(0.0, 2 * one - two);
   const double whole_token = (one - fixed) / static_cast<double>(row);
   const double half_token = (shorter - fixed) / static_cast<double>(half);
@@ -76,8 +87,9 @@ schedule::SizedCosts balance_costs(const Plan& plan) {
   const schedule::Costs one = costs_of(plan, source, 1, row), two = costs_of(plan, source, 2, row),
                         shorter = costs_of(plan, source, 1, half);
   schedule::SizedCosts costs;
+  const double ticks = ticks_for(plan, one);
   const auto fit = [&](const auto& seconds) {
-    return fitted(seconds(one), seconds(two), seconds(shorter), row, half);
+    return fitted(seconds(one), seconds(two), seconds(shorter), row, half, ticks);
   };
   for (size_t stage = 0; stage < one.stages.size(); ++stage) {
     schedule::StageSizedCosts& own = costs.emplace_back();

@@ -15,9 +15,10 @@ struct LoaderOptions;
 
 namespace pptrain::app {
 
-// In femtoseconds: a part for each microbatch, one for each token and one for each squared length. They are
-// fitted to CostModel: one row and two of seq_len, and one of half as many tokens. Modelled for the device
-// that distributed.pp_costs names, else for the job's; nothing is measured, so that all ranks agree.
+// In femtoseconds, or in coarser ticks if a step takes long: a part for each microbatch, one for each token
+// and one for each squared length. They are fitted to CostModel: one row and two of seq_len, and one of half
+// as many tokens. Modelled for the device that distributed.pp_costs names, else for the job's; nothing is
+// measured, so that all ranks agree.
 schedule::SizedCosts balance_costs(const Plan& plan);
 std::string fingerprint(const schedule::SizedCosts& costs);
 

@@ -168,7 +168,7 @@ std::string choices_of(const Plan& plan) {
                         {"blocking_sends", plan.schedule.blocking_sends},
                         {"order", plan.order},
                         {"named", plan.named},
-                        {"named_time", plan.named_time},
+                        {"named_ratio", plan.named_ratio},
                         {"recompute_memory", plan.recompute_memory}}
       .dump();
 }
@@ -189,7 +189,7 @@ Plan with_choices(const Plan& stand_in, const std::string& choices) {
   Plan plan = make_plan(stand_in, layout, std::move(lowered));
   chosen.at("order").get_to(plan.order);
   chosen.at("named").get_to(plan.named);
-  chosen.at("named_time").get_to(plan.named_time);
+  chosen.at("named_ratio").get_to(plan.named_ratio);
   chosen.at("recompute_memory").get_to(plan.recompute_memory);
   plan.reads_data = stand_in.reads_data;
   return plan;

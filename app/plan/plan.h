@@ -49,8 +49,8 @@ struct Plan : PlanBase {
   schedule::Schedule schedule;       // lowered and proven
   schedule::Schedule compute;        // its compute actions alone
   Order order = Order::given;
-  std::string named{};    // of a searched order: the job's fastest named schedule; "" if none fits
-  double named_time = 0;  // s of its step
+  std::string named{};     // of a searched order: the job's fastest named schedule; "" if none fits
+  double named_ratio = 1;  // its step's time to the order's, by the costs that chose the order
   // Bytes of a rank within which each step chooses what its microbatches recompute, by their numbers of
   // tokens; 0: all steps recompute as the job says.
   double recompute_memory = 0;

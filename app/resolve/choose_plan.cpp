@@ -64,7 +64,7 @@ Plan searched_plan(const PlanBase& base, const Candidate& best, std::span<const 
       found, [&](const Candidate& c) { return c.fits && !c.is_order() && c.layout.has_bits_of(layout); });
   if (named == found.end()) return plan;
   plan.named = named->layout.schedule;
-  plan.named_time = named->step_time;
+  plan.named_ratio = named->step_time / best.step_time;
   return plan;
 }
 

@@ -68,16 +68,6 @@ void check_fp8(const config::JobConfig& job, const models::ModelConfig& model,
   }
 }
 
-// A checkpoint's manifest and a trace name the job's paths, in JSON.
-void check_text(const config::JobConfig& job, const config::ReportConflict& report) {
-  const std::string toml = config::to_toml(config::with_absolute_paths(job));
-  const size_t bad = tokenizer::valid_utf8_prefix(toml);
-  if (bad == toml.size()) return;
-  const size_t begin = toml.rfind('\n', bad) + 1;
-  report({"run.dir"}, fmt::format("{}: the path is no UTF-8 text, which checkpoints need: rename its folder",
-                                  toml.substr(begin, toml.find('\n', bad) - begin)));
-}
-
 void check_samples(const config::JobConfig& job, const models::ModelConfig& model,
                    const config::ReportConflict& report) {
   const config::EvalSection& eval = job.eval;
@@ -116,7 +106,15 @@ void check_job(const PlanBase& base, const config::ReportConflict& report) {
   check_heads(base.job, base.model, report);
   check_fp8(base.job, base.model, report);
   check_samples(base.job, base.model, report);
-  check_text(base.job, report);
+}
+
+void report_bad_paths(const config::JobConfig& job, const config::ReportConflict& report) {
+  const std::string toml = config::to_toml(config::with_absolute_paths(job));
+  const size_t bad = tokenizer::valid_utf8_prefix(toml);
+  if (bad == toml.size()) return;
+  const size_t begin = toml.rfind('\n', bad) + 1;
+  report({"run.dir"}, fmt::format("{}: the path is no UTF-8 text, which checkpoints need: rename its folder",
+                                  toml.substr(begin, toml.find('\n', bad) - begin)));
 }
 
 void report_gpu_blocks(const PlanBase& plan, const config::ReportConflict& report) {

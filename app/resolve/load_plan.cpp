@@ -45,6 +45,7 @@ std::optional<Plan> resolve(JobConfig& job, const ReportConflict& report, bool s
   if (!sound) return std::nullopt;
   PlanBase base = plan_base(job);
   check_job(base, note);
+  if (options.trains && options.needs_files) report_bad_paths(job, note);
   if (!sound) return std::nullopt;
   std::optional<Plan> plan = choose_plan(std::move(base), std::move(given), options.awaits_choices, note);
   if (plan) report_gpu_blocks(*plan, report);

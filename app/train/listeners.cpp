@@ -325,7 +325,7 @@ void Divergence::settled(const StepResult& result) {
 }
 
 bool Divergence::is_due(int64_t) const {
-  return diverged();
+  return watch_.may_diverge_next();
 }
 
 std::string Divergence::what_is_left(const DivergedCheckpoints& left) const {

@@ -83,7 +83,7 @@ class Divergence final : public StepListener {
   // The state comes from a checkpoint.
   void restore();
   void settled(const StepResult& result) override;
-  bool is_due(int64_t step) const override;  // the run ends here
+  bool is_due(int64_t step) const override;  // the run may end here
   bool diverged() const { return watch_.diverged(); }
   // For the user of a run that has diverged.
   std::string report(const DivergedCheckpoints& left) const;

@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <map>
 #include <optional>
-#include <set>
 #include <utility>
 
 #include "core/base/split_mix.h"
+#include "core/data/cheapest_lists.h"
 #include "core/data/data_loader.h"
 #include "core/data/packing.h"
 
@@ -105,33 +105,27 @@ class Balancer {
     }
   }
 
-  // Lists that should have the same size, among lists that should be larger or smaller.
-  using Cheapest = std::set<std::pair<int64_t, size_t>>;  // cost, number of the list
-
   // Deals documents to lists as large as those of `shape`: the longest document that is left goes to the list
   // that then costs least for its size. The first `front` lists of a data rank grow in size, the last `back`
   // ones shrink. Nothing if this runs out of room or leaves a list empty.
   std::optional<Lists> dealt(const Lists& shape, size_t front, size_t back) const {
     const size_t ranks = shape.size(), count = shape[0].size();
-    std::map<int64_t, Cheapest> by_size;
+    std::map<int64_t, CheapestLists> by_size;
     constexpr int64_t whole = 1 << 10;
     for (size_t list = 0; list < ranks * count; ++list) {
       const size_t j = list / ranks;
       const auto part = [&](size_t place, size_t of) {
         return whole * static_cast<int64_t>(std::min(place, of)) / static_cast<int64_t>(of);
       };
-      by_size[std::min(part(j + 1, front + 1), part(count - j, back + 1))].emplace(0, list);
+      by_size[std::min(part(j + 1, front + 1), part(count - j, back + 1))].add(
+          {.number = list, .room = capacity_});
     }
     Lists lists(ranks, std::vector<std::vector<int64_t>>(count));
-    std::vector<int64_t> room(ranks * count, capacity_);
     for (const int64_t document : largest_first(lengths_)) {
-      const auto best = place_for(document, by_size, room);
-      if (!best) return std::nullopt;
-      const auto [size, entry] = *best;
-      const size_t list = entry.second;
-      by_size[size].erase(entry);
-      by_size[size].emplace(entry.first + cost(document), list);
-      room[list] -= length(document);
+      CheapestLists* const best = place_for(document, by_size);
+      if (best == nullptr) return std::nullopt;
+      const size_t list = best->first(length(document))->number;
+      best->fill_first(cost(document), length(document));
       lists[list % ranks][list / ranks].push_back(document);
     }
     for (const auto& rank : lists) {
@@ -142,19 +136,18 @@ class Balancer {
 
   int64_t cost(int64_t document) const { return document_cost(length(document), o_.attention_length); }
 
-  using Choice = std::pair<int64_t, Cheapest::value_type>;
-  std::optional<Choice> place_for(int64_t document, const std::map<int64_t, Cheapest>& by_size,
-                                  const std::vector<int64_t>& room) const {
-    std::optional<Choice> best;
-    int64_t least = 0;
-    for (const auto& [size, lists] : by_size) {
-      const auto entry = std::ranges::find_if(
-          lists, [&](const auto& each) { return room[each.second] >= length(document); });
-      if (entry == lists.end()) continue;
-      const int64_t filled = entry->first + cost(document);
-      if (best && filled * best->first >= least * size) continue;
+  // Those of one size, whose first list is to get the document; null if none has room.
+  CheapestLists* place_for(int64_t document, std::map<int64_t, CheapestLists>& by_size) const {
+    CheapestLists* best = nullptr;
+    int64_t least = 0, best_size = 0;
+    for (auto& [size, lists] : by_size) {
+      const CheapestLists::List* const first = lists.first(length(document));
+      if (first == nullptr) continue;
+      const int64_t filled = first->cost + cost(document);
+      if (best != nullptr && filled * best_size >= least * size) continue;
       least = filled;
-      best = Choice{size, *entry};
+      best_size = size;
+      best = &lists;
     }
     return best;
   }

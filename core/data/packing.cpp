@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "core/base/error.h"
+#include "core/data/cheapest_lists.h"
 
 namespace pptrain::data {
 
@@ -172,17 +173,13 @@ class Leveller {
 
   std::optional<std::vector<Bin>> by_longest_first(size_t count) const {
     std::vector<Bin> bins(count);
-    std::set<std::pair<int64_t, size_t>> cheapest;
-    for (size_t i = 0; i < count; ++i) cheapest.emplace(0, i);
+    CheapestLists cheapest;
+    for (size_t i = 0; i < count; ++i) cheapest.add({.number = i, .room = capacity_});
     for (const int64_t document : largest_first(lengths_)) {
-      const auto place = std::ranges::find_if(cheapest, [&](const auto& entry) {
-        return bins[entry.second].tokens + length(document) <= capacity_;
-      });
-      if (place == cheapest.end()) return std::nullopt;
-      const size_t index = place->second;
-      cheapest.erase(place);
-      put(bins[index], document);
-      cheapest.emplace(bins[index].cost, index);
+      const CheapestLists::List* const first = cheapest.first(length(document));
+      if (first == nullptr) return std::nullopt;
+      put(bins[first->number], document);
+      cheapest.fill_first(cost(length(document)), length(document));
     }
     return bins;
   }

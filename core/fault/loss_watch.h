@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <iterator>
 #include <string>
 #include <vector>
 
@@ -48,6 +49,10 @@ class DivergenceWatch {
   void take(int64_t step, double loss);
 
   bool diverged() const { return steps_ > 0 && above_ >= steps_; }
+  // Would it have diverged with one more loss above the band?
+  bool may_diverge_next() const {
+    return steps_ > 0 && std::ssize(recent_) >= window_ && above_ + 1 >= steps_;
+  }
   // "the loss lies above its band since step 480: ...": about the last step taken, if there are steps
   // above().
   std::string describe() const;

@@ -117,18 +117,20 @@ void StageWeights::wait_for_gather(size_t index) {
 
 void StageWeights::free(size_t index) {
   Group& group = groups_[index];
+  group.read_by_w = false;
   if (!group.whole) return;
   group.exchange.reshard();
   group.whole = false;
 }
 
-// The next groups of the pass, as it went the last time, and after them those of the next pass.
+// The next groups of the pass, as it went the last time, and after them those of the next pass. A W gathers
+// adapters alone, when it comes to them.
 std::vector<size_t> StageWeights::upcoming(size_t count) const {
   std::vector<size_t> result;
   const auto add = [&](const Order& order, size_t from) {
     for (size_t i = from; i < order.size() && result.size() < count; ++i) result.push_back(order[i]);
   };
-  add(orders_[order_index(pass_.kind)], acquired_.size());
+  if (pass_.kind != ActionKind::backward_weight) add(orders_[order_index(pass_.kind)], acquired_.size());
   if (pass_.next) add(orders_[order_index(*pass_.next)], 0);
   return result;
 }
@@ -146,7 +148,7 @@ void StageWeights::gather_ahead() {
 // Adapters that a W keeps are small, and more of them leave room for the next group.
 int StageWeights::whole_groups() const {
   return static_cast<int>(std::ranges::count_if(
-      groups_, [](const Group& group) { return (group.whole && !group.read_by_w) || group.gather; }));
+      groups_, [](const Group& group) { return (group.whole || group.gather) && !group.read_by_w; }));
 }
 
 int StageWeights::take_most_whole_groups() {
@@ -187,9 +189,9 @@ void StageWeights::acquire(size_t index, nn::Use use) {
     if (options_.gather == Gather::streamed) gather_ahead();
   } else if (group.exchange.group()
                  .is_of_adapters()) {  // whose W reads them; all ranks come here in one order
+    group.read_by_w = true;
     gather(index);
     wait_for_gather(index);
-    group.read_by_w = true;
   }
   if (!nn::takes_gradients(use)) return;
   if (pass_.kind == ActionKind::forward) group.in_forward = true;

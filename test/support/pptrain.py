@@ -4,6 +4,7 @@ The program starts as from a user's shell, on any machine and under any launcher
 """
 
 import atexit
+import collections
 import contextlib
 import json
 import os
@@ -279,9 +280,12 @@ def manifest(checkpoint):
 
 
 def checksums(checkpoint):
-    """The checksum of every tensor, by file and name."""
-    return {f"{stored['file']}/{name}": tensor["xxh3_128"]
-            for stored in manifest(checkpoint)["files"] for name, tensor in stored["tensors"].items()}
+    """The checksums of every tensor's slices, in the order of the manifest, by file and name."""
+    found = collections.defaultdict(str)
+    for stored in manifest(checkpoint)["files"]:
+        for name, tensor in stored["tensors"].items():
+            found[f"{stored['file']}/{name}"] += tensor["xxh3_128"]
+    return dict(found)
 
 
 def latest(run_dir):

@@ -67,10 +67,12 @@ void add_sharding(const SectionFields<DistributedSection>& distributed) {
           {"distributed.dp_shard", "distributed.dp", "distributed.cp", "distributed.tp", "distributed.ep"},
           shares_weights)
       .unless_given_as("false");
-  distributed("reduce_gradients", &DistributedSection::reduce_gradients,
-              "When gradients are reduced over the ranks of a stage. step: once, after all microbatches; "
-              "until then each rank holds whole gradients of its stages. microbatch: after each microbatch; "
-              "a rank holds its shard, and whole gradients only of the blocks that it is computing.")
+  distributed(
+      "reduce_gradients", &DistributedSection::reduce_gradients,
+      "When gradients are reduced over the ranks of a stage. step: once, after all microbatches; "
+      "until then each rank holds whole gradients of its stages. microbatch: after each microbatch; "
+      "a rank holds its shard, and whole gradients only of the blocks that it is computing. The two add in "
+      "another order, so bits differ.")
       .only_if("several ranks to a stage: dp_replicate, dp_shard, cp or tp > 1",
                {"distributed.dp_replicate", "distributed.dp_shard", "distributed.dp", "distributed.cp",
                 "distributed.tp"},

@@ -72,15 +72,17 @@ void add_train(std::vector<Option>& options) {
       .refuse("blockwise", "scales for blocks are refused: use rowwise")
       .refuse("mxfp8", "MXFP8 is refused: use rowwise")
       .refuse("hybrid", "E5M2 gradients are refused: use rowwise, which multiplies E4M3 by E4M3");
-  train("recompute", &TrainSection::recompute,
-        "Activations that are recomputed in the backward pass instead of saved; the bits are the same. none: "
-        "all are saved. cheap: the norms' outputs and the MLP's product of gate and up, which need no GEMM. "
-        "selective: the norms' outputs and the MLP's inner activations. full: all but each block's input. "
-        "auto: cheap on GPUs, none on CPUs. With pp_schedule = \"auto\" or \"search\", auto recomputes more "
-        "on stages that do not fit, and less if a searched order has memory left. On stages that recompute "
-        "more, microbatches with memory left recompute less; each step chooses them if data.lengths is exact "
-        "or padded. A list has a word for each stage, first to last. \"full:3/cheap:2\" repeats: full for "
-        "three microbatches (or sequence slices), then cheap for two.")
+  train(
+      "recompute", &TrainSection::recompute,
+      "Activations that are recomputed in the backward pass instead of saved; the bits are the same, unless "
+      "data.balance is \"schedule\". none: "
+      "all are saved. cheap: the norms' outputs and the MLP's product of gate and up, which need no GEMM. "
+      "selective: the norms' outputs and the MLP's inner activations. full: all but each block's input. "
+      "auto: cheap on GPUs, none on CPUs. With pp_schedule = \"auto\" or \"search\", auto recomputes more "
+      "on stages that do not fit, and less if a searched order has memory left. On stages that recompute "
+      "more, microbatches with memory left recompute less; each step chooses them if data.lengths is exact "
+      "or padded. A list has a word for each stage, first to last. \"full:3/cheap:2\" repeats: full for "
+      "three microbatches (or sequence slices), then cheap for two.")
       .one_of({"auto", "none", "cheap", "selective", "full"})
       .or_runs()
       .alone_in_list("auto")

@@ -141,9 +141,11 @@ class HeadReceiveCheck {
 
   void run() {
     for (int rank = 0; rank < s_.ranks; ++rank) {
+      const auto& list = s_.actions[rank];
+      if (std::ranges::find(list, ActionKind::recv_head, &Action::kind) == list.end()) continue;
       next_.clear();
-      for (size_t i = 0; i < s_.actions[rank].size(); ++i)
-        for_each_part(s_.actions[rank][i], [&](const Action& part) { check(rank, i, part); });
+      for (size_t i = 0; i < list.size(); ++i)
+        for_each_part(list[i], [&](const Action& part) { check(rank, i, part); });
     }
   }
 
@@ -151,6 +153,8 @@ class HeadReceiveCheck {
   void check(int rank, size_t i, const Action& action) {
     const int used = action.microbatch + 1;
     if (action.kind == ActionKind::recv_head) {
+      if (action.stage >= s_.ranks)
+        refuse(s_, rank, i, fmt::format("it is of the rank's first stage, here {}", s_.stages_of(rank)[0]));
       receive(rank, i, maker_of(action));
     } else if (action.kind == ActionKind::head_forward) {
       next(ActionKind::forward, last_stage_, used);

@@ -124,6 +124,7 @@ class PatternLists {
 
   // Is there room for the chunk's F besides all F's of the rank that have an earlier turn?
   bool has_room(int rank, int c, int64_t turn) const {
+    if (in_.room[rank] == Instance::no_bound) return true;
     const Chunk& own = chunk(rank, c);
     const int slices = in_.shape.sequence_slices, n = own.done[0], list = n / slices;
     int64_t held = ranks_[rank].held;

@@ -162,7 +162,11 @@ class Search {
     std::vector<Timed> best(chains);
     const int64_t passes_of_one = 4 * static_cast<int64_t>(problem_.shape.cells());
     const int64_t work = large_ ? work_ / 4 : work_ / 8;
-    const auto tries = static_cast<int>(std::clamp<int64_t>(work / passes_of_one / chains, 16, 4000));
+    // A pass is looked for among all chunks of its rank.
+    constexpr int64_t most_work_of_a_chain = 10'000'000;
+    const int64_t least =
+        std::clamp<int64_t>(most_work_of_a_chain / (passes_of_one * problem_.shape.stages_per_rank), 1, 16);
+    const auto tries = static_cast<int>(std::clamp<int64_t>(work / passes_of_one / chains, least, 4000));
     const auto one = [&](size_t chain) { best[chain] = best_pattern(instance, chain + 1, tries); };
     for_each_in_parallel(chains, one, threads_);
     return best;

@@ -380,7 +380,7 @@ class CommandLine(Case):
         self.assertIn("This job should not run so.", crowded)
         for settings, at_once in ((("checkpoint.keep_last_n=2",), 3), (("checkpoint.keep_last_n=0",), 250),
                                   (("checkpoint.keep_last_n=2", "checkpoint.keep_best_n=5"), 8),
-                                  (("checkpoint.keep_last_n=0", "checkpoint.keep_best_n=5"), 1250),
+                                  (("checkpoint.keep_last_n=0", "checkpoint.keep_best_n=5"), 1000),
                                   (("checkpoint.interval=1000", "checkpoint.minutes=1", "checkpoint.keep_last_n=5"), 6),
                                   (("checkpoint.interval=1000", "checkpoint.keep_last_n=2", "checkpoint.keep_best_n=3"), 6)):
             out = self.pptrain("doctor", *self.arguments("run", "train.steps=1000", "checkpoint.interval=4", "eval.interval=1", *settings),
@@ -432,6 +432,9 @@ class CommandLine(Case):
         for row in "1", "2":
             self.plan("--search", "--world", "4", *sharded, "--pick", row, "--write", "sharded.toml")
             self.pptrain("check", "--config", "sharded.toml")
+        bounded = ("--set", "distributed.pp_schedule=auto", "--set", "distributed.pp_memory_gb = 1", "--set", "distributed.dp = 1")
+        self.plan("--search", *bounded, "--write", "bounded.toml")
+        self.pptrain("check", "--config", "bounded.toml")
         self.assertIn("--pick 999", self.plan("--search", "--write", best, "--pick", "999", code=2).stderr)
         self.assertIn("--write needs --search", self.plan("--write", best, code=2).stderr)
         # A search over meshes writes the refined job unless --pick names a row. Rows do not take the job's head and slices.

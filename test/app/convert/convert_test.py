@@ -598,7 +598,7 @@ class Refusals(Case):
 
     def test_what_transformers_has_no_place_for(self):
         self.train("mixtral", "model.router_bias_update_rate=0.001")
-        self.assertIn("router_bias_update_rate", self.refused(self.folder / "run", self.folder / "out", code=1))
+        self.assertIn("router_bias_update_rate", self.refused(self.folder / "run", self.folder / "out"))
 
     def test_values_beyond_half(self):
         source, checkpoint = self.folder / "hf", self.folder / "checkpoint"

@@ -91,7 +91,9 @@ TEST_CASE("legal meshes use all ranks, and cut what they cut into whole parts") 
   // pp x replicas x shards x cp x tp of 2^3: 35 ways, less those with 8 on pp or tp.
   CHECK(meshes.size() == 33);
   // Three samples a step: no two data ranks.
-  for (const MeshShape& mesh : app::legal_meshes(base, 8, 3)) CHECK(mesh.size(Group::batch) == 1);
+  const auto of_three = app::legal_meshes(base, 8, 3);
+  REQUIRE_FALSE(of_three.empty());
+  for (const MeshShape& mesh : of_three) CHECK(mesh.size(Group::batch) == 1);
   CHECK(app::legal_meshes(base, 7, 8).empty());
 }
 
@@ -102,7 +104,9 @@ TEST_CASE(
   const auto meshes = app::legal_meshes(small_base(mixtral), 4, 1);
   CHECK(std::ranges::any_of(meshes, [](const MeshShape& mesh) { return mesh.tp == 4; }));
   const Overrides dense = {"model.intermediate_size=50", "train.seq_len=15"};
-  for (const MeshShape& mesh : app::legal_meshes(small_base(dense), 4, 1)) CHECK(mesh.tp <= 2);
+  const auto of_dense = app::legal_meshes(small_base(dense), 4, 1);
+  REQUIRE_FALSE(of_dense.empty());
+  for (const MeshShape& mesh : of_dense) CHECK(mesh.tp <= 2);
   CHECK(app::legal_meshes(small_base(), 2147483647, 8).empty());  // a prime
 }
 
@@ -425,7 +429,9 @@ TEST_CASE("slices that a job leaves open leave the meshes of context parallelism
   base.job.distributed.pp_sequence_slices = 0;
   CHECK(app::legal_meshes(base, 8, 8).size() == app::legal_meshes(small_base(), 8, 8).size());
   base.job.distributed.pp_sequence_slices = 2;  // asks for slices
-  for (const MeshShape& mesh : app::legal_meshes(base, 8, 8)) CHECK(mesh.cp == 1);
+  const auto sliced = app::legal_meshes(base, 8, 8);
+  REQUIRE_FALSE(sliced.empty());
+  for (const MeshShape& mesh : sliced) CHECK(mesh.cp == 1);
 }
 
 TEST_CASE("the first meshes are refined with the job's place of the head and slices") {

@@ -16,6 +16,7 @@
 #include "app/forecast/search.h"
 #include "app/forecast/search_report.h"
 #include "app/forecast/stage_choices.h"
+#include "app/forecast/step_costs.h"
 #include "app/trace/trace_file.h"
 #include "core/base/error.h"
 #include "models/flops.h"
@@ -408,8 +409,9 @@ TEST_CASE("auto recomputes by stage before it gives up a faster schedule") {
   REQUIRE(found.front().fits);
   CHECK(found.front().layout.recompute.words.size() == 4);
   for (const app::Candidate& c : found) {
-    if (c.fits) CHECK(static_cast<double>(c.bytes.total()) <= budget);
-    CHECK(found.front().step_time <= (c.fits ? c.step_time : found.front().step_time));
+    if (!c.fits) continue;
+    CHECK(static_cast<double>(c.bytes.total()) <= budget);
+    CHECK(found.front().step_time <= c.step_time);
   }
   const app::Plan chosen = plan_with(with(
       bench_sizes(), layout,
@@ -487,8 +489,41 @@ TEST_CASE("auto finds an order where no named schedule fits, before stages recom
     CHECK(chosen.job.train.recompute == either.layout.recompute);
     CHECK(app::predict(chosen, source).step_time == either.step_time);
     REQUIRE(chosen.order == app::Order::searched);
-    CHECK(chosen.named_time > either.step_time);
+    CHECK(chosen.named_ratio > 1);
+    // Also in a plan by other costs.
+    const auto gain = [&](const char* device) {
+      const app::CostSource other = app::make_cost_source(chosen, device);
+      const app::CostModel costs(chosen, other);
+      const app::Prediction p = app::predict(chosen, costs);
+      const std::string text =
+          app::render_plan(chosen, p, costs, other, {.width = 200}, app::context_of(chosen, p, other, 0, ""));
+      const size_t begin = text.find(" % more"), comma = text.rfind(", ", begin);
+      REQUIRE(begin != std::string::npos);
+      return text.substr(comma, begin - comma);
+    };
+    CHECK(gain("h100") == gain("cpu"));
   }
+}
+
+TEST_CASE("a step of days fits into the clock that balances documents by the schedule") {
+  const auto end_of = [](const Overrides& more) {
+    const app::Plan plan = small_plan(small_job_text(), "run",
+                                      with({"distributed.pp=2", "data.lengths=exact", "data.document_end=10",
+                                            "distributed.pp_costs=cpu", "train.grad_accum_steps=4"},
+                                           more));
+    const schedule::SizedCosts costs = app::balance_costs(plan);
+    const int64_t tokens = plan.job.train.micro_batch_size * plan.job.train.seq_len;
+    const std::vector<int64_t> all(4, tokens), squares(4, tokens * plan.job.train.seq_len);
+    const int64_t end = schedule::step_clock(plan.schedule, costs)(all, squares);
+    const double seconds = app::predict(plan, app::make_cost_source(plan, "cpu")).pipeline.step_time;
+    return std::pair(seconds, static_cast<double>(end));
+  };
+  const auto [short_step, femtoseconds] = end_of({});
+  CHECK(femtoseconds / 1e15 == Approx(short_step).epsilon(0.05));
+  const auto [days, ticks] = end_of({"model.hidden_size=65536", "model.intermediate_size=262144",
+                                     "train.seq_len=8192", "train.micro_batch_size=64"});
+  REQUIRE(days > 86400);
+  CHECK(ticks > 1e17);
 }
 
 TEST_CASE("a searched order and the stages under it are found together") {

@@ -269,15 +269,16 @@ class LiveRun(Case):
         self.assertEqual(sorted(path.name for path in self.run_dir.iterdir() if path.name != "pace.json"), ["metrics.jsonl"])
 
     def test_a_second_interrupt_says_what_is_lost(self):
-        process = self.start("checkpoint.interval=4", "train.grad_accum_steps=64")
+        process = self.start("checkpoint.interval=4", "train.grad_accum_steps=400")  # a step of some seconds
         self.wait_for_step(6)
         process.send_signal(signal.SIGINT)
+        self.until(lambda: "press again to stop at once" in self.log(), "the first interrupt was not heard")
         process.send_signal(signal.SIGINT)
         said = process.communicate(timeout=PATIENCE)[0]
-        if process.returncode == 130:  # otherwise both signals came between two steps
-            lost = re.search(r"ended at once in step (\d+): the newest checkpoint is step_(\d+), so (\d+) finished steps? (?:is|are) lost\n", said)
-            self.assertEqual(int(lost[1]) - 1 - int(lost[2]), int(lost[3]), said)
-            self.assertTrue((self.run_dir / "checkpoints" / f"step_{lost[2]}").is_dir())
+        self.assertEqual(process.returncode, 130, said)
+        lost = re.search(r"ended at once in step (\d+): the newest checkpoint is step_(\d+), so (\d+) finished steps? (?:is|are) lost\n", said)
+        self.assertEqual(int(lost[1]) - 1 - int(lost[2]), int(lost[3]), said)
+        self.assertTrue((self.run_dir / "checkpoints" / f"step_{lost[2]}").is_dir())
 
     def test_a_save_that_fails_after_a_resume_says_what_is_saved(self):
         self.start("train.steps=2").wait(PATIENCE)

@@ -303,7 +303,9 @@ class Accidents(unittest.TestCase):
         calls = self.calls(self.folder / "count_mpi")
         count = 40 if SAMPLE == "all" else 4
         draw = random.Random(SEED)
-        cases = [(draw.randrange(1, len(calls) // 2), kind) for kind in ("rank 0", "rank 1", "mpirun") for _ in range(count // 3 + 1)]
+        kinds = ("rank 0", "rank 1", "mpirun")
+        cases = [(draw.randrange(1, len(calls) // 2), kind) for kind in kinds for _ in range(count // 3 + 1)]
+        ended_early = set()
 
         def check(number, kind):
             run_dir = self.folder / f"mpi_{number}_{kind.replace(' ', '_')}"
@@ -312,9 +314,13 @@ class Accidents(unittest.TestCase):
                                 action="kill-parent" if kind == "mpirun" else "kill")
             wait_for_ranks_of(run_dir)
             self.goes_on(run_dir, 4, context=f"{kind} at {number}\n{done.stdout}\n{done.stderr}")
-            return "ended early" if done.returncode != 0 else "had ended"
+            if done.returncode == 0:
+                return "had ended"
+            ended_early.add(kind)
+            return "ended early"
 
         self.sweep(cases, check)
+        self.assertEqual(ended_early, set(kinds))
 
 
 if __name__ == "__main__":

@@ -60,7 +60,8 @@ TEST_CASE("FP8 keeps its bits with all that keeps those of bf16") {
 TEST_CASE("FP8 with weight gradients acts, and keeps its bits likewise") {
   const Overrides all = with(fp8_job, {"train.fp8=rowwise_all"});
   CHECK(run(all).metrics != run(fp8_job).metrics);
-  CHECK(relative_error(last_loss(run(all)), last_loss(run(with(fp8_job, {"train.fp8=off"})))) < 0.02);
+  // Gradients of half the size would be 1.5 % away.
+  CHECK(relative_error(last_loss(run(all)), last_loss(run(with(fp8_job, {"train.fp8=off"})))) < 0.003);
   const std::vector<Overrides> jobs = {{}, {"lora.rank=2"}, {"distributed.pp_sequence_slices=2"}};
   for (const Overrides& more : jobs) {
     CAPTURE(more);

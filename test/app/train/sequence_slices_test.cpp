@@ -29,7 +29,9 @@ TEST_CASE("sequence slices give the same bits under every schedule, and whole mi
   for (const std::string dtype : {"fp32", "bf16"}) {
     const Overrides job = with(sliced_job, {"train.dtype=" + dtype, "metrics.microbatch_losses=true"});
     const JobResult one = run(job);
-    check_near(one, run(with(job, whole)), dtype == "fp32" ? apart_fp32 : apart_bf16);
+    const JobResult unsliced = run(with(job, whole));
+    CHECK(one.metrics != unsliced.metrics);  // the order of sums
+    check_near(one, unsliced, dtype == "fp32" ? apart_fp32 : apart_bf16);
     for (const std::string& name : pptrain::schedule::training_schedule_names()) {
       for (const int ranks : {2, 4}) {
         CAPTURE(dtype, name, ranks);
@@ -206,10 +208,7 @@ TEST_CASE("auto takes sequence slices where they pay, and what they do not go wi
   const pptrain::app::Plan searched = plan(with(automatic, {"distributed.pp_schedule=search"}));
   CHECK(searched.order == pptrain::app::Order::searched);
   CHECK(searched.job.distributed.pp_sequence_slices > 1);
-  const auto step_time = [](const pptrain::app::Plan& of) {
-    return pptrain::app::predict(of, pptrain::app::make_cost_source(of, "h100")).step_time;
-  };
-  CHECK(step_time(searched) < searched.named_time);
+  CHECK(searched.named_ratio > 1);
   // A short sequence is not sliced.
   CHECK(plan(with(automatic, {"train.seq_len=64", "train.grad_accum_steps=64"}))
             .job.distributed.pp_sequence_slices == 1);

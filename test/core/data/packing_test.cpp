@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/base/error.h"
+#include "core/data/cheapest_lists.h"
 #include "test/support/catch.h"
 
 using namespace pptrain;
@@ -216,6 +217,34 @@ TEST_CASE("rows that are level cost nearly alike") {
     CAPTURE(seed, costs);
     // One document cannot be divided.
     CHECK(std::ranges::max(costs) <= std::max(mean + mean / 10, longest));
+  }
+}
+
+TEST_CASE("the cheapest list with room is the one that a look at all lists finds") {
+  std::mt19937 random(4);
+  for (int round = 0; round < 50; ++round) {
+    const size_t count = 1 + random() % 20;
+    CheapestLists lists;
+    std::vector<CheapestLists::List> all;
+    for (size_t i = 0; i < count; ++i) all.push_back({.number = i, .room = 100});
+    for (const CheapestLists::List& list : all) lists.add(list);
+    Lengths64 lengths;
+    for (size_t i = 0; i < 10 * count; ++i) lengths.push_back(1 + static_cast<int64_t>(random() % 60));
+    std::ranges::sort(lengths, std::greater());
+    for (const int64_t length : lengths) {
+      CheapestLists::List* expected = nullptr;
+      for (CheapestLists::List& list : all) {
+        if (list.room >= length && (expected == nullptr || list < *expected)) expected = &list;
+      }
+      const CheapestLists::List* const first = lists.first(length);
+      REQUIRE((first == nullptr) == (expected == nullptr));
+      if (first == nullptr) continue;
+      REQUIRE(*first == *expected);
+      const auto cost = static_cast<int64_t>(random() % 3);
+      lists.fill_first(cost, length);
+      expected->cost += cost;
+      expected->room -= length;
+    }
   }
 }
 

@@ -8,9 +8,15 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <chrono>
+#include <memory>
 #include <mutex>
+#include <span>
+#include <string>
 
+#include "core/base/error.h"
 #include "parallel/comm/host_values.h"
+#include "parallel/comm/message_communicator.h"
 #include "parallel/comm/thread/thread_communicator.h"
 #include "test/support/catch.h"
 
@@ -18,6 +24,35 @@ namespace pptrain::comm {
 namespace {
 
 using Faults = std::vector<std::string>;
+
+// Rank 1 of two, whose rank 0 has a clock that is some seconds ahead.
+class RootAhead final : public MessageCommunicator {
+ public:
+  RootAhead() : MessageCommunicator(std::chrono::seconds(1)) {}
+
+  static constexpr std::chrono::seconds ahead{5};
+
+  int rank() const override { return 1; }
+  int size() const override { return 2; }
+  std::unique_ptr<Work> isend(const at::Tensor& /*tensor*/, int /*destination*/) override { return join(); }
+  std::unique_ptr<Work> irecv(at::Tensor tensor, int /*source*/) override {
+    const std::chrono::nanoseconds now = std::chrono::steady_clock::now().time_since_epoch();
+    tensor.fill_((now + ahead).count());
+    return join();
+  }
+  std::unique_ptr<Communicator> subgroup(std::span<const int> /*members*/) override { return nullptr; }
+  void abort(const std::string& message) override { throw Error(message); }
+
+ private:
+  std::unique_ptr<Communicator> on_lane(Lane /*lane*/) const override { return nullptr; }
+};
+
+TEST_CASE("a rank learns what to add to its clock to get rank 0's") {
+  RootAhead comm;
+  const std::chrono::nanoseconds offset = clock_offset(comm, /*same_clock=*/false);
+  CHECK(std::chrono::abs(offset - RootAhead::ahead) < std::chrono::milliseconds(100));
+  CHECK(clock_offset(comm, /*same_clock=*/true) == std::chrono::nanoseconds(0));
+}
 
 TEST_CASE("a fault that all share is said as it is, others with the ranks that have them") {
   REQUIRE(report_faults(Faults{"x is 3"}) == "x is 3");

@@ -367,8 +367,15 @@ TEST_CASE("streamed adapters are whole until the weight gradients that read them
     };
     bool read = true;
     size_t adapters_left = 0;
+    bool prefetched = true;
     for (int m = 0; m < 3; ++m) {
-      weights.begin_pass({.kind = ActionKind::backward, .next = {}});
+      weights.begin_pass({.kind = ActionKind::forward, .next = ActionKind::backward_input});
+      for (size_t layer = 0; layer < layers; ++layer) {
+        acquire(layer, Use::forward);
+        if (m > 0 && layer + 1 < layers) prefetched &= whole(2 * layer + 2);
+        release(layer, Use::forward);
+      }
+      weights.begin_pass({.kind = ActionKind::backward_input, .next = ActionKind::forward});
       const auto end_weight_gradients = [&](size_t layer) {
         read &= whole(2 * layer + 1);
         release(layer, Use::backward_weight);
@@ -380,6 +387,7 @@ TEST_CASE("streamed adapters are whole until the weight gradients that read them
         if (beside && layer + 1 < layers) end_weight_gradients(layer + 1);
       }
       if (beside) end_weight_gradients(0);
+      if (!beside) weights.begin_pass({.kind = ActionKind::backward_weight, .next = ActionKind::forward});
       for (size_t layer = layers; !beside && layer-- > 0;) {
         acquire(layer, Use::backward_weight);
         end_weight_gradients(layer);
@@ -392,6 +400,7 @@ TEST_CASE("streamed adapters are whole until the weight gradients that read them
     weights.reshard();
     const std::lock_guard lock(mutex);
     CHECK(read);
+    CHECK(prefetched);
     CHECK(most <= schedule::most_streamed_groups);
     // Those that the last pass's order asks for first.
     CHECK(adapters_left <= schedule::most_streamed_groups);
