@@ -108,12 +108,12 @@ void add_experts(const SectionFields<ModelSection>& model) {
       .between(0, 1000)
       .of_families()
       .decides(Effect::course);
-  model("router_bias_update_rate", &ModelSection::router_bias_update_rate,
-        "Balances experts without a loss. In each step, the bias on an expert's probability falls by this "
-        "much if its load is above the mean, and rises if it is below. The bias only decides which experts "
-        "are chosen, and does not follow [lr_schedule]. 0: no bias. Only deepseek_v3 keeps it in Hugging "
-        "Face's "
-        "files.")
+  model(
+      "router_bias_update_rate", &ModelSection::router_bias_update_rate,
+      "Balances experts without a loss. In each step, the bias on an expert's probability falls by this "
+      "much if its load is above the mean, and rises if it is below. The bias only decides which experts "
+      "are chosen, and does not follow [lr_schedule]. 0: no bias. Most families' models in transformers have "
+      "no such bias, and pptrain convert refuses those.")
       .between(0, 1)
       .of_families()
       .decides(Effect::course);
