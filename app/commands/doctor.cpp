@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cstdint>
 #include <filesystem>
+#include <numeric>
 #include <set>
 #include <string>
 #include <string_view>
@@ -101,10 +102,12 @@ int64_t most_checkpoints(const config::JobConfig& job) {
   const int64_t steps = job.train.steps, kept = c.keep_last_n + c.keep_best_n + 1;
   if (c.keep_last_n > 0 && c.minutes > 0) return std::min(kept, steps);
   const int64_t validates = c.keep_best_n > 0 ? job.eval.interval : 0;
-  const auto is_due = [](int64_t step, int64_t interval) { return interval > 0 && step % interval == 0; };
-  int64_t all = 0;
-  for (int64_t step = 1; step <= steps; ++step)
-    all += is_due(step, c.interval) || is_due(step, validates) || step == steps;
+  const auto times = [&](int64_t interval) { return interval > 0 ? steps / interval : 0; };
+  const auto is_due_last = [&](int64_t interval) { return interval > 0 && steps % interval == 0; };
+  int64_t all = times(c.interval) + times(validates);
+  if (c.interval > 0 && validates > 0)  // both in every n-th validation
+    all -= times(validates) / (c.interval / std::gcd(c.interval, validates));
+  if (!is_due_last(c.interval) && !is_due_last(validates)) ++all;
   return c.keep_last_n > 0 ? std::min(all, kept) : all;
 }
 

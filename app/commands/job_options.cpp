@@ -71,8 +71,7 @@ void take_run(JobArguments& arguments, std::string* checkpoint) {
     if (checkpoint == nullptr) {
       throw UsageError(
           fmt::format("{} is one checkpoint, and a run goes on from its newest one: pptrain resume {}. To "
-                      "begin a new run "
-                      "at this one: pptrain fork {} --step STEP --to DIR",
+                      "begin a new run at this one: pptrain fork {} --step STEP --to DIR",
                       arguments.run, run, run));
     }
     if (checkpoint->empty()) *checkpoint = arguments.run;

@@ -5,8 +5,6 @@
 
 #include <spdlog/fmt/fmt.h>
 
-#include <unistd.h>
-
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>

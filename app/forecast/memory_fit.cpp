@@ -15,14 +15,14 @@
 namespace pptrain::app {
 namespace {
 
+using Keys = std::vector<std::string>;  // as --set takes them
+
 // One thing to change. Nothing if the layout has it already or cannot have it.
 struct JobChange {
   std::function<bool(Layout&)> make;
-  std::function<std::vector<std::string>(const Layout&)> set;
+  std::function<Keys(const Layout&)> set;
   const char* note = "";
 };
-
-using Keys = std::vector<std::string>;
 
 std::vector<JobChange> changes() {
   std::vector<JobChange> all;
