@@ -59,13 +59,6 @@ SizedCost fitted(double one, double two, double shorter, int64_t row, int64_t ha
           .square = std::llround(square * ticks)};
 }
 
-// Do passes wait for the same passes of other data ranks: for experts' rows, weights, or sums of gradients?
-bool data_ranks_in_step(const Plan& plan) {
-  const schedule::ShardOptions shard = lower_options(plan);
-  return seen_by_passes(plan.mesh).dp_shard > 1 || shard.gather == schedule::Gather::streamed ||
-         shard.reduce == schedule::Reduce::microbatch;
-}
-
 // Token files only: a forecast does not tokenize text.
 std::optional<std::vector<OpenSource>> readable_data(const Plan& plan) {
   for (const StreamFiles& stream : streams_of(plan.job, Wanted::training)) {
@@ -79,6 +72,12 @@ std::optional<std::vector<OpenSource>> readable_data(const Plan& plan) {
 }
 
 }  // namespace
+
+bool data_ranks_in_step(const PlanBase& base) {
+  const schedule::ShardOptions shard = lower_options(base);
+  return seen_by_passes(base.mesh).dp_shard > 1 || shard.gather == schedule::Gather::streamed ||
+         shard.reduce == schedule::Reduce::microbatch;
+}
 
 schedule::SizedCosts balance_costs(const Plan& plan) {
   const std::string& named = plan.job.distributed.pp_costs;

@@ -15,6 +15,9 @@ struct LoaderOptions;
 
 namespace pptrain::app {
 
+// Do passes wait for the same passes of other data ranks: for experts' rows, weights, or sums of gradients?
+bool data_ranks_in_step(const PlanBase& base);
+
 // In femtoseconds, or in coarser ticks if a step takes long: a part for each microbatch, one for each token
 // and one for each squared length. They are fitted to CostModel: one row and two of seq_len, and one of half
 // as many tokens. Modelled for the device that distributed.pp_costs names, else for the job's; nothing is

@@ -218,6 +218,8 @@ nn::LossTerms loss_terms(const config::TrainSection& train) {
   return {.label_smoothing = train.label_smoothing, .z = train.z_loss};
 }
 
+// The halves of a pair take turns at exchanges, of which data ranks must have equally many. A vocabulary-
+// parallel head has more for a longer list, behind which its gradient's sum begins.
 schedule::ShardOptions lower_options(const PlanBase& base) {
   const config::DistributedSection& d = base.job.distributed;
   const bool divided = base.mesh.size(mesh::Group::fsdp) > 1 || base.mesh.size(mesh::Group::efsdp) > 1;
@@ -227,7 +229,8 @@ schedule::ShardOptions lower_options(const PlanBase& base) {
                     : d.reshards() ? schedule::Gather::streamed
                                    : schedule::Gather::kept,
           .reduce = every_microbatch ? schedule::Reduce::microbatch : schedule::Reduce::step,
-          .keep_pairs = hides_exchanges(base),
+          .keep_pairs = hides_exchanges(base) && !(every_microbatch && base.mesh.tp > 1 &&
+                                                   base.job.data.lengths != config::Lengths::fixed),
           .blocking_sends = base.job.run.device == config::Device::cuda};
 }
 

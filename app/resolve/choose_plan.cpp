@@ -10,6 +10,7 @@
 
 #include "app/forecast/search.h"
 #include "app/forecast/stage_choices.h"
+#include "app/forecast/step_costs.h"
 #include "core/base/error.h"
 #include "parallel/schedule/passes/passes.h"
 
@@ -69,12 +70,14 @@ Plan searched_plan(const PlanBase& base, const Candidate& best, std::span<const 
 }
 
 // Do stages recompute more than they would with enough memory, while steps differ in their microbatches? Not
-// if data ranks exchange experts' rows, for which they must recompute alike, and not with sequence slices,
-// which have other lengths.
+// if data ranks exchange experts' rows, or anything in pairs, for which they must recompute alike, and not
+// with sequence slices, which have other lengths.
 bool chooses_in_steps(const PlanBase& base, const Candidate& best) {
+  const bool alike = seen_by_passes(base.mesh).dp_shard > 1 ||
+                     (best.lowered->has(schedule::ActionKind::overlapped_pair) && data_ranks_in_step(base));
   return best.layout.recompute != base.job.train.recompute &&
          best.layout.microbatches() == best.layout.grad_accum_steps &&
-         base.job.data.lengths != config::Lengths::fixed && seen_by_passes(base.mesh).dp_shard == 1;
+         base.job.data.lengths != config::Lengths::fixed && !alike;
 }
 
 // What costs decide. Everything given must outlive it.

@@ -1,5 +1,7 @@
 #include "parallel/schedule/schedule.h"
 
+#include <algorithm>
+
 namespace pptrain::schedule {
 
 std::string to_string(Placement placement) {
@@ -29,6 +31,11 @@ std::vector<int> Schedule::stages_of(int rank) const {
     stages.push_back(chunk * ranks + (upwards ? ranks - 1 - rank : rank));
   }
   return stages;
+}
+
+bool Schedule::has(ActionKind kind) const {
+  return std::ranges::any_of(
+      actions, [&](const auto& list) { return std::ranges::find(list, kind, &Action::kind) != list.end(); });
 }
 
 bool Schedule::has_communication() const {

@@ -35,7 +35,8 @@ struct Schedule {
   bool has_head(int rank) const { return spread_head || rank == rank_of(stages() - 1); }  // or a part of it
   // Does what stage s and stage s + 1 exchange go from one rank to another?
   bool crosses_ranks(int boundary) const { return rank_of(boundary) != rank_of(boundary + 1); }
-  bool has_communication() const;  // any send or receive among the actions
+  bool has(ActionKind kind) const;  // among the actions
+  bool has_communication() const;   // any send or receive
 
   int lists() const { return microbatches / sequence_slices; }  // microbatches, not counting their slices
   int list_of(int microbatch) const { return microbatch / sequence_slices; }

@@ -57,7 +57,7 @@ class TravellingKeys {
   }
   void finish_hop(int step) {
     if (step + 1 >= plan_.steps_count()) return;
-    comm::hand_over();  // once a hop on every rank; gradients are not sent by all
+    comm::hand_over();
     wait(receive_, "the keys", step + 1);
     wait(send_, "the rank that takes the keys", step);
     here_ = std::move(next_);
@@ -115,6 +115,12 @@ class GradientsOnTheirWay {
   int step_ = 0;
 };
 
+// Data ranks have other documents, which may need fewer hops, but must hand over as often: weights and
+// experts' rows that they exchange in passes would meet those of the other half of a pair.
+void hand_over_for_missing_hops(const RingPlan& plan, int ranks) {
+  for (int step = plan.steps_count(); step < ranks; ++step) comm::hand_over();
+}
+
 class RingAttention final : public CoreAttention {
  public:
   RingAttention(comm::Communicator& group, bool deterministic)
@@ -137,6 +143,7 @@ class RingAttention final : public CoreAttention {
       attention::add_attention(with_keys(call, keys), plan.steps[static_cast<size_t>(step)], seen);
       keys.finish_hop(step);
     }
+    hand_over_for_missing_hops(plan, group_.size());
     return attention::finish_attention(std::move(call), std::move(seen), saved);
   }
 
@@ -167,7 +174,8 @@ class RingAttention final : public CoreAttention {
       if (step > 0) others.exchange(step, std::move(found));
       keys.finish_hop(step);
     }
-    if (plan.steps_count() > 1) comm::hand_over();
+    hand_over_for_missing_hops(plan, group_.size());
+    comm::hand_over();
     others.finish();
     return attention::finish_gradients(dq, home, dout, saved);
   }

@@ -14,12 +14,6 @@
 namespace pptrain::schedule {
 namespace {
 
-bool has(const Schedule& schedule, ActionKind kind) {
-  return std::ranges::any_of(schedule.actions, [&](const auto& list) {
-    return std::ranges::find(list, kind, &Action::kind) != list.end();
-  });
-}
-
 // Proofs of long lists, overlapped with the next pass: a pass needs only the places of actions, which the
 // proof of the incoming list has checked.
 class Proofs {
@@ -42,7 +36,7 @@ class Proofs {
 // Does every stage have at least one of the kind, or exactly `number`?
 constexpr int any_number = -1;
 bool every_stage_has(const Schedule& schedule, ActionKind kind, int number) {
-  if (!has(schedule, kind)) return false;
+  if (!schedule.has(kind)) return false;
   std::vector<int> found(static_cast<size_t>(schedule.stages()));
   for (const auto& list : schedule.actions) {
     for (const Action& action : list) found[action.stage] += action.kind == kind;
@@ -70,12 +64,12 @@ Schedule without(const Schedule& schedule, ActionKind a, ActionKind b) {
 }
 
 Schedule reduce_anew(const Schedule& schedule, const ShardOptions& shard) {
-  if (!has(schedule, ActionKind::reduce_grad)) return add_reduce_grad(schedule, shard.reduce);
+  if (!schedule.has(ActionKind::reduce_grad)) return add_reduce_grad(schedule, shard.reduce);
   return add_reduce_grad(without(schedule, ActionKind::reduce_grad, ActionKind::reduce_grad), shard.reduce);
 }
 
 Schedule gather_anew(const Schedule& schedule, const ShardOptions& shard) {
-  if (!has(schedule, ActionKind::unshard) && !has(schedule, ActionKind::reshard))
+  if (!schedule.has(ActionKind::unshard) && !schedule.has(ActionKind::reshard))
     return add_unshard(schedule, shard.gather);
   return add_unshard(without(schedule, ActionKind::unshard, ActionKind::reshard), shard.gather);
 }
@@ -91,7 +85,7 @@ struct Pass {
 constexpr std::array passes = std::to_array<Pass>({
     {.name = "split_pairs",
      .applies = [](const Schedule& given,
-                   const ShardOptions&) { return has(given, ActionKind::overlapped_pair); },
+                   const ShardOptions&) { return given.has(ActionKind::overlapped_pair); },
      .run =
          [](const Schedule& s, const ShardOptions& shard) {
            // The head's input leaves within a pair, before the pair ends.

@@ -257,6 +257,42 @@ TEST_CASE("data-parallel replicas give equal bits across pp, and nearly those of
   }
 }
 
+// Lists of four short documents need no keys of other context-parallel ranks, lists of a long one do. Halves
+// of a pair take turns at each exchange.
+TEST_CASE("halves of a pair give the bits of one after the other where data ranks have other documents",
+          "[layouts]") {
+  const TemporaryFolder folder;
+  const std::filesystem::path data = folder.path() / "text.txt";
+  std::string lines;
+  for (int i = 0; i < 2000; ++i) lines += "abc\n";
+  for (int i = 0; i < 500; ++i) lines += "abcdefghijklmno\n";
+  pptrain::test::write_file(data, lines);
+  const Overrides job = {"data.document_end=10",     "train.micro_batch_size=1",
+                         "train.grad_accum_steps=6", "model.num_hidden_layers=8",
+                         "distributed.dp_shard=2",   "distributed.cp=2",
+                         "distributed.cp_kind=ring", "distributed.ranks_per_host=1"};
+  const Overrides experts = {"model.arch=qwen3_moe", "model.num_experts=4", "model.num_experts_per_tok=2",
+                             "model.moe_intermediate_size=16", "distributed.ep=4"};
+  for (const Overrides& exchanges :
+       std::vector<Overrides>{{"distributed.reshard_after_forward=true"},
+                              with(experts, {"distributed.reshard_after_forward=false"}),
+                              {"distributed.pp=2", "distributed.reduce_gradients=microbatch",
+                               "distributed.reshard_after_forward=false"}}) {
+    CAPTURE(exchanges);
+    const auto run = [&](const std::string& schedule) {
+      return run_small_job(small_job_text(data), folder.path() / schedule,
+                           with(job, with(exchanges, {"distributed.pp_schedule=" + schedule})));
+    };
+    const JobResult reference = run("zbv"), pairs = run("dualpipe_v");
+    REQUIRE(reference.exit_code == 0);
+    CHECK(pairs.exit_code == 0);
+    CHECK(pairs.metrics == reference.metrics);
+    CHECK(pairs.checksums == reference.checksums);
+    std::filesystem::remove_all(folder.path() / "zbv");
+    std::filesystem::remove_all(folder.path() / "dualpipe_v");
+  }
+}
+
 TEST_CASE("recomputing activations gives the same bits on every layout", "[layouts]") {
   const std::array archs{"llama", "qwen3"};
   const std::array recomputes{"cheap", "selective", "full"};
