@@ -11,6 +11,7 @@
 #include <fstream>
 #include <functional>
 #include <iostream>
+#include <iterator>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -298,14 +299,18 @@ GenerateRequest read_generate_request(const GenerateArguments& arguments, const 
   return request;
 }
 
-// Sends rank 0's standard input to all ranks: a line if it is a terminal, else the whole text. Nothing at its
-// end.
+// Sends rank 0's standard input to all ranks: a line if it is a terminal, nothing at its end; else the whole
+// text.
 std::optional<std::string> from_standard_input(const RunContext& context, bool talks) {
   std::string text;
   if (context.root()) {
-    if (talks) fmt::print(stderr, "> ");
-    const bool read = talks ? static_cast<bool>(std::getline(std::cin, text))
-                            : static_cast<bool>(std::getline(std::cin, text, '\0'));
+    bool read = true;
+    if (talks) {
+      fmt::print(stderr, "> ");
+      read = static_cast<bool>(std::getline(std::cin, text));
+    } else {
+      text.assign(std::istreambuf_iterator<char>(std::cin), {});
+    }
     text.insert(text.begin(), read ? '1' : '0');
   }
   text = comm::broadcast_string(context.mesh.world().host(), text, 0);

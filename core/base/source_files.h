@@ -1,10 +1,14 @@
 // The files that a job's data source stands for.
 #pragma once
 
+#include <dirent.h>
 #include <glob.h>
+#include <sys/stat.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <filesystem>
+#include <new>
 #include <span>
 #include <string>
 #include <string_view>
@@ -56,12 +60,46 @@ inline std::vector<std::filesystem::path> files_of_folder(const std::filesystem:
   throw Error(in_quotes(folder) + " is a folder without " + names + " files");
 }
 
+// The first place that glob() could not look at, and why (0: none). It passes over such places in silence.
+struct Unseen {
+  std::string path;
+  int error = 0;
+
+  int note(const char* at, int why) {
+    if (error == 0) *this = {at, why};
+    return error;
+  }
+  // The same, but a name that is not there, or a file in a folder's place, hides no data.
+  int note_hidden(const char* at, int why) { return why == ENOENT || why == ENOTDIR ? error : note(at, why); }
+};
+inline thread_local Unseen unseen;  // glob() gives its functions no argument of ours
+
 inline std::vector<std::filesystem::path> files_of_pattern(const std::string& pattern) {
   glob_t found{};
-  const int result = ::glob(pattern.c_str(), 0, nullptr, &found);  // sorted by name
+  found.gl_opendir = [](const char* folder) -> void* { return ::opendir(folder); };
+  found.gl_readdir = [](void* folder) { return ::readdir(static_cast<DIR*>(folder)); };
+  found.gl_closedir = [](void* folder) { ::closedir(static_cast<DIR*>(folder)); };
+  found.gl_stat = [](const char* link, struct stat* into) {
+    const int result = ::stat(link, into);
+    if (result != 0) unseen.note(link, errno);
+    return result;
+  };
+  found.gl_lstat = [](const char* path, struct stat* into) {
+    const int result = ::lstat(path, into);
+    if (result != 0) unseen.note_hidden(path, errno);
+    return result;
+  };
+  unseen = {};
+  const int result = ::glob(
+      pattern.c_str(), GLOB_ALTDIRFUNC,
+      [](const char* folder, int error) { return unseen.note_hidden(folder, error); }, &found);
   std::vector<std::filesystem::path> files;
-  if (result == 0) files.assign(found.gl_pathv, found.gl_pathv + found.gl_pathc);
+  if (result == 0) files.assign(found.gl_pathv, found.gl_pathv + found.gl_pathc);  // sorted by name
   ::globfree(&found);
+  if (unseen.error != 0)
+    throw Error(in_quotes(pattern) + " is a pattern, but " + in_quotes(unseen.path) +
+                " cannot be read: " + std::generic_category().message(unseen.error));
+  if (result == GLOB_NOSPACE) throw std::bad_alloc();
   std::erase_if(files, [](const std::filesystem::path& path) { return !is_file(path); });
   if (files.empty()) throw Error(in_quotes(pattern) + " is a pattern that no file has the name of");
   return files;
@@ -86,7 +124,7 @@ inline std::vector<std::filesystem::path> files_of(const std::string& path,
 // A path is a file, a folder (its files with one of these endings, by name, without subfolders), or, if
 // nothing has its name, a pattern of the shell (*, ?, [a-z]). Folders and wildcards skip hidden files, whose
 // names begin with a dot. Returns all files in this order. Throws Error that says what is wrong with one of
-// them (a link to nothing, a pipe), or that a path stands for no file.
+// them (a link to nothing, a pipe), that a folder cannot be read, or that a path stands for no file.
 inline std::vector<std::filesystem::path> source_files(std::span<const std::string> paths,
                                                        std::span<const std::string_view> endings) {
   std::vector<std::filesystem::path> files;

@@ -44,9 +44,7 @@ nlohmann::json value_in(const fs::path& file, const char* key) {
 // What the files beside tokenizer.json say about the token that ends a text, as Tokenizer::eos_id takes it.
 // Nothing else in them changes a token: no chat template, no temperature.
 nlohmann::json end_beside(const fs::path& folder) {
-  nlohmann::json token = value_in(folder / "tokenizer_config.json", "eos_token");
-  if (token.is_object()) token = nlohmann::json(token.value("content", nlohmann::json()));
-  if (!token.is_null()) return token;
+  if (const auto token = tokenizer::named_token(folder, "eos_token")) return nlohmann::json(token->text);
   const nlohmann::json ids = value_in(folder / "generation_config.json", "eos_token_id");
   if (!ids.is_array()) return ids;
   return ids.size() == 1 ? ids[0] : nlohmann::json();

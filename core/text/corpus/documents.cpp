@@ -22,6 +22,8 @@
 namespace pptrain::corpus {
 namespace {
 
+constexpr int deepest = 512;  // of what stands beside the text; the parser keeps no call for a level
+
 // Throws Error without a place.
 nlohmann::json parse(std::string_view text) {
   std::string repaired;
@@ -30,7 +32,7 @@ nlohmann::json parse(std::string_view text) {
     text = repaired;
   }
   try {
-    return io::parse_strict_json(text, "line");
+    return io::parse_strict_json(text, "line", deepest);
   } catch (const Error& error) {
     const std::string_view said = error.what();  // "line: not valid ..."
     throw Error(std::string(said.substr(said.find(": ") + 2)));

@@ -13,6 +13,7 @@
 
 #include "core/base/error.h"
 #include "core/io/mapped_file.h"
+#include "core/io/paths.h"
 #include "core/io/strict_json.h"
 #include "core/text/tokenizer/added_tokens.h"
 #include "core/text/tokenizer/bpe.h"
@@ -55,11 +56,6 @@ class ScratchPool {
 
 nlohmann::json read_json(const std::filesystem::path& path) {
   return io::parse_strict_json(io::MappedFile(path).text(), path.string());
-}
-
-// A token of tokenizer_config.json, which stands there as a text or as an object.
-std::string token_text(const JsonPart& token) {
-  return token.value().is_object() ? token.text("content") : token.text();
 }
 
 // Tokens around a text: "post_processor" of tokenizer.json, as far as it acts on one text.
@@ -311,18 +307,25 @@ Tokenizer Tokenizer::load(const std::filesystem::path& path) {
   return tokenizer;
 }
 
+std::optional<NamedToken> named_token(const std::filesystem::path& folder, const char* name) {
+  for (const char* const file : {"tokenizer_config.json", "special_tokens_map.json"}) {
+    const std::filesystem::path path = folder / file;
+    if (!io::is_there(path)) continue;
+    const nlohmann::json document = read_json(path);
+    if (const auto token = JsonPart(document, path.string()).find(name))
+      return NamedToken{.text = token->value().is_object() ? token->text("content") : token->text(),
+                        .place = fmt::format("{}: {}", path.string(), name)};
+  }
+  return std::nullopt;
+}
+
 void Tokenizer::read_neighbours(const std::filesystem::path& folder) {
   Parts& parts = *parts_;
-  if (const auto path = folder / "tokenizer_config.json"; std::filesystem::exists(path)) {
-    const nlohmann::json document = read_json(path);
-    const JsonPart config(document, path.string());
-    if (const auto bos = config.find("bos_token")) parts.bos = id_of(token_text(*bos));
-    if (const auto eos = config.find("eos_token")) {
-      const std::string token = token_text(*eos);
-      parts.eos = id_of(token);
-      if (!parts.eos) eos->refuse(fmt::format("'{}' is no token of tokenizer.json", token));
-      parts.stops.push_back(*parts.eos);
-    }
+  if (const auto bos = named_token(folder, "bos_token")) parts.bos = id_of(bos->text);
+  if (const auto eos = named_token(folder, "eos_token")) {
+    parts.eos = id_of(eos->text);
+    if (!parts.eos) throw Error(fmt::format("{}: '{}' is no token of tokenizer.json", eos->place, eos->text));
+    parts.stops.push_back(*parts.eos);
   }
   if (const auto path = folder / "generation_config.json"; std::filesystem::exists(path)) {
     const nlohmann::json document = read_json(path);

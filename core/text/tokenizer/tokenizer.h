@@ -21,12 +21,22 @@ struct Piece {
   bool marked = false;  // encode_pieces() returns the range of its ids
 };
 
+// A token that a file beside tokenizer.json names.
+struct NamedToken {
+  std::string text;
+  std::string place;  // for messages: "FILE: eos_token"
+};
+
+// The token of a name such as "eos_token", from the folder's tokenizer_config.json, or else from its
+// special_tokens_map.json. Nothing if neither has one. Throws Error that names the file if it is no token.
+std::optional<NamedToken> named_token(const std::filesystem::path& folder, const char* name);
+
 // Immutable once it is made: any number of threads may use one at once. Copies share all.
 class Tokenizer {
  public:
-  // Reads tokenizer.json and, if they lie beside it, tokenizer_config.json and generation_config.json (for
-  // the end of a text). A folder stands for its tokenizer.json. Throws Error that names the file, the place
-  // in it, and what is wrong or not supported.
+  // Reads tokenizer.json and, if they lie beside it, tokenizer_config.json, special_tokens_map.json and
+  // generation_config.json (for the end of a text). A folder stands for its tokenizer.json. Throws Error that
+  // names the file, the place in it, and what is wrong or not supported.
   static Tokenizer load(const std::filesystem::path& path);
   // The text of a tokenizer.json; `name` stands for the file in messages.
   static Tokenizer parse(std::string_view json, const std::string& name);
@@ -73,10 +83,9 @@ class Tokenizer {
   std::optional<int32_t> id_of(const std::string& token) const;
   std::optional<std::string> token_of(int32_t id) const;
   bool is_special(int32_t id) const;
-  // Ends a text or an answer: tokenizer_config.json's eos_token, or else generation_config.json's only
-  // eos_token_id.
+  // Ends a text or an answer: named_token's eos_token, or else generation_config.json's only eos_token_id.
   std::optional<int32_t> eos_id() const;
-  // Begins a text: tokenizer_config.json's bos_token, if tokenizer.json has it.
+  // Begins a text: named_token's bos_token, if tokenizer.json has it.
   std::optional<int32_t> bos_id() const;
   // All ids at which generation ends: eos_id and those of generation_config.json.
   const std::vector<int32_t>& stop_ids() const;

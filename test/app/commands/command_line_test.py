@@ -887,6 +887,7 @@ class CommandLine(Case):
         self.assertEqual(generate(text="To\n\nbe\n"), both)
         self.assertEqual(generate("--prompts", "-", text="To\r\nbe"), both)
         self.assertEqual(generate("--prompt", "To", "--prompts", "-", text="be\n"), both)
+        self.assertEqual([out["prompt"] for out in generate(text="a\0b\nc\n")], ["a\0b", "c"])
         # As long as the 16 positions allow; the last token is never read.
         self.assertEqual([len(out["ids"]) for out in both], [15, 15])
 

@@ -5,8 +5,11 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <optional>
 
 #include "core/base/error.h"
+#include "core/base/text.h"
+#include "core/text/tokenizer/unicode.h"
 
 namespace pptrain::jinja {
 namespace {
@@ -34,12 +37,15 @@ int64_t integer_or(const Arguments& a, size_t place, std::string_view name, int6
   return found == nullptr || found->is_none() ? other : found->integer();
 }
 
-// "a.b" of an element.
+// "a.b" or "a.0" of an element.
 Value attribute_of(const Value& value, std::string_view path) {
   Value at = value;
   while (true) {
     const size_t dot = path.find('.');
-    at = item_of(at, path.substr(0, dot));
+    const std::string_view part = path.substr(0, dot);
+    const bool whole = !part.empty() && std::ranges::all_of(part, tokenizer::is_ascii_digit);
+    const auto number = whole ? to_number<int64_t>(part) : std::nullopt;
+    at = item_of(at, number ? Value(*number) : Value(part));
     if (dot == std::string_view::npos) return at;
     path.remove_prefix(dot + 1);
   }
@@ -58,10 +64,11 @@ Value join(const Arguments& a) {
   return out;
 }
 
-Value items(const Value& value) {
+List items(const Value& value) {
   List out;
   if (value.is_undefined()) return out;
-  for (const auto& [key, item] : value.map().items) out.emplace_back(List{Value(key), item});
+  for (const auto& [key, item] : value.map().items)
+    out.push_back(Value(List{Value(key), item}, ListKind::tuple));
   return out;
 }
 
@@ -88,7 +95,7 @@ Value map_filter(const Arguments& a) {
     more.values.insert(more.values.end(), a.values.begin() + 2, a.values.end());
     out.push_back((*filter)(more));
   }
-  return out;
+  return {std::move(out), ListKind::generator};
 }
 
 // select, reject (by_attribute: false), selectattr, rejectattr.
@@ -108,7 +115,7 @@ Function selection(bool by_attribute, bool keeps) {
                            a.values.end());
       if (is_true(test == nullptr ? looked_at : (*test)(more)) == keeps) out.push_back(one);
     }
-    return out;
+    return {std::move(out), ListKind::generator};
   };
 }
 
@@ -122,7 +129,7 @@ Value default_filter(const Arguments& a) {
 Value reverse(const Arguments& a) {
   List all = elements(first(a));
   std::ranges::reverse(all);
-  if (!first(a).is_text()) return all;
+  if (!first(a).is_text()) return {std::move(all), ListKind::generator};
   Text out;
   for (const Value& one : all) out += one.text();
   return out;
@@ -130,24 +137,33 @@ Value reverse(const Arguments& a) {
 
 Value sorted_items(const Arguments& a) {
   if (a.values.size() > 1 || !a.named.empty()) throw Error("dictsort with arguments is not supported");
-  List out = items(first(a)).list();
+  if (first(a).is_undefined()) throw Error(fmt::format("a mapping is needed, not {}", first(a).kind()));
+  List out = items(first(a));
   std::ranges::stable_sort(out, [](const Value& x, const Value& y) {
     return less(lower(x.list()[0].text()), lower(y.list()[0].text()));
   });
   return out;
 }
 
+// tojson(ensure_ascii=False, indent=None, separators=None, sort_keys=False), as transformers has it
 Value to_json(const Arguments& a) {
   for (const auto& [name, value] : a.named) {
-    const bool usual = (name == "ensure_ascii" && !is_true(value)) || name == "indent";
-    if (!usual) throw Error(fmt::format("tojson with {} is not supported", name));
+    if (name != "ensure_ascii" && name != "indent")
+      throw Error(fmt::format("tojson with {} is not supported", name));
   }
-  return as_json(first(a), integer_or(a, a.values.size() > 1 ? 1 : a.values.size(), "indent", -1));
+  if (a.values.size() > 3) throw Error("tojson with separators is not supported");
+  const Value* const ascii = a.find(1, "ensure_ascii");
+  if (ascii != nullptr && is_true(*ascii))
+    throw Error("tojson with ensure_ascii, its first argument, is not supported");
+  const Value* const indent = a.find(2, "indent");
+  if (indent == nullptr || indent->is_none()) return as_json(first(a), std::nullopt);
+  return as_json(first(a), std::max<int64_t>(0, indent->integer()));
 }
 
 Value to_integer(const Arguments& a) {
   const Value& value = first(a);
-  if (value.is_number()) return static_cast<int64_t>(std::trunc(value.number()));
+  if (value.is_integer()) return value.integer();
+  if (value.is_number() && std::abs(value.number()) < 9e18) return static_cast<int64_t>(value.number());
   throw Error(fmt::format("int of {} is not supported", value.kind()));
 }
 
@@ -157,7 +173,11 @@ const Functions& filters() {
   };
   const auto at_end = [](bool last) {
     return Function([=](const Arguments& a) {
+      if (last && first(a).is_list(ListKind::generator))
+        throw Error(fmt::format("{} has no last element", first(a).kind()));
       const List all = elements(first(a));
+      if (first(a).is_list(ListKind::generator) && !all.empty())
+        first(a).list().assign(all.begin() + 1, all.end());  // it has given no more
       return all.empty() ? Value(Undefined{"an element"}) : last ? all.back() : all.front();
     });
   };
@@ -190,7 +210,7 @@ const Functions& filters() {
       {"reject", selection(false, false)},
       {"selectattr", selection(true, true)},
       {"rejectattr", selection(true, false)},
-      {"items", [](const Arguments& a) { return items(first(a)); }},
+      {"items", [](const Arguments& a) { return Value(items(first(a)), ListKind::generator); }},
       {"dictsort", sorted_items},
       {"reverse", reverse},
   };
@@ -205,22 +225,33 @@ const Functions& tests() {
     return Function([=](const Arguments& a) { return Value(bool(test(first(a), needed(a, 1, "other")))); });
   };
   const Function same = with([](const Value& a, const Value& b) { return equal(a, b); });
-  const auto is_sequence = [](const Value& v) { return v.is_text() || v.is_list() || v.is_map(); };
+  const auto is_iterable = [](const Value& v) {
+    if (v.is_object()) throw Error(fmt::format("the test of {} is not supported", v.kind()));
+    return v.is_text() || v.is_list() || v.is_map() || v.is_undefined();
+  };
+  const auto is_sequence = [=](const Value& v) {
+    if (v.is_list(ListKind::view)) throw Error(fmt::format("the test of {} is not supported", v.kind()));
+    return is_iterable(v) && !v.is_list(ListKind::generator);
+  };
+  const auto is_callable = [](const Value& v) {
+    if (v.is_object()) throw Error(fmt::format("the test of {} is not supported", v.kind()));
+    return v.is_function() || v.is_undefined();
+  };
   static const Functions all = {
       {"defined", of([](const Value& v) { return !v.is_undefined(); })},
       {"undefined", of([](const Value& v) { return v.is_undefined(); })},
       {"none", of([](const Value& v) { return v.is_none(); })},
       {"string", of([](const Value& v) { return v.is_text(); })},
       {"mapping", of([](const Value& v) { return v.is_map(); })},
-      {"iterable", of([=](const Value& v) { return is_sequence(v) || v.is_undefined(); })},
-      {"sequence", of([=](const Value& v) { return is_sequence(v) || v.is_undefined(); })},
+      {"iterable", of(is_iterable)},
+      {"sequence", of(is_sequence)},
       {"number", of([](const Value& v) { return v.is_number(); })},
       {"integer", of([](const Value& v) { return v.is_integer(); })},
       {"float", of([](const Value& v) { return v.is<double>(); })},
       {"boolean", of([](const Value& v) { return v.is_bool(); })},
       {"true", of([](const Value& v) { return v.is_bool() && is_true(v); })},
       {"false", of([](const Value& v) { return v.is_bool() && !is_true(v); })},
-      {"callable", of([](const Value& v) { return v.is_function(); })},
+      {"callable", of(is_callable)},
       {"even", of([](const Value& v) { return v.integer() % 2 == 0; })},
       {"odd", of([](const Value& v) { return v.integer() % 2 != 0; })},
       {"equalto", same},
@@ -236,11 +267,17 @@ const Functions& tests() {
   return all;
 }
 
-bool begins_or_ends(const Text& text, const Value& with, bool ends) {
+// Of startswith and endswith: a text, or a tuple of texts.
+bool begins_or_ends(const Text& text, const Arguments& a, bool ends) {
+  if (a.values.size() != 1 || !a.named.empty())
+    throw Error("startswith and endswith are supported with one argument alone");
+  const Value& with = first(a);
   const auto fits = [&](std::string_view part) {
     return ends ? text.bytes().ends_with(part) : text.bytes().starts_with(part);
   };
   if (with.is_text()) return fits(with.text().bytes());
+  if (!with.is_list(ListKind::tuple))
+    throw Error(fmt::format("a text or a tuple of texts is needed, not {}", with.kind()));
   return std::ranges::any_of(with.list(), [&](const Value& one) { return fits(one.text().bytes()); });
 }
 
@@ -268,14 +305,8 @@ const std::map<std::string, Value (*)(const Text&, const Arguments&)>& text_meth
            out.emplace_back(std::move(part));
          return out;
        }},
-      {"startswith",
-       [](const Text& t, const Arguments& a) -> Value {
-         return begins_or_ends(t, needed(a, 0, "prefix"), false);
-       }},
-      {"endswith",
-       [](const Text& t, const Arguments& a) -> Value {
-         return begins_or_ends(t, needed(a, 0, "suffix"), true);
-       }},
+      {"startswith", [](const Text& t, const Arguments& a) -> Value { return begins_or_ends(t, a, false); }},
+      {"endswith", [](const Text& t, const Arguments& a) -> Value { return begins_or_ends(t, a, true); }},
       {"upper", [](const Text& t, const Arguments&) -> Value { return upper(t); }},
       {"lower", [](const Text& t, const Arguments&) -> Value { return lower(t); }},
       {"capitalize", [](const Text& t, const Arguments&) -> Value { return capitalize(t); }},
@@ -300,8 +331,8 @@ const std::map<std::string, Value (*)(const Text&, const Arguments&)>& text_meth
 
 Value map_method(const Value& value, const std::string& name, const Arguments& a) {
   const Map& map = value.map();
-  if (name == "items") return items(value);
-  if (name == "keys") return elements(value);
+  if (name == "items") return {items(value), ListKind::view};
+  if (name == "keys") return {elements(value), ListKind::view};
   if (name == "get") {
     const Value* const found = map.find(needed(a, 0, "key").text().bytes());
     return found != nullptr ? *found : a.values.size() > 1 ? a.values[1] : Value(None{});
@@ -309,7 +340,7 @@ Value map_method(const Value& value, const std::string& name, const Arguments& a
   if (name == "values") {
     List out;
     for (const auto& item : map.items) out.push_back(item.second);
-    return out;
+    return {std::move(out), ListKind::view};
   }
   const Value* const own = map.find(name);
   if (own != nullptr && own->is_function()) return own->function()(a);
@@ -325,7 +356,7 @@ Value range(const Arguments& a) {
   if (step == 0 || (end - begin) / step > most) throw Error("the range is too long");
   List out;
   for (int64_t i = begin; step > 0 ? i < end : i > end; i += step) out.emplace_back(i);
-  return out;
+  return {std::move(out), ListKind::view};
 }
 
 }  // namespace
@@ -342,9 +373,9 @@ const Function* find_test(const std::string& name) {
 
 Value call_method(const Value& value, const std::string& name, const Arguments& arguments) {
   if (value.is_map()) return map_method(value, name, arguments);
-  if (value.is_list() && name == "append") {
-    value.list().push_back(needed(arguments, 0, "object"));
-    return None{};
+  if (value.is_object()) {
+    const Value* const member = value.members().find(name);
+    if (member != nullptr) return member->function()(arguments);
   }
   if (value.is_text()) {
     const auto found = text_methods().find(name);
@@ -355,17 +386,17 @@ Value call_method(const Value& value, const std::string& name, const Arguments& 
 
 Map functions() {
   Map all;
-  const auto named = [](bool is_namespace) {
+  const auto named = [](Map::Kind kind) {
     return Function([=](const Arguments& a) {
       Map out;
       if (!a.values.empty()) out = a.values.front().map();
-      out.is_namespace = is_namespace;
+      out.kind = kind;
       for (const auto& [name, value] : a.named) out.set(name, value);
       return Value(std::move(out));
     });
   };
-  all.set("namespace", named(true));
-  all.set("dict", named(false));
+  all.set("namespace", named(Map::Kind::name_space));
+  all.set("dict", named(Map::Kind::dict));
   all.set("range", Function(range));
   all.set("raise_exception",
           Function([](const Arguments& a) -> Value { throw Error(std::string(as_text(first(a)).bytes())); }));

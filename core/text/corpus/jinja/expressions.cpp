@@ -16,21 +16,34 @@
 namespace pptrain::jinja {
 namespace {
 
+// Python's integers have no bound.
+template <typename Operation>
+Value checked(const Operation& overflows, const Value& a, const Value& b) {
+  int64_t result = 0;
+  if (overflows(a.integer(), b.integer(), &result)) throw Error("a number is too large");
+  return result;
+}
+
+Value difference(const Value& a, const Value& b) {
+  if (a.is<double>() || b.is<double>()) return a.number() - b.number();
+  return checked([](auto... x) { return __builtin_sub_overflow(x...); }, a, b);
+}
+
 Value sum(const Value& a, const Value& b) {
   if (a.is_text() && b.is_text()) {
     Text out = a.text();
     out += b.text();
     return out;
   }
-  if (a.is_list() && b.is_list()) {
+  if (a.is_indexed() && b.is_indexed() && a.list_kind() == b.list_kind()) {
     List out = a.list();
     out.insert(out.end(), b.list().begin(), b.list().end());
-    return out;
+    return {std::move(out), a.list_kind()};
   }
   if (!a.is_number() || !b.is_number())
     throw Error(fmt::format("{} + {} is not possible", a.kind(), b.kind()));
   if (a.is<double>() || b.is<double>()) return a.number() + b.number();
-  return a.integer() + b.integer();
+  return checked([](auto... x) { return __builtin_add_overflow(x...); }, a, b);
 }
 
 Value product(const Value& a, const Value& b) {
@@ -41,7 +54,7 @@ Value product(const Value& a, const Value& b) {
     return out;
   }
   if (a.is<double>() || b.is<double>()) return a.number() * b.number();
-  return a.integer() * b.integer();
+  return checked([](auto... x) { return __builtin_mul_overflow(x...); }, a, b);
 }
 
 // Rounded down, as in Python.
@@ -65,8 +78,7 @@ Value arithmetic(const std::string& sign, const Value& a, const Value& b) {
     if (b.number() == 0) throw Error("division by zero");
     return a.number() / b.number();
   }
-  if (a.is<double>() || b.is<double>()) return a.number() - b.number();
-  return a.integer() - b.integer();
+  return difference(a, b);
 }
 
 bool compare(const std::string& sign, const Value& a, const Value& b) {
@@ -81,6 +93,7 @@ bool compare(const std::string& sign, const Value& a, const Value& b) {
 
 // value[begin:end:step], as Python takes it.
 Value slice(const Value& value, const std::array<Value, 3>& bounds) {
+  if (!value.is_text() && !value.is_indexed()) throw Error(fmt::format("{} has no slices", value.kind()));
   const int64_t size = length_of(value), step = bounds[2].is_none() ? 1 : bounds[2].integer();
   if (step == 0) throw Error("the step of a slice is 0");
   const auto bound = [&](const Value& given, int64_t otherwise) {
@@ -96,7 +109,7 @@ Value slice(const Value& value, const std::array<Value, 3>& bounds) {
   }
   List out;
   for (int64_t i = begin; step > 0 ? i < end : i > end; i += step) out.push_back(item_of(value, i));
-  if (!value.is_text()) return out;
+  if (!value.is_text()) return {std::move(out), value.list_kind()};
   Text text;
   for (const Value& one : out) text += one.text();
   return text;
@@ -227,12 +240,19 @@ Expression ExpressionParser::comparison() {
   };
 }
 
-Expression ExpressionParser::unary() {
+// A sign comes before filters and tests.
+Expression ExpressionParser::unary(bool with_filters) {
   const Nesting nesting(*this);
-  if (accept(TokenKind::sign, "-"))
-    return filtered(
-        [value = unary()](Scope& scope) { return arithmetic("-", Value(int64_t{0}), value(scope)); });
-  Expression value = filtered(postfix(primary()));
+  Expression value;
+  if (accept(TokenKind::sign, "-")) {
+    value = [of = unary(/*with_filters=*/false)](Scope& scope) {
+      const Value number = of(scope);
+      return number.is<double>() ? Value(-number.number()) : difference(Value(int64_t{0}), number);
+    };
+  } else {
+    value = postfix(primary());
+  }
+  if (with_filters) value = filtered(std::move(value));
   if (is(TokenKind::sign, "**")) fail("** is not supported");
   return value;
 }
@@ -261,7 +281,7 @@ Expression ExpressionParser::primary() {
       break;
   }
   if (accept(TokenKind::sign, "(")) {
-    if (accept(TokenKind::sign, ")")) return [](Scope&) { return Value(List()); };
+    if (accept(TokenKind::sign, ")")) return [](Scope&) { return Value(List(), ListKind::tuple); };
     Expression value = tuple();
     expect(TokenKind::sign, ")");
     return value;
@@ -295,7 +315,7 @@ Expression ExpressionParser::tuple() {
   return [all](Scope& scope) {
     List out;
     for (const Expression& one : all) out.push_back(one(scope));
-    return Value(std::move(out));
+    return Value(std::move(out), ListKind::tuple);
   };
 }
 
@@ -352,7 +372,7 @@ Expression ExpressionParser::member(Expression value) {
   }
   const std::string name = expect(TokenKind::name).text;
   if (!accept(TokenKind::sign, "("))
-    return [value, name](Scope& scope) { return item_of(value(scope), Value(std::string_view(name))); };
+    return [value, name](Scope& scope) { return member_of(value(scope), name); };
   return [value, name, given = arguments()](Scope& scope) {
     scope.count_step();
     const Value object = value(scope);
@@ -446,7 +466,8 @@ Expression ExpressionParser::test(Expression value) {
   std::function<Arguments(Scope&)> given = [](Scope&) { return Arguments(); };
   const bool begins_value = is(TokenKind::string) || is(TokenKind::integer) || is(TokenKind::number) ||
                             is(TokenKind::sign, "[") || is(TokenKind::sign, "{") ||
-                            (is(TokenKind::name) && !no_names.contains(here().text));
+                            (is(TokenKind::name) && here().text != "and" && here().text != "or" &&
+                             here().text != "else");  // another word that is no name is an error
   if (accept(TokenKind::sign, "(")) {
     given = arguments();
   } else if (begins_value) {

@@ -37,7 +37,7 @@ class ExpressionParser {
   Expression binary(size_t level);
   Expression logical_not();
   Expression comparison();
-  Expression unary();
+  Expression unary(bool with_filters = true);
   Expression primary();
   Expression postfix(Expression value);
   Expression subscript(Expression value);

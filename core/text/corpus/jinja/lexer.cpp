@@ -7,14 +7,11 @@
 #include <charconv>
 
 #include "core/base/error.h"
+#include "core/text/corpus/jinja/text.h"
 #include "core/text/tokenizer/unicode.h"
 
 namespace pptrain::jinja {
 namespace {
-
-bool is_blank(char c) {
-  return c == ' ' || (c >= '\t' && c <= '\r');
-}
 
 bool is_name_character(char c) {
   return tokenizer::is_ascii_alphanumeric(c) || c == '_';
@@ -73,21 +70,17 @@ class Lexer {
   std::string_view before_tag(std::string_view text, size_t end) const {
     if (end == source_.size()) return text;
     const char mark = end + 2 < source_.size() ? source_[end + 2] : ' ';
-    if (mark == '-') {
-      while (!text.empty() && is_blank(text.back())) text.remove_suffix(1);
-      return text;
-    }
+    if (mark == '-') return strip(text, "", false, true);
     if (mark == '+' || source_[end + 1] == '{') return text;
     const size_t new_line = text.rfind('\n');
     const size_t begin = new_line == std::string_view::npos ? 0 : new_line + 1;
     const bool whole_line = begin > 0 || at_line_begin_;
-    return whole_line && std::ranges::all_of(text.substr(begin), is_blank) ? text.substr(0, begin) : text;
+    return whole_line && strip(text.substr(begin), "", true, false).empty() ? text.substr(0, begin) : text;
   }
 
   void take_text(size_t end) {
     std::string_view text = std::string_view(source_).substr(at_, end - at_);
-    if (strips_next_)
-      while (!text.empty() && is_blank(text.front())) text.remove_prefix(1);
+    if (strips_next_) text = strip(text, "", true, false);
     text = before_tag(text, end);
     if (!text.empty()) add(TokenKind::text, std::string(text));
     strips_next_ = false;
@@ -117,9 +110,9 @@ class Lexer {
     add(print ? TokenKind::print_begin : TokenKind::tag_begin, "");
     int depth = 0;  // of brackets, in which "}}" ends no tag
     for (;;) {
-      while (at_ < source_.size() && is_blank(source_[at_])) ++at_;
-      if (at_ >= source_.size()) fail("a tag has no end");
-      const std::string_view rest = std::string_view(source_).substr(at_);
+      const std::string_view rest = strip(std::string_view(source_).substr(at_), "", true, false);
+      at_ = source_.size() - rest.size();
+      if (rest.empty()) fail("a tag has no end");
       if (depth == 0 && take_end(rest, print)) return;
       take_token(rest, depth);
     }
@@ -173,7 +166,8 @@ class Lexer {
         size + 1 < rest.size() && rest[size] == '.' && tokenizer::is_ascii_digit(rest[size + 1]);
     if (fraction)
       for (++size; size < rest.size() && tokenizer::is_ascii_digit(rest[size]);) ++size;
-    if (size > 18 || (size < rest.size() && is_name_character(rest[size])))
+    const bool leading_zero = !fraction && size > 1 && rest.front() == '0';
+    if (size > 18 || leading_zero || (size < rest.size() && is_name_character(rest[size])))
       fail("a number of this form is not supported");
     add(fraction ? TokenKind::number : TokenKind::integer, std::string(rest.substr(0, size)));
     at_ += size;
@@ -193,9 +187,10 @@ class Lexer {
     add(TokenKind::string, std::move(text));
   }
 
+  // As Python reads it.
   void take_escape(std::string& text) {
     const char c = ++at_ < source_.size() ? source_[at_] : '\0';
-    constexpr std::string_view names = "ntrbfv0\\'\"", meanings("\n\t\r\b\f\v\0\\'\"", 10);
+    constexpr std::string_view names = "ntrabfv\\'\"", meanings = "\n\t\r\a\b\f\v\\'\"";
     const size_t digits = c == 'x' ? 2 : c == 'u' ? 4 : c == 'U' ? 8 : 0;
     if (digits > 0) {
       uint32_t value = 0;
@@ -206,6 +201,15 @@ class Lexer {
         fail("an escape in a text is wrong");
       tokenizer::append_utf8(text, value);
       at_ += digits;
+    } else if (c >= '0' && c <= '7') {  // up to three octal digits
+      uint32_t value = 0;
+      const char* const begin = source_.data() + at_;
+      const char* const most = begin + std::min<size_t>(3, source_.size() - at_);
+      const char* const end = std::from_chars(begin, most, value, 8).ptr;
+      tokenizer::append_utf8(text, value);
+      at_ += static_cast<size_t>(end - begin) - 1;
+    } else if (c == 'N' || (static_cast<unsigned char>(c) & 0x80) != 0) {
+      fail("an escape in a text is not supported");
     } else if (const size_t found = names.find(c); found != std::string_view::npos) {
       text += meanings[found];
     } else if (c != '\n') {

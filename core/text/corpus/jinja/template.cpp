@@ -48,7 +48,7 @@ void assign(Scope& scope, const std::vector<std::string>& names, const Value& va
 Value loop_of(const List& items, size_t i) {
   const auto number = [](size_t n) { return Value(static_cast<int64_t>(n)); };
   const size_t n = items.size();
-  Map loop;
+  Map loop{.items = {}, .kind = Map::Kind::loop};
   loop.set("index", number(i + 1));
   loop.set("index0", number(i));
   loop.set("revindex", number(n - i));
@@ -56,6 +56,8 @@ Value loop_of(const List& items, size_t i) {
   loop.set("first", i == 0);
   loop.set("last", i + 1 == n);
   loop.set("length", number(n));
+  loop.set("depth", number(1));  // of recursive loops
+  loop.set("depth0", number(0));
   loop.set("previtem", i > 0 ? items[i - 1] : Value(Undefined{"'loop.previtem'"}));
   loop.set("nextitem", i + 1 < n ? items[i + 1] : Value(Undefined{"'loop.nextitem'"}));
   return loop;
@@ -87,6 +89,23 @@ class Parser : ExpressionParser {
       body.push_back(statement());
     }
     --depth_;
+    return body;
+  }
+
+  // A block with a scope of its own: names that are set in it end with it.
+  std::vector<Statement> scoped_block(std::initializer_list<std::string_view> ends) {
+    ++scopes_;
+    std::vector<Statement> body = block(ends);
+    --scopes_;
+    return body;
+  }
+
+  // The same, which Jinja runs apart from the loop around it: neither break nor continue may leave it.
+  std::vector<Statement> captured_block(std::string_view end) {
+    const int outer_loops = std::exchange(loops_, 0);
+    std::vector<Statement> body = scoped_block({end});
+    loops_ = outer_loops;
+    end_tag(end);
     return body;
   }
 
@@ -159,6 +178,7 @@ class Parser : ExpressionParser {
     std::vector<std::string> all{expect(TokenKind::name).text};
     while (accept(TokenKind::sign, ",")) all.push_back(expect(TokenKind::name).text);
     if (bracket) expect(TokenKind::sign, ")");
+    if (std::ranges::find(all, "loop") != all.end()) fail("'loop' cannot be set");
     return all;
   }
 
@@ -171,16 +191,19 @@ class Parser : ExpressionParser {
     if (is(TokenKind::name, "recursive")) fail("recursive loops are not supported");
     expect(TokenKind::tag_end);
     ++loops_;
-    std::vector<Statement> body = block({"else", "endfor"}), other;
+    std::vector<Statement> body = scoped_block({"else", "endfor"}), other;
     --loops_;
     if (after(1).text == "else") {
       end_tag("else");
-      other = block({"endfor"});
+      other = scoped_block({"endfor"});
     }
     end_tag("endfor");
     return [own, list, filter, body, other](Scope& scope, Output& out) {
       const List items = kept(elements(list(scope)), own, filter, scope);
-      if (items.empty()) return run_all(other, scope, out);
+      if (items.empty()) {
+        Scope within(&scope);
+        return run_all(other, within, out);
+      }
       for (size_t i = 0; i < items.size(); ++i) {
         scope.count_step();
         Scope round(&scope);
@@ -226,17 +249,16 @@ class Parser : ExpressionParser {
     expect(TokenKind::tag_end);
     return [space, name, value](Scope& scope, Output&) {
       const Value* const found = scope.find(space);
-      if (found == nullptr || !found->is_map() || !found->map().is_namespace)
+      if (found == nullptr || !found->is_object() || found->members().kind != Map::Kind::name_space)
         throw Error(fmt::format("'{}' is no namespace", space));
-      Map& map = found->map();
+      Map& map = found->members();
       map.set(name, value(scope));
       return Flow::next;
     };
   }
 
   Statement set_block(const std::vector<std::string>& own) {
-    std::vector<Statement> body = block({"endset"});
-    end_tag("endset");
+    std::vector<Statement> body = captured_block("endset");
     return [own, body](Scope& scope, Output&) {
       Output inner{.captured = true};
       Scope within(&scope);
@@ -247,6 +269,7 @@ class Parser : ExpressionParser {
   }
 
   Statement macro() {
+    if (scopes_ > 0) fail("a macro in a loop, a macro or a block is not supported");
     const std::string name = expect(TokenKind::name).text;
     expect(TokenKind::sign, "(");
     std::vector<std::pair<std::string, Expression>> parameters;  // an expression: the default
@@ -256,10 +279,7 @@ class Parser : ExpressionParser {
       if (!is(TokenKind::sign, ")")) expect(TokenKind::sign, ",");
     }
     expect(TokenKind::tag_end);
-    const int outer_loops = std::exchange(loops_, 0);
-    std::vector<Statement> body = block({"endmacro"});
-    loops_ = outer_loops;
-    end_tag("endmacro");
+    std::vector<Statement> body = captured_block("endmacro");
     return [name, parameters, body](Scope& scope, Output&) {
       scope.set(name, Function([root = &scope.root(), name, parameters, body](const Arguments& given) {
                   return call_macro(*root, name, parameters, body, given);
@@ -297,21 +317,22 @@ class Parser : ExpressionParser {
 
   Statement generation() {
     expect(TokenKind::tag_end);
-    std::vector<Statement> body = block({"endgeneration"});
-    end_tag("endgeneration");
+    std::vector<Statement> body = captured_block("endgeneration");
     return [body](Scope& scope, Output& out) {
       if (out.captured) throw Error("a generation block within a macro or a set block is not supported");
       const size_t begin = out.text.size();
-      const Flow flow = run_all(body, scope, out);
+      Scope within(&scope);
+      run_all(body, within, out);
       if (out.text.size() > begin) out.generations.push_back({begin, out.text.size()});
-      return flow;
+      return Flow::next;
     };
   }
 
   static constexpr size_t most_bytes = size_t{1} << 28;
 
-  int loops_ = 0;  // around the tag
-  int depth_ = 0;  // of blocks
+  int loops_ = 0;   // around the tag
+  int scopes_ = 0;  // around the tag, without the root
+  int depth_ = 0;   // of blocks
 };
 
 }  // namespace

@@ -1,10 +1,10 @@
 // Chat templates: the part of Jinja that models' templates are written in.
 //
 // Expressions with all operators, conditions, slices, lists and dicts; if, for (with else, a condition, break
-// and continue), set (also of a block and of a namespace), macro, generation; the filters, tests, methods and
-// functions of builtins.cpp. All else is an error with its line: if this renders a text, it is Jinja's text,
-// with the settings of transformers (trim_blocks, lstrip_blocks). Exception: upper and lower case of letters
-// outside of ASCII are refused.
+// and continue), set (also of a block and of a namespace), macro (in no block but if), generation; the
+// filters, tests, methods and functions of builtins.cpp. All else is an error with its line: if this renders
+// a text, it is Jinja's text, with the settings of transformers (trim_blocks, lstrip_blocks). Exception:
+// upper and lower case of letters outside of ASCII are refused.
 #pragma once
 
 #include <functional>

@@ -53,8 +53,7 @@ void Text::append(std::string_view bytes, Origin origin) {
   origins_.resize(bytes_.size(), origin);
 }
 
-Text strip(const Text& text, std::string_view what, bool left, bool right) {
-  const std::string_view bytes = text.bytes();
+std::string_view strip(std::string_view bytes, std::string_view what, bool left, bool right) {
   size_t begin = 0, end = bytes.size();
   while (left && begin < end && goes(bytes, begin, what)) begin += code_point(bytes, begin).size;
   while (right && begin < end) {
@@ -62,7 +61,13 @@ Text strip(const Text& text, std::string_view what, bool left, bool right) {
     if (!goes(bytes, last, what)) break;
     end = last;
   }
-  return text.slice(begin, end);
+  return bytes.substr(begin, end - begin);
+}
+
+Text strip(const Text& text, std::string_view what, bool left, bool right) {
+  const std::string_view rest = strip(text.bytes(), what, left, right);
+  const auto begin = static_cast<size_t>(rest.data() - text.bytes().data());
+  return text.slice(begin, begin + rest.size());
 }
 
 Text replace(const Text& text, std::string_view from, const Text& to, int64_t most) {

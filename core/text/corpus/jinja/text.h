@@ -35,6 +35,7 @@ class Text {
 };
 
 // What Python's str methods of these names do; `what`: characters to strip, "": white space.
+std::string_view strip(std::string_view text, std::string_view what, bool left, bool right);
 Text strip(const Text& text, std::string_view what, bool left, bool right);
 Text replace(const Text& text, std::string_view from, const Text& to, int64_t most);
 // `separator` "": at white space, without empty parts. most: splits, from the left; < 0: all.

@@ -115,6 +115,10 @@ TEST_CASE_METHOD(Fixture, "of the files beside a tokenizer only the token that e
   const std::string number = with("{}", R"({"eos_token_id": 2, "top_p": 0.5})");
   CHECK(number != none);
   CHECK(with(R"({"eos_token": null})", R"({"eos_token_id": [2]})") == number);
+  folder.write("special_tokens_map.json", R"({"eos_token": "<|end_of_text|>", "pad_token": "x"})");
+  CHECK(with("{}", R"({"eos_token_id": 2})") == end);
+  CHECK(with(R"({"eos_token": "<|eot_id|>"})", "{}") != end);  // tokenizer_config.json comes first
+  fs::remove(folder / "special_tokens_map.json");
   // If the job gives the token, the files do not matter.
   request.end_id = 5;
   CHECK(with(R"({"eos_token": "<|eot_id|>"})", "{}") == with("{}", "{}"));

@@ -137,7 +137,7 @@ TEST_CASE("bytes that are no UTF-8 count as U+FFFD") {
 
 TEST_CASE("lines without a document are an error, or are passed over and told with their places") {
   const ScratchFolder folder;
-  const std::string deep = std::string(17, '[') + std::string(17, ']');
+  const std::string deep = std::string(512, '[') + std::string(512, ']');
   const std::vector<std::string> odd = {R"({"text": "\ud800"})",
                                         R"({"text": "a", "n": NaN})",
                                         R"({"text": "a", "n": 1e999})",
@@ -169,6 +169,13 @@ TEST_CASE("lines without a document are an error, or are passed over and told wi
   const auto good = open_chunks(folder.write("good.jsonl", "{\"text\": \"good\"}\n"), format)();
   CHECK_THROWS_WITH(each_document(*good, format, [](const Document&) { throw Error("not the line's"); }),
                     "not the line's");
+}
+
+TEST_CASE("what stands beside the text may be nested deeply") {
+  const ScratchFolder folder;
+  const std::string deep = std::string(511, '[') + std::string(511, ']');
+  CHECK(read({folder.write("a.jsonl", R"({"text": "a", "n": )" + deep + "}\n")}, lines).texts ==
+        std::vector<std::string>{"a"});
 }
 
 TEST_CASE("a byte order mark begins no line") {

@@ -40,6 +40,40 @@ TEST_CASE("files, folders, patterns and lists of them, in order") {
   CHECK_THROWS_WITH(names({"/dev/null"}), contains_text("is a device"));
 }
 
+TEST_CASE("a pattern names a folder that cannot be read, and passes over files in a folder's place") {
+  const ScratchFolder folder;
+  const std::string here = folder.path().string() + "/";
+  std::filesystem::create_directory(here + "a");
+  folder.write("a/x.txt", "x");
+  folder.write("file", "x");
+  std::filesystem::create_symlink("file", here + "link");
+  const auto files = [&](const std::string& pattern) {
+    std::string all;
+    for (const auto& file :
+         source_files(std::vector{here + pattern}, config::file_endings(config::DataFormat::text)))
+      all += file.string().substr(here.size()) + " ";
+    return all;
+  };
+  for (const char* const pattern : {"*/*.txt", "*/x.txt", "[a-z]*/x.tx?"}) {
+    INFO(pattern);
+    CHECK(files(pattern) == "a/x.txt ");
+  }
+  std::filesystem::create_symlink("ring", here + "ring");  // root cannot open it either
+  for (const char* const pattern : {"*/*.txt", "*/x.txt", "[a-z]*/x.tx?"}) {
+    INFO(pattern);
+    CHECK_THROWS_WITH(files(pattern),
+                      contains_text(here + pattern + "\" is a pattern, but \"" + here + "ring") &&
+                          contains_text("cannot be read: Too many levels of symbolic links"));
+  }
+  CHECK(files("a/*.txt") == "a/x.txt ");
+  CHECK_THROWS_WITH(files(std::string(300, 'x') + "/*.txt"),
+                    contains_text("cannot be read: File name too long"));
+  CHECK_THROWS_WITH(files("nowhere/*.txt"), contains_text("is a pattern that no file has the name of"));
+  std::filesystem::remove(here + "ring");
+  std::filesystem::create_symlink("gone", here + "broken");
+  CHECK_THROWS_WITH(files("*/*.txt"), contains_text("broken\" cannot be read: No such file"));
+}
+
 TEST_CASE("a folder and a pattern refuse a link to nothing, and pass over hidden files") {
   const ScratchFolder folder;
   folder.write("a.txt", "x");

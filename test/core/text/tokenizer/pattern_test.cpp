@@ -43,6 +43,18 @@ TEST_CASE("a pattern finds what Oniguruma finds, empty matches too") {
   CHECK(matches(Pattern::literal("a.b"), "a.b axb") == Texts{"a.b"});
 }
 
+TEST_CASE("an empty pattern matches between all characters, as in the package") {
+  const auto replaced = [](const Pattern& pattern, std::string_view text) {
+    std::string out;
+    return pattern.replace(text, "x", out) ? out : std::string(text);
+  };
+  for (const Pattern& pattern : {Pattern::literal(""), Pattern::regex("")}) {
+    CHECK(replaced(pattern, "ab") == "xaxbx");
+    CHECK(replaced(pattern, "\xc3\xa9\xe4\xb8\xad") == "x\xc3\xa9x\xe4\xb8\xadx");
+    CHECK(replaced(pattern, "").empty());
+  }
+}
+
 TEST_CASE("a range may begin with an escaped bracket, and a hyphen at the beginning of a class is one") {
   const std::string ascii = [] {
     std::string all;

@@ -154,6 +154,19 @@ TEST_CASE("the end of a text is read from the files beside") {
   CHECK_FALSE(load().bos_id());
   write(folder.path() / "tokenizer_config.json", R"({"eos_token": "<none>"})");
   CHECK_THROWS_WITH(load(), test::contains_text("tokenizer_config.json: eos_token: '<none>' is no token"));
+
+  // special_tokens_map.json says what tokenizer_config.json does not.
+  write(folder.path() / "special_tokens_map.json",
+        R"({"bos_token": "<|eot_id|>", "eos_token": {"content": "<|end_of_text|>"}})");
+  write(folder.path() / "tokenizer_config.json", R"({"bos_token": "<|end_of_text|>", "eos_token": null})");
+  CHECK(load().eos_id() == end);
+  CHECK(load().stop_ids() == std::vector{end, turn});
+  CHECK(load().bos_id() == end);
+  std::filesystem::remove(folder.path() / "tokenizer_config.json");
+  CHECK(load().eos_id() == end);
+  CHECK(load().bos_id() == turn);
+  write(folder.path() / "special_tokens_map.json", R"({"eos_token": "<none>"})");
+  CHECK_THROWS_WITH(load(), test::contains_text("special_tokens_map.json: eos_token: '<none>' is no token"));
 }
 
 TEST_CASE("what is wrong in a file is said with its place") {
