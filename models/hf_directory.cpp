@@ -349,6 +349,10 @@ std::vector<std::string> export_warnings(const ModelConfig& model) {
     const size_t module = weight->find('.', weight->find('.') + 1) + 1;  // behind "layers.0."
     shared.insert(weight->substr(module, weight->rfind('.') - module));
   }
+  if (find_architecture(model.arch).heads_divide_width && model.hidden % model.heads != 0)
+    warnings.push_back(fmt::format(
+        "model.hidden_size = {} is no multiple of num_attention_heads = {}: transformers refuses such a {}",
+        model.hidden, model.heads, find_architecture(model.arch).hf_class));
   if (shared.empty()) return warnings;
   warnings.push_back(fmt::format(
       "adapters of {}: {}'s files have these weights in one tensor with others, which peft cannot "
@@ -366,7 +370,9 @@ std::vector<HfTensor> hf_tensors(const ModelConfig& model) {
     if (has_no_place(model, *spec)) throw UsageError(why_no_place(model, *spec));
     if (!has_tensor(model, *spec)) continue;
     const std::string& tensor = map.tensors_of(spec->name).front();
-    if (taken.insert(tensor).second) tensors.push_back(*map.find(tensor));
+    if (!taken.insert(tensor).second) continue;
+    tensors.push_back(*map.find(tensor));
+    tensors.back().float32 = spec->role == nn::Role::balance;
   }
   return tensors;
 }

@@ -82,8 +82,8 @@ class HfDirectory {
 // Throws UsageError for a parameter that transformers' model lacks: a bias that balances experts.
 std::vector<HfTensor> hf_tensors(const ModelConfig& model);
 
-// For the user: a parameter for which hf_tensors() throws; adapters that peft cannot have, because the
-// weights that they adapt share a tensor with others.
+// For the user: a parameter for which hf_tensors() throws; a shape that transformers does not load; adapters
+// that peft cannot have, because the weights that they adapt share a tensor with others.
 std::vector<std::string> export_warnings(const ModelConfig& model);
 
 // Where the parameters of a part of the model may lie, by transformers' names.

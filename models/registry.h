@@ -75,6 +75,8 @@ struct Architecture {
   bool has_mlp_bias = false;
   // Every head has keys, and together they are as wide as the residual stream.
   bool plain_heads = false;
+  // transformers' configuration refuses a hidden_size that is no multiple of num_attention_heads.
+  bool heads_divide_width = false;
   bool has_window = false;
   bool has_partial_rotation = false;
   bool has_local_rope = false;  // layers with a window have rotary frequencies of their own

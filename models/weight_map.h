@@ -112,6 +112,7 @@ struct HfTensor {
   std::string name;
   std::vector<int64_t> shape;
   std::vector<HfWeight> parts;  // ascending, and together all of the tensor
+  bool float32 = false;  // in files of every type, as transformers has the bias on the choice of experts
 };
 
 // All tensors that a Hugging Face directory may have for parameters.

@@ -3,6 +3,7 @@
 #include <spdlog/fmt/fmt.h>
 
 #include <algorithm>
+#include <array>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
@@ -22,16 +23,8 @@ namespace pptrain::app {
 namespace fs = std::filesystem;
 
 namespace {
+
 const std::string& definition = tokenizer_files().front();  // tokenizer.json
-}
-
-namespace {
-
-void copy_neighbours(const fs::path& from, const fs::path& folder) {
-  for (const std::string& name : tokenizer_files()) {
-    if (name != definition && io::is_there(from / name)) io::copy_file(from / name, folder / name);
-  }
-}
 
 // Why a file that a checkpoint's job names is not published as its tokenizer; empty if it is.
 std::string why_no_tokenizer(const fs::path& file) {
@@ -47,19 +40,30 @@ std::string why_no_tokenizer(const fs::path& file) {
 
 }  // namespace
 
+bool has_tokenizer(const fs::path& folder) {
+  return std::ranges::any_of(std::array{"tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt"},
+                             [&](const char* name) { return io::is_there(folder / name); });
+}
+
+void copy_tokenizer_files(const fs::path& from, const fs::path& folder) {
+  for (const std::string& name : tokenizer_files()) {
+    if (io::is_there(from / name) && !io::is_there(folder / name)) io::copy_file(from / name, folder / name);
+  }
+}
+
 void copy_tokenizer(const fs::path& tokenizer, const fs::path& folder, const std::string& option) {
   const fs::path file = fs::is_directory(tokenizer) ? tokenizer / definition : tokenizer;
   if (!io::is_there(file)) throw UsageError(fmt::format("{}: there is no {}", option, file.string()));
   io::copy_file(file, folder / definition);
-  copy_neighbours(file.parent_path(), folder);
+  copy_tokenizer_files(file.parent_path(), folder);
 }
 
 void copy_tokenizer_of(const config::JobConfig& job, const fs::path& folder,
                        std::vector<std::string>& notes) {
   const fs::path named = tokenizer_of(job);
   if (named.empty()) {
-    if (job.model.init == config::Init::hf) copy_neighbours(job.model.hf_dir, folder);  // tokenizer.model
-    if (!io::is_there(folder / "tokenizer.model"))
+    if (job.model.init == config::Init::hf) copy_tokenizer_files(job.model.hf_dir, folder);
+    if (!has_tokenizer(folder))
       notes.push_back("no tokenizer written: the job names none; --tokenizer PATH adds one");
     return;
   }

@@ -12,6 +12,12 @@
 
 namespace pptrain::app {
 
+// Does the folder have a tokenizer that transformers reads, in whichever form?
+bool has_tokenizer(const std::filesystem::path& folder);
+
+// Copies those of tokenizer_files() that `from` has and `folder` has not.
+void copy_tokenizer_files(const std::filesystem::path& from, const std::filesystem::path& folder);
+
 // Copies those of tokenizer_files() that `tokenizer` has (a folder, or a tokenizer.json with its neighbours)
 // into `folder`. Throws UsageError, which begins with `option`, if there is no tokenizer.json.
 void copy_tokenizer(const std::filesystem::path& tokenizer, const std::filesystem::path& folder,

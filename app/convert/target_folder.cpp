@@ -1,8 +1,6 @@
 #include "app/convert/target_folder.h"
 
 #include <spdlog/fmt/fmt.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -83,11 +81,9 @@ fs::path real_path(const fs::path& path) {
 TargetFolder::TargetFolder(const fs::path& target, bool overwrite, std::set<std::string> own)
     : target_(real_path(target)), overwrite_(overwrite), own_(std::move(own)) {
   check();
-  const std::string name =
-      fmt::format("{}{}.{}", checkpoint::temporary_prefix, target_.filename().string(), ::getpid());
-  temporary_ = target_.parent_path() / name;
-  std::error_code ignored;
-  fs::remove_all(temporary_, ignored);  // left by a killed process with the same id
+  // Another prefix than a run's temporary files have, which the run's next start removes.
+  temporary_ = target_.parent_path() /
+               fmt::format(".converting_{}.{}", target_.filename().string(), io::unique_suffix());
   io::make_folder(temporary_);
 }
 

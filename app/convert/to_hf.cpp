@@ -10,6 +10,7 @@
 #include <iterator>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <optional>
 #include <set>
 #include <span>
@@ -199,7 +200,9 @@ class Export {
   void write_companions(std::vector<std::string>& notes);
   size_t write_weights();
   void write_shard(const std::string& name, std::span<const size_t> numbers);
-  io::TensorSpec spec_of(const models::HfTensor& tensor) const { return {tensor.name, type_, tensor.shape}; }
+  io::TensorSpec spec_of(const models::HfTensor& tensor) const {
+    return {tensor.name, tensor.float32 ? at::kFloat : type_, tensor.shape};
+  }
 
   fs::path step_folder_, folder_;
   const ConvertArguments& arguments_;
@@ -237,12 +240,12 @@ void Export::write_companions(std::vector<std::string>& notes) {
   const fs::path carried = step_folder_ / carried_files;
   if (!arguments_.tokenizer.empty()) {
     copy_tokenizer(arguments_.tokenizer, folder_, "--tokenizer");
-  } else if (io::is_there(carried / "tokenizer.json")) {
+  } else if (has_tokenizer(carried)) {
     for (const std::string& name : tokenizer_files())
       if (io::is_there(carried / name))
         io::inner_path(step_folder_,
                        fmt::format("{}/{}", carried_files, name));  // no link out of the checkpoint
-    copy_tokenizer(carried, folder_, step_folder_.string());
+    copy_tokenizer_files(carried, folder_);
   } else {
     copy_tokenizer_of(job_, folder_, notes);
   }
@@ -254,8 +257,10 @@ void Export::write_companions(std::vector<std::string>& notes) {
 
 size_t Export::write_weights() {
   std::vector<uint64_t> bytes;
-  for (const models::HfTensor& tensor : tensors_)
-    bytes.push_back(static_cast<uint64_t>(c10::multiply_integers(tensor.shape)) * c10::elementSize(type_));
+  for (const models::HfTensor& tensor : tensors_) {
+    const io::TensorSpec spec = spec_of(tensor);
+    bytes.push_back(static_cast<uint64_t>(c10::multiply_integers(spec.shape)) * c10::elementSize(spec.dtype));
+  }
   const auto shards = plan_shards(bytes, largest_shard(arguments_));
   std::map<std::string, std::string> file_of;
   for (size_t shard = 0; shard < shards.size(); ++shard) {
@@ -264,7 +269,7 @@ size_t Export::write_weights() {
     for (const size_t number : shards[shard]) file_of[tensors_[number].name] = name;
   }
   if (shards.size() > 1) {
-    const uint64_t total = static_cast<uint64_t>(elements_) * c10::elementSize(type_);
+    const uint64_t total = std::accumulate(bytes.begin(), bytes.end(), uint64_t{0});
     io::write_file_atomically(folder_ / "model.safetensors.index.json", index_text(file_of, total));
   }
   return shards.size();

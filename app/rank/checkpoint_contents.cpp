@@ -2,8 +2,10 @@
 
 #include <spdlog/fmt/fmt.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <string>
+#include <vector>
 
 #include "core/base/error.h"
 
@@ -21,15 +23,21 @@ std::string stored_name(const RunContext& context, const nn::Slice& slice) {
   return is_tied_copy(context, slice) ? std::string("embed.weight") : slice.spec.name;
 }
 
-// The number of parameters that learn, over all stages; each of their names once, although ranks shard
-// experts.
-size_t learning_parameters(RunContext& context, Stages stages) {
+// A bias on the choice of experts that the checkpoint's job did not have yet (model.router_bias_update_rate)
+// starts at zero.
+bool starts_at_zero(const nn::ParameterSpec& spec, const std::vector<std::string>& stored) {
+  return spec.role == nn::Role::balance && std::ranges::find(stored, spec.name) == stored.end();
+}
+
+// The number of parameters that learn and are `stored`, over all stages; each of their names once, although
+// ranks shard experts.
+size_t learning_parameters(RunContext& context, Stages stages, const std::vector<std::string>& stored) {
   std::vector<double> counts(2, 0.0);  // dense, experts
   for (const RankModel::RankStage& own : stages) {
     for (nn::ParameterGroup& group : own.stage->parameters().groups()) {
       if (&group == own.stage->embedding_group() && !own.stage->is_first()) continue;  // a shard
       for (const nn::ParameterSpec* spec : group.specs()) {
-        if (spec->frozen) continue;
+        if (spec->frozen || starts_at_zero(*spec, stored)) continue;
         const bool repeated = context.model.tied || (own.stage->has_head_part() && own.stage->index() > 0);
         if (spec->name == "head.weight" && repeated) continue;
         counts[group.of_experts() ? 1 : 0] += 1;
@@ -42,8 +50,9 @@ size_t learning_parameters(RunContext& context, Stages stages) {
   return static_cast<size_t>(counts[0] + counts[1]);
 }
 
-void check_size(RunContext& context, Stages stages, const checkpoint::Reader& reader) {
-  const size_t stored = reader.names(model_file).size(), own = learning_parameters(context, stages);
+// Throws Error unless all that is stored has a place.
+void check_size(RunContext& context, Stages stages, const std::vector<std::string>& names) {
+  const size_t stored = names.size(), own = learning_parameters(context, stages, names);
   if (stored == own) return;
   throw Error(fmt::format(
       "the checkpoint holds {} parameters, of the job's model {} learn: it is another model's, or "
@@ -79,11 +88,15 @@ std::vector<checkpoint::StageContents> contents_of(const RunContext& context, St
 }
 
 void read_weights(RunContext& context, Stages stages, const checkpoint::Reader& reader) {
-  check_size(context, stages, reader);
+  const std::vector<std::string> stored = reader.names(model_file);
+  check_size(context, stages, stored);
   for (const RankModel::RankStage& own : stages) {
     for (nn::Slice* slice : own.stage->parameters().slices()) {
-      if (!slice->spec.frozen)
+      if (starts_at_zero(slice->spec, stored)) {
+        slice->master.zero_();
+      } else if (!slice->spec.frozen) {
         reader.read(model_file, stored_name(context, *slice), slice->shape, slice->master);
+      }
     }
     own.stage->parameters().refresh_compute();
   }
@@ -91,16 +104,20 @@ void read_weights(RunContext& context, Stages stages, const checkpoint::Reader& 
 
 void read_all(RunContext& context, Stages stages, const checkpoint::Reader& reader,
               comm::Communicator& comm) {
-  check_size(context, stages, reader);
+  const std::vector<std::string> stored = reader.names(model_file);
+  check_size(context, stages, stored);
   const bool has_average = !reader.weights_alone() && !reader.names(optim::average_file).empty();
   checkpoint::Destinations wanted;
   for (const RankModel::RankStage& own : stages) {
     for (nn::Slice* slice : own.stage->parameters().slices()) {
-      if (!slice->spec.frozen)
+      if (starts_at_zero(slice->spec, stored)) {
+        slice->master.zero_();
+      } else if (!slice->spec.frozen) {
         wanted[model_file].push_back({stored_name(context, *slice), slice->shape, slice->master});
+      }
     }
     for (const optim::StateTensor& state : own.optimizer->state()) {
-      if (reader.weights_alone()) {
+      if (reader.weights_alone() || starts_at_zero(state.slice->spec, stored)) {
         state.tensor.zero_();  // as in a new run, even after another checkpoint was partly loaded
       } else if (state.file != optim::average_file || has_average) {
         wanted[state.file].push_back({stored_name(context, *state.slice), state.slice->shape, state.tensor});

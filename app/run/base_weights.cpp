@@ -25,8 +25,10 @@ Base base_of(const config::JobConfig& job) {
   const auto& groups = job.optimizer.groups;
   if (job.lora.rank <= 0 && std::ranges::none_of(groups, &config::OptimizerGroup::frozen)) return {};
   if (job.model.init != config::Init::hf) {
-    const std::string seed = fmt::format("run.seed = {}", job.run.seed);
-    return {.source = seed, .fingerprint = seed};
+    std::string random = fmt::format("run.seed = {}", job.run.seed);
+    if (const double range = job.model.initializer_range; range != config::ModelSection().initializer_range)
+      random += fmt::format(", model.initializer_range = {}", range);
+    return {.source = random, .fingerprint = random};
   }
   return {.source = std::filesystem::absolute(job.model.hf_dir).lexically_normal().string(),
           .fingerprint = io::fingerprint(io::HfCheckpoint(job.model.hf_dir))};

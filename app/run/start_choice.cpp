@@ -14,6 +14,7 @@
 #include "core/kernels/cpu/loops.h"
 #include "core/kernels/device_name.h"
 #include "core/optim/lr_schedule.h"
+#include "models/registry.h"
 #include "parallel/checkpoint/checkpoint.h"
 #include "parallel/checkpoint/manifest.h"
 #include "parallel/checkpoint/step_folders.h"
@@ -91,6 +92,12 @@ double samples_per_step(const config::JobConfig& job) {
          number(job.train.grad_accum_steps) * number(job.train.micro_batch_size);
 }
 
+// The rate gives most families' models a bias on the choice of experts, which without it they do not have.
+bool loses_bias(const config::ModelSection& saved, const config::ModelSection& model) {
+  return saved.router_bias_update_rate > 0 && model.router_bias_update_rate == 0 &&
+         !models::find_architecture(model.arch).decoder.sigmoid_router;
+}
+
 Sorted compare(const SavedRun& saved, const config::JobConfig& job, const std::string& data) {
   Sorted sorted;
   const bool known = !saved.data.empty() && !data.empty();
@@ -102,6 +109,9 @@ Sorted compare(const SavedRun& saved, const config::JobConfig& job, const std::s
   } else if (saved.seed != job.run.seed) {
     sorted[Effect::data].push_back(fmt::format("run.seed was {}, is {}", saved.seed, job.run.seed));
   }
+  if (saved.job && loses_bias(saved.job->model, job.model))
+    sorted[Effect::model].push_back(
+        "with model.router_bias_update_rate = 0 the model would lose its bias on the choice of experts");
   if (known && saved.data != data) {
     sorted[Effect::data].push_back(
         fmt::format("data.path held other data (fingerprint {}, is {})", saved.data, data));

@@ -339,6 +339,12 @@ void check_lora(Document& document) {
         {fmt::format("optimizer.groups[{}].frozen", frozen - job.optimizer.groups.begin()), "lora.rank"},
         "with lora.rank everything but the adapters is frozen: remove it, or choose lora.targets");
   }
+  if (job.lora.rank > 0 && job.model.router_bias_update_rate > 0) {
+    document.report_conflict(
+        {"model.router_bias_update_rate", "lora.rank"},
+        "with lora.rank everything but the adapters is frozen, the bias on the choice of "
+        "experts too: remove this key");
+  }
 }
 
 void check_run_dir(Document& document) {
@@ -417,10 +423,11 @@ void apply_hf_dir(Document& document, const ReadHfConfig& read_hf_config) {
     if (!name.starts_with("model.") || name == "model.hf_dir" || name == "model.init") continue;
     const std::string theirs = toml_value(option, hf).value_or("");
     const std::string ours = toml_value(option, document.job).value_or("");
-    const bool acts = !option.acts_when || option.acts_when->test(hf);  // else check_conditions() judges it
-    if (!document.given(name) || ours == "0" || !acts) {
+    // A key that does not act on the directory's model may act on the job's: check_conditions() judges it.
+    const bool acts = !option.acts_when || option.acts_when->test(hf);
+    if (!document.given(name) || ours == "0" || (ours == "0.0" && option.key == "attention_multiplier")) {
       copy_value(option, hf, document.job);
-    } else if (ours != theirs && has_word(fixed_by_hf, option.key)) {
+    } else if (acts && ours != theirs && has_word(fixed_by_hf, option.key)) {
       document.report_conflict(
           {name}, fmt::format("{} contradicts {} in {}: remove this key, or take another hf_dir", ours,
                               theirs, (fs::path(dir) / "config.json").string()));

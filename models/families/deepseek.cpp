@@ -81,6 +81,7 @@ void read_v3(const HfJson& json, M& model) {
 void write_deepseek(const M& model, nlohmann::ordered_json& json) {
   json["first_k_dense_replace"] = model.mlp_only_layers.size();
   json["n_shared_experts"] = model.shared_expert_intermediate_size / model.moe_intermediate_size;
+  json["moe_layer_freq"] = 1;                 // other readers than transformers ask for it
   json["head_dim"] = model.qk_rope_head_dim;  // as transformers calls what is rotated
   if (model.intermediate_size == 0) json["intermediate_size"] = model.moe_intermediate_size;  // unused
 }
@@ -88,6 +89,7 @@ void write_deepseek(const M& model, nlohmann::ordered_json& json) {
 void write_v2(const M& model, nlohmann::ordered_json& json) {
   write_deepseek(model, json);
   json["norm_topk_prob"] = false;
+  json["scoring_func"] = "softmax";
   json["topk_method"] = model.n_group > 1 ? "group_limited_greedy" : "greedy";
   json["n_group"] = model.n_group;
   json["topk_group"] = model.topk_group;
@@ -96,6 +98,9 @@ void write_v2(const M& model, nlohmann::ordered_json& json) {
 // Layers for multi-token prediction are not written.
 void write_v3(const M& model, nlohmann::ordered_json& json) {
   write_deepseek(model, json);
+  // transformers knows no other choice and writes neither; vLLM and SGLang need them.
+  json["scoring_func"] = "sigmoid";
+  json["topk_method"] = "noaux_tc";
   json["num_nextn_predict_layers"] = 0;
 }
 
@@ -106,6 +111,7 @@ constinit const Architecture deepseek_v2 = {.name = "deepseek_v2",
                                             .weights = deepseek_weights,
                                             .decoder = {.latent_attention = true},
                                             .sparse = true,
+                                            .heads_divide_width = true,
                                             .hf_keys = v2_keys,
                                             .hf_max_positions = 2048,
                                             .read_hf = read_v2,

@@ -9,6 +9,7 @@ constinit const Architecture llama = {.name = "llama",
                                       .other_names = "llama2 llama3 smollm2",
                                       .weights = decoder_weights,
                                       .has_mlp_bias = true,
+                                      .heads_divide_width = true,
                                       .hf_max_positions = 2048};
 
 }  // namespace pptrain::models

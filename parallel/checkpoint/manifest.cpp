@@ -211,7 +211,8 @@ std::filesystem::path FileEntry::path() const {
 }
 
 bool Manifest::weights_alone() const {
-  return std::ranges::all_of(files, [](const FileEntry& entry) { return entry.file == model_file; });
+  return state.step == 0 &&
+         std::ranges::all_of(files, [](const FileEntry& entry) { return entry.file == model_file; });
 }
 
 std::string to_text(const Manifest& manifest) {

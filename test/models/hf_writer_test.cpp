@@ -236,6 +236,38 @@ TEST_CASE("a tensor of all experts holds the matrices one after the other") {
   }
 }
 
+TEST_CASE("a width that transformers refuses is said before the run") {
+  const auto warnings = [](const char* arch, int64_t heads) {
+    ModelSection section = section_of(arch);
+    section.hidden_size = 96;
+    section.num_attention_heads = heads;
+    section.num_key_value_heads = 1;
+    section.head_dim = 32;
+    return models::export_warnings(models::make_model_config(section, 1));
+  };
+  CHECK(warnings("llama", 5) ==
+        std::vector<std::string>{
+            "model.hidden_size = 96 is no multiple of num_attention_heads = 5: transformers "
+            "refuses such a LlamaForCausalLM"});
+  CHECK(warnings("llama", 6).empty());
+  CHECK(warnings("qwen3", 5).empty());
+}
+
+TEST_CASE("adapters that peft cannot have are said before the run") {
+  const auto warnings = [](const char* arch) {
+    ModelSection section = section_of(arch);
+    section.hidden_size = 96;
+    models::ModelConfig model = models::make_model_config(section, 1);
+    model.lora.rank = 2;
+    model.lora.targets = {"*.q", "*.o"};
+    return models::export_warnings(model);
+  };
+  CHECK(warnings("llama").empty());
+  const auto of_phi = warnings("phi3");  // whose files have q, k and v in one tensor
+  REQUIRE(of_phi.size() == 1);
+  CHECK_THAT(of_phi[0], contains_text("adapters of attn.q: phi3's files"));
+}
+
 TEST_CASE("a bias that balances experts has a tensor in DeepSeek-V3 alone") {
   const auto model = [](const char* arch) {
     ModelSection section = section_of(arch);
@@ -253,7 +285,7 @@ TEST_CASE("a bias that balances experts has a tensor in DeepSeek-V3 alone") {
   CHECK_THROWS_WITH(tensors("deepseek_v2"),
                     contains_text("DeepseekV2ForCausalLM") && contains_text("router_bias_update_rate"));
   const auto written = tensors("deepseek_v3");
-  CHECK(std::ranges::any_of(written, [](const models::HfTensor& tensor) {
-    return tensor.name.ends_with("mlp.gate.e_score_correction_bias");
-  }));
+  CHECK(std::ranges::any_of(written, &models::HfTensor::float32));
+  for (const models::HfTensor& tensor : written)
+    CHECK(tensor.float32 == tensor.name.ends_with("mlp.gate.e_score_correction_bias"));
 }

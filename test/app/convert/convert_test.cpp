@@ -15,6 +15,7 @@
 #include "app/convert/hf_companions.h"
 #include "app/convert/target_folder.h"
 #include "core/base/error.h"
+#include "parallel/checkpoint/step_folders.h"
 #include "test/core/io/scratch_folder.h"
 #include "test/support/catch.h"
 
@@ -137,10 +138,15 @@ TEST_CASE("a folder that was not published leaves nothing behind") {
   }
   CHECK(fs::is_empty(folder / "new"));
   TargetFolder done(target, false, {});
+  // A run that starts there removes what killed processes left, and another conversion may go there too.
+  write(done.folder() / "kept.txt");
+  checkpoint::remove_temporaries(folder / "new");
+  const TargetFolder other(target, false, {});
+  CHECK(fs::exists(done.folder() / "kept.txt"));
   write(done.folder() / "a/b.txt");
   done.publish();
   CHECK(fs::exists(folder / "new/out/a/b.txt"));
-  CHECK(std::distance(fs::directory_iterator(folder / "new"), fs::directory_iterator()) == 1);
+  CHECK(std::distance(fs::directory_iterator(folder / "new"), fs::directory_iterator()) == 2);
 }
 
 TEST_CASE("a folder may be named by one word that nothing has yet") {

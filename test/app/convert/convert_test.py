@@ -353,6 +353,9 @@ class Tokenizers(Case):
         self.assertEqual(json.loads((self.folder / "merged/config.json").read_text())["eos_token_id"], [2, 5])
         self.convert(self.folder / "run", self.folder / "adapter")
         self.assertLessEqual(tokenizer, files(self.folder / "adapter"))
+        for options in (), ("--merge",):  # the base is needed to go on
+            message = self.refused(self.folder / "run", self.folder / "hf", "--overwrite", *options)
+            self.assertIn("frozen weights", message)
 
     def test_what_is_no_tokenizer_is_not_published(self):
         """The job of a checkpoint could name any file as a tokenizer."""
@@ -461,6 +464,30 @@ class HfAndBack(Case):
             theirs = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)(tokens).logits
             ours = AutoModelForCausalLM.from_pretrained(out)(tokens).logits
         self.assertTrue(torch.equal(ours, theirs))
+
+    @exact
+    def test_the_bias_on_experts_stays_in_float32_and_a_tokenizer_goes_along_in_any_form(self):
+        source, out = self.folder / "hf", self.folder / "out"
+        model = build_family("deepseek_v3")
+        name = "model.layers.2.mlp.gate.e_score_correction_bias"
+        bias = dict(model.named_buffers())[name]
+        bias.copy_(8 + torch.arange(len(bias)) * 0.01)  # bfloat16 has steps of 1/16 there
+        model.save_pretrained(source)
+        (source / "tokenizer.model").write_bytes(b"pieces")
+        (source / "tokenizer_config.json").write_text("{}")
+        self.convert(source, self.folder / "checkpoint")
+        said = self.convert(self.folder / "checkpoint", out, "--dtype", "bf16", "--max-shard-gb", 1e-4).stdout
+        self.assertNotIn("no tokenizer written", said)
+        for file in ("tokenizer.model", "tokenizer_config.json"):
+            self.assertEqual((out / file).read_bytes(), (source / file).read_bytes())
+        index = json.loads((out / "model.safetensors.index.json").read_text())
+        tensors = {key: load_file(out / shard)[key] for key, shard in index["weight_map"].items()}
+        self.assertTrue(torch.equal(tensors[name], bias))
+        self.assertEqual(index["metadata"]["total_size"], sum(t.nbytes for t in tensors.values()))
+        for key, tensor in tensors.items():
+            self.assertEqual(tensor.dtype, torch.float32 if key.endswith("e_score_correction_bias") else torch.bfloat16, key)
+        config = json.loads((out / "config.json").read_text())
+        self.assertEqual((config["scoring_func"], config["topk_method"], config["moe_layer_freq"]), ("sigmoid", "noaux_tc", 1))
 
     @exact
     def test_a_run_begins_with_it_as_with_the_directory(self):

@@ -76,6 +76,22 @@ TEST_CASE("what changes the model is refused, with both values") {
   }
 }
 
+TEST_CASE("experts may get a bias on their choice, and lose none") {
+  const auto with_rate = [](const char* arch, double rate) {
+    return changed([&](auto& job) {
+      job.model.arch = arch;
+      job.model.router_bias_update_rate = rate;
+    });
+  };
+  const auto check = [&](const char* arch, double before, double now) {
+    return check_resume(saved_by(with_rate(arch, before)), with_rate(arch, now), "aaaa").remarks.size();
+  };
+  CHECK(check("qwen3_moe", 0, 0.001) == 1);
+  CHECK(check("qwen3_moe", 0.01, 0.001) == 1);
+  CHECK(check("deepseek_v3", 0.01, 0) == 1);  // it has one in any case
+  CHECK_THROWS_WITH(check("qwen3_moe", 0.01, 0), contains_text("would lose its bias"));
+}
+
 TEST_CASE("of weights alone the model counts, and all else begins anew") {
   SavedRun saved = saved_by(plain_job());
   saved.weights_alone = true;

@@ -9,6 +9,7 @@
 #include "app/forecast/device_model.h"
 #include "app/forecast/prediction.h"
 #include "app/rank/rank_model.h"
+#include "app/run/base_weights.h"
 #include "core/base/error.h"
 #include "core/data/data_loader.h"
 #include "parallel/pipeline/executor.h"
@@ -168,7 +169,8 @@ TEST_CASE("what lora and frozen groups cannot do is refused before a rank starts
   CHECK_THAT(fault({"lora.rank=4", "lora.dropout=0.1"}), contains_text("dropout"));
   CHECK_THAT(fault({"lora.alpha=4"}), contains_text("lora.rank"));
   CHECK_THAT(fault({"lora.rank=4", "lora.targets=[\"*.nothing\"]"}), contains_text("matches no parameter"));
-  CHECK_THAT(fault({"lora.rank=4", "lora.targets=[\"*norm\"]"}), contains_text("can have no adapter"));
+  const std::string norm = fault({"lora.rank=4", "lora.targets=[\"*norm\"]"});
+  CHECK_THAT(norm, contains_text("norm.weight, which can have no adapter"));
   CHECK_THAT(fault({"lora.rank=4", "optimizer.groups=[{match=\"norm\", lr_scale=2}]"}),
              contains_text("adapters alone learn"));
   CHECK_THAT(fault({"lora.rank=4", "optimizer.groups=[{match=\"norm\", frozen=true}]"}),
@@ -176,6 +178,19 @@ TEST_CASE("what lora and frozen groups cannot do is refused before a rank starts
   CHECK_THAT(fault({"optimizer.groups=[{match=\"*.q.weight\", frozen=true}]"}),
              contains_text("freeze both, or neither"));
   CHECK_THAT(fault({"optimizer.groups=[{match=\"*\", frozen=true}]"}), contains_text("nothing would learn"));
+}
+
+TEST_CASE("frozen weights by chance are those of a seed and a range", "[lora]") {
+  config::JobConfig job;
+  job.run.seed = 5;
+  CHECK(app::base_of(job) == app::Base());
+  job.lora.rank = 2;
+  CHECK(app::base_of(job).fingerprint == "run.seed = 5");
+  job.model.initializer_range = 0.5;
+  CHECK(app::base_of(job).fingerprint == "run.seed = 5, model.initializer_range = 0.5");
+  CHECK_THROWS_AS(
+      app::check_base("step_4", {.source = "run.seed = 5", .fingerprint = "run.seed = 5"}, app::base_of(job)),
+      UsageError);
 }
 
 namespace {

@@ -73,6 +73,31 @@ TEST_CASE("resuming equals not stopping, on any pp and schedule") {
   }
 }
 
+TEST_CASE("where biases of experts alone learn, a resumed run reads on where it was") {
+  const std::string text = small_job_text();
+  const TemporaryFolder folder;
+  const Overrides experts =
+      with(resumed_job, {"model.arch=qwen3_moe", "model.num_experts=4", "model.num_experts_per_tok=2",
+                         "model.moe_intermediate_size=16", "model.router_bias_update_rate=0.01"});
+  const Overrides biases = with(experts, {"optimizer.groups=[{match=\"*\", frozen=true}]"});
+  const JobResult whole = run_small_job(text, folder.path() / "whole", biases);
+  std::filesystem::copy(folder.path() / "whole", folder.path() / "resumed",
+                        std::filesystem::copy_options::recursive);
+  forget_after_step_4(folder.path() / "resumed");
+  const JobResult resumed =
+      run_small_job(text, folder.path() / "resumed", with(biases, {"checkpoint.resume=auto"}));
+  CHECK(resumed.metrics == whole.metrics);
+  CHECK(resumed.checksums == whole.checksums);
+
+  // A run without them may get them: they are zeros at first.
+  run_small_job(text, folder.path() / "later",
+                with(experts, {"model.router_bias_update_rate=0", "train.steps=2"}));
+  const JobResult later =
+      run_small_job(text, folder.path() / "later", with(experts, {"checkpoint.resume=auto"}));
+  CHECK(later.exit_code == 0);
+  CHECK(later.checksums.size() == run_small_job(text, folder.path() / "all", experts).checksums.size());
+}
+
 TEST_CASE("a damaged checkpoint is passed over for the newest sound one") {
   const std::string text = small_job_text();
   const TemporaryFolder folder;

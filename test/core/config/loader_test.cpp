@@ -126,6 +126,23 @@ TEST_CASE("a Hugging Face directory is read by the hook; keys that it fixes must
   CHECK(parse("[model]\nrope_theta = 7\n", essential, hooks).model.rope_theta == 7);
   CHECK_THAT(refusal("[model]\nhidden_size = 96\n", essential, hooks),
              StartsWith("job.toml:2:15: model.hidden_size: 96 contradicts 80 in hf/config.json"));
+  // What acts on the job's model, though not on the directory's, is the job's.
+  const auto scaling =
+      parse("[model.rope_scaling]\nrope_type = 'yarn'\nfactor = 4.0\noriginal_max_position_embeddings = 32\n",
+            essential, hooks)
+          .model.rope_scaling;
+  CHECK(scaling.rope_type == RopeType::yarn);
+  CHECK((scaling.factor == 4 && scaling.original_max_position_embeddings == 32));
+  CHECK_THAT(refusal("[model.rope_scaling]\nfactor = 4.0\n", essential, hooks),
+             contains_text("model.rope_scaling.factor: acts only with"));
+  hooks.read_hf_config = [](const std::string&) {
+    ModelSection model;
+    model.arch = "granite";
+    model.attention_multiplier = 0.015625;
+    return model;
+  };
+  CHECK(parse("[model]\nattention_multiplier = 0\n", essential, hooks).model.attention_multiplier ==
+        0.015625);
   hooks.read_hf_config = [](const std::string&) -> ModelSection { throw UsageError("unreadable"); };
   CHECK(refusal("", essential, hooks) == "--set model.hf_dir=hf: unreadable");
 }

@@ -55,6 +55,9 @@ TEST_CASE("a folder of weights alone is a checkpoint, with what is attached to i
   CHECK(manifest.attachments[0].path == "hf/deep/text");
   CHECK(manifest.attachments[0].bytes == 4);
   CHECK(manifest.job_toml == "[run]\nseed = 3\n");
+  Manifest of_run = manifest;  // whose optimizer has no state
+  of_run.state.step = 4;
+  CHECK((manifest.weights_alone() && !of_run.weights_alone()));
 }
 
 TEST_CASE("damage to what is attached is found by verify") {
