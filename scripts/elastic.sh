@@ -54,9 +54,12 @@ done
 
 # torchrun 2.11 lets hosts join later only without a shared store.
 export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
-# By it a start knows the lock of a host of this run that has died.
+# By it the hosts of this run find each other, not those of another one, and a start knows the lock of a host of this run that
+# has died.
+run_dir=
+for setting in "${settings[@]}"; do [[ $setting != run.dir=* ]] || run_dir=$setting; done
 export PPTRAIN_ELASTIC_RUN
-PPTRAIN_ELASTIC_RUN=$(printf '%s ' "${hosts[@]}" "$port" | cksum | cut -d' ' -f1)
+PPTRAIN_ELASTIC_RUN=$(printf '%s ' "${hosts[@]}" "$port" "$(realpath "$job")" "$run_dir" | cksum | cut -d' ' -f1)
 agent=
 stopping=
 trap 'stopping=1; [[ -z $agent ]] || kill -TERM "$agent" 2>/dev/null || true' TERM INT

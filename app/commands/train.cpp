@@ -4,6 +4,7 @@
 
 #include <CLI/CLI.hpp>
 #include <array>
+#include <atomic>
 #include <exception>
 #include <optional>
 #include <string>
@@ -46,11 +47,18 @@ struct TrainArguments : JobArguments {
   std::string log_dir;
 };
 
-int train_rank(RunContext& context, const fault::Shutdown& shutdown) {
+// is_short: becomes true if the job does not fit the hosts that are here.
+int train_rank(RunContext& context, const fault::Shutdown& shutdown, std::atomic<bool>& is_short) {
   try {
     comm::Communicator& world = context.mesh.world();
-    if (!comm::agree(world, find_shortage(world, context.plan, context.device))) return exit_usage;
+    if (!comm::agree(world, find_shortage(world, context.plan, context.device))) {
+      is_short = true;
+      return exit_usage;
+    }
     return train_to_end(context, shutdown);
+  } catch (const Shortage&) {
+    is_short = true;
+    throw;
   } catch (const StoppedAtStart& stop) {
     if (context.root()) spdlog::info("{}. Run the same command to start.", stop.what());
     return exit_stopped;
@@ -99,6 +107,7 @@ int train(const TrainArguments& arguments) {
   if (arguments.config.empty()) return refuse("--config is required: pptrain --config job.toml (see --help)");
   std::optional<fault::Shutdown> shutdown;
   bool hosts_are_missing = false;
+  std::atomic<bool> is_short = false;
   const auto load = [&] {
     const comm::Launch launch = comm::detect_launch();
     start_log(arguments.color, launch);
@@ -115,10 +124,10 @@ int train(const TrainArguments& arguments) {
   };
   const auto stopped = [&] { return shutdown && shutdown->requested(); };
   const int code = run_ranks(
-      load, [&](RunContext& context) { return train_rank(context, *shutdown); }, stopped);
+      load, [&](RunContext& context) { return train_rank(context, *shutdown, is_short); }, stopped);
   if (shutdown) shutdown->keep_until_exit();
-  // With hosts missing a job may not fit, and does again when they are back.
-  return code == exit_usage && !hosts_are_missing ? final_exit(code) : code;
+  // With hosts missing a job may not fit, and does again when they are back: the agent tries once more.
+  return code == exit_usage && !(is_short && hosts_are_missing) ? final_exit(code) : code;
 }
 
 int resume(const TrainArguments& given) {

@@ -79,6 +79,11 @@ std::string MemoryFolder::make_run_id() const {
 void MemoryFolder::begin(const std::string& run_id) const {
   if (read_id(path_) == run_id) return;
   remove_folder();
+  keep_id(run_id);
+}
+
+void MemoryFolder::keep_id(const std::string& run_id) const {
+  if (io::is_there(path_ / id_name)) return;
   std::error_code error;
   fs::create_directories(path_, error);
   if (!error) fs::permissions(path_.parent_path(), fs::perms::owner_all, error);

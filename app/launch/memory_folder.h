@@ -35,6 +35,9 @@ class MemoryFolder {
   // Makes the folder ready for the copies of the run with this id; those of another run go. Throws Error that
   // names what cannot be written.
   void begin(const std::string& run_id) const;
+  // Writes the id again if somebody has emptied the folder, as systemd-logind does with RemoveIPC=yes when a
+  // user's last session ends: without it a start would not take the copies. Throws as begin() does.
+  void keep_id(const std::string& run_id) const;
   // The run has ended, or begins anew: its copies go, and so do those of another run in its folder.
   void remove() const;
 

@@ -20,6 +20,12 @@ class CommonFault : public UsageError {
   using UsageError::UsageError;
 };
 
+// The job does not fit the hosts that are here; it may fit when more of them are.
+class Shortage : public CommonFault {
+ public:
+  using CommonFault::CommonFault;
+};
+
 struct RunContext {
   const Plan& plan;
   mesh::DeviceMesh& mesh;

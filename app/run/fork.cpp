@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "app/plan/run_files.h"
+#include "app/run/rollbacks.h"
 #include "app/run/run_lock.h"
 #include "app/run/start_choice.h"
 #include "core/base/error.h"
@@ -77,6 +78,10 @@ void write_run(const fs::path& folder, const Fork& fork, const std::string& job)
   io::write_file_atomically(folder / "checkpoints" / checkpoint::latest_name, name + "\n");
   io::write_file_atomically(folder / job_name, job);
   io::write_file_atomically(folder / "metrics.jsonl", "");
+  const std::vector<Rollback> rollbacks = parse_rollbacks(read_rollbacks(fork.run));
+  for (const Rollback& rollback : rollbacks) {
+    if (fork.step < rollback.above_since) add_rollback(folder, rollback);  // else the checkpoint has skipped
+  }
   const Json json{{"run", fork.run.string()}, {"step", fork.step}, {"time", now_utc()}};
   io::write_file_atomically(folder / fork_name, one_line(json) + "\n");
   write_run_end(folder, {.how = RunPhase::stopped, .step = fork.step, .checkpoint = name});

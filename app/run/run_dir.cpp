@@ -4,6 +4,7 @@
 #include <spdlog/spdlog.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <exception>
 #include <limits>
@@ -133,6 +134,16 @@ void RunDir::count_start() const {
                   folder_.string(), reached, words.empty() ? "" : ". The last words of a rank: ", words));
 }
 
+std::function<void()> RunDir::sync_metrics() const {
+  return [file = folder_ / "metrics.jsonl"] {
+    try {
+      io::sync_file(file);
+    } catch (const Error& error) {  // which must not keep the state from being saved
+      spdlog::debug("{}", error.what());
+    }
+  };
+}
+
 void RunDir::remove_copies() const {
   if (memory_hosts_.is_first(context_.mesh.rank())) memory_.remove();
 }
@@ -185,8 +196,12 @@ void RunDir::agree() {
   const bool in_memory = comm::any(*disk_, context_.root() && !is_from_disk());
   start_.checkpoint = comm::broadcast_string(*disk_, start_.checkpoint, 0);
   if (in_memory) start_.checkpoint = memory_.path() / fs::path(start_.checkpoint).filename();
-  rollbacks_ =
-      parse_rollbacks(comm::broadcast_string(*disk_, context_.root() ? read_rollbacks(folder_) : "", 0));
+  const auto rollbacks_of = [&](const fs::path& run_dir) {
+    return parse_rollbacks(comm::broadcast_string(*disk_, context_.root() ? read_rollbacks(run_dir) : "", 0));
+  };
+  rollbacks_ = rollbacks_of(folder_);
+  if (comm::any(*disk_, context_.root() && start_.from == StartFrom::named))
+    origins_rollbacks_ = rollbacks_of(fs::path(start_.checkpoint).parent_path().parent_path());
   goes_on_ = comm::any(*disk_, context_.root() && start_.from == StartFrom::own_checkpoint);
   start_.terms.new_data = comm::any(*disk_, context_.root() && start_.terms.new_data);
   start_.terms.next_sample =
@@ -242,7 +257,7 @@ void RunDir::choose() {
 
 checkpoint::RunState RunDir::adopt(checkpoint::RunState state) const {
   if (!start_.terms.new_data) {
-    state.next_sample = first_sample(rollbacks_, state);
+    state.next_sample = std::max(first_sample(rollbacks_, state), first_sample(origins_rollbacks_, state));
     return state;
   }
   state.seed = static_cast<uint64_t>(context_.job.run.seed);

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -37,6 +38,9 @@ class RunDir {
 
   // This host's copies of the run's states, and which ranks see them.
   const MemoryFolder& memory() const { return memory_; }
+  // For SaveOptions::before_publish: a state that exists has its steps in metrics.jsonl, even after a power
+  // cut.
+  std::function<void()> sync_metrics() const;
   const checkpoint::Hosts& memory_hosts() const { return memory_hosts_; }
   bool has_copy_before(int64_t step) const;
   // The run has ended: its copies go. Called by all ranks.
@@ -109,6 +113,7 @@ class RunDir {
   std::string data_;
   Base base_;
   std::vector<Rollback> rollbacks_;
+  std::vector<Rollback> origins_rollbacks_;  // of the run whose checkpoint checkpoint.resume names
   bool begun_ = false;
 };
 

@@ -7,6 +7,7 @@
 
 #include "app/forecast/plan_report.h"
 #include "app/launch/memory_folder.h"
+#include "core/base/error.h"
 #include "core/config/loader.h"
 #include "parallel/checkpoint/step_folders.h"
 #include "parallel/comm/host_values.h"
@@ -75,13 +76,18 @@ std::string begin_copies(comm::Communicator& disk, const RunDir& run_dir) {
 
 MemorySaver::MemorySaver(const RunContext& context, const RunDir& run_dir, RankModel& model,
                          const checkpoint::Layout& layout)
-    : context_(context), model_(model), comm_(checkpoint::disk_communicator(context.mesh.world())) {
+    : context_(context),
+      run_dir_(run_dir),
+      model_(model),
+      comm_(checkpoint::disk_communicator(context.mesh.world())),
+      id_(run_dir.memory().run_id()) {
   checkpoint::SaveOptions options{.root = run_dir.memory().path(),
                                   .hosts = run_dir.memory_hosts(),
                                   .layout = layout,
                                   .job_toml = config::to_toml(job_to_save(context.plan)),
                                   .given_toml = context.plan.given,
-                                  .keep_last_n = memory_copies - 1};
+                                  .keep_last_n = memory_copies - 1,
+                                  .before_publish = run_dir.sync_metrics()};
   saver_ = std::make_unique<checkpoint::Saver>(*comm_, std::move(options), /*background=*/true);
   model.before_change([this] { saver_->protect(); });
 }
@@ -93,6 +99,13 @@ bool MemorySaver::wants() const {
 
 void MemorySaver::save(const checkpoint::RunState& state) {
   model_.check_weights();
+  if (run_dir_.memory_hosts().is_first(comm_->rank())) {
+    try {
+      run_dir_.memory().keep_id(id_);
+    } catch (const Error&) {
+      // Then the copy cannot be written either, and says why.
+    }
+  }
   saver_->start(state, model_.contents());
   saved_at_ = Clock::now();
 }

@@ -40,8 +40,10 @@ class MemorySaver {
 
  private:
   const RunContext& context_;
+  const RunDir& run_dir_;
   RankModel& model_;
   std::unique_ptr<comm::Communicator> comm_;
+  std::string id_;  // of the run
   std::chrono::steady_clock::time_point saved_at_{};
   std::unique_ptr<checkpoint::Saver> saver_;
 };

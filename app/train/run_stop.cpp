@@ -65,7 +65,8 @@ class QuickStop {
 
   // As RunStop's methods of these names, called by the main thread.
   void begin_update(int64_t step);
-  void finished(const checkpoint::RunState& state, bool saves);
+  void finished(const checkpoint::RunState& state);
+  void begin_save();
   void saved();
   void stopping();
 
@@ -100,8 +101,9 @@ class QuickStop {
   checkpoint::RunState state_;    // of the last finished step
   int64_t begun_;                 // the last step whose update was allowed to begin
   std::optional<int64_t> limit_;  // no later step's update may begin
-  bool main_saves_ = false;       // the main thread will save state_
-  bool stopping_ = false;         // ... or ends the run in order
+  bool main_saves_ = false;       // the main thread saves state_, or is about to
+  bool main_saved_ = false;       // ... or has done so
+  bool stopping_ = false;         // it ends the run in order
   bool leaving_ = false;          // the destructor waits
   int64_t saved_step_ = 0;        // by this thread
 
@@ -141,26 +143,32 @@ void QuickStop::begin_update(int64_t step) {
   begun_ = step;
 }
 
-void QuickStop::finished(const checkpoint::RunState& state, bool saves) {
+void QuickStop::finished(const checkpoint::RunState& state) {
   {
     const std::lock_guard lock(mutex_);
     state_ = state;
-    main_saves_ = saves;
+    main_saved_ = false;
   }
   changed_.notify_all();
+}
+
+void QuickStop::begin_save() {
+  Lock lock(mutex_);
+  changed_.wait(lock, [&] { return mode_ == Mode::waiting; });
+  main_saves_ = true;
 }
 
 void QuickStop::saved() {
   {
     const std::lock_guard lock(mutex_);
     main_saves_ = false;
+    main_saved_ = true;
   }
   changed_.notify_all();
 }
 
 void QuickStop::stopping() {
-  Lock lock(mutex_);
-  changed_.wait(lock, [&] { return main_saves_ || mode_ == Mode::waiting; });
+  const std::lock_guard lock(mutex_);
   stopping_ = true;
 }
 
@@ -194,24 +202,26 @@ bool QuickStop::decide() {
     const std::lock_guard lock(mutex_);
     if (!stopping_) mode_ = Mode::deciding;
     limit_ = begun_;
-    own = {static_cast<double>(begun_), stopping_ ? 1.0 : 0.0};
+    own = {static_cast<double>(begun_), stopping_ ? 1.0 : 0.0, main_saves_ ? 1.0 : 0.0};
   }
   const std::optional<Values> agreed = highest_unless_one_ended(own);
   Lock lock(mutex_);
   // If one rank's main thread ends the run in order, all ranks have agreed on it: the others' do too.
   const bool in_order = !agreed || (*agreed)[1] > 0;
-  mode_ = in_order ? Mode::waiting : Mode::saving;
+  // If one rank's main thread is at its save, it waits for the others' there. Else none gets there any more.
+  const bool by_main = !in_order && (*agreed)[2] > 0;
+  mode_ = in_order || by_main ? Mode::waiting : Mode::saving;
   limit_ = in_order ? std::nullopt : std::optional(static_cast<int64_t>((*agreed)[0]));
   changed_.notify_all();
   if (in_order) return false;
-  const auto ready = [&] { return state_.step >= *limit_ && !main_saves_; };
+  const auto ready = [&] { return state_.step >= *limit_ && (!by_main || main_saved_); };
   changed_.wait(lock, [&] { return ready() || leaving_; });
-  // If the step was due to be saved, the main threads of all ranks have done so, and may be ending the run by
-  // themselves. If this rank's has failed, its error is reported.
-  if (!stopping_ && ready()) return true;
-  mode_ = Mode::waiting;
+  // After their saves the main threads of all ranks may be ending the run by themselves. If this rank's has
+  // failed, its error is reported.
+  const bool saves = !stopping_ && ready();
+  mode_ = saves ? Mode::saving : Mode::waiting;
   changed_.notify_all();
-  return false;
+  return saves;
 }
 
 std::string QuickStop::save() {
@@ -348,8 +358,12 @@ void RunStop::begin_update(int64_t step) {
   if (quick_) quick_->begin_update(step);
 }
 
-void RunStop::finished(const checkpoint::RunState& state, bool saves) {
-  if (quick_) quick_->finished(state, saves);
+void RunStop::finished(const checkpoint::RunState& state) {
+  if (quick_) quick_->finished(state);
+}
+
+void RunStop::begin_save() {
+  if (quick_) quick_->begin_save();
 }
 
 void RunStop::saved() {

@@ -33,11 +33,13 @@ class RunStop final : public StepListener {
   void begin_step(int64_t step);
   // Does not return if a quick stop gives the step up.
   void begin_update(int64_t step) override;
-  // The weights are those of state.step. `saves`: the main thread will save that step itself in any case.
-  void finished(const checkpoint::RunState& state, bool saves);
+  // The weights are those of state.step, until the next step's update begins.
+  void finished(const checkpoint::RunState& state);
+  // The main thread saves the finished step now, or finds with all ranks that no save is due; until saved().
+  // Does not return if a quick stop has begun to save it.
+  void begin_save();
   void saved();
-  // All ranks have agreed to stop after the finished step. Does not return if a quick stop has begun to save
-  // it.
+  // All ranks have agreed to stop after the finished step. After begin_save().
   void stopping();
   // The run has failed. Does not return if a quick stop has saved: then another rank's leaving caused the
   // failure.

@@ -141,10 +141,11 @@ std::optional<int> Trainer::train() {
 
 // Evaluates, samples and saves as they are due, and agrees with the other ranks on how the run goes on.
 Trainer::AfterStep Trainer::after_step() {
-  stop_->finished(state_, may_save());
+  stop_->finished(state_);
   for (StepListener* listener : listeners_) {
     if (listener->is_due(state_.step)) listener->after_step();
   }
+  stop_->begin_save();
   const StopOrSave agreed = agree();
   stop_agreed_ = agreed.stop;
   AfterStep next = AfterStep::next;
@@ -217,7 +218,7 @@ void Trainer::open(bool resumed) {
   describe_base(run_dir_.base(), layout);
   const bool copies = context_.job.checkpoint.memory_seconds > 0;
   std::string shortage = copies ? shortage_of_copies(*disk_comm_, run_dir_, model_) : "";
-  if (!shortage.empty() && !run_dir_.goes_on()) throw CommonFault(shortage);  // before anything is set aside
+  if (!shortage.empty() && !run_dir_.goes_on()) throw Shortage(shortage);  // before anything is set aside
   run_dir_.remove_copies_after(resumed ? state_.step : 0);
   if (context_.root()) {
     run_dir_.begin(state_.step);
@@ -233,6 +234,7 @@ void Trainer::open(bool resumed) {
                                          .job_toml = {},
                                          .keep = run_dir_.begun_from(),
                                          .warn = {},
+                                         .before_publish = run_dir_.sync_metrics(),
                                          .ended = ended},
                  state_, /*is_saved=*/resumed && run_dir_.is_from_disk());
   if (copies) open_copies(layout, std::move(shortage));
@@ -258,7 +260,7 @@ void Trainer::open_copies(const checkpoint::Layout& layout, std::string shortage
   if (shortage.empty()) {
     copies_.emplace(context_, run_dir_, model_, layout);
   } else if (!run_dir_.goes_on()) {
-    throw CommonFault(shortage);
+    throw Shortage(shortage);
   } else if (context_.root()) {
     spdlog::warn("warning: {}: the run goes on without copies in memory", shortage);
   }
@@ -271,20 +273,8 @@ void Trainer::save(bool is_last) {
   });
 }
 
-// Only rank 0 knows requests and the best losses, so any step may be saved. Exception: if an evaluation
-// follows the step, requests wait for the next one, and a quick stop saves the finished state.
-bool Trainer::may_save() const {
-  const config::JobConfig& job = context_.job;
-  const auto due = [this](int64_t interval) { return interval > 0 && state_.step % interval == 0; };
-  const bool evaluates = due(job.eval.interval) || due(job.eval.generate_interval);
-  const bool always_evaluates = job.eval.interval == 1 || job.eval.generate_interval == 1;
-  return !evaluates || always_evaluates || job.checkpoint.keep_best_n > 0 || job.checkpoint.minutes > 0 ||
-         due(job.checkpoint.interval) || state_.step == job.train.steps || divergence_.diverged();
-}
-
 Trainer::StopOrSave Trainer::wants() {
   StopOrSave all{.stop = shutdown_.requested(), .save = false};
-  if (!may_save()) return all;
   if (requests_) {
     const comm::ActivityScope looking(context_.activity, comm::ActivityKind::storage, "a look for requests");
     requests_->look();
@@ -300,12 +290,15 @@ Trainer::StopOrSave Trainer::agree() {
   const comm::ActivityScope waiting(context_.activity, comm::ActivityKind::wait,
                                     "all ranks at the end of the step");
   StopOrSave own = wants();
-  own.folder_is_gone = context_.root() && !run_dir_.is_there();
+  if (context_.root()) {
+    const comm::ActivityScope looking(context_.activity, comm::ActivityKind::storage, "a look at run.dir");
+    own.folder_is_gone = !run_dir_.is_there();
+  }
   const auto flag = [](bool value) { return value ? 1.0 : 0.0; };
   const std::vector<double> mine{flag(own.stop), flag(own.save), flag(own.copy), flag(own.folder_is_gone),
                                  flag(shutdown_.requested())};
   const std::vector<double> ranks = comm::all_reduce_sum(context_.mesh.world(), mine);
-  if (requests_ && may_save()) requests_->agreed(state_.step);
+  if (requests_) requests_->agreed(state_.step);
   stopped_on_request_ = own.stop && !shutdown_.requested();
   signalled_ = ranks[4] > 0;
   steps_.answered();

@@ -43,7 +43,6 @@ class Trainer {
   std::optional<int> train();
   void warm_up();
   void save(bool is_last);
-  bool may_save() const;  // at this step, as far as all ranks know beforehand
   struct StopOrSave;
   StopOrSave wants();                   // of this rank
   StopOrSave agree();                   // of all ranks

@@ -83,6 +83,11 @@ void write_all(int file, const std::filesystem::path& path, std::string_view con
 
 }  // namespace
 
+void sync_file(const std::filesystem::path& path) {
+  const FileDescriptor file = open_file(path, O_RDONLY);
+  if (::fdatasync(file.get()) != 0) throw file_error("cannot sync", path, errno);
+}
+
 void sync_folder(const std::filesystem::path& path) {
   const std::filesystem::path folder = path.empty() ? "." : path;
   const FileDescriptor file = open_file(folder, O_RDONLY | O_DIRECTORY);

@@ -55,6 +55,8 @@ int own_descriptor(const std::filesystem::path& path);
 // a socket, or what /dev/stdout and its like are open on, is written as it is.
 void write_output(const std::filesystem::path& path, std::string_view content);
 
+// Forces a file's bytes, whoever has written them, to the device. Throws Error.
+void sync_file(const std::filesystem::path& file);
 // Forces a folder's entries (creations, renames) to the device; "": of the current folder.
 void sync_folder(const std::filesystem::path& folder);
 // And of all folders below it.

@@ -79,6 +79,9 @@ struct SaveOptions {
   // Called on rank 0 with what is not a failure: an old checkpoint that cannot be removed. Default: a line of
   // the log.
   std::function<void(const std::string&)> warn = {};
+  // Called on rank 0, in the thread that saves, before the checkpoint exists: what belongs to its step gets
+  // on the device.
+  std::function<void()> before_publish = {};
   // Called on rank 0, in the thread that saves, when a save of a Saver has ended: with the step, its folder,
   // and why it failed ("" if it did not).
   std::function<void(int64_t step, const std::filesystem::path& folder, const std::string& failure)> ended =

@@ -256,6 +256,7 @@ std::string Save::describe(const std::vector<std::vector<FileEntry>>& files) con
 // From here on the checkpoint exists, on this host.
 void Save::publish(const std::string& manifest) {
   if (!keeps_folders()) return;
+  if (is_root() && options_.before_publish) options_.before_publish();
   io::OutputFile file(temporary_ / manifest_name);
   file.write(std::as_bytes(std::span(manifest)));
   file.sync_and_close();

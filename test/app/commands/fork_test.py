@@ -55,6 +55,23 @@ class Fork(pptrain.Case):
         self.assertEqual(self.status("second", 3)["forked_from"]["step"], 4)
         self.assertNotIn("forked_from", self.status("first", 3))
 
+    def test_samples_that_the_origin_skips_are_skipped(self):
+        """Step 4 is from before a divergence; the origin goes on from it at sample 200."""
+        rollbacks = [{"diverged": 3, "above_since": 2, "skip_to": 100}, {"diverged": 6, "above_since": 5, "skip_to": 200}]
+        (self.folder / "first/rollbacks.json").write_text(json.dumps(rollbacks))
+        self.pptrain("fork", "first", "--step", "4", "--to", "second")
+        self.assertEqual(json.loads((self.folder / "second/rollbacks.json").read_text()), rollbacks[1:])
+        self.pptrain("--config", "second/job.toml")
+        self.pptrain("--config", "job.toml", *sets("run.dir=third", "checkpoint.resume=first/checkpoints/step_4"))
+        (self.folder / "first/rollbacks.json").unlink()
+        self.pptrain("--config", "job.toml", *sets("run.dir=fourth", "checkpoint.resume=first/checkpoints/step_4"))
+        of = {name: [(r["epoch"], r["loss"]) for r in records(self.folder / name) if "grad_norm" in r]
+              for name in ("first", "second", "third", "fourth")}
+        self.assertEqual(of["second"], of["third"])
+        self.assertEqual(of["fourth"], of["first"][4:])
+        ratio = of["second"][0][0] / of["fourth"][0][0]  # the epoch is the share of samples taken
+        self.assertAlmostEqual(ratio, (200 + 8) / (5 * 8))
+
     def test_forks_that_part_are_told_apart(self):
         for name, rate in ("same", "3e-4"), ("other", "1e-2"):
             self.pptrain("fork", "first", "--step", "2", "--to", f"{name}/")

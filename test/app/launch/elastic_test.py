@@ -45,9 +45,9 @@ class Elastic(Case):
                 os.killpg(agent.pid, signal.SIGKILL)
             agent.communicate()
 
-    def torchrun(self, *settings, agents=1, least=None, **extra):
-        """The job's two ranks, by one agent or by one each; agents of a run meet at the same port."""
-        for number in range(agents):
+    def torchrun(self, *settings, agents=1, least=None, here=None, **extra):
+        """The job's two ranks, by one agent or by one each, `here` of which start; agents of a run meet at the same port."""
+        for number in range(here or agents):
             command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", f"{least or agents}:{agents}", "--nproc-per-node", 2 // agents,
                        "--max-restarts", 5, "--monitor-interval", 0.1, "--rdzv-backend", "c10d", "--rdzv-id", self.id(),
                        "--rdzv-endpoint", f"127.0.0.1:{self.port}", "--local-addr", "127.0.0.1",
@@ -146,6 +146,11 @@ class Elastic(Case):
         self.assertEqual(self.ended(), [0], self.log())
         self.assertEqual(self.log().count("3 starts in"), 1, self.log())
         self.assertIn("made no step after step 1", self.log())
+
+    def test_nor_is_it_while_a_host_is_missing(self):
+        self.torchrun("optimizer.lr=1e38", "train.max_skipped_steps=0", "lr_schedule.warmup_steps=0", agents=2, least=1, here=1)
+        self.assertEqual(self.ended(), [0], self.log())
+        self.assertEqual(self.log().count("3 starts in"), 1, self.log())
 
     def test_a_run_that_diverges_is_not_started_again(self):
         self.check_final("train.divergence_steps=3", "train.divergence_window=8", "train.divergence_band=1e-3", "optimizer.lr=3",

@@ -29,6 +29,15 @@ TEST_CASE("copies in memory are found by their run alone, and leave nothing") {
   memory.begin(memory.make_run_id());
   CHECK(fs::exists(memory.path() / "step_3"));
 
+  SECTION("somebody empties the host's memory") {
+    fs::remove_all(memory.path());
+    memory.keep_id(memory.run_id());
+    CHECK(memory.holds_copies());
+    write_file(memory.path() / "step_4/manifest.json", "{}");
+    memory.keep_id(memory.run_id());
+    CHECK(fs::exists(memory.path() / "step_4"));
+  }
+
   SECTION("another run in the folder does not find them") {
     fs::remove_all(run);
     fs::create_directories(run);

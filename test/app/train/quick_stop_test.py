@@ -91,6 +91,21 @@ class QuickStop(unittest.TestCase):
         self.assertEqual(outputs[1], ("", ""), "only rank 0 speaks")
         self.check_goes_on("tcp")
 
+    def test_in_a_long_evaluation(self):
+        # After the last step nothing but the evaluation and the save is left.
+        ranks = self.start_ranks("evaluates", "train.steps=1", "eval.interval=1", "data.val_fraction=0.9", "eval.batches=0",
+                                 "checkpoint.interval=0", PPTRAIN_STOP_SECONDS=1)
+        self.wait_for_steps(ranks, "evaluates", 1)
+        time.sleep(0.1)
+        before = time.monotonic()
+        for rank in ranks:
+            rank.send_signal(signal.SIGTERM)
+        outputs = [rank.communicate(timeout=30) for rank in ranks]
+        self.assertLess(time.monotonic() - before, 1.2, outputs)
+        self.assertEqual([rank.returncode for rank in ranks], [3, 3], outputs)
+        self.assertIn("step 1 is saved in evaluates/checkpoints", outputs[0][0])
+        run([PPTRAIN, "verify", "evaluates"], self.folder)
+
     def test_a_launcher_that_asks_one_rank(self):
         """One of several hosts is drained: its agent signals only its own ranks."""
         ranks = self.start_ranks("drained", PPTRAIN_STOP_SECONDS=1)
