@@ -30,7 +30,7 @@ constexpr size_t most_slow = 50;          // kept of a run
 constexpr size_t longest_pace = 1 << 20;  // bytes of pace.json
 
 // Places in RankShares.
-enum class Share : uint8_t { forward, backward, weight_gradients, other_work, transfers };
+enum class Share : uint8_t { forward, backward, weight_gradients, other_work, transfers, own };
 
 constexpr size_t place(Share share) {
   return static_cast<size_t>(share);
@@ -71,48 +71,47 @@ StepPace mean_of(StepPace sum, size_t count) {
   return sum;
 }
 
-double sum_of(const RankShares& shares) {
-  return std::accumulate(shares.begin(), shares.end(), 0.0);
+// Of forward, backward, weight gradients and other work.
+double sum_of_work(const RankShares& shares) {
+  return std::accumulate(shares.begin(), shares.begin() + place(Share::transfers), 0.0);
 }
 
 StepPace planned(const Plan& plan, const CostSource& source) {
   const CostModel costs(plan, source);
   const Prediction p = predict(plan, costs);
-  StepPace pace{.seconds = p.step_time, .ranks = std::vector<RankShares>(p.optimizer_time.size())};
-  for (size_t rank = 0; rank < pace.ranks.size(); ++rank) {
-    RankShares& shares = pace.ranks[rank];
+  StepPace pace{.seconds = p.step_time, .ranks = {}};
+  for (size_t rank = 0; rank < p.optimizer_time.size(); ++rank) {
+    RankShares shares{};
     for (const schedule::Action& action : schedule::timed_actions(plan.compute.actions[rank]))
       shares[place(share_of(action.kind))] +=
           schedule::cost_of(p.costs, plan.compute, action).time.of(action.kind);
     if (costs.load() > 1) {  // passes take longer while other ranks use the cores
-      const double longer = p.pipeline.ranks[rank].busy / sum_of(shares);
+      const double longer = p.pipeline.ranks[rank].busy / sum_of_work(shares);
       for (double& share : shares) share *= longer;
     }
     shares[place(Share::other_work)] += p.optimizer_time[rank] + costs.overhead();
     shares[place(Share::transfers)] = p.pipeline.ranks[rank].wait_for_transfer;
+    shares[place(Share::own)] = sum_of_work(shares);
+    // A stage's ranks are neighbours, and all do the same work.
+    pace.ranks.insert(pace.ranks.end(), static_cast<size_t>(plan.mesh.world_size() / plan.mesh.pp), shares);
   }
   return pace;
 }
 
-// By how much each share of the rank's own work has grown, s.
-RankShares own_growth(const RankShares& measured, const RankShares& expected) {
+// The shares of a rank's work that have grown most: "forward +40 %, backward +38 %".
+std::string describe_growth(const RankShares& measured, const RankShares& expected) {
   RankShares growth{};
   for (size_t share = 0; share < place(Share::transfers); ++share)
     growth[share] = std::max(0.0, measured[share] - expected[share]);
-  return growth;
-}
-
-// The shares that have grown most: "forward +40 %, backward +38 %".
-std::string describe_growth(const RankShares& growth, const RankShares& expected) {
   std::string text;
   for (size_t share = 0; share < place(Share::transfers); ++share) {
-    if (growth[share] < sum_of(growth) / 4) continue;
+    if (growth[share] == 0 || growth[share] < sum_of_work(growth) / 4) continue;
     const std::string by = expected[share] > 0
                                ? fmt::format("{:.0f} %", 100 * growth[share] / expected[share])
                                : schedule::format_seconds(growth[share]);
     text += fmt::format("{}{} +{}", text.empty() ? "" : ", ", name_of(static_cast<Share>(share)), by);
   }
-  return text;
+  return text.empty() ? "work between passes" : text;
 }
 
 // "12 %", or "30 times" if modelled costs are far off.
@@ -139,12 +138,13 @@ std::vector<RankShares> rank_shares(const schedule::Schedule& schedule,
     for (const schedule::Span& span : steps[rank].work)
       ranks[rank][place(Share::other_work)] += span.end - span.start;
     ranks[rank][place(Share::transfers)] = times[rank].wait_for_transfer;
+    ranks[rank][place(Share::own)] = steps[rank].step.end - steps[rank].step.start - steps[rank].waited;
   }
   return ranks;
 }
 
 Pace::Pace(const Plan& plan, const CoreSharing& sharing)
-    : world_per_rank_(plan.mesh.world_size() / plan.mesh.pp) {
+    : pipeline_alone_(plan.mesh.world_size() == plan.mesh.pp) {
   const std::string& costs = plan.job.distributed.pp_costs;
   const bool measured = costs.ends_with(".json");
   try {
@@ -221,30 +221,27 @@ std::string Pace::first_line(const StepPace& mean, double time, int64_t first, i
   return line;
 }
 
-// The part of the step that lost time. Own work comes first: if other ranks wait, that follows from it.
+// The part of the step that lost time. A rank's own time comes first: if other ranks wait, that follows from
+// it.
 std::string Pace::why(const StepPace& measured, const StepPace& expected) const {
   if (measured.ranks.size() != expected.ranks.size() || measured.ranks.empty())
     return "passes are timed in traced steps alone (profile.trace)";
   const double worth_naming = (measured.seconds - expected.seconds) / 4;
-  size_t slowest = 0, latest = 0;  // by own work, and by waiting for transfers
-  std::vector<RankShares> growth;
-  std::vector<double> waits;
+  const auto growth = [&](size_t rank, Share share) {
+    return measured.ranks[rank][place(share)] - expected.ranks[rank][place(share)];
+  };
+  size_t slowest = 0, latest = 0;  // by own time, and by waiting for transfers
   for (size_t rank = 0; rank < measured.ranks.size(); ++rank) {
-    growth.push_back(own_growth(measured.ranks[rank], expected.ranks[rank]));
-    waits.push_back(measured.ranks[rank][place(Share::transfers)] -
-                    expected.ranks[rank][place(Share::transfers)]);
-    if (sum_of(growth[rank]) > sum_of(growth[slowest])) slowest = rank;
-    if (waits[rank] > waits[latest]) latest = rank;
+    if (growth(rank, Share::own) > growth(slowest, Share::own)) slowest = rank;
+    if (growth(rank, Share::transfers) > growth(latest, Share::transfers)) latest = rank;
   }
-  const auto of_world = [&](size_t rank) { return static_cast<int>(rank) * world_per_rank_; };
-  if (sum_of(growth[slowest]) >= worth_naming)
-    return fmt::format("rank {}'s {}", of_world(slowest),
-                       describe_growth(growth[slowest], expected.ranks[slowest]));
-  if (waits[latest] >= worth_naming)
-    return fmt::format("rank {} waits {} longer for transfers", of_world(latest),
-                       schedule::format_seconds(waits[latest]));
-  return world_per_rank_ == 1 ? "exchanges at the end of the step"
-                              : "ranks beyond rank 0's pipeline, or exchanges with them";
+  if (growth(slowest, Share::own) >= worth_naming)
+    return fmt::format("rank {}'s {}", slowest,
+                       describe_growth(measured.ranks[slowest], expected.ranks[slowest]));
+  if (growth(latest, Share::transfers) >= worth_naming)
+    return fmt::format("rank {} waits {} longer for transfers", latest,
+                       schedule::format_seconds(growth(latest, Share::transfers)));
+  return pipeline_alone_ ? "exchanges at the end of the step" : "exchanges between ranks of a stage";
 }
 
 std::string PaceRecord::compared_with() const {

@@ -16,9 +16,9 @@
 
 namespace pptrain::app {
 
-// Seconds of one rank in a step: forward, backward, weight gradients, other work of its own (data, optimizer
-// and the like), waiting for transfers.
-using RankShares = std::array<double, 5>;
+// Seconds of one rank in a step: forward, backward, weight gradients, other work (data, optimizer and the
+// like), waiting for transfers; and all time but waits for other ranks, which passes have too.
+using RankShares = std::array<double, 6>;
 
 // For each rank of one pipeline, from its times and their split (schedule::split_step).
 std::vector<RankShares> rank_shares(const schedule::Schedule& schedule,
@@ -27,7 +27,7 @@ std::vector<RankShares> rank_shares(const schedule::Schedule& schedule,
 
 struct StepPace {
   double seconds = 0;
-  std::vector<RankShares> ranks{};  // empty if passes are not timed, as on a GPU
+  std::vector<RankShares> ranks{};  // [rank of the world]; empty if passes are not timed, as on a GPU
 };
 
 // Steps in a row that are slow.
@@ -80,7 +80,7 @@ class Pace {
   std::string first_line(const StepPace& mean, double time, int64_t first, int64_t last) const;
   std::string why(const StepPace& measured, const StepPace& expected) const;
 
-  int world_per_rank_;  // ranks of the world for one of the pipeline
+  bool pipeline_alone_;  // no stage is on several ranks
   StepPace plan_, reference_;
   PaceRecord record_;
   int64_t seen_ = 0;     // steps

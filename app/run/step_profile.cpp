@@ -3,6 +3,7 @@
 #include <spdlog/fmt/fmt.h>
 #include <spdlog/spdlog.h>
 
+#include <algorithm>
 #include <array>
 
 #include "app/trace/step_trace.h"
@@ -12,6 +13,7 @@
 #include "core/io/atomic_file.h"
 #include "core/kernels/device_name.h"
 #include "parallel/comm/host_values.h"
+#include "parallel/comm/timed_wait.h"
 
 namespace pptrain::app {
 
@@ -26,7 +28,8 @@ StepProfile::StepProfile(RunContext& context, pipeline::Executor& executor,
     : context_(context),
       executor_(&executor),
       schedule_(&schedule),
-      pipeline_(context.mesh.along(mesh::Axis::pp).host().duplicate()) {}
+      pipeline_(context.mesh.along(mesh::Axis::pp).host().duplicate()),
+      pipelines_(context.mesh.of(mesh::Group::stage).host().duplicate()) {}
 
 void StepProfile::follow(pipeline::Executor& executor, const schedule::Schedule& schedule) {
   executor_ = &executor;
@@ -67,13 +70,18 @@ void StepProfile::begin_step(int64_t step) {
   if (context_.device.is_cpu() && traced(count_)) kernel_clock_.emplace(kernel_times_);
   start_marks(timed_on());
   marks_.mark();
+  waited_ = comm::TimedWait::seconds();
 }
 
 void StepProfile::end_step() {
   kernel_clock_.reset();
   if (timed_on()) {
     marks_.mark();
-    StepTrace trace{.step = step_, .span = {}, .actions = {}, .phases = {}};
+    StepTrace trace{.step = step_,
+                    .span = {},
+                    .actions = {},
+                    .phases = {},
+                    .waited = comm::TimedWait::seconds() - waited_};
     const auto times = marks_.times();
     trace.span = {seconds(times.front()), seconds(times.back())};
     take_phases(trace, 1);
@@ -112,27 +120,40 @@ void StepProfile::take_phases(StepTrace& trace, size_t first) {
   phases_.clear();
 }
 
+// Each pipeline's first rank splits the times of its ranks, and rank 0 puts them together.
 metrics::Bubble StepProfile::measure(const StepTrace& trace) {
-  comm::Communicator& pipeline = *pipeline_;
-  comm::Communicator& world = context_.mesh.world();
-  std::vector<schedule::RankStep> ranks;
-  for (const auto& numbers : comm::gather(pipeline, encode({&trace, 1}), 0)) {
-    ranks.push_back(to_rank_step(decode(numbers).at(0)));
+  std::vector<schedule::RankStep> steps;
+  for (const auto& numbers : comm::gather(*pipeline_, encode({&trace, 1}), 0))
+    steps.push_back(to_rank_step(decode(numbers).at(0)));
+  if (pipeline_->rank() != 0) return {};
+  const std::vector<schedule::RankTime> times = schedule::split_step(*schedule_, steps);
+  std::array<double, 5> idle{};  // sums over ranks, of fractions of the step
+  std::vector<double> shares;
+  for (const RankShares& of_rank : rank_shares(*schedule_, steps, times))
+    shares.insert(shares.end(), of_rank.begin(), of_rank.end());
+  for (size_t r = 0; r < times.size(); ++r) {
+    const schedule::RankTime& t = times[r];
+    const double length = steps[r].step.end - steps[r].step.start;
+    const std::array parts = {t.fill, t.steady, t.drain, t.barrier, t.wait_for_transfer};
+    for (size_t i = 0; i < parts.size(); ++i) idle[i] += parts[i] / length;
   }
-  std::vector<double> sums(5, 0.0);  // over ranks, of fractions of the step
-  if (pipeline.rank() == 0) {
-    const std::vector<schedule::RankTime> times = schedule::split_step(*schedule_, ranks);
-    if (context_.root()) shares_ = rank_shares(*schedule_, ranks, times);
+  const auto idle_of = comm::gather(*pipelines_, idle, 0), shares_of = comm::gather(*pipelines_, shares, 0);
+  if (!context_.root()) return {};
+  shares_.resize(times.size() * shares_of.size());
+  for (size_t i = 0; i < shares_of.size(); ++i) {
+    auto from = shares_of[i].begin();
     for (size_t r = 0; r < times.size(); ++r) {
-      const auto& t = times[r];
-      const double length = ranks[r].step.end - ranks[r].step.start;
-      const std::array parts = {t.fill, t.steady, t.drain, t.barrier, t.wait_for_transfer};
-      for (size_t i = 0; i < parts.size(); ++i) sums[i] += parts[i] / length;
+      RankShares& to = shares_[r * shares_of.size() + i];
+      std::copy_n(from, to.size(), to.begin());
+      from += std::ssize(to);
     }
   }
-  if (world.size() != pipeline.size()) sums = comm::all_reduce_sum(world, sums);
-  for (double& sum : sums) sum /= world.size();
-  return {.fill = sums[0], .steady = sums[1], .drain = sums[2], .barrier = sums[3], .wait = sums[4]};
+  const auto mean = [&](size_t part) {
+    double sum = 0;
+    for (const std::vector<double>& of_pipeline : idle_of) sum += of_pipeline[part];
+    return sum / static_cast<double>(shares_.size());
+  };
+  return {.fill = mean(0), .steady = mean(1), .drain = mean(2), .barrier = mean(3), .wait = mean(4)};
 }
 
 void StepProfile::finish() {

@@ -35,7 +35,7 @@ class StepProfile {
   // within the next step. On a GPU only traced steps are measured, and settle() waits for the device; after
   // other steps it returns nothing.
   std::optional<metrics::Bubble> settle();
-  // Rank 0: what the ranks of its pipeline did in the last settled step; empty if it was not measured.
+  // Rank 0: what all ranks did in the last settled step; empty if it was not measured.
   const std::vector<RankShares>& shares() const { return shares_; }
   // Writes the trace if the run ends before the trace does, and says where it is.
   void finish();
@@ -63,10 +63,13 @@ class StepProfile {
   RunContext& context_;
   pipeline::Executor* executor_;
   const schedule::Schedule* schedule_;
-  std::unique_ptr<comm::Communicator> pipeline_;  // its own: the next step's messages may be in flight
+  // Of its own: the next step's messages may be in flight.
+  std::unique_ptr<comm::Communicator> pipeline_;
+  std::unique_ptr<comm::Communicator> pipelines_;  // ranks of the same stages, one of each pipeline
   std::chrono::nanoseconds clock_offset_{0};
   int64_t count_ = 0;  // steps begun since the start
   int64_t step_ = 0;
+  double waited_ = 0;          // s, of this thread before the step
   pipeline::TimeMarks marks_;  // of a step: its begin, two for each phase, its end
   std::vector<Phase> phases_;
   std::optional<std::pair<int64_t, StepTrace>> ended_;  // count_ and times of a step not settled yet

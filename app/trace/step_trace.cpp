@@ -37,7 +37,7 @@ comm::ActivityKind doing(Phase phase) {
 }
 
 schedule::RankStep to_rank_step(const StepTrace& trace) {
-  schedule::RankStep step{.step = trace.span, .actions = {}, .work = {}};
+  schedule::RankStep step{.step = trace.span, .actions = {}, .work = {}, .waited = trace.waited};
   for (const ActionSpan& action : trace.actions) step.actions.push_back(action.span);
   for (const PhaseSpan& phase : trace.phases) {
     if (doing(phase.phase) != comm::ActivityKind::wait) step.work.push_back(phase.span);
@@ -49,7 +49,7 @@ std::vector<double> encode(std::span<const StepTrace> steps) {
   std::vector<double> numbers;
   for (const StepTrace& step : steps) {
     numbers.insert(numbers.end(),
-                   {static_cast<double>(step.step), step.span.start, step.span.end,
+                   {static_cast<double>(step.step), step.span.start, step.span.end, step.waited,
                     static_cast<double>(step.actions.size()), static_cast<double>(step.phases.size())});
     for (const auto& [wait, span] : step.actions) numbers.insert(numbers.end(), {wait, span.start, span.end});
     for (const auto& [phase, span] : step.phases) {
@@ -71,6 +71,7 @@ std::vector<StepTrace> decode(std::span<const double> numbers) {
     step.step = static_cast<int64_t>(next());
     step.span.start = next();
     step.span.end = next();
+    step.waited = next();
     step.actions.resize(static_cast<size_t>(next()));
     step.phases.resize(static_cast<size_t>(next()));
     for (auto& [wait, span] : step.actions) wait = next(), span.start = next(), span.end = next();

@@ -44,6 +44,7 @@ struct StepTrace {
   schedule::Span span;
   std::vector<ActionSpan> actions;  // one for each of schedule::timed_actions
   std::vector<PhaseSpan> phases;    // within the step, and after it up to the next
+  double waited = 0;                // of the step, for other ranks, within actions too
 };
 
 schedule::RankStep to_rank_step(const StepTrace& trace);

@@ -19,6 +19,7 @@
 #include "core/base/threads.h"
 #include "parallel/comm/collectives.h"
 #include "parallel/comm/operands.h"
+#include "parallel/comm/timed_wait.h"
 #include "parallel/comm/wait_timeout.h"
 
 namespace pptrain::comm {
@@ -64,6 +65,7 @@ class JobWork final : public Work {
 
   // Every message of the job has its timeout, so the job ends.
   void wait(const std::function<std::string()>& what) override {
+    const TimedWait timed;
     std::unique_lock lock(state_->mutex);
     state_->changed.wait(lock, [this] { return job_->done; });
     if (job_->error) fail(what ? what() : "");
@@ -74,6 +76,7 @@ class JobWork final : public Work {
   }
 
   bool wait_for(std::chrono::milliseconds time) override {
+    const TimedWait timed;
     std::unique_lock lock(state_->mutex);
     return state_->changed.wait_for(lock, time, [this] { return job_->done; });
   }

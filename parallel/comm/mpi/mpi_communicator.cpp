@@ -24,6 +24,7 @@
 #include "core/base/threads.h"
 #include "parallel/comm/message_communicator.h"
 #include "parallel/comm/operands.h"
+#include "parallel/comm/timed_wait.h"
 #include "parallel/comm/wait_timeout.h"
 
 namespace pptrain::comm {
@@ -297,6 +298,7 @@ class MpiWork final : public Work {
   }
 
   void wait(const std::function<std::string()>& what) override {
+    const TimedWait timed;
     Session& session = *channel_->session;
     std::unique_lock lock(session.mutex);
     if (!poll_for(timeout_, lock)) {
@@ -308,6 +310,7 @@ class MpiWork final : public Work {
   }
 
   bool wait_for(std::chrono::milliseconds time) override {
+    const TimedWait timed;
     std::unique_lock lock(channel_->session->mutex);
     return poll_for(time, lock);
   }

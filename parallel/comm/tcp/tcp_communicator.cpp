@@ -10,6 +10,7 @@
 #include "parallel/comm/split.h"
 #include "parallel/comm/tcp/tcp_engine.h"
 #include "parallel/comm/tcp/tcp_meeting.h"
+#include "parallel/comm/timed_wait.h"
 #include "parallel/comm/wait_timeout.h"
 
 namespace pptrain::comm {
@@ -31,10 +32,12 @@ class TcpWork final : public Work {
   bool done() override { return engine_->wait(operation_); }
 
   bool wait_for(std::chrono::milliseconds time) override {
+    const TimedWait timed;
     return engine_->wait(operation_, std::chrono::steady_clock::now() + time);
   }
 
   void wait(const std::function<std::string()>& what) override {
+    const TimedWait timed;
     PatientDeadline deadline(timeout_);
     while (!engine_->wait(operation_, deadline.next_look())) {
       if (!deadline.passed()) continue;

@@ -22,6 +22,7 @@
 #include "parallel/comm/message_communicator.h"
 #include "parallel/comm/operands.h"
 #include "parallel/comm/split.h"
+#include "parallel/comm/timed_wait.h"
 #include "parallel/comm/wait_timeout.h"
 
 namespace pptrain::comm {
@@ -206,11 +207,13 @@ class ThreadWork final : public Work {
   }
 
   bool wait_for(std::chrono::milliseconds time) override {
+    const TimedWait timed;
     std::unique_lock lock(operation_->owner.mutex);
     return ends_by(Clock::now() + time, lock);
   }
 
   void wait(const std::function<std::string()>& what) override {
+    const TimedWait timed;
     std::unique_lock lock(operation_->owner.mutex);
     PatientDeadline deadline(timeout_);
     bool ended = ends_by(deadline.next_look(), lock);

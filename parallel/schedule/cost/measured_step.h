@@ -18,6 +18,7 @@ struct RankStep {
   Span step;                  // everything below lies in it
   std::vector<Span> actions;  // one for each of timed_actions
   std::vector<Span> work;     // the rank's own work outside the pipeline: data, optimizer
+  double waited = 0;          // of the step, for other ranks, within actions too
 };
 
 // Splits each rank's step: `busy` is its actions and its work; busy + idle() is the length of its step. The

@@ -1,5 +1,16 @@
 // When a run reports that it is slow, which rank it names, and what it compares with.
 #include "app/run/pace.h"
+
+#include <array>
+#include <chrono>
+#include <thread>
+#include <utility>
+
+#include "app/data/datasets.h"
+#include "app/rank/rank_model.h"
+#include "app/run/step_profile.h"
+#include "core/data/data_loader.h"
+#include "parallel/pipeline/executor.h"
 #include "test/app/small_job.h"
 #include "test/support/catch.h"
 
@@ -16,9 +27,17 @@ app::Plan plan_of(const Overrides& overrides, const fs::path& run_dir = "run") {
   return small_plan(small_job_text(), run_dir, with(two_ranks, overrides));
 }
 
-// The times of two ranks: forward, backward, weight gradients, data and optimizer, transfers.
-StepPace step_of(double seconds, const app::RankShares& first, const app::RankShares& second) {
-  return {.seconds = seconds, .ranks = {first, second}};
+// Of a rank: forward, backward, weight gradients, data and optimizer, transfers.
+using Times = std::array<double, 5>;
+
+// No pass waits: a rank's own time is its work.
+app::RankShares shares_of(const Times& t) {
+  return {t[0], t[1], t[2], t[3], t[4], t[0] + t[1] + t[2] + t[3]};
+}
+
+// Of ranks 0 and 1.
+StepPace step_of(double seconds, const Times& first, const Times& second) {
+  return {.seconds = seconds, .ranks = {shares_of(first), shares_of(second)}};
 }
 const StepPace steady = step_of(1, {0.2, 0.4, 0, 0.1, 0.01}, {0.2, 0.4, 0, 0.1, 0.01});
 
@@ -106,13 +125,74 @@ TEST_CASE("a slow step is explained by work, else by transfers, else by exchange
         "rank 0's data and optimizer +500 %");
   CHECK(why(step_of(1.5, {0.2, 0.4, 0, 0.1, 0.41}, {0.2, 0.4, 0, 0.1, 0.01})) ==
         "rank 0 waits 400 ms longer for transfers");
-  CHECK(why(step_of(1.5, steady.ranks[0], steady.ranks[1])) == "exchanges at the end of the step");
-  // Then rank 0's pipeline has ranks 0 and 2.
-  CHECK(why(step_of(1.5, steady.ranks[0], steady.ranks[1]), {"distributed.dp_replicate=2"}) ==
-        "ranks beyond rank 0's pipeline, or exchanges with them");
-  CHECK(why(step_of(1.4, {0.2, 0.4, 0, 0.1, 0.01}, {0.2, 0.8, 0, 0.1, 0.01}),
-            {"distributed.dp_replicate=2"}) == "rank 2's backward +100 %");
+  CHECK(why({.seconds = 1.5, .ranks = steady.ranks}) == "exchanges at the end of the step");
   CHECK(why({.seconds = 2}) == "passes are timed in traced steps alone (profile.trace)");
+}
+
+TEST_CASE("a slow rank is named wherever it is, though passes of others wait for it") {
+  const Overrides four_ranks = {"distributed.tp=2"};
+  const auto step = [](double seconds, const std::array<double, 4>& backward, double own_of_last) {
+    StepPace pace{.seconds = seconds, .ranks = {}};
+    for (const double b : backward) pace.ranks.push_back(shares_of({0.2, b, 0, 0.1, 0.01}));
+    pace.ranks[3].back() = own_of_last;
+    return pace;
+  };
+  const auto why = [&](const StepPace& slow) {
+    Pace pace(plan_of(four_ranks));
+    int64_t count = 0;
+    take(pace, count, 13, step(1, {0.4, 0.4, 0.4, 0.4}, 0.6));  // rank 3 waits 0.1 s in passes
+    take(pace, count, 10, slow);
+    REQUIRE(pace.record().slow.size() == 1);
+    return pace.record().slow.front().why;
+  };
+  // Ranks 2 and 3 share a stage.
+  StepPace third = step(1.4, {0.4, 0.4, 0.8, 0.8}, 0.6);
+  CHECK(why(third) == "rank 2's backward +100 %");
+  std::swap(third.ranks[2].back(), third.ranks[3].back());
+  third.ranks[2].back() = 0.7;
+  CHECK(why(third) == "rank 3's backward +100 %");
+  CHECK(why(step(1.4, {0.4, 0.4, 0.4, 0.4}, 0.6)) == "exchanges between ranks of a stage");
+  CHECK(why(step(1.4, {0.4, 0.4, 0.4, 0.4}, 1.0)) == "rank 3's work between passes");
+}
+
+TEST_CASE("rank 0 knows the own time of every rank, although others wait in their passes") {
+  constexpr double pause = 0.3;  // s, of rank 3 before its passes
+  const Overrides layout = {"distributed.dp_shard=2", "distributed.reshard_after_forward=true"};
+  const TemporaryFolder folder;
+  const app::Plan plan = plan_of(layout, folder.path());
+  app::run_ranks(plan, [&](app::RunContext& context) {
+    app::RankModel model(context);
+    model.initialise();
+    const auto sources = app::open_data(plan.job, plan.model.vocab, {}, app::Wanted::training);
+    const data::DataLoader loader(app::training_streams(sources), app::loader_options(context), true, 0);
+    pipeline::Executor executor(model.pipeline_stages(), context.mesh.along(mesh::Axis::pp), plan.schedule);
+    app::StepProfile profile(context, executor, plan.schedule);
+    for (int step = 1; step <= 2; ++step) {
+      profile.begin_step(step);
+      model.zero_grad();
+      profile.timed(app::Phase::data, [&] {
+        if (context.mesh.rank() == 3) std::this_thread::sleep_for(std::chrono::duration<double>(pause));
+      });
+      executor.run(loader.step(step).microbatches);
+      profile.timed(app::Phase::loss, [&] { model.global_loss(); });
+      profile.end_step();
+      profile.settle();
+    }
+    if (!context.root()) return 0;
+    constexpr size_t other_work = 3, own = 5;
+    const std::vector<app::RankShares>& shares = profile.shares();
+    REQUIRE(shares.size() == 4);
+    CHECK(shares[3][other_work] >= pause);
+    CHECK(shares[3][own] >= pause);
+    // The other rank of its stage waits for its weights in the first forward pass.
+    CHECK(shares[2][0] >= pause / 2);
+    for (const size_t rank : {0, 1, 2}) {
+      CAPTURE(rank);
+      CHECK(shares[rank][other_work] < pause / 2);
+      CHECK(shares[rank][own] < pause / 2);
+    }
+    return 0;
+  });
 }
 
 TEST_CASE("steps are compared with the plan where a run measured its costs") {
