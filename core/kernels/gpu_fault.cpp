@@ -19,6 +19,9 @@ constexpr std::string_view bad_kernel =
     "it, with what CUDA_LAUNCH_BLOCKING=1 in the environment says. If only on this one, take the GPU out";
 constexpr std::string_view unavailable =
     "another process has the GPU for itself, or it is lost: see nvidia-smi";
+constexpr std::string_view other_gpus =
+    "this pptrain was compiled for other GPUs: build it with CUDAARCHS=80 in the environment, or another "
+    "compute capability without its point";
 
 // CUDA 13.0's words.
 constexpr auto advice_by_words = std::to_array<std::pair<std::string_view, std::string_view>>({
@@ -33,6 +36,7 @@ constexpr auto advice_by_words = std::to_array<std::pair<std::string_view, std::
     {"invalid program counter", bad_kernel},
     {"device-side assert", bad_kernel},
     {"busy or unavailable", unavailable},
+    {"no kernel image", other_gpus},
 });
 
 }  // namespace

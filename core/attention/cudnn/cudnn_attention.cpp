@@ -22,7 +22,8 @@ namespace {
 
 using at::Tensor;
 
-constexpr size_t kMostPlans = 32;  // that a thread keeps
+// That a thread keeps: padded lists of one document have seq_len / data.pad_to_multiple_of lengths.
+constexpr size_t kMostPlans = 256;
 
 HeadLayout layout_of(const Tensor& x) {
   return {.token = x.stride(0), .head = x.stride(1)};

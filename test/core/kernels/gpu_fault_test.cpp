@@ -21,6 +21,8 @@ TEST_CASE("faults of a GPU are told with the GPU, the host and what to do") {
              contains_text("a kernel has failed"));
   CHECK_THAT(told("CUDA error: CUDA-capable device(s) is/are busy or unavailable"),
              contains_text("nvidia-smi"));
+  CHECK_THAT(told("CUDA kernel rms_norm: no kernel image is available for execution on the device"),
+             contains_text("CUDAARCHS=80"));
 }
 
 TEST_CASE("other messages stay as they are") {

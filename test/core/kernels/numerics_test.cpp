@@ -25,6 +25,7 @@ class Restored {
   ~Restored() {
     at::globalContext().setDeterministicAlgorithms(deterministic_, warn_only_);
     at::globalContext().setDeterministicFillUninitializedMemory(fill_);
+    at::globalContext().setSDPUseCuDNN(cudnn_attention_);
     before_ ? setenv(kVariable, before_->c_str(), 1) : unsetenv(kVariable);
   }
 
@@ -32,6 +33,7 @@ class Restored {
   bool deterministic_ = at::globalContext().deterministicAlgorithms();
   bool warn_only_ = at::globalContext().deterministicAlgorithmsWarnOnly();
   bool fill_ = at::globalContext().deterministicFillUninitializedMemory();
+  bool cudnn_attention_ = at::globalContext().userEnabledCuDNNSDP();
   std::optional<std::string> before_ = variable();
 };
 
@@ -66,4 +68,5 @@ TEST_CASE("set_numerics: LibTorch's flags on a GPU, nothing on the CPU", "[kerne
     CHECK_FALSE(context.deterministicAlgorithms());
     CHECK_FALSE(variable());
   }
+  CHECK_FALSE(context.userEnabledCuDNNSDP());
 }
