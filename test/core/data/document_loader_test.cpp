@@ -13,6 +13,7 @@
 #include "core/data/data_loader.h"
 #include "core/data/document_index.h"
 #include "core/data/microbatch.h"
+#include "core/data/packing.h"
 #include "core/data/step_source.h"
 #include "test/core/data/token_files.h"
 #include "test/support/catch.h"
@@ -267,6 +268,34 @@ TEST_CASE("a step balanced by its schedule takes the same documents, begins anyw
       next += plain[0].samples;
     }
     CHECK(sooner > 0);
+  }
+}
+
+TEST_CASE("packed rows of a step are level: no document is better off in another row") {
+  const ScratchFolder folder;
+  const TokenDataset dataset = DocumentCorpus(600, 5).dataset(folder);
+  for (const Packing packing : {Packing::sequential, Packing::best_fit}) {
+    const LoaderOptions options = options_of({packing, Lengths::exact}, /*b=*/1, /*m=*/5, /*dp=*/1);
+    const DataLoader loader(dataset, options, true, 6);
+    int64_t next = 0;
+    for (int i = 0; i < 8; ++i) {
+      const Step step = loader.step(next);
+      next += step.samples;
+      const auto cost = [&](int64_t length) { return document_cost(length, options.attention_length); };
+      const auto cost_of_row = [&](const Microbatch& row) {
+        int64_t sum = 0;
+        for (int64_t d = 0; d < row.segments.documents(); ++d) sum += cost(row.segments.length(d));
+        return sum;
+      };
+      const auto [cheapest, dearest] = std::ranges::minmax_element(step.microbatches, {}, cost_of_row);
+      const int64_t low = cost_of_row(*cheapest), high = cost_of_row(*dearest);
+      CAPTURE(i, low, high);
+      for (int64_t d = 0; d < dearest->segments.documents() && dearest->segments.documents() > 1; ++d) {
+        const int64_t length = dearest->segments.length(d);
+        const bool has_room = cheapest->segments.tokens() + length <= row_length;
+        CHECK_FALSE((has_room && low + cost(length) < high));
+      }
+    }
   }
 }
 

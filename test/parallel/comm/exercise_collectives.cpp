@@ -306,6 +306,21 @@ void wrong_sizes(Communicator& comm) {
   expect_error([&] { comm.iall_to_all(at::zeros({ranks * 4}), fours, parts, to); }, "5", "4");
 }
 
+// Small ones of many ranks go along a tree.
+void gathers_and_broadcasts(Communicator& world) {
+  for (const int64_t size : {int64_t{21}, int64_t{30'000}}) {
+    const at::Tensor rows = at::zeros({world.size(), size});
+    world.all_gather(rows, operand(world.rank(), size, 0, at::kFloat));
+    for (int rank = 0; rank < world.size(); ++rank) {
+      const at::Tensor expected = operand(rank, size, 0, at::kFloat);
+      expect(at::equal(rows.select(0, rank), expected), fmt::format("all_gather of {}", size));
+      const at::Tensor tensor = world.rank() == rank ? expected.clone() : at::zeros({size});
+      world.broadcast(tensor, rank);
+      expect(at::equal(tensor, expected), fmt::format("broadcast of {} from {}", size, rank));
+    }
+  }
+}
+
 }  // namespace
 
 at::Tensor operand(int rank, int64_t size, int seed, at::ScalarType type, int64_t begin) {
@@ -333,6 +348,7 @@ void exercise_collectives(Communicator& world) {
   large_sum(world);
   on_hosts(world);
   sums_without_waiting(world);
+  gathers_and_broadcasts(world);
   abandoned_collectives(world);
   wrong_sizes(world);
   world.barrier();

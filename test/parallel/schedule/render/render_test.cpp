@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <regex>
 #include <set>
 #include <sstream>
 #include <string>
@@ -194,6 +195,28 @@ TEST_CASE("the svg has a box per action, drawn to scale") {
   CHECK_THAT(svg, contains_text("1B1: 6 to 8") || contains_text("1B1: 5 to 7"));
 }
 
+TEST_CASE("the svg's rows lie below each other, and the axis below them has its marks to scale") {
+  const Schedule s = make_schedule({.name = "1f1b", .ranks = 3, .microbatches = 6});
+  const std::string svg = render_svg(s, simulate(s));
+  // Where the text is written: x and y.
+  const auto place_of = [&](const std::string& text, const std::string& more = "end\" fill=\"#222222") {
+    const std::regex label("<text x=\"([0-9.]+)\" y=\"([0-9.]+)\" text-anchor=\"" + more + "\">" + text +
+                           "</text>");
+    std::smatch found;
+    REQUIRE(std::regex_search(svg, found, label));
+    return std::pair(std::stod(found[1]), std::stod(found[2]));
+  };
+  const double first = place_of("rank 0").second, second = place_of("rank 1").second;
+  CHECK(second > first);
+  CHECK(place_of("rank 2").second - second == second - first);
+  // A step of 6 * 3 + 2 * 3 = 24, drawn 720 wide.
+  for (const int mark : {0, 5, 10, 15, 20}) {
+    const auto place = place_of(std::to_string(mark), "middle\" fill=\"#444444");
+    CHECK(place.second > place_of("rank 2").second);
+    CHECK(place.first - place_of("0", "middle\" fill=\"#444444").first == Approx(720.0 * mark / 24));
+  }
+}
+
 TEST_CASE("the svg's title counts whole microbatches") {
   const Schedule s =
       lower(make_schedule({.name = "1f1b", .ranks = 2, .microbatches = 3, .sequence_slices = 4}));
@@ -212,7 +235,9 @@ TEST_CASE("the svg's axis has a unit, and its legend what is drawn") {
   const Schedule zero_bubble = make_schedule({.name = "zb_h1", .ranks = 2, .microbatches = 2});
   const std::string split = render_svg(zero_bubble, simulate(zero_bubble));
   CHECK_THAT(split, contains_text("I input gradient") && contains_text("W weight gradient"));
-  CHECK_THAT(split, !contains_text(">ms</text>"));
+  CHECK_THAT(split, !contains_text(">ms</text>") && !contains_text("later stages"));
+  const Schedule two_stages = make_schedule({.name = "zbv", .ranks = 2, .microbatches = 4});
+  CHECK_THAT(render_svg(two_stages, simulate(two_stages)), contains_text("the rank's later stages"));
 }
 
 TEST_CASE("exchanges are drawn and told where they take time") {
