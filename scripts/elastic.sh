@@ -59,7 +59,7 @@ export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
 run_dir=
 for setting in "${settings[@]}"; do [[ $setting != run.dir=* ]] || run_dir=$setting; done
 export PPTRAIN_ELASTIC_RUN
-PPTRAIN_ELASTIC_RUN=$(printf '%s ' "${hosts[@]}" "$port" "$(realpath "$job")" "$run_dir" | cksum | cut -d' ' -f1)
+PPTRAIN_ELASTIC_RUN=$(printf '%s ' "${hosts[@]}" "$port" "$(cksum <"$job")" "$run_dir" | cksum | cut -d' ' -f1)
 agent=
 stopping=
 trap 'stopping=1; [[ -z $agent ]] || kill -TERM "$agent" 2>/dev/null || true' TERM INT

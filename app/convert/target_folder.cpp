@@ -1,6 +1,7 @@
 #include "app/convert/target_folder.h"
 
 #include <spdlog/fmt/fmt.h>
+
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <optional>

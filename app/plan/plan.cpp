@@ -225,12 +225,13 @@ schedule::ShardOptions lower_options(const PlanBase& base) {
   const bool divided = base.mesh.size(mesh::Group::fsdp) > 1 || base.mesh.size(mesh::Group::efsdp) > 1;
   const bool every_microbatch =
       d.reduce_gradients == config::ReduceGradients::microbatch && base.mesh.size(mesh::Group::stage) > 1;
+  const bool several_lists =
+      base.mesh.size(mesh::Group::batch) > 1 && base.job.data.lengths != config::Lengths::fixed;
   return {.gather = !divided       ? schedule::Gather::never
                     : d.reshards() ? schedule::Gather::streamed
                                    : schedule::Gather::kept,
           .reduce = every_microbatch ? schedule::Reduce::microbatch : schedule::Reduce::step,
-          .keep_pairs = hides_exchanges(base) && !(every_microbatch && base.mesh.tp > 1 &&
-                                                   base.job.data.lengths != config::Lengths::fixed),
+          .keep_pairs = hides_exchanges(base) && !(every_microbatch && base.mesh.tp > 1 && several_lists),
           .blocking_sends = base.job.run.device == config::Device::cuda};
 }
 

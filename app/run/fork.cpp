@@ -78,8 +78,8 @@ void write_run(const fs::path& folder, const Fork& fork, const std::string& job)
   io::write_file_atomically(folder / "checkpoints" / checkpoint::latest_name, name + "\n");
   io::write_file_atomically(folder / job_name, job);
   io::write_file_atomically(folder / "metrics.jsonl", "");
-  const std::vector<Rollback> rollbacks = parse_rollbacks(read_rollbacks(fork.run));
-  for (const Rollback& rollback : rollbacks) {
+  for (Rollback& rollback : parse_rollbacks(read_rollbacks(fork.run))) {
+    rollback.inherited = true;
     if (fork.step < rollback.above_since) add_rollback(folder, rollback);  // else the checkpoint has skipped
   }
   const Json json{{"run", fork.run.string()}, {"step", fork.step}, {"time", now_utc()}};

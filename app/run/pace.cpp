@@ -138,7 +138,9 @@ std::vector<RankShares> rank_shares(const schedule::Schedule& schedule,
     for (const schedule::Span& span : steps[rank].work)
       ranks[rank][place(Share::other_work)] += span.end - span.start;
     ranks[rank][place(Share::transfers)] = times[rank].wait_for_transfer;
-    ranks[rank][place(Share::own)] = steps[rank].step.end - steps[rank].step.start - steps[rank].waited;
+    const schedule::Span& step = steps[rank].step;
+    ranks[rank][place(Share::own)] =
+        steps[rank].waited ? step.end - step.start - *steps[rank].waited : sum_of_work(ranks[rank]);
   }
   return ranks;
 }

@@ -17,7 +17,8 @@
 namespace pptrain::app {
 
 // Seconds of one rank in a step: forward, backward, weight gradients, other work (data, optimizer and the
-// like), waiting for transfers; and all time but waits for other ranks, which passes have too.
+// like), waiting for transfers; and all time but waits for other ranks, which passes have too (on a GPU the
+// sum of passes and other work).
 using RankShares = std::array<double, 6>;
 
 // For each rank of one pipeline, from its times and their split (schedule::split_step).

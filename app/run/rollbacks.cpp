@@ -27,7 +27,8 @@ std::vector<Rollback> parse_rollbacks(const std::string& text) {
     for (const Json& entry : Json::parse(text)) {
       result.push_back({.diverged = entry.at("diverged").get<int64_t>(),
                         .above_since = entry.at("above_since").get<int64_t>(),
-                        .skip_to = entry.at("skip_to").get<int64_t>()});
+                        .skip_to = entry.at("skip_to").get<int64_t>(),
+                        .inherited = entry.value("inherited", false)});
     }
     return result;
   } catch (const std::exception& error) {
@@ -40,6 +41,7 @@ void add_rollback(const std::filesystem::path& run_dir, const Rollback& rollback
   all.push_back({{"diverged", rollback.diverged},
                  {"above_since", rollback.above_since},
                  {"skip_to", rollback.skip_to}});
+  if (rollback.inherited) all.back()["inherited"] = true;
   io::write_file_atomically(run_dir / rollbacks_name, all.dump(2) + "\n");
 }
 

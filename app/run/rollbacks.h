@@ -17,6 +17,7 @@ struct Rollback {
   int64_t diverged = 0;     // the step at which the run was given up
   int64_t above_since = 0;  // the first step with a loss above the band
   int64_t skip_to = 0;      // the first sample after those that led there
+  bool inherited = false;   // of the run from which this one was forked
 };
 
 // Their text in the run's folder; "[]" if there were none.

@@ -190,18 +190,21 @@ void RunDir::bring_copies() {
 void RunDir::agree() {
   bring_copies();
   std::string fault;
-  if (context_.root()) fault = comm::fault_of([&] { choose(); });
+  std::string own = "[]", origins = "[]";  // texts of rollbacks
+  const auto choose_with_rollbacks = [&] {
+    choose();
+    own = read_rollbacks(folder_);
+    if (start_.from == StartFrom::named)
+      origins = read_rollbacks(fs::weakly_canonical(start_.checkpoint).parent_path().parent_path());
+  };
+  if (context_.root()) fault = comm::fault_of(choose_with_rollbacks);
   fault = comm::broadcast_string(*disk_, fault, 0);
   if (!fault.empty()) throw CommonFault(fault);
   const bool in_memory = comm::any(*disk_, context_.root() && !is_from_disk());
   start_.checkpoint = comm::broadcast_string(*disk_, start_.checkpoint, 0);
   if (in_memory) start_.checkpoint = memory_.path() / fs::path(start_.checkpoint).filename();
-  const auto rollbacks_of = [&](const fs::path& run_dir) {
-    return parse_rollbacks(comm::broadcast_string(*disk_, context_.root() ? read_rollbacks(run_dir) : "", 0));
-  };
-  rollbacks_ = rollbacks_of(folder_);
-  if (comm::any(*disk_, context_.root() && start_.from == StartFrom::named))
-    origins_rollbacks_ = rollbacks_of(fs::path(start_.checkpoint).parent_path().parent_path());
+  rollbacks_ = parse_rollbacks(comm::broadcast_string(*disk_, own, 0));
+  origins_rollbacks_ = parse_rollbacks(comm::broadcast_string(*disk_, origins, 0));
   goes_on_ = comm::any(*disk_, context_.root() && start_.from == StartFrom::own_checkpoint);
   start_.terms.new_data = comm::any(*disk_, context_.root() && start_.terms.new_data);
   start_.terms.next_sample =

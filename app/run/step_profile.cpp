@@ -77,11 +77,8 @@ void StepProfile::end_step() {
   kernel_clock_.reset();
   if (timed_on()) {
     marks_.mark();
-    StepTrace trace{.step = step_,
-                    .span = {},
-                    .actions = {},
-                    .phases = {},
-                    .waited = comm::TimedWait::seconds() - waited_};
+    StepTrace trace{.step = step_, .span = {}, .actions = {}, .phases = {}};
+    if (context_.device.is_cpu()) trace.waited = comm::TimedWait::seconds() - waited_;
     const auto times = marks_.times();
     trace.span = {seconds(times.front()), seconds(times.back())};
     take_phases(trace, 1);

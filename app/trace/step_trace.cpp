@@ -10,6 +10,8 @@ namespace pptrain::app {
 
 namespace {
 
+constexpr double unknown = -1;  // of StepTrace::waited, as a number to send
+
 struct PhaseInfo {
   const char* name;
   comm::ActivityKind doing;  // wait: an exchange, in which the rank mostly waits for others
@@ -48,9 +50,9 @@ schedule::RankStep to_rank_step(const StepTrace& trace) {
 std::vector<double> encode(std::span<const StepTrace> steps) {
   std::vector<double> numbers;
   for (const StepTrace& step : steps) {
-    numbers.insert(numbers.end(),
-                   {static_cast<double>(step.step), step.span.start, step.span.end, step.waited,
-                    static_cast<double>(step.actions.size()), static_cast<double>(step.phases.size())});
+    numbers.insert(numbers.end(), {static_cast<double>(step.step), step.span.start, step.span.end,
+                                   step.waited.value_or(unknown), static_cast<double>(step.actions.size()),
+                                   static_cast<double>(step.phases.size())});
     for (const auto& [wait, span] : step.actions) numbers.insert(numbers.end(), {wait, span.start, span.end});
     for (const auto& [phase, span] : step.phases) {
       numbers.insert(numbers.end(), {static_cast<double>(phase), span.start, span.end});
@@ -71,7 +73,7 @@ std::vector<StepTrace> decode(std::span<const double> numbers) {
     step.step = static_cast<int64_t>(next());
     step.span.start = next();
     step.span.end = next();
-    step.waited = next();
+    if (const double waited = next(); waited != unknown) step.waited = waited;
     step.actions.resize(static_cast<size_t>(next()));
     step.phases.resize(static_cast<size_t>(next()));
     for (auto& [wait, span] : step.actions) wait = next(), span.start = next(), span.end = next();

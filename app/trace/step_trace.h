@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -42,9 +43,9 @@ struct PhaseSpan {
 struct StepTrace {
   int64_t step = 0;
   schedule::Span span;
-  std::vector<ActionSpan> actions;  // one for each of schedule::timed_actions
-  std::vector<PhaseSpan> phases;    // within the step, and after it up to the next
-  double waited = 0;                // of the step, for other ranks, within actions too
+  std::vector<ActionSpan> actions;              // one for each of schedule::timed_actions
+  std::vector<PhaseSpan> phases;                // within the step, and after it up to the next
+  std::optional<double> waited = std::nullopt;  // as in schedule::RankStep
 };
 
 schedule::RankStep to_rank_step(const StepTrace& trace);

@@ -86,8 +86,9 @@ MemorySaver::MemorySaver(const RunContext& context, const RunDir& run_dir, RankM
                                   .layout = layout,
                                   .job_toml = config::to_toml(job_to_save(context.plan)),
                                   .given_toml = context.plan.given,
-                                  .keep_last_n = memory_copies - 1,
-                                  .before_publish = run_dir.sync_metrics()};
+                                  .keep_last_n = memory_copies - 1};
+  // Copies of one host do not outlive a power cut either.
+  if (run_dir.memory_hosts().several()) options.before_publish = run_dir.sync_metrics();
   saver_ = std::make_unique<checkpoint::Saver>(*comm_, std::move(options), /*background=*/true);
   model.before_change([this] { saver_->protect(); });
 }

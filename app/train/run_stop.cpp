@@ -65,7 +65,7 @@ class QuickStop {
 
   // As RunStop's methods of these names, called by the main thread.
   void begin_update(int64_t step);
-  void finished(const checkpoint::RunState& state);
+  void finished(const checkpoint::RunState& state, bool diverged);
   void begin_save();
   void saved();
   void stopping();
@@ -143,10 +143,11 @@ void QuickStop::begin_update(int64_t step) {
   begun_ = step;
 }
 
-void QuickStop::finished(const checkpoint::RunState& state) {
+void QuickStop::finished(const checkpoint::RunState& state, bool diverged) {
   {
     const std::lock_guard lock(mutex_);
     state_ = state;
+    main_saves_ = diverged;
     main_saved_ = false;
   }
   changed_.notify_all();
@@ -154,7 +155,7 @@ void QuickStop::finished(const checkpoint::RunState& state) {
 
 void QuickStop::begin_save() {
   Lock lock(mutex_);
-  changed_.wait(lock, [&] { return mode_ == Mode::waiting; });
+  changed_.wait(lock, [&] { return main_saves_ || mode_ == Mode::waiting; });
   main_saves_ = true;
 }
 
@@ -214,7 +215,7 @@ bool QuickStop::decide() {
   limit_ = in_order ? std::nullopt : std::optional(static_cast<int64_t>((*agreed)[0]));
   changed_.notify_all();
   if (in_order) return false;
-  const auto ready = [&] { return state_.step >= *limit_ && (!by_main || main_saved_); };
+  const auto ready = [&] { return state_.step >= *limit_ && !main_saves_ && (!by_main || main_saved_); };
   changed_.wait(lock, [&] { return ready() || leaving_; });
   // After their saves the main threads of all ranks may be ending the run by themselves. If this rank's has
   // failed, its error is reported.
@@ -358,8 +359,8 @@ void RunStop::begin_update(int64_t step) {
   if (quick_) quick_->begin_update(step);
 }
 
-void RunStop::finished(const checkpoint::RunState& state) {
-  if (quick_) quick_->finished(state);
+void RunStop::finished(const checkpoint::RunState& state, bool diverged) {
+  if (quick_) quick_->finished(state, diverged);
 }
 
 void RunStop::begin_save() {

@@ -33,8 +33,9 @@ class RunStop final : public StepListener {
   void begin_step(int64_t step);
   // Does not return if a quick stop gives the step up.
   void begin_update(int64_t step) override;
-  // The weights are those of state.step, until the next step's update begins.
-  void finished(const checkpoint::RunState& state);
+  // The weights are those of state.step, until the next step's update begins. `diverged`: only the main
+  // thread may save them, in its own way.
+  void finished(const checkpoint::RunState& state, bool diverged);
   // The main thread saves the finished step now, or finds with all ranks that no save is due; until saved().
   // Does not return if a quick stop has begun to save it.
   void begin_save();

@@ -3,6 +3,7 @@
 #include <spdlog/fmt/fmt.h>
 #include <spdlog/spdlog.h>
 
+#include <algorithm>
 #include <chrono>
 #include <filesystem>
 #include <string>
@@ -141,7 +142,7 @@ std::optional<int> Trainer::train() {
 
 // Evaluates, samples and saves as they are due, and agrees with the other ranks on how the run goes on.
 Trainer::AfterStep Trainer::after_step() {
-  stop_->finished(state_);
+  stop_->finished(state_, divergence_.diverged());
   for (StepListener* listener : listeners_) {
     if (listener->is_due(state_.step)) listener->after_step();
   }
@@ -392,7 +393,7 @@ std::optional<int> Trainer::give_up() {
 // Rank 0 notes what the next Trainer skips. There is no way back if no state is from before the band was
 // left, or if all rollbacks are used up. left: on rank 0. Collective.
 bool Trainer::goes_back(const std::optional<DivergedCheckpoints>& left) {
-  const auto done = static_cast<int64_t>(run_dir_.rollbacks().size());
+  const int64_t done = std::ranges::count(run_dir_.rollbacks(), false, &Rollback::inherited);
   const bool back = left && done < context_.job.train.max_rollbacks &&
                     (!left->sound.empty() || run_dir_.has_copy_before(state_.above_since));
   if (back) {

@@ -66,7 +66,8 @@ struct Unseen {
   int error = 0;
 
   int note(const char* at, int why) {
-    if (error == 0) *this = {at, why};
+    const bool of_file_system = std::string_view(at).ends_with("/lost+found");  // root alone may read it
+    if (error == 0 && !of_file_system) *this = {at, why};
     return error;
   }
   // The same, but a name that is not there, or a file in a folder's place, hides no data.

@@ -1,6 +1,7 @@
 // A step as it ran, and where its time went: what simulate() predicts, measured.
 #pragma once
 
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -18,7 +19,8 @@ struct RankStep {
   Span step;                  // everything below lies in it
   std::vector<Span> actions;  // one for each of timed_actions
   std::vector<Span> work;     // the rank's own work outside the pipeline: data, optimizer
-  double waited = 0;          // of the step, for other ranks, within actions too
+  // Of the step, for other ranks, within actions too. Nothing on a GPU, where the host waits for none.
+  std::optional<double> waited = std::nullopt;
 };
 
 // Splits each rank's step: `busy` is its actions and its work; busy + idle() is the length of its step. The

@@ -60,7 +60,7 @@ class Fork(pptrain.Case):
         rollbacks = [{"diverged": 3, "above_since": 2, "skip_to": 100}, {"diverged": 6, "above_since": 5, "skip_to": 200}]
         (self.folder / "first/rollbacks.json").write_text(json.dumps(rollbacks))
         self.pptrain("fork", "first", "--step", "4", "--to", "second")
-        self.assertEqual(json.loads((self.folder / "second/rollbacks.json").read_text()), rollbacks[1:])
+        self.assertEqual(json.loads((self.folder / "second/rollbacks.json").read_text()), [{**rollbacks[1], "inherited": True}])
         self.pptrain("--config", "second/job.toml")
         self.pptrain("--config", "job.toml", *sets("run.dir=third", "checkpoint.resume=first/checkpoints/step_4"))
         (self.folder / "first/rollbacks.json").unlink()

@@ -11,6 +11,7 @@
 #include "app/run/step_profile.h"
 #include "core/data/data_loader.h"
 #include "parallel/pipeline/executor.h"
+#include "parallel/schedule/generators/generators.h"
 #include "test/app/small_job.h"
 #include "test/support/catch.h"
 
@@ -153,6 +154,17 @@ TEST_CASE("a slow rank is named wherever it is, though passes of others wait for
   CHECK(why(third) == "rank 3's backward +100 %");
   CHECK(why(step(1.4, {0.4, 0.4, 0.4, 0.4}, 0.6)) == "exchanges between ranks of a stage");
   CHECK(why(step(1.4, {0.4, 0.4, 0.4, 0.4}, 1.0)) == "rank 3's work between passes");
+}
+
+TEST_CASE("a rank's own time is its step without waits, on a GPU its passes and other work") {
+  const auto schedule = schedule::make_schedule({.name = "gpipe", .ranks = 1, .microbatches = 1});
+  schedule::RankStep step{.step = {0, 10}, .actions = {{0, 2}, {3, 6}}, .work = {{6, 7}}, .waited = 1};
+  const auto own = [&] {
+    return app::rank_shares(schedule, {&step, 1}, schedule::split_step(schedule, {&step, 1})).at(0).back();
+  };
+  CHECK(own() == 9);
+  step.waited.reset();
+  CHECK(own() == 6);
 }
 
 TEST_CASE("rank 0 knows the own time of every rank, although others wait in their passes") {
