@@ -269,7 +269,7 @@ class LiveRun(Case):
         self.assertEqual(sorted(path.name for path in self.run_dir.iterdir() if path.name != "pace.json"), ["metrics.jsonl"])
 
     def test_a_second_interrupt_says_what_is_lost(self):
-        process = self.start("checkpoint.interval=4", "train.grad_accum_steps=400")  # a step of some seconds
+        process = self.start("checkpoint.interval=4", "train.grad_accum_steps=1600")  # a step of a second
         self.wait_for_step(6)
         process.send_signal(signal.SIGINT)
         self.until(lambda: "press again to stop at once" in self.log(), "the first interrupt was not heard")
