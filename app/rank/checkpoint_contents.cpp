@@ -29,6 +29,19 @@ bool starts_at_zero(const nn::ParameterSpec& spec, const std::vector<std::string
   return spec.role == nn::Role::balance && std::ranges::find(stored, spec.name) == stored.end();
 }
 
+// Calls visit(slice) for what the stage reads from the checkpoint, and zeros what it does not have yet.
+template <typename Visit>
+void for_each_stored(const RankModel::RankStage& own, const std::vector<std::string>& stored,
+                     const Visit& visit) {
+  for (nn::Slice* slice : own.stage->parameters().slices()) {
+    if (starts_at_zero(slice->spec, stored)) {
+      slice->master.zero_();
+    } else if (!slice->spec.frozen) {
+      visit(*slice);
+    }
+  }
+}
+
 // The number of parameters that learn and are `stored`, over all stages; each of their names once, although
 // ranks shard experts.
 size_t learning_parameters(RunContext& context, Stages stages, const std::vector<std::string>& stored) {
@@ -91,13 +104,9 @@ void read_weights(RunContext& context, Stages stages, const checkpoint::Reader& 
   const std::vector<std::string> stored = reader.names(model_file);
   check_size(context, stages, stored);
   for (const RankModel::RankStage& own : stages) {
-    for (nn::Slice* slice : own.stage->parameters().slices()) {
-      if (starts_at_zero(slice->spec, stored)) {
-        slice->master.zero_();
-      } else if (!slice->spec.frozen) {
-        reader.read(model_file, stored_name(context, *slice), slice->shape, slice->master);
-      }
-    }
+    for_each_stored(own, stored, [&](nn::Slice& slice) {
+      reader.read(model_file, stored_name(context, slice), slice.shape, slice.master);
+    });
     own.stage->parameters().refresh_compute();
   }
 }
@@ -109,13 +118,9 @@ void read_all(RunContext& context, Stages stages, const checkpoint::Reader& read
   const bool has_average = !reader.weights_alone() && !reader.names(optim::average_file).empty();
   checkpoint::Destinations wanted;
   for (const RankModel::RankStage& own : stages) {
-    for (nn::Slice* slice : own.stage->parameters().slices()) {
-      if (starts_at_zero(slice->spec, stored)) {
-        slice->master.zero_();
-      } else if (!slice->spec.frozen) {
-        wanted[model_file].push_back({stored_name(context, *slice), slice->shape, slice->master});
-      }
-    }
+    for_each_stored(own, stored, [&](nn::Slice& slice) {
+      wanted[model_file].push_back({stored_name(context, slice), slice.shape, slice.master});
+    });
     for (const optim::StateTensor& state : own.optimizer->state()) {
       if (reader.weights_alone() || starts_at_zero(state.slice->spec, stored)) {
         state.tensor.zero_();  // as in a new run, even after another checkpoint was partly loaded

@@ -80,7 +80,7 @@ MemorySaver::MemorySaver(const RunContext& context, const RunDir& run_dir, RankM
       run_dir_(run_dir),
       model_(model),
       comm_(checkpoint::disk_communicator(context.mesh.world())),
-      id_(run_dir.memory().run_id()) {
+      id_(run_dir.memory_hosts().is_first(comm_->rank()) ? run_dir.memory().run_id() : "") {
   checkpoint::SaveOptions options{.root = run_dir.memory().path(),
                                   .hosts = run_dir.memory_hosts(),
                                   .layout = layout,
@@ -100,7 +100,7 @@ bool MemorySaver::wants() const {
 
 void MemorySaver::save(const checkpoint::RunState& state) {
   model_.check_weights();
-  if (run_dir_.memory_hosts().is_first(comm_->rank())) {
+  if (!id_.empty()) {
     try {
       run_dir_.memory().keep_id(id_);
     } catch (const Error&) {

@@ -43,7 +43,7 @@ class MemorySaver {
   const RunDir& run_dir_;
   RankModel& model_;
   std::unique_ptr<comm::Communicator> comm_;
-  std::string id_;  // of the run
+  std::string id_;  // of the run, on each host's first rank
   std::chrono::steady_clock::time_point saved_at_{};
   std::unique_ptr<checkpoint::Saver> saver_;
 };

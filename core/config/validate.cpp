@@ -423,7 +423,8 @@ void apply_hf_dir(Document& document, const ReadHfConfig& read_hf_config) {
     if (!name.starts_with("model.") || name == "model.hf_dir" || name == "model.init") continue;
     const std::string theirs = toml_value(option, hf).value_or("");
     const std::string ours = toml_value(option, document.job).value_or("");
-    // A key that does not act on the directory's model may act on the job's: check_conditions() judges it.
+    // A key that does not act on the directory's model may act on the job's: check_conditions() judges it. Of
+    // numbers with a point only one means "from hf_dir" by 0; a cap's 0, for example, means none.
     const bool acts = !option.acts_when || option.acts_when->test(hf);
     if (!document.given(name) || ours == "0" || (ours == "0.0" && option.key == "attention_multiplier")) {
       copy_value(option, hf, document.job);

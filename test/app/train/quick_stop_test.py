@@ -78,15 +78,20 @@ class QuickStop(unittest.TestCase):
         self.assertGreaterEqual(int(said[1]), first, output)
         self.assertEqual(int(said[1]), self.saved_step(run_dir), output)
 
-    def test_a_launcher_in_a_hurry(self):
-        ranks = self.start_ranks("tcp", PPTRAIN_STOP_SECONDS=1)
-        self.wait_for_second_step(ranks, "tcp")
+    def stop_in_a_hurry(self, ranks, signalled):
+        """The outputs of ranks that stop within the launcher's second."""
         before = time.monotonic()
-        for rank in ranks:
+        for rank in signalled:
             rank.send_signal(signal.SIGTERM)
         outputs = [rank.communicate(timeout=30) for rank in ranks]
         self.assertLess(time.monotonic() - before, 1.2, outputs)
         self.assertEqual([rank.returncode for rank in ranks], [3, 3], outputs)
+        return outputs
+
+    def test_a_launcher_in_a_hurry(self):
+        ranks = self.start_ranks("tcp", PPTRAIN_STOP_SECONDS=1)
+        self.wait_for_second_step(ranks, "tcp")
+        outputs = self.stop_in_a_hurry(ranks, signalled=ranks)
         self.check_said("tcp", outputs[0][0], r"stopped by the launcher in the middle of a step; step (\d+) is saved in tcp/checkpoints", 1)
         self.assertEqual(outputs[1], ("", ""), "only rank 0 speaks")
         self.check_goes_on("tcp")
@@ -97,12 +102,7 @@ class QuickStop(unittest.TestCase):
                                  "checkpoint.interval=0", PPTRAIN_STOP_SECONDS=1)
         self.wait_for_steps(ranks, "evaluates", 1)
         time.sleep(0.1)
-        before = time.monotonic()
-        for rank in ranks:
-            rank.send_signal(signal.SIGTERM)
-        outputs = [rank.communicate(timeout=30) for rank in ranks]
-        self.assertLess(time.monotonic() - before, 1.2, outputs)
-        self.assertEqual([rank.returncode for rank in ranks], [3, 3], outputs)
+        outputs = self.stop_in_a_hurry(ranks, signalled=ranks)
         self.assertIn("step 1 is saved in evaluates/checkpoints", outputs[0][0])
         run([PPTRAIN, "verify", "evaluates"], self.folder)
 
@@ -110,11 +110,7 @@ class QuickStop(unittest.TestCase):
         """One of several hosts is drained: its agent signals only its own ranks."""
         ranks = self.start_ranks("drained", PPTRAIN_STOP_SECONDS=1)
         self.wait_for_second_step(ranks, "drained")
-        before = time.monotonic()
-        ranks[1].send_signal(signal.SIGTERM)
-        outputs = [rank.communicate(timeout=30) for rank in ranks]
-        self.assertLess(time.monotonic() - before, 1.2, outputs)
-        self.assertEqual([rank.returncode for rank in ranks], [3, 3], outputs)
+        outputs = self.stop_in_a_hurry(ranks, signalled=ranks[1:])
         self.check_said("drained", outputs[0][0], r"stopped by the launcher in the middle of a step; step (\d+) is saved in drained/checkpoints", 1)
         self.check_goes_on("drained")
 
