@@ -373,11 +373,18 @@ int64_t HfJson::size(const char* key) const {
 }
 
 int64_t HfJson::size(const char* key, int64_t fallback) const {
-  if (!has(key)) return fallback;
+  return has(key) ? integer(key, 1, "a size") : fallback;
+}
+
+int64_t HfJson::count(const char* key, int64_t fallback) const {
+  return has(key) ? integer(key, 0, "a number of layers") : fallback;
+}
+
+int64_t HfJson::integer(const char* key, int64_t least, const char* what) const {
   const Json& value = object_.at(key);
-  if (!value.is_number_integer() || value.get<double>() < 1 || value.get<double>() > largest_size) {
-    wrong(key, fmt::format("a size: expected an integer from 1 to {}", largest_size));
-  }
+  if (!value.is_number_integer() || value.get<double>() < static_cast<double>(least) ||
+      value.get<double>() > largest_size)
+    wrong(key, fmt::format("{}: expected an integer from {} to {}", what, least, largest_size));
   return value.get<int64_t>();
 }
 
@@ -466,8 +473,7 @@ config::ModelSection read_hf_config(const std::string& dir) {
 int64_t hf_prediction_layers(const std::string& dir) {
   const std::string path = config_path(dir);
   const Json object = parse_json(read_config_text(path), path);
-  const double layers = HfJson(object, path).number("num_nextn_predict_layers", 0);
-  return static_cast<int64_t>(std::clamp<double>(layers, 0, largest_size));
+  return HfJson(object, path).count("num_nextn_predict_layers", 0);
 }
 
 config::ModelSection parse_hf_config(std::string_view text, const std::string& path) {

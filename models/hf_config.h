@@ -30,6 +30,7 @@ class HfJson {
   bool is_filled(const char* key) const;  // there, and no empty object
   int64_t size(const char* key) const;    // from 1; required
   int64_t size(const char* key, int64_t fallback) const;
+  int64_t count(const char* key, int64_t fallback) const;  // from 0
   double number(const char* key, double fallback) const;
   double positive(const char* key, double fallback) const;
   bool flag(const char* key, bool fallback) const;
@@ -50,6 +51,8 @@ class HfJson {
   template <typename Value, typename Fits>
   std::vector<Value> list(const char* key, const Fits& fits, const std::string& expected,
                           const std::string& range = {}) const;
+  // The key's value, an integer from `least`; `what` it is, for the message.
+  int64_t integer(const char* key, int64_t least, const char* what) const;
   // Fails: the key's value is not `expected` ("a number").
   [[noreturn]] void wrong(const char* key, std::string_view expected) const;
 

@@ -154,7 +154,8 @@ void check_latent(const config::ModelSection& m, const config::ReportConflict& r
         std::pair("model.qk_nope_head_dim", m.qk_nope_head_dim),
         std::pair("model.qk_rope_head_dim", m.qk_rope_head_dim)})
     require_size(m, option, size, report);
-  if (m.v_head_dim > m.qk_nope_head_dim + m.qk_rope_head_dim) {
+  const bool given = m.qk_nope_head_dim > 0 && m.qk_rope_head_dim > 0;
+  if (given && m.v_head_dim > m.qk_nope_head_dim + m.qk_rope_head_dim) {
     report({"model.v_head_dim", "model.qk_nope_head_dim", "model.qk_rope_head_dim", "model.hf_dir"},
            fmt::format("v_head_dim = {} is above qk_nope_head_dim + qk_rope_head_dim = {}", m.v_head_dim,
                        m.qk_nope_head_dim + m.qk_rope_head_dim));
@@ -179,6 +180,7 @@ void check_shared_and_groups(const config::ModelSection& m, const config::Report
     report({"model.shared_expert_intermediate_size", "model.moe_intermediate_size"},
            fmt::format("is not a multiple of moe_intermediate_size = {}", m.moe_intermediate_size));
   }
+  if (m.num_experts == 0) return;  // which is said already
   const int64_t group = m.num_experts / m.n_group;
   if (m.num_experts % m.n_group != 0 || m.topk_group > m.n_group ||
       m.num_experts_per_tok > group * m.topk_group) {

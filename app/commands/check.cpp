@@ -102,7 +102,10 @@ bool say_device(const config::JobConfig& job) {
                            job.run.threads == 1 ? "1 thread" : fmt::format("{} threads", job.run.threads)));
   const int count = kernels::gpu_count();
   std::string fault = count > 0 ? "" : "run.device = \"cuda\", but no GPU was found here";
-  if (count > 0 && job.train.fp8 != config::Fp8::off) fault = kernels::why_no_fp8(c10::Device(c10::kCUDA, 0));
+  if (job.train.fp8 != config::Fp8::off) {
+    for (int gpu = 0; gpu < count && fault.empty(); ++gpu)
+      fault = kernels::why_no_fp8(c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(gpu)));
+  }
   return say("device", fault, fmt::format("cuda, {} GPU{} here", count, count == 1 ? "" : "s"));
 }
 

@@ -81,7 +81,9 @@ constexpr Alias keys[] = {
     {"train.dtype", "precision mixed_precision mixed_precision_param param_dtype torch_dtype bf16"},
     {"train.fp8",
      "fp8_format fp8_recipe fp8_mode enable_fp8 use_fp8 float8 enable_float8 enable_float8_linear "
-     "float8_recipe_name recipe_name"},
+     "float8_recipe_name recipe_name model.converters quantize enable_fsdp_float8_all_gather "
+     "precompute_float8_dynamic_scale_for_fsdp filter_fqns fp8_param_gather fp8_margin fp8_amax_history_len "
+     "fp8_amax_compute_algo"},
     {"train.z_loss", "zloss z_loss_coef z_loss_weight z_loss_multiplier softmax_auxiliary_loss"},
     {"train.grad_clip",
      "max_norm max_grad_norm clip_grad clip_grad_norm gradient_clipping gradient_clip_val"},

@@ -53,8 +53,8 @@ constexpr auto v3_keys = joined(latent_keys, v3_own_keys);
 
 // Every layer from the first sparse one on is sparse; the shared experts are one MLP.
 void read_deepseek(const HfJson& json, M& model, int64_t dense, int64_t shared) {
-  const auto first = static_cast<int64_t>(json.number("first_k_dense_replace", static_cast<double>(dense)));
-  model.mlp_only_layers.resize(static_cast<size_t>(std::clamp<int64_t>(first, 0, model.num_hidden_layers)));
+  const int64_t first = json.count("first_k_dense_replace", dense);
+  model.mlp_only_layers.resize(static_cast<size_t>(std::min(first, model.num_hidden_layers)));
   std::iota(model.mlp_only_layers.begin(), model.mlp_only_layers.end(), 0);
   model.shared_expert_intermediate_size = json.size("n_shared_experts", shared) * model.moe_intermediate_size;
   model.head_dim = model.qk_nope_head_dim + model.qk_rope_head_dim;

@@ -15,7 +15,7 @@ void read_qwen2(const HfJson& json, config::ModelSection& model) {
   model.sliding_window = json.is_null("sliding_window") ? 0 : json.size("sliding_window", 4096);
   if (model.sliding_window == 0) return;
   model.layer_types = json.texts("layer_types", all_layer_types);
-  const auto full = static_cast<int64_t>(json.number("max_window_layers", 28));
+  const int64_t full = json.count("max_window_layers", 28);
   for (int64_t i = std::ssize(model.layer_types); i < model.num_hidden_layers; ++i)
     model.layer_types.emplace_back(i < full ? full_attention : sliding_attention);
   if (std::ranges::find(model.layer_types, sliding_attention) != model.layer_types.end()) return;

@@ -284,13 +284,17 @@ int without_room(const std::vector<Transfer>& list, const std::vector<json>& hos
   return -1;
 }
 
-// Removes step folders below `root` after `step`, and the step's own if its manifest is another one.
+// Removes step folders below `root` after `step`, and the step's own if its manifest is another one or cannot
+// be read.
 void remove_others(const fs::path& root, const Candidate& chosen) {
   for (const auto& [step, folder] : list_step_folders(root)) {
     bool stays = step < chosen.step;
-    if (step == chosen.step && io::is_there(folder / manifest_name)) {
-      const std::string text = manifest_text(folder);
-      stays = io::checksum_hex(std::as_bytes(std::span(text))) == chosen.manifest;
+    if (step == chosen.step) {
+      try {
+        const std::string text = manifest_text(folder);
+        stays = io::checksum_hex(std::as_bytes(std::span(text))) == chosen.manifest;
+      } catch (const Error&) {
+      }
     }
     std::error_code ignored;
     if (!stays) fs::remove_all(folder, ignored);

@@ -49,7 +49,7 @@ struct MeshShape {
   bool operator==(const MeshShape&) const = default;
   // Sizes of every axis, outermost first, and of ep, by the names of the job's keys.
   std::vector<std::pair<std::string, int>> sizes() const;
-  // "pp 2 x dp_replicate 2 = 4": the factors above 1, for messages.
+  // "pp 2 x dp_replicate 2": the factors above 1, for messages.
   std::string describe() const;
 };
 

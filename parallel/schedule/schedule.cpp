@@ -39,12 +39,10 @@ bool Schedule::has(ActionKind kind) const {
 }
 
 bool Schedule::has_communication() const {
-  for (const auto& list : actions) {
-    for (const Action& action : list) {
-      if (is_communication(action.kind)) return true;
-    }
-  }
-  return false;
+  return std::ranges::any_of(actions, [](const auto& list) {
+    return std::ranges::any_of(
+        list, [](ActionKind kind) { return is_send(kind) || is_receive(kind); }, &Action::kind);
+  });
 }
 
 Schedule Schedule::without_actions() const {

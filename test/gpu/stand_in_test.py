@@ -72,14 +72,17 @@ class StandIn(unittest.TestCase):
         self.addCleanup(folder.cleanup)
         self.folder = pathlib.Path(folder.name)
 
-    def run_job(self, *settings, **machine):
+    def start(self, *settings, command=(), **machine):
         """A short job with `settings` ("section.key=value"), in its own folder."""
         folder = pathlib.Path(tempfile.mkdtemp(dir=self.folder))
         (folder / "job.toml").write_text(JOB)
-        command = [PPTRAIN, "--config", "job.toml", *(word for s in settings for word in ("--set", s))]
-        process = subprocess.run(command, cwd=folder, env=environment(folder, **machine), capture_output=True,
+        words = [PPTRAIN, *command, "--config", "job.toml", *(word for s in settings for word in ("--set", s))]
+        process = subprocess.run(words, cwd=folder, env=environment(folder, **machine), capture_output=True,
                                  text=True, timeout=PATIENCE)
-        result = Result(process, folder)
+        return Result(process, folder)
+
+    def run_job(self, *settings, **machine):
+        result = self.start(*settings, **machine)
         self.assertEqual(result.code, 0, result.output)
         self.assertEqual([line for line in result.journal if line[0] == "error"], [], "a GPU would refuse")
         return result
@@ -99,10 +102,18 @@ class StandIn(unittest.TestCase):
                 (80, ["distributed.cp=2", 'model.arch="qwen3"', "model.head_dim=64"]),
                 (80, ["distributed.dp_shard=2", 'model.arch="qwen3_moe"', "model.head_dim=64", "model.num_experts=4",
                       "model.num_experts_per_tok=2", "model.moe_intermediate_size=64"]),
-                (90, ['data.packing="sequential"', 'optimizer.name="lion"', 'train.recompute="none"']),
+                (90, ['data.packing="sequential"', 'optimizer.name="lion"', 'train.recompute="none"', 'train.fp8="rowwise"']),
         ):
             with self.subTest(settings=settings):
                 self.assert_no_default_stream(self.run_job(*settings, capability=capability))
+
+    def test_gpus_that_do_not_multiply_in_fp8_are_refused(self):
+        for command in ([], ["check"]):
+            with self.subTest(command):
+                result = self.start('train.fp8="rowwise"', command=command, capability=80)
+                self.assertEqual(result.code, 4 if command else 2, result.output)
+                self.assertIn("(compute capability 8.0) does not multiply in FP8", result.output)
+                self.assertEqual(result.count("work"), 0)
 
     def test_each_gpu_has_its_attention(self):
         for capability, used, unused in ((80, "flash_bwd", "cudnn"), (90, "cudnn", "flash_bwd")):

@@ -284,3 +284,50 @@ TEST_CASE("config.json is read strictly") {
   CHECK_THAT(refused_text("{\"hidden_size\": 96, " + whole.substr(1)),
              contains_text("the key 'hidden_size' is there twice"));
 }
+
+TEST_CASE("numbers of layers are integers from 0") {
+  const Folder folder;
+  for (const Json& value : {Json(1e30), Json(2.7), Json(-1), Json("2")}) {
+    Json config = qwen3();
+    config["model_type"] = "qwen2";
+    config["architectures"] = {"Qwen2ForCausalLM"};
+    config["use_sliding_window"] = true;
+    config["sliding_window"] = 64;
+    config["max_window_layers"] = value;
+    CAPTURE(value.dump());
+    CHECK_THAT(refused(folder, config),
+               contains_text("max_window_layers") && contains_text("a number of layers"));
+  }
+}
+
+TEST_CASE("what a rotary scaling leaves out is as in transformers") {
+  const Folder folder;
+  const auto read = [&](const Json& rope, int64_t positions) {
+    Json config = qwen3();
+    config["max_position_embeddings"] = positions;
+    config["rope_scaling"] = rope;
+    folder.write("hf/config.json", config.dump());
+    return read_hf_config(folder.path("hf")).rope_scaling;
+  };
+  const auto yarn = [](double factor, int64_t original) {
+    return RopeScaling{.rope_type = config::RopeType::yarn,
+                       .factor = factor,
+                       .original_max_position_embeddings = original,
+                       .attention_factor = 0,
+                       .beta_fast = 32,
+                       .beta_slow = 1,
+                       .mscale = 0,
+                       .mscale_all_dim = 0,
+                       .truncate = true};
+  };
+  Json rope = {{"rope_type", "yarn"}, {"factor", 4.0}, {"original_max_position_embeddings", 32768}};
+  CHECK(read(rope, 131072) == yarn(4, 32768));
+  rope.erase("factor");
+  CHECK(read(rope, 98304) == yarn(3, 32768));
+  CHECK(read(rope, 16384) == yarn(1, 32768));  // never below 1
+  rope = {{"rope_type", "llama3"}, {"factor", 8.0}, {"original_max_position_embeddings", 4096}};
+  CHECK(read(rope, 131072) == RopeScaling{config::RopeType::llama3, 8, 1, 4, 4096});
+  Json equal = llama();
+  equal["rope_scaling"]["high_freq_factor"] = 1.5;
+  CHECK_THAT(refused(folder, equal), contains_text("high_freq_factor: is not above low_freq_factor"));
+}

@@ -10,6 +10,7 @@
 #include "models/flops.h"
 #include "models/registry.h"
 #include "test/models/model_hooks.h"
+#include "test/models/small_model.h"
 #include "test/support/catch.h"
 
 using namespace pptrain;
@@ -181,4 +182,59 @@ TEST_CASE("a size that could not be taken starts no contradiction of its own") {
 TEST_CASE("model.arch takes the names of the registry") {
   const std::vector<std::string>& literals = config::find_option("model.arch")->literals;
   CHECK(std::ranges::equal(literals, models::architectures, {}, {}, &models::Architecture::name));
+}
+
+TEST_CASE(
+    "sizes of latent attention and experts that do not fit are refused, and those at the bounds are not") {
+  const Folder folder;
+  const auto refused = [&](std::vector<std::string> settings, const std::vector<std::string>& changes) {
+    config::test::Overrides all = essentials(folder);
+    all.insert(all.end(), settings.begin(), settings.end());
+    all.insert(all.end(), changes.begin(), changes.end());
+    return refusal("", all);
+  };
+  const std::vector<std::string> latent = {"model.arch=deepseek_v2",
+                                           "model.num_experts=8",
+                                           "model.num_experts_per_tok=4",
+                                           "model.moe_intermediate_size=16",
+                                           "model.shared_expert_intermediate_size=32",
+                                           "model.kv_lora_rank=8",
+                                           "model.qk_nope_head_dim=4",
+                                           "model.qk_rope_head_dim=4",
+                                           "model.v_head_dim=8",
+                                           "model.n_group=4",
+                                           "model.topk_group=2",
+                                           "model.mlp_only_layers=[0,1]"};
+  REQUIRE(refused(latent, {}) == "");
+  const std::vector<std::pair<std::vector<std::string>, std::string>> cases = {
+      {{"model.v_head_dim=9"}, "v_head_dim = 9 is above qk_nope_head_dim + qk_rope_head_dim = 8"},
+      {{"model.qk_rope_head_dim=5", "model.qk_nope_head_dim=3"}, "5 is odd: rotary embeddings"},
+      {{"model.num_experts_per_tok=5"}, "5 of 8 experts cannot be chosen in 2 of 4 equal groups"},
+      {{"model.n_group=3"}, "4 of 8 experts cannot be chosen in 2 of 3 equal groups"},
+      {{"model.topk_group=5"}, "4 of 8 experts cannot be chosen in 5 of 4 equal groups"},
+      {{"model.shared_expert_intermediate_size=40"}, "is not a multiple of moe_intermediate_size = 16"},
+      {{"model.mlp_only_layers=[0,2]"}, "names layer 2 in the place of 1"}};
+  for (const auto& [changes, text] : cases) CHECK_THAT(refused(latent, changes), contains_text(text));
+  const std::vector<std::string> sparse = {"model.arch=qwen3_moe", "model.num_experts=4",
+                                           "model.num_experts_per_tok=4", "model.moe_intermediate_size=16",
+                                           "model.mlp_only_layers=[3]"};
+  REQUIRE(refused(sparse, {}) == "");
+  CHECK_THAT(refused(sparse, {"model.num_experts_per_tok=5"}),
+             contains_text("num_experts_per_tok = 5 is above num_experts = 4"));
+  CHECK_THAT(refused(sparse, {"model.mlp_only_layers=[4]"}), contains_text("names layer 4, but there are 4"));
+}
+
+TEST_CASE("FLOPs of a token under windows, in latent attention, and of weights that are frozen") {
+  const auto attention = [](const char* arch, int64_t seq) {
+    const models::ModelConfig model = small_model(arch, false);
+    return models::flops_per_token(model, seq) - models::flops_per_token(model, 0);
+  };
+  CHECK(attention("mistral", 16) == 3 * 4 * 5 * (2 - 5.0 / 16) * 3 * 32);  // 4 layers, a window of 5
+  CHECK(attention("mistral", 4) == 3 * 4 * 4.0 * 3 * 32);
+  CHECK(attention("deepseek_v2", 1) == 3 * 4 * 3 * (10.0 + 8));  // keys of 10 dims, values of 8
+  models::ModelConfig model = small_model("llama", false);
+  const double learns = models::flops_per_token(model, 0);
+  model.groups = {{.match = "*", .frozen = true}};
+  CHECK(6 * models::flops_per_token(model, 0) == 4 * learns);
+  CHECK(models::parameter_count(model, /*learning_only=*/true) == 0);
 }

@@ -333,3 +333,13 @@ TEST_CASE("what tensor-parallel ranks send is four exchanges of a layer forward,
   CHECK(sent(footprint(Recompute::selective, 1).passes.backward) == 7 * exchange);
   CHECK(sent(footprint(Recompute::full, 1).passes.backward) == 9 * exchange);
 }
+
+TEST_CASE("as many tokens as tensor-parallel ranks are enough") {
+  const models::ModelConfig model = shared_model("llama", false, 4);
+  CHECK_NOTHROW(comm::run_thread_ranks(4, [&](comm::Communicator& tp) {
+    const c10::InferenceMode inference;
+    Stages stages =
+        build_stages(model, {4}, at::kFloat, 7, Recompute::none, models::make_stage_parallelism({.tp = &tp}));
+    stages[0]->forward_only(random_documents(model, {4}, 1), {});
+  }));
+}

@@ -2,6 +2,7 @@
 #include <ATen/Functions.h>
 #include <c10/core/InferenceMode.h>
 #include <unistd.h>
+#include <fstream>
 
 #include <filesystem>
 #include <functional>
@@ -398,4 +399,38 @@ TEST_CASE("weights of layers that the model does not have are refused") {
   CHECK_THAT(
       error_of([&] { load_weights(*shorter[0], folder.path()); }),
       contains_text("model.layers.99999999999999999999.self_attn.q_proj.weight is of layer 2147483647"));
+}
+
+TEST_CASE("a long head that differs from the embedding in its last number is a head of its own") {
+  const c10::InferenceMode inference;
+  models::ModelConfig model = small_model("llama", true);
+  model.vocab = 27'000;  // 27,000 x 40 is more than 2^20, which are compared at a time
+  const TemporaryFolder folder;
+  Tensors tensors;
+  for (const char* name : {"model.embed_tokens.weight", "lm_head.weight"})
+    tensors[name] = at::zeros({model.vocab, model.hidden});
+  write(folder, tensors);
+  CHECK_NOTHROW(models::HfDirectory(model, folder.path()));
+  tensors["lm_head.weight"].view({-1})[model.vocab * model.hidden - 1] = 1;
+  write(folder, tensors);
+  CHECK_THAT(error_of([&] { models::HfDirectory(model, folder.path()); }),
+             contains_text("lm_head.weight is not model.embed_tokens.weight"));
+}
+
+TEST_CASE("as many layers behind the model's are left out as config.json counts for prediction") {
+  const c10::InferenceMode inference;
+  const auto model = small_model("llama", true);
+  const TemporaryFolder folder;
+  std::ofstream(folder.path() / "config.json") << R"({"num_nextn_predict_layers": 1})";
+  Tensors tensors = stored_tensors(model);
+  tensors["model.layers.4.eh_proj.weight"] = at::zeros({8});
+  write(folder, tensors);
+  const models::HfDirectory directory(model, folder.path());
+  CHECK(directory.others() == std::vector<std::string>{"model.layers.4.eh_proj.weight"});
+  REQUIRE(directory.notes().size() == 1);
+  CHECK_THAT(directory.notes()[0], contains_text("multi-token prediction"));
+  tensors["model.layers.5.eh_proj.weight"] = at::zeros({8});
+  write(folder, tensors);
+  CHECK_THAT(error_of([&] { models::HfDirectory(model, folder.path()); }),
+             contains_text("is of layer 5, but this model has 4"));
 }

@@ -36,7 +36,6 @@ class Proofs {
 // Does every stage have at least one of the kind, or exactly `number`?
 constexpr int any_number = -1;
 bool every_stage_has(const Schedule& schedule, ActionKind kind, int number) {
-  if (!schedule.has(kind)) return false;
   std::vector<int> found(static_cast<size_t>(schedule.stages()));
   for (const auto& list : schedule.actions) {
     for (const Action& action : list) found[action.stage] += action.kind == kind;
@@ -64,13 +63,10 @@ Schedule without(const Schedule& schedule, ActionKind a, ActionKind b) {
 }
 
 Schedule reduce_anew(const Schedule& schedule, const ShardOptions& shard) {
-  if (!schedule.has(ActionKind::reduce_grad)) return add_reduce_grad(schedule, shard.reduce);
   return add_reduce_grad(without(schedule, ActionKind::reduce_grad, ActionKind::reduce_grad), shard.reduce);
 }
 
 Schedule gather_anew(const Schedule& schedule, const ShardOptions& shard) {
-  if (!schedule.has(ActionKind::unshard) && !schedule.has(ActionKind::reshard))
-    return add_unshard(schedule, shard.gather);
   return add_unshard(without(schedule, ActionKind::unshard, ActionKind::reshard), shard.gather);
 }
 
@@ -96,10 +92,8 @@ constexpr std::array passes = std::to_array<Pass>({
      // A given list may have receives where a rank whose sends block would wait for ever.
      .applies = [](const Schedule& given,
                    const ShardOptions& shard) { return !given.has_communication() || shard.blocking_sends; },
-     .run =
-         [](const Schedule& s, const ShardOptions&) {
-           return add_communication(s.has_communication() ? filtered(s, is_no_communication) : s);
-         },
+     .run = [](const Schedule& s,
+               const ShardOptions&) { return add_communication(filtered(s, is_no_communication)); },
      .proven = WaitModel::in_place},
     {.name = "hoist_receives",
      .applies = [](const Schedule& given,

@@ -191,7 +191,8 @@ std::string write_csv(const Schedule& schedule) {
 
 // A pair takes one step, as each of its halves does alone.
 std::string write_stepped_csv(const Schedule& schedule) {
-  if (schedule.has_communication()) throw Error("write_csv: only compute actions can be written in steps");
+  if (schedule.has_communication() || schedule.has(ActionKind::recv_head))
+    throw Error("write_csv: only compute actions can be written in steps");
   const StageCost step{.time = PerPass<double>::each([](ActionKind) { return 1; }),
                        .wire = PerPass<double>::each([](ActionKind) { return 0.5; })};
   return write_cells(schedule, simulate(schedule, {.stages = {step}, .latency = {}}).spans);

@@ -247,6 +247,18 @@ class CheckpointToHf(Case):
             stored = list((self.folder / f"{name}1/checkpoints/step_1").rglob("model*.safetensors"))
             self.assertGreater(len(stored), 3, "weights lie in slices")
 
+    @exact
+    def test_a_run_in_fp8_gives_the_same_directory(self):
+        losses = {}
+        for kind in ("off", "rowwise"):
+            run_dir = self.folder / kind
+            self.train("llama", "optimizer.lr=0", "train.steps=1", f'run.dir="{run_dir}"', "train.dtype=bf16", f"train.fp8={kind}",
+                       "model.hidden_size=64", "model.intermediate_size=112", "model.head_dim=16")
+            self.convert(run_dir, self.folder / f"{kind}_hf")
+            losses[kind] = [record["loss"] for record in records(run_dir) if "loss" in record]
+        self.assertNotEqual(losses["off"], losses["rowwise"])
+        self.assert_same_folder(self.folder / "off_hf", self.folder / "rowwise_hf")
+
     def test_average_of_weights(self):
         """torch's AveragedModel of the weights after each step, from those of the seed on."""
         def weights(run, step, *options):

@@ -423,6 +423,28 @@ TEST_CASE("each mesh of the ranking is a job, with the step that the search says
   }
 }
 
+TEST_CASE("a search takes FP8 as given: its rates, and the widths that it admits") {
+  const Overrides job = {
+      "run.device=\"cuda\"",       "model.hidden_size=4096",       "model.intermediate_size=14352",
+      "model.num_hidden_layers=4", "model.num_attention_heads=32", "model.num_key_value_heads=8",
+      "model.head_dim=128",        "train.seq_len=4096",           "train.dtype=bf16"};
+  const app::PlanBase bf16 = small_base(job), fp8 = small_base(with(job, {"train.fp8=rowwise"}));
+  const CostSource source = app::make_cost_source(bf16, "h100");
+  const auto ranking = [&](const app::PlanBase& base) {
+    return app::search_meshes(base, source, {.world = 4, .rows = 1000}).ranking;
+  };
+  const std::vector<app::Candidate> all = ranking(bf16), found = ranking(fp8);
+  const auto cuts_widths = [](const app::Candidate& candidate) { return candidate.layout.mesh.tp > 1; };
+  CHECK(std::ranges::any_of(all, cuts_widths));
+  CHECK(std::ranges::none_of(found, cuts_widths));  // 7,176 is no multiple of 16
+  REQUIRE(found.size() > 3);
+  for (const app::Candidate& candidate : found) {
+    const app::Plan plan = plan_on(fp8, candidate.layout);
+    CHECK(plan.model.fp8);
+    CHECK(candidate.step_time < app::predict(plan_on(bf16, candidate.layout), source).step_time);
+  }
+}
+
 TEST_CASE("slices that a job leaves open leave the meshes of context parallelism") {
   app::PlanBase base = small_base();
   base.job.distributed.pp_schedule = "auto";

@@ -646,6 +646,17 @@ TEST_CASE("MFU is of the data sheet's rate, of the job's, or of the CPU's produc
         2 * app::find_device("cpu").bfloat16_flops);
 }
 
+TEST_CASE("MFU in FP8 is of bf16's peak, and says so") {
+  const auto text = [](const char* fp8) {
+    const app::Plan plan = plan_with({"train.dtype=bf16", "model.intermediate_size=64", fp8});
+    const CostSource source = app::make_cost_source(plan, "h100");
+    const app::CostModel costs(plan, source);
+    return app::render_plan(plan, app::predict(plan, costs), costs, source, {.width = 200});
+  };
+  CHECK_THAT(text("train.fp8=rowwise"), contains_text("% of bf16's peak; bubble"));
+  CHECK_THAT(text("train.fp8=off"), !contains_text("of bf16's peak"));
+}
+
 TEST_CASE("a plan that is faster than the peak of its job has an MFU of 100 %, not more") {
   const app::Plan plan = plan_with({"metrics.peak_tflops=1e-9"});
   const CostSource source = app::make_cost_source(plan, "cpu");

@@ -69,3 +69,8 @@ TEST_CASE("a weight that is not finite is named too") {
             slice.master.view({-1})[0] = std::numeric_limits<float>::quiet_NaN();
         }) == "the weight layers.3.attn.o.weight is not finite; all gradients are finite");
 }
+
+TEST_CASE("a gradient that is not finite is found at the end of a large parameter") {
+  CHECK(described({"model.vocab_size=131104"}, gradients_of({"embed.weight"})) ==
+        "of the gradients, that of embed.weight alone is not finite");
+}

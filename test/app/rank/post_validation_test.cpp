@@ -196,3 +196,18 @@ TEST_CASE("a signal stops a run with post-validation soon, and it resumes bit fo
   CHECK((done > 0 && done <= 3));
   check_equal(reference, run({"zb_h2", 2}, true, run_dir, with(overrides, {"checkpoint.resume=auto"})));
 }
+
+TEST_CASE("a validation that is not finite is no score, and its checkpoint can be resumed") {
+  const TemporaryFolder folder;
+  const std::string start =
+      "checkpoint.resume=" + poisoned_checkpoint(folder.path() / "poisoned", validated_job).string();
+  const auto run_dir = folder.path() / "run";
+  const Overrides overrides = with(validated_job, {start, "train.grad_clip=0", "train.max_skipped_steps=100",
+                                                   "train.steps=12", "eval.interval=12", "eval.batches=10"});
+  CHECK(run({"gpipe", 1}, false, run_dir, overrides).exit_code == 0);
+  const auto manifest =
+      nlohmann::json::parse(pptrain::test::content(run_dir / "checkpoints/step_12/manifest.json"));
+  CHECK_FALSE(manifest.at("state").contains("validation_loss"));
+  CHECK(run({"gpipe", 1}, false, run_dir, with(overrides, {"checkpoint.resume=auto", "train.steps=13"}))
+            .exit_code == 0);
+}

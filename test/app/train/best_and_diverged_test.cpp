@@ -292,3 +292,14 @@ TEST_CASE("a short rise of the loss ends nothing, and checkpoints go again when 
   REQUIRE(start(job, folder.path() / "run", with(jumping, {"train.steps=76"})) == 0);
   CHECK(names_in(folder.path() / "run/checkpoints") == std::set<std::string>{"latest", "step_76"});
 }
+
+TEST_CASE("a run goes back to a copy in memory, of which none is made while the loss is above its band") {
+  const TemporaryFolder folder;
+  const std::string job = jumping_job(folder.path(), 60, 5, 60);
+  const fs::path run_dir = folder.path() / "run";
+  CHECK(start(job, run_dir,
+              with(jumping, {"train.steps=70", "train.max_rollbacks=1", "train.grad_clip=0",
+                             "checkpoint.interval=0", "checkpoint.memory_seconds=1e-9"})) == 0);
+  CHECK(Json::parse(content(run_dir / "rollbacks.json")) ==
+        Json::parse(R"([{"above_since": 61, "diverged": 65, "skip_to": 130}])"));
+}

@@ -25,7 +25,8 @@ struct FamilyRun {
 
 class Family {
  public:
-  explicit Family(const models::Architecture& family) : settings_(test::family_settings(family)) {}
+  explicit Family(const models::Architecture& family, const Overrides& more = {})
+      : settings_(test::with(test::family_settings(family), more)) {}
 
   FamilyRun run(const Overrides& layout) const {
     FamilyRun made{.result = test::run_small_job(test::family_job_text(), folder_.path() / "run",
@@ -123,6 +124,22 @@ TEST_CASE("every family gives the bits of one rank under any pipeline and over s
     check_equal(family.run({"distributed.pp=2", "distributed.pp_schedule=interleaved_1f1b",
                             "distributed.dp_shard=2"}),
                 replicas);
+  }
+}
+
+// Widths are multiples of 16. Experts stay in bfloat16.
+TEST_CASE("every family gives the bits of one rank in FP8", "[families]") {
+  for (const models::Architecture* architecture : models::architectures) {
+    CAPTURE(architecture->name);
+    Overrides job = {"train.dtype=bf16", "train.fp8=rowwise", "model.intermediate_size=32"};
+    if (architecture->decoder.latent_attention) {
+      job = test::with(job, {"model.kv_lora_rank=16", "model.qk_rope_head_dim=16", "model.v_head_dim=4"});
+      if (architecture->decoder.sigmoid_router) job.emplace_back("model.q_lora_rank=16");
+    }
+    const Family family(*architecture, job);
+    const FamilyRun one = family.run({});
+    CHECK(one.result.metrics != family.run({"train.fp8=off"}).result.metrics);
+    check_equal(family.run({"distributed.pp=2", "distributed.pp_schedule=zbv"}), one);
   }
 }
 

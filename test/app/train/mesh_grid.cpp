@@ -88,7 +88,7 @@ constexpr std::array sizes{1, 2, 3, 4, 8};
 constexpr std::array power_sizes{1, 2, 4, 8};  // of tp and ep, which divide heads and experts
 constexpr std::array packings{"", "sequential", "best_fit", "none"};  // "": rows without documents
 constexpr std::array length_words{"fixed", "exact", "padded"};
-constexpr std::array dtypes{"fp32", "bf16"};
+constexpr std::array dtypes{"fp32", "bf16", "fp8"};
 constexpr std::array optimizers{"adamw", "muon", "lion"};
 constexpr std::array recomputes{"none", "cheap", "selective", "full:2/none:1"};
 constexpr std::array reshards{"", "true", "false"};
@@ -152,6 +152,7 @@ class Partial {
 bool admits_mesh(const Partial& row, bool experts, int most) {
   const mesh::MeshShape mesh = row.mesh();
   if (mesh.world_size() > most) return false;
+  if (row.is(dtype, 2) && mesh.tp > 4) return false;  // widths of 8
   if (row.has(ep) && row.all({dp_shard, cp, tp}) && mesh.size(mesh::Group::replica) % mesh.ep != 0)
     return false;
   if (mesh.ep > most / mesh.pp / mesh.dp_replicate) return false;
@@ -292,15 +293,21 @@ std::string GridJob::name() const {
 std::vector<std::string> GridJob::common() const {
   Overrides result = {fmt::format("train.grad_accum_steps={}", microbatches),
                       fmt::format("model.tie_word_embeddings={}", tied),
-                      fmt::format("data.document_end={}", documents ? int{'\n'} : -1), "train.dtype=" + dtype,
+                      fmt::format("data.document_end={}", documents ? int{'\n'} : -1),
                       "optimizer.name=" + optimizer};
+  if (dtype == "fp8") {
+    result.insert(result.end(), {"train.dtype=bf16", "train.fp8=rowwise", "model.head_dim=8",
+                                 "model.intermediate_size=64"});
+  } else {
+    result.push_back("train.dtype=" + dtype);
+  }
   // Without documents these keys are refused.
   if (documents) result.insert(result.end(), {"data.packing=" + packing, "data.lengths=" + lengths});
   // With this eps a step is not just the gradient's sign, so that weights can be compared.
   if (optimizer != "lion") result.emplace_back("optimizer.eps=1e-3");
   // In bfloat16 every token takes all experts, since rounding would choose among near-equal ones. In fp32 a
   // token takes two.
-  if (experts && dtype == "bf16") result.push_back(fmt::format("model.num_experts_per_tok={}", grid_experts));
+  if (experts && dtype != "fp32") result.push_back(fmt::format("model.num_experts_per_tok={}", grid_experts));
   // One batch may have documents of one token alone, which predict nothing.
   if (generates)
     result.insert(result.end(), {"data.val_fraction=0.1", "eval.interval=3", "eval.batches=4",

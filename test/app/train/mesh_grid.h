@@ -30,7 +30,7 @@ struct GridJob {
   bool documents = false;  // with unequal lengths
   std::string packing = "sequential";
   std::string lengths = "fixed";
-  std::string dtype = "fp32";
+  std::string dtype = "fp32";  // "fp8": bf16 with train.fp8
   std::string optimizer = "adamw";
   std::string recompute = "none";
   std::string reshard = {};  // empty: unset

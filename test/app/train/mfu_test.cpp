@@ -1,4 +1,6 @@
 // What a run reports of its steps.
+#include "core/optim/lr_schedule.h"
+#include "models/flops.h"
 #include "test/app/small_job.h"
 #include "test/support/catch.h"
 
@@ -52,4 +54,49 @@ TEST_CASE("a run of several sources counts the passes over each") {
   REQUIRE(epochs.size() == 2);
   CHECK(epochs.at("first").get<double>() == Approx(3 * epochs.at("second").get<double>()));
   CHECK(epochs.at("second").get<double>() > 0);
+}
+
+TEST_CASE("a step's line has the schedule's rate, and figures that follow from its tokens and time") {
+  const TemporaryFolder folder;
+  const app::Plan plan = small_plan(small_job_text(), folder.path() / "run",
+                                    {"distributed.pp=2", "train.grad_accum_steps=2", "train.steps=4"});
+  run_plan(plan);
+  const double flops = models::flops_per_token(plan.model, 16);
+  std::ifstream lines(folder.path() / "run/metrics.jsonl");
+  int64_t steps = 0;
+  for (std::string line; std::getline(lines, line);) {
+    const auto record = nlohmann::json::parse(line);
+    if (!record.contains("mfu")) continue;
+    ++steps;
+    const auto of = [&](const char* key) { return record.at(key).get<double>(); };
+    CHECK(of("lr") == Approx(optim::learning_rate(1e-2, plan.job.lr_schedule, 4, steps - 1)));
+    CHECK(of("tokens") == 2 * 2 * 16);
+    CHECK(of("tokens_per_s") == Approx(of("tokens") / of("step_time_s")));
+    CHECK(of("mfu") == Approx(flops * of("tokens_per_s") / 2e12));  // metrics.peak_tflops = 1, for two ranks
+    CHECK((of("memory_gb") > 0.01 && of("memory_gb") < 1000));
+  }
+  CHECK(steps == 4);
+}
+
+TEST_CASE("each step's loads of experts are its tokens times their choices, on any pipeline") {
+  for (const char* pp : {"distributed.pp=1", "distributed.pp=2"}) {
+    const TemporaryFolder folder;
+    const JobResult result =
+        run_small_job(small_job_text(), folder.path() / "run",
+                      {pp, "train.grad_accum_steps=2", "model.arch=qwen3_moe", "model.num_experts=4",
+                       "model.num_experts_per_tok=2", "model.moe_intermediate_size=16", "eval.interval=0"});
+    int steps = 0;
+    for (const std::string& line : result.metrics) {
+      const auto record = nlohmann::json::parse(line);
+      if (!record.contains("expert_load")) continue;
+      ++steps;
+      REQUIRE(record.at("expert_load").size() == 4);
+      for (const auto& [layer, loads] : record.at("expert_load").items()) {
+        int64_t sum = 0;
+        for (const int64_t load : loads) sum += load;
+        CHECK(sum == 2 * record.at("tokens").get<int64_t>());
+      }
+    }
+    CHECK(steps == 3);
+  }
 }

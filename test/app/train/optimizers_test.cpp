@@ -145,3 +145,16 @@ TEST_CASE("a group that no parameter of the model is in is refused at its place"
       contains_text("optimizer.groups[1].match: \"layers.4.*\" matches no parameter of the model"));
   CHECK_NOTHROW(plan("[[optimizer.groups]]\nmatch = 'layers.3.*'\n"));
 }
+
+TEST_CASE("the loads that move biases of experts are no part of the gradient's norm") {
+  const TemporaryFolder folder;
+  const auto norm = [&](const std::string& rate) {
+    const JobResult result =
+        run_small_job(small_job_text(), folder.path() / "run",
+                      {"train.steps=1", "eval.interval=0", "data.val_fraction=0", "model.arch=qwen3_moe",
+                       "model.num_experts=4", "model.num_experts_per_tok=2", "model.moe_intermediate_size=16",
+                       "model.router_bias_update_rate=" + rate});
+    return nlohmann::json::parse(result.metrics.at(0)).at("grad_norm").get<double>();
+  };
+  CHECK(norm("0.01") == Approx(norm("0")));
+}

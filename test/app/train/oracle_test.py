@@ -109,6 +109,9 @@ class Oracle(unittest.TestCase):
     def test_qwen3_moe(self):
         self.check(Job(arch="qwen3_moe", seed=5, balance=0.02, z=0.003))
 
+    def test_llama_with_z_loss_and_steps_of_several_sizes(self):
+        self.check(Job(seed=7, z_loss=0.02, more_microbatches=((4, 5), (9, 2))))
+
     def test_llama_in_fp8(self):
         job = Job(lr=1e-3)
         model, start, keys = self.prepare(job, {**SIZES, "intermediate_size": 64, "head_dim": 16})

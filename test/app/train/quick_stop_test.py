@@ -4,6 +4,7 @@ Usage: quick_stop_test.py PPTRAIN MPIEXEC [unittest arguments]; MPIEXEC is "" in
 launcher (but for mpirun); PPTRAIN_SWEEP=N stops N runs at random times instead of a few.
 """
 
+import json
 import os
 import pathlib
 import random
@@ -15,8 +16,8 @@ import time
 import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "support"))
-from pptrain import (checksums, is_open_mpi, job, latest, mpi_command, run, sets, start, start_ranks, steps,  # noqa: E402
-                     temporary_folder, wait_for_steps)
+from pptrain import (checksums, is_open_mpi, job, latest, mpi_command, records, run, sets, start, start_ranks,  # noqa: E402
+                     steps, temporary_folder, wait_for, wait_for_steps)
 
 PPTRAIN = pathlib.Path(sys.argv.pop(1)).resolve()
 MPIEXEC = sys.argv.pop(1)
@@ -105,6 +106,28 @@ class QuickStop(unittest.TestCase):
         outputs = self.stop_in_a_hurry(ranks, signalled=ranks)
         self.assertIn("step 1 is saved in evaluates/checkpoints", outputs[0][0])
         run([PPTRAIN, "verify", "evaluates"], self.folder)
+
+    def test_in_the_first_step(self):
+        ranks = self.start_ranks("first", PPTRAIN_STOP_SECONDS=1)
+        wait_for(lambda: records(self.folder / "first"), 60, "no start of the run")
+        time.sleep(0.1)
+        outputs = self.stop_in_a_hurry(ranks, signalled=ranks)
+        self.assertIn("no step was finished, so there is nothing to save", outputs[0][0])
+        self.assertEqual([], list((self.folder / "first/checkpoints").glob("step_*")))
+        end = json.loads((self.folder / "first/end.json").read_text())
+        self.assertEqual(("stopped", 0), (end["how"], end["step"]))
+        self.run_threads("first", "train.steps=1")
+        self.assertEqual(self.numbers("first", 1), self.numbers("whole", 1))
+
+    def test_a_run_with_post_validation_finishes_its_steps(self):
+        ranks = self.start_ranks("validated", "optimizer.post_validation=true", PPTRAIN_STOP_SECONDS=1)
+        self.wait_for_second_step(ranks, "validated")
+        for rank in ranks:
+            rank.send_signal(signal.SIGTERM)
+        outputs = [rank.communicate(timeout=30) for rank in ranks]
+        self.assertEqual([rank.returncode for rank in ranks], [3, 3], outputs)
+        self.check_said("validated", outputs[0][0], r"stopped by a signal at step (\d+)", 2)
+        self.assertEqual(self.saved_step("validated"), steps(self.folder / "validated")[-1]["step"])
 
     def test_a_launcher_that_asks_one_rank(self):
         """One of several hosts is drained: its agent signals only its own ranks."""

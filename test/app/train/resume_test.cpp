@@ -2,7 +2,10 @@
 #include <algorithm>
 #include <csignal>
 
+#include "app/rank/rank_model.h"
+#include "app/rank/weights_source.h"
 #include "core/base/error.h"
+#include "parallel/checkpoint/checkpoint.h"
 #include "test/app/small_job.h"
 #include "test/support/catch.h"
 
@@ -371,4 +374,49 @@ TEST_CASE("a smaller model does not resume from a larger one's checkpoint") {
           text, folder.path() / "run",
           with(resumed_job, {"checkpoint.resume=auto", "model.num_hidden_layers=3", "train.steps=8"})),
       pptrain::test::contains_text("another model or optimizer: model.num_hidden_layers was 4, is 3"));
+}
+
+TEST_CASE("a checkpoint without its job is refused by a model that has no place for all of it") {
+  const TemporaryFolder folder;
+  const auto plan = [&](const Overrides& more) {
+    return small_plan(small_job_text(), folder.path() / "run", more);
+  };
+  pptrain::app::run_ranks(plan({}), [&](pptrain::app::RunContext& context) {
+    pptrain::app::RankModel model(context);
+    model.initialise();
+    pptrain::checkpoint::save(context.mesh.world(), {.root = folder.path()},
+                              {.seed = static_cast<uint64_t>(context.job.run.seed)}, model.contents());
+    return 0;
+  });
+  const std::string saved = (folder.path() / "step_0").string(), layers = "model.num_hidden_layers=3";
+  const auto read = [&](const Overrides& more) {
+    pptrain::app::run_ranks(plan(more), [&](pptrain::app::RunContext& context) {
+      pptrain::app::RankModel model(context);
+      pptrain::app::load_weights(context, model, saved);
+      return 0;
+    });
+  };
+  CHECK_NOTHROW(read({}));
+  CHECK_THROWS_WITH(read({layers}), pptrain::test::contains_text("the checkpoint holds"));
+  CHECK_THROWS_WITH(start_plan(plan({layers, "checkpoint.resume=" + saved})),
+                    pptrain::test::contains_text("the checkpoint holds"));
+}
+
+TEST_CASE("a run that was killed behind its last checkpoint is finished by the next start") {
+  const TemporaryFolder folder;
+  const auto run_dir = folder.path() / "run", end = run_dir / "end.json";
+  run_small_job(small_job_text(), run_dir, with(resumed_job, {"train.steps=2"}));
+  REQUIRE(std::filesystem::remove(end));
+  const auto start = [&](const std::string& steps) {
+    return start_plan(
+               small_plan(small_job_text(), run_dir, with(resumed_job, {"checkpoint.resume=auto", steps})))
+        .exit_code;
+  };
+  CHECK(start("train.steps=1") == 0);
+  CHECK_FALSE(std::filesystem::exists(end));  // the run is beyond this job's end
+  CHECK(start("train.steps=2") == 0);
+  const Json told = Json::parse(pptrain::test::content(end));
+  CHECK(told.at("how") == "finished");
+  CHECK(told.at("step") == 2);
+  CHECK(told.at("checkpoint") == "step_2");
 }

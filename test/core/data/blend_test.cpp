@@ -176,3 +176,21 @@ TEST_CASE_METHOD(Streams, "ranks that share out a blend's rows see those of one 
   }
   CHECK(joined == whole);
 }
+
+TEST_CASE("streams of one length are shuffled differently") {
+  const ScratchFolder folder;
+  std::vector<WeightedStream> streams;
+  for (const int source : {0, 1}) {
+    std::vector<uint16_t> ids;
+    for (int i = 0; i < 41; ++i) ids.push_back(static_cast<uint16_t>(1000 * source + i));
+    const auto path = write_ids(folder, std::to_string(source) + ".bin", ids);
+    streams.push_back({TokenDataset({{path}, Format::bin, 2}, 2000), 1});
+  }
+  const std::vector<int64_t> ids =
+      tokens_of(DataLoader(streams, {.seq_len = 4, .micro_batch_size = 20}, true, 7).step(0));
+  std::vector<std::vector<int64_t>> rows(2);
+  for (size_t i = 0; i < ids.size(); i += 4)
+    rows.at(static_cast<size_t>(ids[i] / 1000)).push_back(ids[i] % 1000 / 4);
+  CHECK(rows[0] == std::vector<int64_t>{2, 7, 8, 5, 4, 6, 3, 1, 9, 0});
+  CHECK(rows[1] == std::vector<int64_t>{4, 8, 1, 6, 3, 5, 0, 9, 2, 7});
+}

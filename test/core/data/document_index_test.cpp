@@ -158,3 +158,12 @@ TEST_CASE("documents end behind their last token, and long ones come in slices")
   CHECK((DocumentSlice{7, 3, true}).targets() == 2);
   CHECK((DocumentSlice{0, 1, true}).targets() == 0);
 }
+
+TEST_CASE("documents are found where the stream is read in parts") {
+  const ScratchFolder folder;
+  std::vector<uint16_t> stream(140'000, 5);
+  for (const int end : {65'534, 65'535, 65'536, 131'071, 139'000}) stream[static_cast<size_t>(end)] = 9;
+  const TokenDataset dataset({{write_ids(folder, "t.bin", stream)}, Format::bin, 2}, 16);
+  CHECK(document_starts(dataset, 9) ==
+        std::vector<int64_t>{0, 65'535, 65'536, 65'537, 131'072, 139'001, 140'000});
+}

@@ -514,3 +514,48 @@ TEST_CASE("whole documents need to know where they end") {
   options.document_end.reset();
   CHECK_THROWS_WITH(DataLoader(dataset, options, true, 0), contains_text("nothing says where the documents"));
 }
+
+TEST_CASE("filling behind a document is no part of its text's length") {
+  const ScratchFolder folder;
+  const TokenDataset dataset(
+      {{write_ids<uint16_t>(folder, "t.bin", {5, 6, 1, 7, 1, 8, 9, 1})}, Format::bin, 2}, 16);
+  LoaderOptions options{
+      .seq_len = 4, .micro_batch_size = 3, .document_end = end_id, .packing = Packing::none};
+  const Microbatch rows = ValidationLoader(dataset, options, 1).batch(0).at(0);
+  CHECK(rows.segments.host_starts == std::vector<int32_t>{0, 4, 8, 12});
+  CHECK(rows.text_lengths == std::vector<int64_t>{3, 2, 3});
+  CHECK(rows.text_length(1) == 2);
+  // Rows cut from the stream: the last one has two inputs.
+  const Microbatch cut = ValidationLoader(dataset, {.seq_len = 5, .micro_batch_size = 2}, 1).batch(0).at(0);
+  CHECK(cut.segments.host_starts == std::vector<int32_t>{0, 5, 10});
+  CHECK(cut.text_lengths == std::vector<int64_t>{5, 2});
+}
+
+TEST_CASE("places say which token of the stream each label is") {
+  const ScratchFolder folder;
+  const DocumentCorpus corpus(60, 2);
+  const TokenDataset dataset = corpus.dataset(folder);
+  std::vector<Mode> all = modes;
+  all.push_back({Packing::sequential, Lengths::fixed});
+  for (const Mode& mode : all) {
+    for (const int cp : {1, 2}) {
+      CAPTURE(static_cast<int>(mode.packing), static_cast<int>(mode.lengths), cp);
+      LoaderOptions options = options_of(mode);
+      options.need_places = true;
+      options.cp_size = cp;
+      int64_t seen = 0;
+      for (const Microbatch& microbatch : ValidationLoader(dataset, options, 1).batch(0)) {
+        const auto tokens = values(microbatch.tokens), labels = values(microbatch.labels),
+                   places = values(microbatch.places);
+        REQUIRE(places.size() == labels.size());
+        for (size_t i = 0; i < labels.size(); ++i) {
+          if (labels[i] == ignore_label) continue;
+          REQUIRE(corpus.ids.at(static_cast<size_t>(places[i])) == labels[i]);
+          REQUIRE(corpus.ids.at(static_cast<size_t>(places[i]) - 1) == tokens[i]);
+          ++seen;
+        }
+      }
+      CHECK(seen > 10);
+    }
+  }
+}

@@ -77,4 +77,6 @@ TEST_CASE("ids of four bytes read as two are seen by their empty halves") {
   for (size_t i = 0; i < narrow.size(); i += 2) narrow[i] = 999;
   narrow[63] = 1;
   CHECK_FALSE(read_as(write_ids<uint16_t>(folder, "narrow.bin", narrow), 2));
+  // Places of a large file begin at odd bytes too: 20157 and its multiples here.
+  CHECK(read_as(write_ids<uint32_t>(folder, "large.bin", std::vector<uint32_t>(120'001, 999)), 2));
 }

@@ -155,3 +155,28 @@ TEST_CASE_METHOD(Corpus, "one prompt at each document's beginning, as earlier ve
   CHECK_THROWS_WITH(read_prompts(prompts_of(file), starts),
                     contains_text("79 documents, but the index has 80"));
 }
+
+TEST_CASE("prompts that overlap, are empty or lie in no document are refused") {
+  const ScratchFolder folder;
+  const std::vector<int64_t> starts = {0, 4, 9};
+  using Found = std::vector<std::pair<int64_t, int64_t>>;
+  const auto read = [&](std::string bytes, uint64_t count, const auto& numbers) {
+    bytes.append(reinterpret_cast<const char*>(&count), sizeof(count));
+    bytes.append(reinterpret_cast<const char*>(numbers.data()), numbers.size() * sizeof(numbers[0]));
+    Found found;
+    for (const tokens::TokenRange& prompt : read_prompts(folder.write("p.prompts", bytes), starts))
+      found.emplace_back(prompt.begin, prompt.end);
+    return found;
+  };
+  const std::string one("PROMPTS\1", 8), two("PROMPTS\2", 8);
+  using Places = std::vector<int64_t>;
+  CHECK(read(two, 4, Places{1, 3, 3, 4, 4, 6, 7, 9}) == Found{{1, 3}, {3, 4}, {5, 6}, {7, 9}});
+  CHECK(read(two, 1, Places{0, 1}).empty());  // a document's first token is no target anyway
+  for (const Places& bad : {Places{1, 3, 2, 4}, {2, 2}, {3, 2}, {-2, 1}, {3, 5}, {8, 10}, {9, 10}})
+    CHECK_THROWS_WITH(read(two, bad.size() / 2, bad),
+                      contains_text("lie in no document behind the prompt before"));
+  CHECK_THROWS_WITH(read(two, (uint64_t{1} << 63) + 1, Places{1, 3}), contains_text("the header promises"));
+  CHECK(read(one, 2, std::vector<uint32_t>{4, 5}) == Found{{1, 4}, {5, 9}});
+  CHECK_THROWS_WITH(read(one, 2, std::vector<uint32_t>{5, 0}),
+                    contains_text("prompt of 5 tokens, but 4 tokens"));
+}

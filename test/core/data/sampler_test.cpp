@@ -102,3 +102,12 @@ TEST_CASE("bad arguments are refused") {
   CHECK_THROWS_AS(Sampler(0, true, 1), Error);
   CHECK_THROWS_AS(Sampler(3, true, 1)(-1), Error);
 }
+
+TEST_CASE("the order is the one that README.md describes, so that runs go on with later versions") {
+  CHECK(take(Sampler(10, true, 7), 0, 10) == std::vector<int64_t>{2, 7, 8, 5, 4, 6, 3, 1, 9, 0});
+  CHECK(take(Sampler(10, true, 7), 10, 10) == std::vector<int64_t>{3, 7, 5, 1, 8, 2, 0, 4, 9, 6});
+  CHECK(take(Sampler(16, true, 7), 0, 8) == std::vector<int64_t>{12, 15, 8, 11, 4, 6, 3, 1});
+  CHECK(take(Sampler(300, true, 7), 600, 6) == std::vector<int64_t>{128, 184, 5, 35, 63, 19});
+  CHECK(take(Sampler(int64_t{1} << 40, true, 5), 0, 3) ==
+        std::vector<int64_t>{293589657885, 601705043548, 1066484725155});
+}

@@ -129,3 +129,11 @@ TEST_CASE("the validation split") {
   CHECK_THROWS_AS(split_off(all, 1.0), UsageError);
   CHECK_THROWS_AS(split_off(all, -0.1), UsageError);
 }
+
+TEST_CASE("random tokens are those of their seed and place, wherever they are read") {
+  const TokenDataset dataset({.paths = {}, .format = Format::random, .seed = 3}, 1000);
+  CHECK(dataset.size() == int64_t{1} << 48);
+  CHECK(read(dataset, 0, 5) == std::vector<int64_t>{529, 915, 94, 821, 278});
+  CHECK(read(dataset, int64_t{1} << 47, 3) == std::vector<int64_t>{480, 204, 705});
+  CHECK(read(dataset.slice(2, 10), 1, 2) == std::vector<int64_t>{821, 278});
+}

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "core/base/error.h"
+#include "core/kernels/kernel_times.h"
 #include "core/nn/linear.h"
 #include "core/optim/optimizer.h"
 #include "test/core/kernels/compare.h"
@@ -126,6 +127,30 @@ TEST_CASE("copies in FP8 follow the weights, however these change", "[nn]") {
     sharded.group.release_whole_compute();
     gather();
     follows(sharded);
+  }
+}
+
+TEST_CASE("weights are rounded to FP8 once a step, activations and gradients in each microbatch", "[nn]") {
+  at::set_num_threads(1);
+  at::manual_seed(seed(34));
+  Layer layer(/*bias=*/false);
+  layer.group.initialise(3);
+  const Tensor x = random_rows(20), dy = random_rows(20);
+  const auto step = [&](int microbatches) {
+    kernels::KernelTimes times;
+    const kernels::KernelClock clock(times);
+    for (int i = 0; i < microbatches; ++i) {
+      layer.linear.forward(x);
+      layer.linear.backward_input(dy);
+    }
+    layer.group.refresh_compute();
+    return std::pair(times[{"quantize_rows", std::nullopt}].calls,
+                     times[{"quantize_columns", std::nullopt}].calls);
+  };
+  for (const int microbatches : {1, 5, 3}) {
+    const auto [rows, columns] = step(microbatches);
+    CHECK(rows == 2 * microbatches + 1);
+    CHECK(columns == 1);
   }
 }
 

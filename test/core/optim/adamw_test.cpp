@@ -296,3 +296,31 @@ TEST_CASE("undo takes back a step of any optimizer", "[optim]") {
   CHECK(descent.state().front().tensor.eq(1).all().item<bool>());
   CHECK(descent.step_count() == 1);
 }
+
+TEST_CASE("an optimizer that is reset steps as a new one, and has nothing to take back", "[optim]") {
+  at::set_num_threads(1);
+  config::OptimizerSection options = kOptions;
+  options.name = GENERATE("adamw", "lion", "muon");
+  options.ema_decay = 0.9;
+  nn::ParameterGroup used, fresh;
+  for (nn::ParameterGroup* store : {&used, &fresh}) {
+    declare(*store);
+    store->materialise(at::kCPU, at::kFloat);
+    store->initialise(1);
+    for (nn::Slice* p : store->slices()) p->grad.copy_(gradient(*p, 1));
+  }
+  const auto again = optim::make_optimizer(options, used.buffers());
+  const auto first = optim::make_optimizer(options, fresh.buffers());
+  again->keep_previous();
+  for (int step = 0; step < 3; ++step) again->step(1e-2, 1);
+  used.initialise(1);
+  again->reset();
+  CHECK(again->step_count() == 0);
+  CHECK_THROWS_AS(again->undo(), Error);
+  first->start_average();
+  again->step(1e-2, 1);
+  first->step(1e-2, 1);
+  check_same(used, fresh);
+  const std::vector<optim::StateTensor> a = again->state(), b = first->state();
+  for (size_t i = 0; i < a.size(); ++i) CHECK(same_bits(a[i].tensor, b[i].tensor));
+}

@@ -207,3 +207,25 @@ TEST_CASE("what a rank has of an optimizer", "[optim]") {
   CHECK(kinds[0] == optim::ParameterKind{.role = nn::Role::matrix, .shape = {8, 4}, .local = 16, .count = 2});
   CHECK(optim::optimizer_share(job, kinds, at::kBFloat16).flops == flops);
 }
+
+TEST_CASE("Muon's room for matrices under way, and what is kept to take steps back", "[optim]") {
+  const nn::ParameterSpec large{.name = "large", .shape = {8192, 8192}},
+      small{.name = "small", .shape = {8, 4}};
+  config::OptimizerSection job = options("muon");
+  const auto share = [&](const nn::ParameterSpec& spec, size_t count, int64_t shards) {
+    const std::vector<const nn::ParameterSpec*> specs(count, &spec);
+    return optim::optimizer_share(job, optim::parameter_kinds(specs), at::kBFloat16, shards);
+  };
+  const double whole = 0x1p26, products = 2 * 5 * whole;
+  CHECK(share(large, 8, 1).workspace == 2 * whole + products);
+  CHECK(share(large, 8, 2).workspace == 2 * (4 + 3 * 2) * whole + products);     // a round: a matrix a rank
+  CHECK(share(large, 8, 16).workspace == 2 * (4 + 3 * 0.5) * whole + products);  // no more than its parts
+  CHECK(share(small, 1, 2).workspace == 2 * (4 * 0x1p24 + 3 * 16) + 2 * (3 * 32 + 2 * 16));
+  CHECK(share(small, 1, 1).moved == 42 * 32);
+  job.post_validation = true;
+  CHECK(share(small, 1, 1).held == 12 * 32);
+  CHECK(share(small, 1, 1).moved == 58 * 32);
+  job.name = "lion";
+  CHECK(share(small, 1, 1).held == 12 * 32);
+  CHECK(share(small, 1, 1).moved == 34 * 32);
+}

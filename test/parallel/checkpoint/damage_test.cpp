@@ -188,6 +188,13 @@ TEST_CASE("what is behind a manifest's end, or no integer where one belongs, is 
   refused(with("[2]", "2"), "a rank's list of files");
   refused(with("\"model\"", "\"model\\u0000x\""), "cannot be the name of a file");
   refused("{}", "a rank's list of files");
+  const auto part = [&](const std::string& numbers) { return with("\"model\"", "\"model\", " + numbers); };
+  CHECK(parse_files(part("\"part\": 2, \"parts\": 2"))[0].path() ==
+        "stage_0/model.00002-of-00002.safetensors");
+  refused(part("\"part\": 0, \"parts\": 2"), "part -1 of 2 parts");
+  refused(part("\"part\": 3, \"parts\": 2"), "part 2 of 2 parts");
+  refused(part("\"part\": 4294967297, \"parts\": 2"), "part 99999 of 2 parts");
+  refused(part("\"part\": 1, \"parts\": 4294967297"), "part 0 of 100000 parts");
 }
 
 // A change of any character except white space must be found, and no change may crash.

@@ -11,6 +11,7 @@
 #include "parallel/checkpoint/step_folders.h"
 #include "parallel/comm/host_values.h"
 #include "test/parallel/checkpoint/example.h"
+#include "test/parallel/checkpoint/file_size_limit.h"
 #include "test/support/catch.h"
 
 using namespace pptrain;
@@ -180,4 +181,81 @@ TEST_CASE("hosts are numbered in the order of their first ranks") {
     CHECK(comm::all_gather_strings(world, std::string(static_cast<size_t>(world.rank()), 'x')) ==
           std::vector<std::string>{"", "x", "xx", "xxx", "xxxx"});
   });
+}
+
+TEST_CASE("files of several pieces come to the buddy whole, whatever lies in the way of one") {
+  const ScratchFolder scratch;
+  const auto root = [&](int rank) { return scratch / fmt::format("host_{}", rank); };
+  std::vector<std::vector<FileEntry>> files(2);
+  std::vector<std::string> contents;
+  for (int rank = 0; rank < 2; ++rank) {
+    contents.emplace_back((size_t{4} << 20) + 5, '\0');  // a piece has 4 MiB
+    for (size_t i = 0; i < contents.back().size(); ++i)
+      contents.back()[i] = static_cast<char>((i + i / 4099 + static_cast<size_t>(rank)) % 251);
+    for (const char* file : {"adamw.exp_avg", "model"}) {
+      files[static_cast<size_t>(rank)].push_back({.stage = rank,
+                                                  .file = file,
+                                                  .part = 0,
+                                                  .parts = 1,
+                                                  .bytes = contents.back().size(),
+                                                  .tensors = {}});
+      const fs::path path = root(rank) / files[static_cast<size_t>(rank)].back().path();
+      fs::create_directories(path.parent_path());
+      ScratchFolder::write_file(path, contents.back());
+    }
+  }
+  std::vector<std::string> failures(2);
+  const auto exchange = [&] {
+    comm::run_thread_ranks(2, [&](comm::Communicator& world) {
+      failures[static_cast<size_t>(world.rank())] =
+          exchange_with_buddies(world, Hosts(std::vector<int>{0, 1}), root(world.rank()), files);
+    });
+  };
+  const auto came = [&](int to, const char* file) {
+    const fs::path path = root(to) / fmt::format("stage_{}/{}.safetensors", 1 - to, file);
+    return ScratchFolder::read_file(path) == contents[static_cast<size_t>(1 - to)];
+  };
+  exchange();
+  CHECK(failures == std::vector<std::string>(2));
+  for (const int to : {0, 1}) CHECK((came(to, "model") && came(to, "adamw.exp_avg")));
+  const fs::path in_the_way = root(1) / "stage_0/adamw.exp_avg.safetensors";
+  fs::remove(in_the_way);
+  fs::create_directories(in_the_way / "folder");
+  exchange();
+  CHECK(failures[0].empty());
+  CHECK_FALSE(failures[1].empty());
+  CHECK((came(0, "model") && came(0, "adamw.exp_avg") && came(1, "model")));
+}
+
+TEST_CASE("a host with another manifest of the newest step, or none, takes the other's step") {
+  const std::string how = GENERATE("other", "none", "folder");
+  const Cluster cluster({1, 1});
+  cluster.save(5);
+  const fs::path manifest = cluster.step(0, 5) / manifest_name;
+  if (how == "other") {
+    overwrite(manifest, [](std::string& text) { text += "\n"; });
+  } else {
+    fs::remove(manifest);
+    if (how == "folder") fs::create_directories(manifest / "folder");
+  }
+  CHECK(cluster.complete() == "copies in memory: step 5 is on 2 hosts; 4 files came from others");
+  for (const int host : {0, 1}) CHECK(whole(cluster.step(host, 5), 5));
+  CHECK(ScratchFolder::read_file(manifest) == ScratchFolder::read_file(cluster.step(1, 5) / manifest_name));
+}
+
+TEST_CASE("a host without room for what it lacks is named, and takes nothing") {
+  const Cluster cluster({1, 1});
+  const uint64_t bytes = fs::space(cluster.root(0)).available + (uint64_t{1} << 30);  // of a sparse file
+  const FileEntry entry{.stage = 0, .file = "model", .part = 0, .parts = 1, .bytes = bytes, .tensors = {}};
+  const fs::path file = cluster.step(1, 5) / entry.path();
+  fs::create_directories(file.parent_path());
+  ScratchFolder::write_file(file, "");
+  fs::resize_file(file, bytes);
+  ScratchFolder::write_file(
+      cluster.step(1, 5) / manifest_name,
+      to_text(Manifest{.state = example_state(5), .layout = {}, .job_toml = {}, .files = {entry}}));
+  const FileSizeLimit limit(1 << 20);
+  CHECK(cluster.complete() ==
+        "copies in memory: the host of rank 0 has no room for step 5, which other hosts have");
+  CHECK(cluster.files(0, 5) == -1);
 }

@@ -1,6 +1,3 @@
-#include <sys/resource.h>
-
-#include <csignal>
 #include <functional>
 
 #include "core/base/error.h"
@@ -8,35 +5,12 @@
 #include "core/io/safetensors.h"
 #include "parallel/checkpoint/manifest.h"
 #include "test/parallel/checkpoint/example.h"
+#include "test/parallel/checkpoint/file_size_limit.h"
 #include "test/support/catch.h"
 
 using namespace pptrain;
 using namespace pptrain::checkpoint;
 using namespace pptrain::test;
-
-namespace {
-
-// While this object lives, files of this process cannot grow beyond `bytes`, as on a full disk.
-class FileSizeLimit {
- public:
-  explicit FileSizeLimit(rlim_t bytes) : old_handler_(std::signal(SIGXFSZ, SIG_IGN)) {
-    ::getrlimit(RLIMIT_FSIZE, &old_);
-    const rlimit limit{bytes, old_.rlim_max};
-    ::setrlimit(RLIMIT_FSIZE, &limit);
-  }
-  ~FileSizeLimit() {
-    ::setrlimit(RLIMIT_FSIZE, &old_);
-    std::signal(SIGXFSZ, old_handler_);
-  }
-  FileSizeLimit(const FileSizeLimit&) = delete;
-  FileSizeLimit& operator=(const FileSizeLimit&) = delete;
-
- private:
-  void (*old_handler_)(int);
-  rlimit old_{};
-};
-
-}  // namespace
 
 TEST_CASE("what any number of stages saved is read back by name") {
   for (const int pp : {1, 2, 3, 6}) {

@@ -339,3 +339,34 @@ TEST_CASE("damage to one part is found where something of it is read") {
   opened_before.read("model", "w", range(0, 24), out);
   CHECK(out.narrow(0, 0, 23).equal(at::arange(23, at::kFloat)));
 }
+
+TEST_CASE("tensors of several pieces of the reader come back, whole, as ranges and as boxes") {
+  const at::Tensor w = at::arange(700 * 1000, at::kFloat).view({700, 1000});  // 2.8 MB; a piece has 1 MiB
+  const auto box = [](int64_t row, int64_t rows, int64_t column, int64_t columns) {
+    return nn::SliceShape{.global = {700, 1000},
+                          .offset = {row, column},
+                          .box = {rows, columns},
+                          .begin = 0,
+                          .end = rows * columns};
+  };
+  const ScratchFolder folder;
+  comm::run_thread_ranks(2, [&](comm::Communicator& world) {
+    StageContents stage{.stage = 0, .part = world.rank(), .parts = 2, .files = {}};
+    const nn::SliceShape own = world.rank() == 0 ? box(0, 700, 0, 600) : box(0, 700, 600, 400);
+    stage.files["adamw.exp_avg"] = {{"w", own, cut_out(w, own)}};
+    if (world.rank() == 0) stage.files["model"] = {whole_tensor("w", w)};
+    save(world, {.root = folder.path()}, example_state(1), {stage});
+  });
+  nn::SliceShape range = box(0, 700, 0, 1000);
+  range.begin = 200'003, range.end = 600'001;
+  for (const char* kind : {"model", "adamw.exp_avg"}) {
+    const Reader reader(folder / "step_1");
+    for (int round = 0; round < 2; ++round) {  // in the second round the slices are checked already
+      for (const nn::SliceShape& slice : {box(100, 500, 300, 400), range, nn::whole_slice({700, 1000})}) {
+        at::Tensor out = at::full({slice.numel()}, -1.0F, at::kFloat);
+        reader.read(kind, "w", slice, out);
+        CHECK(out.equal(cut_out(w, slice)));
+      }
+    }
+  }
+}

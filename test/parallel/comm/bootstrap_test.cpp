@@ -220,5 +220,18 @@ TEST_CASE("an MPI that this program is not built with needs a meeting point") {
   REQUIRE_THROWS_WITH(make_world(launch), contains_text("MASTER_ADDR and MASTER_PORT"));
 }
 
+TEST_CASE("the outermost port, world and place on a host are taken, and the next place is not") {
+  const auto with = [](const char* name, const char* value) {
+    Variables variables{{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "a"}, {"MASTER_PORT", "1"}};
+    variables[name] = value;
+    return variables;
+  };
+  CHECK(detect(with("MASTER_PORT", "1")).rendezvous.port == 1);
+  CHECK(detect(with("MASTER_PORT", "65535")).rendezvous.port == 65535);
+  CHECK(detect(with("WORLD_SIZE", "1048576")).world_size == 1048576);
+  CHECK(detect(with("LOCAL_RANK", "1")).local_rank == 1);
+  CHECK_THROWS_WITH(detect(with("LOCAL_RANK", "2")), contains_text("LOCAL_RANK = 2"));
+}
+
 }  // namespace
 }  // namespace pptrain::comm

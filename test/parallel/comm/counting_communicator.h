@@ -6,8 +6,10 @@
 #include <map>
 #include <memory>
 #include <set>
+#include <span>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "parallel/comm/message_communicator.h"
 #include "parallel/comm/operands.h"
@@ -19,6 +21,7 @@ struct Sent {
   int64_t bytes = 0;
   std::map<int, int64_t> bytes_to;  // by peer
   std::set<int> peers;              // ranks that it sends to or receives from, in the communicator's numbers
+  std::vector<std::pair<int, int>> links;  // connected: sender and receiver, in the communicator's numbers
 };
 
 // It receives zeros, so it is for code whose messages do not depend on what it receives.
@@ -46,6 +49,9 @@ class CountingCommunicator final : public MessageCommunicator {
   std::unique_ptr<Communicator> subgroup(std::span<const int> members) override {
     return std::make_unique<CountingCommunicator>(place_in_group(members, rank_, size_),
                                                   static_cast<int>(members.size()), sent_);
+  }
+  void connect(std::span<const std::pair<int, int>> pairs, int /*blocks*/) override {
+    sent_.links.insert(sent_.links.end(), pairs.begin(), pairs.end());
   }
   void abort(const std::string& message) override { throw Error(message); }
 

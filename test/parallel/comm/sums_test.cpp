@@ -1,17 +1,21 @@
 // The order in which long sums exchange their windows.
 #include <ATen/ops/zeros.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/base/error.h"
 #include "parallel/comm/collectives.h"
+#include "parallel/comm/links.h"
 #include "parallel/comm/message_communicator.h"
+#include "test/parallel/comm/counting_communicator.h"
 #include "test/support/catch.h"
 
 namespace pptrain::comm {
@@ -73,6 +77,17 @@ TEST_CASE("while a window of a sum is added up, the next one travels") {
                            wait_for_message);
     CHECK(events.empty());
   }
+}
+
+TEST_CASE("links are made both ways, between all ranks or between one and some") {
+  using Pairs = std::vector<std::pair<int, int>>;
+  test::Sent all, one;
+  test::CountingCommunicator three(0, 3, all), four(0, 4, one);
+  connect_all(three, 1);
+  connect_with_one(four, 1, [](int rank) { return rank != 3; });
+  for (Pairs* pairs : {&all.links, &one.links}) std::ranges::sort(*pairs);
+  CHECK(all.links == Pairs{{0, 1}, {0, 2}, {1, 0}, {1, 2}, {2, 0}, {2, 1}});
+  CHECK(one.links == Pairs{{0, 1}, {1, 0}, {1, 2}, {2, 1}});
 }
 
 }  // namespace

@@ -276,5 +276,43 @@ TEST_CASE("a group of one rank works, and fails the job as any other") {
   REQUIRE_THAT(failure, contains_text("rank 0 failed: no space left"));
 }
 
+TEST_CASE("a mesh connects each pipeline rank with its neighbours around the ring, both ways, once") {
+  using Pairs = std::vector<std::pair<int, int>>;
+  const auto links = [](int pp) {
+    comm::test::Sent sent;
+    comm::test::CountingCommunicator world(1, 2 * pp, sent);
+    const DeviceMesh mesh(world, {.pp = pp, .dp_shard = 2});
+    std::ranges::sort(sent.links);
+    return sent.links;
+  };
+  CHECK((links(1) == Pairs{}));
+  CHECK((links(2) == Pairs{{0, 1}, {1, 0}}));
+  CHECK((links(4) == Pairs{{0, 1}, {0, 3}, {1, 0}, {1, 2}, {2, 1}, {2, 3}, {3, 0}, {3, 2}}));
+}
+
+TEST_CASE("processes have ranks in a row, as equally many as can be, and no rank is left out") {
+  for (int processes = 1; processes <= 9; ++processes) {
+    for (int ranks = processes; ranks <= 24; ++ranks) {
+      int next = 0;
+      for (int process = 0; process < processes; ++process) {
+        const Block block = block_of(process, processes, ranks);
+        REQUIRE(block.first == next);
+        REQUIRE((block.size() == ranks / processes || block.size() == (ranks - 1) / processes + 1));
+        next = block.end;
+      }
+      REQUIRE(next == ranks);
+    }
+  }
+  CHECK(block_of(99'999, 100'000, 100'000).first == 99'999);  // products beyond 32 bits
+  CHECK(describe_blocks(3, 8) == "8 ranks in 3 processes: 2 + 3 + 3");
+  CHECK(describe_blocks(1, 4) == "4 ranks in 1 process: 4");
+  const MeshShape shape{.pp = 2, .tp = 2};
+  for (const int processes : {1, 3, 4}) CHECK_NOTHROW(check_processes(shape, processes));
+  CHECK_THROWS_WITH(check_processes(shape, 5),
+                    contains_text("needs 4 ranks (pp 2 x tp 2), but 5 were launched"));
+  CHECK_THROWS_WITH(check_processes({.tp = 0}, 1), contains_text("distributed.tp = 0"));
+  CHECK_THROWS_AS(rank_at(shape, Coordinates{0, 0, 0, 0, -1}), Error);
+}
+
 }  // namespace
 }  // namespace pptrain::mesh

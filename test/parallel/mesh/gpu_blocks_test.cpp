@@ -1,6 +1,7 @@
 #include "parallel/mesh/gpu_blocks.h"
 
 #include <bit>
+#include <utility>
 
 #include "parallel/comm/communicator.h"
 #include "test/support/catch.h"
@@ -43,4 +44,20 @@ TEST_CASE("links count at both ends, and axes of one rank take nothing") {
   const GpuBlocks sharded = mesh::gpu_blocks({.dp_shard = 4}, {});
   CHECK(sharded.groups == 3);
   CHECK(sharded.of_group == GpuBlocks::most_of_group);
+}
+
+TEST_CASE("each exchange beside the axes' takes its links or its group") {
+  const mesh::MeshShape shape{.pp = 4, .dp_shard = 2, .cp = 4, .tp = 2, .ep = 2};
+  const GpuBlocks plain = mesh::gpu_blocks(shape, {});
+  CHECK(plain.groups == 5);  // tp, cp, fsdp, loss, stage
+  const auto more = [&](const mesh::GpuExchanges& exchanges) {
+    const GpuBlocks blocks = mesh::gpu_blocks(shape, exchanges);
+    return std::pair(blocks.links - plain.links, blocks.groups - plain.groups);
+  };
+  CHECK((more({.one_to_all = 1}) == std::pair(6, 0)));
+  CHECK((more({.of_ends = true}) == std::pair(2, 0)));
+  CHECK((more({.ring = true}) == std::pair(6 * comm::Communicator::link_blocks, 0)));
+  CHECK((more({.experts = true}) == std::pair(0, 3)));
+  CHECK((more({.kv_copies = true}) == std::pair(0, 1)));
+  CHECK((more({.pipeline_gather = true}) == std::pair(0, 1)));
 }

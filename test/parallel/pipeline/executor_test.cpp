@@ -88,6 +88,7 @@ class CountingStage final : public pipeline::Stage {
   size_t pending_weight_gradients() const { return pending_; }
 
   double gradient = 0;
+  ptrdiff_t most_alive = 0;  // outputs at a time
   int fail_at = -1;
   int silent_at = -1;
   std::function<void()> silence;
@@ -99,6 +100,9 @@ class CountingStage final : public pipeline::Stage {
         is_first() ? at::full({tokens, width}, static_cast<double>(data.tokens[0].item<int64_t>())) : input;
     if (x.sizes() != at::IntArrayRef({tokens, width})) throw Error("an input of the wrong shape");
     x = at::add(x, 1);
+    made_.emplace_back(x.getIntrusivePtr());
+    most_alive =
+        std::max(most_alive, std::ranges::count_if(made_, [](const auto& t) { return !t.expired(); }));
     if (!is_last()) return x;
     loss_ += x.sum().item<double>();
     return {};
@@ -107,6 +111,7 @@ class CountingStage final : public pipeline::Stage {
   int index_, stages_;
   std::vector<std::pair<int, int64_t>> saved_;  // microbatch, its tokens
   size_t pending_ = 0;
+  std::vector<c10::weak_intrusive_ptr<c10::TensorImpl>> made_;
   double loss_ = 0;
   nn::ParameterStore store_;
 };
@@ -539,5 +544,118 @@ TEST_CASE("stages must be the schedule's") {
     CountingStage right(0, 1);
     pipeline::Executor executor(alone(right), world, lowered);
     CHECK_THROWS_AS(executor.run(microbatches(2)), Error);
+  });
+}
+
+TEST_CASE("a schedule for more ranks, and a validation that was not prepared, are refused") {
+  comm::run_thread_ranks(1, [&](comm::Communicator& world) {
+    const c10::InferenceMode inference;
+    CountingStage first(0, 2), only(0, 1);
+    CHECK_THROWS_WITH(pipeline::Executor(alone(first), world, lowered_schedule("gpipe", 2, 1)),
+                      test::contains_text("for 2 pipeline ranks, the mesh has 1"));
+    pipeline::Executor executor(alone(only), world, lowered_schedule("gpipe", 1, 1));
+    CHECK_THROWS_WITH(executor.run(microbatches(1), [] { return true; }),
+                      test::contains_text("not prepared"));
+  });
+}
+
+TEST_CASE("a list that leaves values behind is an error") {
+  const auto run = [](const schedule::Schedule& s) {
+    comm::run_thread_ranks(s.ranks, [&](comm::Communicator& world) {
+      const c10::InferenceMode inference;
+      std::deque<CountingStage> own;
+      pipeline::WeightActions none;
+      std::vector<pipeline::StageWithWeights> stages;
+      for (const int stage : s.stages_of(world.rank()))
+        stages.push_back({own.emplace_back(stage, s.stages()), none});
+      pipeline::Executor(stages, world, s).run(microbatches(1));
+    });
+  };
+  schedule::Schedule local = schedule::parse_csv("0F0,1F0\n");
+  CHECK_NOTHROW(run(local));
+  local.actions[0].pop_back();
+  schedule::Schedule made = schedule::parse_csv("0F0,0SEND_F0\n1RECV_F0,1F0\n"), received = made;
+  made.actions[0].pop_back();
+  made.actions[1].clear();
+  received.actions[1].pop_back();
+  schedule::Schedule activations = schedule::parse_csv("0F0,0I0,0W0\n"), operands = activations;
+  activations.actions[0].resize(1);
+  operands.actions[0].resize(2);
+  for (const schedule::Schedule& s : {local, made, received, activations, operands})
+    CHECK_THROWS_WITH(run(s), test::contains_text("left values behind"));
+}
+
+TEST_CASE("what has been sent is freed during the step") {
+  const schedule::Schedule lowered = lowered_schedule("1f1b", 2, 13);
+  comm::run_thread_ranks(2, [&](comm::Communicator& world) {
+    const c10::InferenceMode inference;
+    CountingStage stage(world.rank(), 2);
+    pipeline::Executor(alone(stage), world, lowered).run(microbatches(13));
+    if (world.rank() == 0) CHECK(stage.most_alive <= 3);  // before the F of i + 2, the B of i has come
+  });
+}
+
+TEST_CASE("the halves of a pair last as long as their turns, one after the other") {
+  using Clock = pipeline::TimeMarks::Clock;
+  constexpr std::chrono::milliseconds turn(3);
+  const auto work = [&] { std::this_thread::sleep_for(turn); };
+  pipeline::ActionTimes times;
+  times.reset();
+  const auto begin = Clock::now();
+  times.begin(), times.starts(), work();
+  times.begin(), times.starts(), work();
+  times.goes_on(0), work(), times.ends();
+  times.goes_on(1), work(), work(), times.ends();
+  work();  // nobody's
+  times.begin(), times.starts(), times.ends();
+  const auto all = Clock::now() - begin;
+  const auto read = times.read();
+  REQUIRE(read.size() == 3);
+  const auto length = [&](size_t i) { return read[i].end - read[i].start; };
+  CHECK(length(0) >= 2 * turn);
+  CHECK(length(1) >= 3 * turn);
+  CHECK(length(0) + length(1) + length(2) <= all - turn);
+  CHECK((read[1].wait == read[0].end && read[1].start == read[0].end));
+  CHECK(read[2].wait >= read[1].end);
+}
+
+TEST_CASE("a run holds what its list says, W's operands and posted receives too") {
+  std::mutex mutex;
+  for (const std::string name : {"gpipe", "1f1b", "zb_h1", "zb_h2"}) {
+    const schedule::Schedule lowered = lowered_schedule(name, 3, 8);
+    const std::vector<schedule::InFlight> expected = schedule::in_flight(lowered);
+    comm::run_thread_ranks(3, [&](comm::Communicator& world) {
+      const c10::InferenceMode inference;
+      CountingStage stage(world.rank(), 3);
+      pipeline::Executor executor(alone(stage), world, lowered);
+      for (int step = 0; step < 2; ++step) {
+        const schedule::InFlight peak = executor.run(microbatches(8));
+        const schedule::InFlight& own = expected[static_cast<size_t>(world.rank())];
+        const std::lock_guard lock(mutex);
+        CAPTURE(name, world.rank(), step);
+        CHECK(peak.activations == own.activations);
+        CHECK(peak.weight_operands == own.weight_operands);
+        CHECK(peak.held == own.held);
+        CHECK(peak.receive_buffers == own.receive_buffers);
+      }
+    });
+  }
+}
+
+TEST_CASE("a pass behind a RESHARD is not the stage's next one") {
+  const schedule::Schedule lowered =
+      schedule::lower(schedule::parse_csv("0F0,1F0,1B0,0B0\n"),
+                      {.gather = schedule::Gather::streamed, .reduce = schedule::Reduce::none});
+  comm::run_thread_ranks(1, [&](comm::Communicator& world) {
+    const c10::InferenceMode inference;
+    CountingStage first(0, 2), last(1, 2);
+    RecordedActions of_first, of_last;
+    pipeline::Executor executor({{first, of_first}, {last, of_last}}, world, lowered);
+    executor.run(microbatches(1));
+    CHECK(of_first.told ==
+          std::vector<std::string>{"unshard for F", "reshard", "unshard", "reshard", "finish"});
+    REQUIRE((of_first.passes.size() == 2 && of_last.passes.size() == 2));
+    CHECK(!of_first.passes[0].next.has_value());
+    CHECK((of_last.passes[0].next == schedule::ActionKind::backward));
   });
 }

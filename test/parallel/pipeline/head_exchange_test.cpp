@@ -8,6 +8,9 @@
 
 #include "core/base/error.h"
 #include "parallel/comm/thread/thread_communicator.h"
+#include "parallel/pipeline/embedding_shards.h"
+#include "parallel/pipeline/tied_gradient.h"
+#include "test/parallel/comm/counting_communicator.h"
 #include "test/support/catch.h"
 
 using namespace pptrain;
@@ -67,5 +70,71 @@ TEST_CASE("gradients of the head's input are those of their microbatch, taken in
       CHECK(sum.eq(30.0 * i + 0 + 1 + 2).all().item<bool>());
     }
     exchange.finish(wait);
+  });
+}
+
+TEST_CASE("links of a head, of a tied weight and of an embedding in shards are set up") {
+  using Pairs = std::vector<std::pair<int, int>>;
+  comm::test::Sent head, tied, embedding;
+  comm::test::CountingCommunicator for_head(0, 3, head), for_tied(0, 4, tied), for_embedding(2, 3, embedding);
+  const pipeline::HeadLinks links(for_head, 1);
+  CHECK((head.links == Pairs{{1, 0},
+                             {0, 1},
+                             {1, 2},
+                             {2, 1},  // h and terms, then statistics
+                             {0, 1},
+                             {1, 2},
+                             {2, 0},
+                             {0, 2},
+                             {1, 0},
+                             {2, 1}}));
+  std::vector<nn::ElementRun> parts(4);
+  parts[0].length = parts[2].length = 5;
+  pipeline::connect_tied(for_tied, 0, parts);
+  CHECK((tied.links == Pairs{{0, 2}, {2, 0}}));
+  pipeline::connect_embedding(for_embedding);
+  CHECK((embedding.links == Pairs{{0, 1}, {1, 0}, {0, 2}, {2, 0}}));
+}
+
+TEST_CASE("each run of a head's exchange receives anew, and what it leaves behind is an error") {
+  const bool ahead = GENERATE(false, true);
+  const std::vector<data::Microbatch> data(1);
+  const Shapes shapes;
+  const auto wait = [](comm::Work& work, const std::string& what) { work.wait([&] { return what; }); };
+  comm::run_thread_ranks(2, [&](comm::Communicator& world) {
+    pipeline::HeadLinks links(world, 0);
+    pipeline::HeadExchange exchange(links, shapes, ahead);
+    for (int run = 0; run < 2; ++run) {
+      exchange.begin(data);
+      if (world.rank() == 0) exchange.give_h(0, at::full({2, 3}, 10.0 * run));
+      const at::Tensor h = exchange.take_h(0, wait);
+      if (!h.eq(10.0 * run).all().item<bool>()) throw Error("the input of another run");
+      exchange.give_statistics(0, h.narrow(1, 0, 1).contiguous());
+      exchange.take_statistics(0, wait);
+      exchange.give_term(0, h.clone());
+      if (world.rank() == 0) exchange.take_gradient(0, wait);
+      exchange.finish(wait);
+    }
+  });
+  comm::run_thread_ranks(1, [&](comm::Communicator& world) {  // its own
+    pipeline::HeadLinks links(world, 0);
+    pipeline::HeadExchange exchange(links, shapes, ahead);
+    exchange.begin(data);
+    exchange.give_h(0, at::full({2, 3}, 1.0));
+    CHECK_THROWS_WITH(exchange.finish(wait), test::contains_text("of the head behind"));
+  });
+  comm::run_thread_ranks(2, [&](comm::Communicator& world) {  // another rank's
+    pipeline::HeadLinks links(world, 0);
+    pipeline::HeadExchange exchange(links, shapes, ahead);
+    exchange.begin(data);
+    if (world.rank() == 0) {
+      exchange.give_h(0, at::full({2, 3}, 1.0));
+      exchange.take_h(0, wait);
+      exchange.finish(wait);
+    } else {
+      exchange.receive(schedule::forward(0, 0));
+      CHECK_THROWS_WITH(exchange.finish(wait), test::contains_text("of the head behind"));
+    }
+    world.barrier();
   });
 }

@@ -7,6 +7,7 @@
 #include <tuple>
 #include <utility>
 
+#include "core/base/error.h"
 #include "test/support/catch.h"
 
 using namespace pptrain;
@@ -154,4 +155,8 @@ TEST_CASE("with as many groups as ranks every rank is always busy", "[token_orde
     for (int tick = 0; tick < 4 * ranks * v; ++tick) world.tick();
     for (int tick = 0; tick < 20; ++tick) CHECK(world.tick() == ranks);
   }
+}
+
+TEST_CASE("an order of no group is refused", "[token_order]") {
+  CHECK_THROWS_AS(TokenOrder(placement(2, 1, schedule::Placement::loop), 0, 0), Error);
 }

@@ -42,6 +42,8 @@ class Job:
     eval_batches: int = 0
     balance: float = 0.0
     z: float = 0.0
+    z_loss: float = 0.0  # of the vocabulary's logits
+    more_microbatches: tuple = ()  # (first step, from 0; microbatches), ascending: train.grad_accum_schedule
 
     def lr_at(self, step):
         """The factor of lr after `step` steps: a linear rise, then half a period of a cosine."""
@@ -60,13 +62,17 @@ class Job:
             return 1.0, 0.05
         return (1.5 if ".layers.1." in name else 1.0), self.weight_decay
 
-    @property
-    def rows_per_step(self):
-        return self.data_ranks * self.microbatches * self.micro_batch
+    def microbatches_at(self, step):
+        return [self.microbatches, *(count for first, count in self.more_microbatches if first <= step)][-1]
+
+    def rows_at(self, step):
+        return self.data_ranks * self.microbatches_at(step) * self.micro_batch
 
     def toml(self, model):
         router = f"router_aux_loss_coef = {self.balance}\nrouter_z_loss_coef = {self.z}\n" if self.balance else ""
         documents = f"document_end = {self.document_end}\n" if self.document_end >= 0 else ""
+        more = "".join(f"[[train.grad_accum_schedule]]\nfrom_step = {first + 1}\ngrad_accum_steps = {count}\n"
+                       for first, count in self.more_microbatches)
         return f"""
 [run]
 dir = "run"
@@ -80,7 +86,8 @@ micro_batch_size = {self.micro_batch}
 grad_accum_steps = {self.microbatches}
 dtype = "{self.dtype}"
 grad_clip = {self.clip}
-[optimizer]
+z_loss = {self.z_loss}
+{more}[optimizer]
 lr = {self.lr}
 betas = [{self.betas[0]}, {self.betas[1]}]
 eps = {self.eps}
@@ -177,8 +184,9 @@ class Data:
         """The microbatches of `rank`. The data ranks divide the step's j-th run of samples into their microbatches j."""
         job = self.job
         microbatches = []
-        for j in range(job.microbatches):
-            first = step * job.rows_per_step + (j * job.data_ranks + rank) * job.micro_batch
+        before = sum(job.rows_at(earlier) for earlier in range(step))
+        for j in range(job.microbatches_at(step)):
+            first = before + (j * job.data_ranks + rank) * job.micro_batch
             microbatches.append(self.rows([self.mixture.sample(n) for n in range(first, first + job.micro_batch)]))
         return microbatches
 
@@ -187,8 +195,8 @@ class Data:
         return sum(rows.valid for rank in range(self.job.data_ranks) for rows in self.step(step, rank))
 
     def validations(self):
-        """Each source's name and batches: the first eval_batches (0: all), each as large as a step."""
-        size = self.job.rows_per_step
+        """Each source's name and batches: the first eval_batches (0: all), each as large as the first step."""
+        size = self.job.rows_at(0)
         for name, source in zip(self.names, self.validation.sources):
             rows = source.all_rows()
             batches = [self.rows(rows[i:i + size]) for i in range(0, len(rows), size)]

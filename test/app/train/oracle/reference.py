@@ -85,6 +85,8 @@ def add_gradients(job, model, rows, targets):
     output = run_model(model, rows, **({"output_router_logits": True} if job.balance else {}))
     nats = sum_of_losses(output.logits, rows.labels)
     extra = rows.valid * router_losses(job, model, output.router_logits) if job.balance else 0
+    if job.z_loss:  # a part of the loss that is told
+        nats = nats + job.z_loss * output.logits[rows.labels != IGNORED].logsumexp(-1).square().sum()
     ((nats + extra) / targets).backward()
     return nats.item()
 

@@ -421,3 +421,30 @@ TEST_CASE("speed of two ranks against one", "[.speed]") {
     print("ulysses of 2 against one rank", ulysses_2, local);
   }
 }
+
+TEST_CASE("a ring that saw other documents of the same split attends within those at hand") {
+  at::set_num_threads(1);
+  at::manual_seed(test::seed(4));
+  const Operands x = random_operands(32, 4, 2, 8, at::kFloat);
+  const Segments short_ones = tokens::make_segments({0, 8, 16, 24, 32}, at::kCPU),
+                 one = tokens::make_segments({0, 32}, at::kCPU);
+  const ContextSplit split = tokens::split_rows(ContextOrder::contiguous, 1, 32, 2, 0);
+  const Tensor out = at::empty_like(x.q);
+  comm::run_thread_ranks(2, [&](comm::Communicator& group) {
+    const c10::InferenceMode inference;
+    at::set_num_threads(1);
+    const auto own = split_of(split, group.rank());
+    const auto core = context::make_ring_attention(group);
+    for (const Segments& documents : {short_ones, one}) {
+      attention::Saved saved;
+      put_rows(core->forward({.q = own_rows(x.q, *own),
+                              .k = own_rows(x.k, *own),
+                              .v = own_rows(x.v, *own),
+                              .documents = documents,
+                              .split = own},
+                             saved),
+               *own, out);
+    }
+  });
+  CHECK(relative_error(out, oracle(x, one, {})[0]) < accuracy(at::kFloat));
+}

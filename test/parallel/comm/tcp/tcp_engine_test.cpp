@@ -9,6 +9,7 @@
 #include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
+#include <cstring>
 
 #include <chrono>
 #include <memory>
@@ -328,6 +329,28 @@ TEST_CASE("a peer that refuses is named at once", "[clock]") {
   REQUIRE_THAT(operation->error, contains_text("rank 0 cannot reach rank 1 at 127.0.0.1 port") &&
                                      contains_text("a firewall between the hosts?"));
   REQUIRE_THROWS_WITH(engine.send(7, at::full({5}, 1, at::kInt), 1), contains_text("cannot reach rank 1"));
+}
+
+TEST_CASE("a failure comes behind the message that has begun, and before those that have not") {
+  constexpr size_t body = 4 << 20;  // more than a socket takes at once
+  Pair pair;
+  pair.engine->send(7, at::full({static_cast<int64_t>(body)}, 1, at::kByte), 1);
+  pair.engine->send(7, at::full({5}, 2, at::kByte), 1);
+  pair.engine->fail("boom");
+  const size_t expected = 2 * sizeof(FrameHeader) + body + 4;
+  std::string all, room(1 << 20, '\0');
+  for (const auto start = Clock::now();
+       all.size() < expected && Clock::now() - start < std::chrono::seconds(5);) {
+    pollfd readable{.fd = pair.other.get(), .events = POLLIN, .revents = 0};
+    if (poll(&readable, 1, 100) != 1) continue;
+    const ssize_t got = recv(pair.other.get(), room.data(), room.size(), MSG_DONTWAIT);
+    if (got > 0) all.append(room, 0, static_cast<size_t>(got));
+  }
+  REQUIRE(all.size() == expected);
+  FrameHeader last{};
+  std::memcpy(&last, all.data() + sizeof(FrameHeader) + body, sizeof(last));
+  CHECK(last.kind == FrameKind::failure);
+  CHECK(all.ends_with("boom"));
 }
 
 }  // namespace

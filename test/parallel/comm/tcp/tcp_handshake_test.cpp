@@ -75,6 +75,7 @@ TEST_CASE("what differs between two ranks is said, and the called side tells a s
   require_refusal(identity(3, 5), 1, identity(1), "rank 3 of 5, but this run has 4 ranks");
   require_refusal(identity(3), 2, identity(1), "rank 1 where rank 2 was called");
   require_refusal(identity(1), 1, identity(1), "does not call rank 1");
+  require_refusal(identity(4), 1, identity(1), "does not call rank 1");
   Handshake called = Handshake::called(identity(1));
   const Bytes answer = called.take(Handshake::calling(identity(3, 4, "guess"), 1).opening());
   REQUIRE(answer.size() == Handshake::hello_bytes);  // random, without a proof

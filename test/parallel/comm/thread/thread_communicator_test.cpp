@@ -202,5 +202,28 @@ TEST_CASE("a message of another size or type than its receive is an error on bot
   REQUIRE_THROWS_WITH(receive->wait({}), contains_text("does not fit"));
 }
 
+TEST_CASE("texts and values of more ranks than a star has come whole to any root") {
+  at::set_num_threads(1);
+  run_thread_ranks(13, [](Communicator& world) {
+    const auto text_of = [](int rank) {
+      return std::string(rank % 4 == 1 ? 0 : static_cast<size_t>(3 * rank + 1),
+                         static_cast<char>('a' + rank));
+    };
+    const auto check = [&](const std::vector<std::string>& all, bool here) {
+      if (all.size() != (here ? 13U : 0U)) throw Error("texts in another place");
+      for (size_t r = 0; r < all.size(); ++r)
+        if (all[r] != text_of(static_cast<int>(r))) throw Error("another rank's text");
+    };
+    for (const int root : {0, 5, 12})
+      check(gather_strings(world, text_of(world.rank()), root), world.rank() == root);
+    check(all_gather_strings(world, text_of(world.rank())), true);
+    const std::vector<double> mine(static_cast<size_t>(world.rank()), world.rank() + 0.5);
+    const auto all = gather(world, mine, 5);
+    for (size_t r = 0; r < all.size(); ++r)
+      if (all[r] != std::vector<double>(r, static_cast<double>(r) + 0.5))
+        throw Error("another rank's values");
+  });
+}
+
 }  // namespace
 }  // namespace pptrain::comm

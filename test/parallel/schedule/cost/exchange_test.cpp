@@ -117,3 +117,8 @@ TEST_CASE("exchanges that take no time change nothing, and long ones take the st
   }
   CHECK_THROWS_AS(simulate(made, {.stages = {}, .latency = {}, .exchange = {{}, {}}}), Error);
 }
+
+TEST_CASE("streamed, forwards begin with a first group of its own size, backwards with an equal part") {
+  CHECK(ends(run("0UNSHARD,0F0,0F1,0B0,0B1,0RESHARD\n", {.gather = 2, .groups = 4, .first_gather = .75},
+                 true)) == Times{1.5, 5.5, 11, 19, 27.5, 27.5});
+}

@@ -95,3 +95,20 @@ TEST_CASE("timed actions are all but sends and receives, pairs by halves") {
   for (const Action& action : timed_actions(s.actions[0])) text += to_string(action) + " ";
   CHECK(text == "0F0 0F1 0B0 0B1 0REDUCE_GRAD ");
 }
+
+TEST_CASE("a simulated step of a spread head splits as the simulation says") {
+  Costs costs{.stages = {passes_of(1, 1.5, .5)}, .latency = {.25}};
+  costs.stages[0].time.head_forward = .3;
+  costs.stages[0].time.head_backward = .7;
+  costs.head_latency = .125;
+  for (const std::string name : {"1f1b", "zb_h1", "zbv"}) {
+    for (const int p : {2, 4}) {
+      const Schedule s =
+          lower(spread_head(make_schedule({.name = name, .ranks = p, .microbatches = 2 * p}), costs));
+      const Simulation simulation = simulate(s, costs);
+      const auto split = split_step(s, as_measured(s, simulation));
+      CAPTURE(name, p);
+      for (size_t rank = 0; rank < split.size(); ++rank) check_equal(split[rank], simulation.ranks[rank]);
+    }
+  }
+}

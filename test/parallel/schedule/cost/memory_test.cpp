@@ -180,3 +180,24 @@ TEST_CASE("receive buffers live from the receive to the end of its consumer") {
 TEST_CASE("a forward-only schedule keeps nothing") {
   CHECK(in_flight(parse_csv("0F0,0F1\n1F0,1F1\n"))[0].activations == 0);
 }
+
+TEST_CASE("a message is as large as the later stage's input, both ways") {
+  const auto peaks = peak_bytes(parse_csv("0F0,0SEND_F0,0RECV_B0,0B0\n1RECV_F0,1F0,1B0,1SEND_B0\n"),
+                                std::vector<StageBytes>{{}, {.message = 5}});
+  CHECK(peaks[0].buffers == 10);  // what is sent, and the gradient that comes
+  CHECK(peaks[1].buffers == 5);
+}
+
+TEST_CASE("a part of a head is held from S to T, and all terms from T to the last stage's backward") {
+  const std::vector<StageBytes> bytes{{.head = 10}, {.head = 10, .head_gradient = 100}};
+  const auto peaks = peak_bytes(parse_csv("0F0,0F1,0S0,0S1,0T0,0T1,0B0,0B1\n"
+                                          "1F0,1F1,1S0,1S1,1T0,1T1,1B0,1B1\n"),
+                                bytes);
+  CHECK(peaks[0].total() == 20);
+  CHECK(peaks[1].total() == 210);  // T1 runs
+  CHECK(peaks[1].buffers == 200);
+  CHECK(peak_bytes(parse_csv("0F0,0F1,0S0,0T0,0S1,0T1,0B0,0B1\n1F0,1F1,1S0,1T0,1B0,1S1,1T1,1B1\n"), bytes, 1)
+            .total() == 110);  // B takes the terms
+  const auto evaluation = peak_bytes(parse_csv("0F0,0S0,0T0\n1F0,1S0,1T0\n"), bytes);
+  CHECK(evaluation[1].total() == 10);
+}

@@ -154,3 +154,12 @@ TEST_CASE("under 1f1b as many equal microbatches of a rank keep all as the room 
     }
   }
 }
+
+TEST_CASE("a level that saves no time is not taken, whatever room there is") {
+  const Schedule s = lower(make_schedule({.name = "1f1b", .ranks = 1, .microbatches = 2}));
+  const std::vector<std::vector<StageBytes>> bytes{std::vector<StageBytes>(1, {.activation = 5}),
+                                                   std::vector<StageBytes>(1, {.activation = 2})};
+  const std::vector<std::vector<double>> seconds(2, std::vector<double>(1, 1.0));
+  const std::vector<int> start(1, 1);
+  CHECK(recompute_levels(s, 0, bytes, seconds, start, 1000) == std::vector<int>{1, 1});
+}

@@ -163,4 +163,42 @@ TEST_CASE("A head that is not spread soundly is refused") {
   CHECK_THROWS_AS(spread_head(sound, costs), Error);
 }
 
+TEST_CASE("parts and receives of a head where there are none, or no longer, are refused") {
+  const auto refused = [](Schedule s, size_t rank, const char* action, bool at_end, const char* why) {
+    auto& list = s.actions[rank];
+    list.insert(at_end ? list.end() : list.begin(), parse_action(action));
+    CHECK_THROWS_WITH(validate(s), contains_text(why));
+  };
+  refused(lower(make("1f1b", 2, 2)), 1, "1RECV_HEAD(0S0)", false, "head is not spread");
+  const Schedule two = spread_head(make("interleaved_1f1b", 2, 2), {});
+  refused(two, 0, "2S0", true, "of a rank's first stage, here 0");
+  refused(two, 0, "2RECV_HEAD(1S0)", false, "of the rank's first stage, here 0");
+  const Schedule spread = lower(spread_head(make("1f1b", 2, 2), with_head(2, 2, 1)));
+  refused(spread, 0, "0RECV_HEAD(1F0)", true, "of microbatch 2");
+  refused(spread, 1, "1RECV_HEAD(0T0)", true, "of microbatch 2");
+  refused(lower(forward_only(spread)), 1, "1RECV_HEAD(0T0)", false, "makes nothing that this rank receives");
+}
+
+TEST_CASE("a spread head's list without its parts is sound, in the same order") {
+  const Schedule spread = spread_head(make("1f1b", 4, 8), with_head(4, 1, 1));
+  const Schedule lists = lower(spread, {.blocking_sends = true});
+  REQUIRE(lists.has(ActionKind::recv_head));
+  for (const Schedule& given : {spread, lists}) {
+    const Schedule whole = whole_head(given);
+    CHECK_FALSE(whole.spread_head);
+    CHECK_NOTHROW(validate(whole));
+    CHECK(compute_only(whole).actions == whole_head(spread).actions);
+  }
+}
+
+TEST_CASE("a list that brings a head's receives alone gets its sends and receives") {
+  const Schedule given = parse_csv("0F0,0RECV_HEAD(1F0),0S0,0T0,0B0\n1F0,1S0,1T0,1B0\n");
+  for (const bool blocking : {false, true}) {
+    const Schedule s = lower(given, {.blocking_sends = blocking});
+    CHECK(s.has(ActionKind::send_f));
+    CHECK(s.has(ActionKind::recv_b));
+    CHECK_NOTHROW(simulate(s));
+  }
+}
+
 }  // namespace pptrain::schedule

@@ -83,6 +83,12 @@ TEST_CASE("incomplete schedules are refused") {
   CHECK_THAT(refusal(split), contains_text("0W0 is missing"));
 }
 
+TEST_CASE("a schedule of no slices is refused") {
+  Schedule s = compute();
+  s.sequence_slices = 0;
+  CHECK_THAT(refusal(s), contains_text("sequence slices"));
+}
+
 TEST_CASE("what is done twice is refused") {
   for (const char* again : {"0F1", "0B1", "0I1", "0W1"}) {
     Schedule s = compute();
