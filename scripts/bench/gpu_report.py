@@ -14,11 +14,14 @@ from contest import formatted
 
 MFU_GOALS = {4096: 0.65, 8192: 0.60}  # for a stage, by the tokens of its sequences
 COPY_SHARE_GOAL = 0.85  # for a memory-bound kernel
-MODES = ("deterministic", "fastest")  # train.deterministic true and false
+FP8_GOAL = 1.15  # for a model of 1B, relative to bf16
+MODES = ("deterministic", "fastest", "fp8")  # of a model of 1B: train.deterministic true and false; true with train.fp8
+FORMS = ("tensor", "row", "1x128")  # of FP8, by the numbers that share a scale
 ADVICE = {
     "MFU": "the stage's row: host ms near device ms asks for CUDA graphs; syncs above 0 are waits of the host; else compare "
            "products (sustained) and attention with what the stage needs of them",
     "of the copy's rate": "host us near us: the launch bounds it; else its loads (16 bytes a thread, blocks enough), with ncu",
+    "of bf16's speed": "the FP8 GEMMs: their quantising, or they themselves; the rest of a step is in bf16",
 }
 PARTS = ("bench", "torch", "whole")
 
@@ -39,10 +42,16 @@ def rows_of(parts: dict, section: str) -> list[dict]:
     return parts.get("bench", {}).get("sections", {}).get(section, {}).get("rows", [])
 
 
+def times_bf16(parts: dict, row: dict) -> float | None:
+    """The speed of a model of 1B relative to the first mode, which multiplies in bf16."""
+    rate, base = row.get("tokens_per_s"), parts["whole"]["rows"][0].get("tokens_per_s")
+    return rate / base if rate and base else None
+
+
 def goals(parts: dict) -> list[dict]:
     """Each figure that has a goal, with the goal. Small sizes have none."""
     found = []
-    if parts.get("bench", {}).get("small"):
+    if any(parts.get(part, {}).get("small") for part in ("bench", "whole")):
         return found
     for row in rows_of(parts, "stages"):
         goal = MFU_GOALS.get(row["sequence"])
@@ -52,6 +61,9 @@ def goals(parts: dict) -> list[dict]:
             found.append({"what": ", ".join(words), "unit": "MFU", "goal": goal, "measured": row.get("mfu")})
     for row in rows_of(parts, "kernels"):
         found.append({"what": row["name"], "unit": "of the copy's rate", "goal": COPY_SHARE_GOAL, "measured": row.get("share")})
+    for row in parts.get("whole", {}).get("rows", []):
+        if row["name"] == "fp8":
+            found.append({"what": "1B, fp8", "unit": "of bf16's speed", "goal": FP8_GOAL, "measured": times_bf16(parts, row)})
     for goal in found:
         goal["met"] = goal["measured"] is not None and goal["measured"] >= goal["goal"]
         goal["advice"] = ADVICE[goal["unit"]]
@@ -69,16 +81,20 @@ def met_word(parts: dict, measured, goal) -> str:
     return "yes" if measured is not None and measured >= goal else "no"
 
 
+def form_of(row: dict) -> str:
+    return row.get("form", "bf16")
+
+
 def product_tables(parts: dict) -> list[str]:
     rows, peak = rows_of(parts, "products"), parts.get("bench", {}).get("peak_flops") or None
 
     def key(row):
-        return row["name"], row["kernel"], row["rows"]
+        return row["name"], row["kernel"], row["rows"], form_of(row)
 
     sustained = {key(row): row for row in rows if row["kind"] == "sustained" and row["name"] != "block"}
     lines = []
     for row in rows:
-        if row["kind"] != "burst":
+        if row["kind"] != "burst" or form_of(row) != "bf16":
             continue
         long = sustained.get(key(row), {}).get("flops_per_s")
         share = long / peak if long and peak else None
@@ -88,11 +104,27 @@ def product_tables(parts: dict) -> list[str]:
     for row in rows:
         if row["name"] == "block":
             rate = row.get("flops_per_s")
-            cells = [number(row["rows"]), number(row.get("total_s"), 1, 1), tera(rate)]
+            cells = [form_of(row), number(row["rows"]), number(row.get("total_s"), 1, 1), tera(rate)]
             cells += [percent(rate / peak if rate and peak else None)]
             blocks.append([*cells, tera(row.get("first_tenth_flops_per_s")), tera(row.get("last_tenth_flops_per_s"))])
-    block_head = ["rows", "seconds", "TFLOP/s", "of peak", "first tenth", "last tenth"]
-    return table("All products of a block in turns", 0, block_head, blocks) + table("Matrix products", 2, head, lines)
+    block_head = ["form", "rows", "seconds", "TFLOP/s", "of peak", "first tenth", "last tenth"]
+    return table("All products of a block in turns", 1, block_head, blocks) + table("Matrix products", 2, head, lines)
+
+
+def form_table(parts: dict, kind: str, title: str) -> list[str]:
+    """GEMMs in FP8 with quantising, and without it where that was timed, each with its ratio to bf16."""
+    rows = {(row["name"], row["kernel"], row["rows"], form_of(row)): row for row in rows_of(parts, "products") if row["kind"] == kind}
+    keys = ["flops_per_s", "gemm_flops_per_s"] if any("gemm_flops_per_s" in row for row in rows.values()) else ["flops_per_s"]
+    lines = []
+    for (*place, form), row in rows.items():
+        others = [rows.get((*place, other), {}) for other in FORMS]
+        if form != "bf16" or not any(others):
+            continue
+        base, rates = row.get("flops_per_s"), [other.get(key) for key in keys for other in others]
+        ratios = [f"{tera(rate)} ({rate / base:.2f})" if rate and base else tera(rate) for rate in rates]
+        lines.append([place[0], place[1], number(place[2]), tera(base), *ratios])
+    head = ["layer", "kernel", "rows", "bf16", *FORMS, *(f"{form}, GEMM" for form in FORMS if len(keys) > 1)]
+    return table(f"{title}: TFLOP/s with quantising (times bf16)", 2, head, lines)
 
 
 def attention_table(parts: dict) -> list[str]:
@@ -153,8 +185,9 @@ def whole_table(parts: dict) -> list[str]:
     lines = []
     for row in parts.get("whole", {}).get("rows", []):
         cells = [row["name"], number(row["sequence"]), number(row.get("tokens_per_s")), percent(row.get("mfu"))]
-        lines.append([*cells, number(row.get("step_s"), 1, 3), number(row.get("memory_gb"), 1, 1)])
-    head = ["mode", "sequence", "tokens/s", "MFU", "s a step", "GB"]
+        cells += [number(row.get("step_s"), 1, 3), number(row.get("memory_gb"), 1, 1)]
+        lines.append([*cells, number(times_bf16(parts, row), 1, 2)])
+    head = ["mode", "sequence", "tokens/s", "MFU", "s a step", "GB", "first = 1"]
     return table("A model of 1B trained whole", 1, head, lines)
 
 
@@ -171,7 +204,7 @@ def failures(parts: dict) -> list[str]:
         words += [f"whole: {mode}: not measured" for mode in MODES if mode not in measured]
     for place, row in rows:
         if "error" in row:
-            labels = [str(row[key]) for key in ("name", "kernel", "pass", "rows", "sequence", "attention") if key in row]
+            labels = [str(row[key]) for key in ("name", "kernel", "form", "pass", "rows", "sequence", "attention") if key in row]
             words.append(f"{place}: {' '.join(labels)}: {row['error']}")
     return words
 
@@ -188,7 +221,9 @@ def as_markdown(parts: dict, reached: list[dict]) -> str:
     met = f"{sum(goal['met'] for goal in reached)} of {len(reached)}" if reached else "none are set for these sizes"
     lines.append(f"- goals met: {met}")
     lines += [f"- failed: {words}" for words in failures(parts)]
-    lines += stage_tables(parts) + whole_table(parts) + product_tables(parts) + attention_table(parts) + kernel_table(parts, reached)
+    lines += stage_tables(parts) + whole_table(parts) + product_tables(parts)
+    lines += form_table(parts, "sustained", "FP8 GEMMs, sustained") + form_table(parts, "burst", "FP8 GEMMs in bursts")
+    lines += attention_table(parts) + kernel_table(parts, reached)
     return "\n".join(lines) + "\n"
 
 

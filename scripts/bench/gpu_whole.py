@@ -5,7 +5,7 @@
 
 Writes random tokens and a job (Llama 3.2 1B's sizes, sequences of 4,096) into a temporary folder, starts the program, and ends
 it when enough steps are in metrics.jsonl. (A run that ends by itself saves a checkpoint, which is no part of the speed.) If
-the program has the key train.deterministic, the script measures both values. Needs only Python.
+the program has the keys, the script measures both values of train.deterministic, and train.fp8 = "rowwise". Needs only Python.
 """
 
 import argparse
@@ -139,12 +139,14 @@ def figures(sizes: Sizes, steps: list[dict], warmup: int) -> dict:
 
 
 def modes(args) -> dict[str, str]:
-    """The name of each measured mode, and its line in [train]."""
+    """The name of each measured mode, and its lines in [train]."""
     schema = subprocess.run([args.pptrain, "config", "--schema"], capture_output=True, text=True, check=True).stdout
     known = json.loads(schema)["properties"]["train"]["properties"]
-    if args.device == "cpu" or "deterministic" not in known:
-        return {"default": ""}
-    return {"deterministic": "deterministic = true", "fastest": "deterministic = false"}
+    base, found = "", {"default": ""}
+    if args.device != "cpu" and "deterministic" in known:
+        base = "deterministic = true\n"
+        found = {"deterministic": base, "fastest": "deterministic = false"}
+    return found | ({"fp8": base + 'fp8 = "rowwise"'} if "fp8" in known else {})
 
 
 def parse_arguments() -> argparse.Namespace:

@@ -95,8 +95,8 @@ def torch(context):
 
 def whole(context):
     begin(context)
-    # Both modes of train.deterministic: if one hangs, the other still has its time.
-    command = [*script(context, "gpu_whole.py"), "--pptrain", context.program("pptrain"), "--timeout", f"{0.47 * context.left():.0f}"]
+    # Three modes (gpu_report.MODES): if one hangs, the others still have their time.
+    command = [*script(context, "gpu_whole.py"), "--pptrain", context.program("pptrain"), "--timeout", f"{0.31 * context.left():.0f}"]
     return measure(context, "whole", [*command, "--steps", "10", "--warmup", "3"])
 
 
@@ -104,9 +104,9 @@ def whole(context):
 SUITE = Suite("bench", [
     Step("stages", "the MFU of stages of Llama 3 8B", 110, stages,
          "A row's own `error` is in bench.json. Out of memory: look at `peak_bytes` of the rows before it."),
-    Step("parts", "copy, GEMMs, attention by back end, memory-bound kernels", 90, parts,
+    Step("parts", "copy, GEMMs, attention by back end, memory-bound kernels", 130, parts,
          "A row's own `error` is in bench.json. The same kernel on small shapes: step `kernels` of `correct`."),
-    Step("whole", "training of a model of 1B parameters, train.deterministic on and off", 100, whole,
+    Step("whole", "training of a model of 1B parameters: train.deterministic on and off, train.fp8", 150, whole,
          "The end of the program's output is in whole.json. A run by itself: python3 scripts/bench/gpu_whole.py --help"),
     Step("torch", "the same stages in compiled PyTorch", 110, torch,
          "It is what we are compared with: nothing of ours fails here. A missing C compiler or Triton ends it."),

@@ -82,6 +82,19 @@ Results step(const Place& place, const models::ModelConfig& model, const std::ve
   return results;
 }
 
+// Splits of the layers among stages, with I and W apart, change no bit of a step.
+void check_layouts(const Place& place, const models::ModelConfig& model) {
+  const Results expected = step(place, model, {4}, Backward::at_once);
+  for (const auto& split : std::vector<std::vector<int64_t>>{{4}, {1, 3}, {1, 1, 1, 1}}) {
+    const Results actual = step(place, model, split, Backward::split);
+    REQUIRE(actual.size() == expected.size());
+    for (const auto& [name, tensor] : expected) {
+      INFO(name << ", stages: " << split.size());
+      CHECK(actual.at(name).equal(tensor));
+    }
+  }
+}
+
 }  // namespace
 
 TEST_CASE("a model's loss and gradients on the device", "[gpu]") {
@@ -108,19 +121,29 @@ TEST_CASE("stages and split backward passes change no bit on the device", "[gpu]
   for (const std::string arch : {"llama", "qwen3", "qwen3_moe", "gemma2", "gpt_oss", "deepseek_v3"}) {
     for (const auto type : {at::kFloat, at::kBFloat16}) {
       CAPTURE(arch, type);
-      const Place place{device_under_test(), type};
-      const models::ModelConfig model = model_for_gpu(arch, /*tied=*/true);
-      const Results expected = step(place, model, {4}, Backward::at_once);
-      for (const auto& split : std::vector<std::vector<int64_t>>{{4}, {1, 3}, {1, 1, 1, 1}}) {
-        const Results actual = step(place, model, split, Backward::split);
-        REQUIRE(actual.size() == expected.size());
-        for (const auto& [name, tensor] : expected) {
-          INFO(name << ", stages: " << split.size());
-          CHECK(actual.at(name).equal(tensor));
-        }
-      }
+      check_layouts({device_under_test(), type}, model_for_gpu(arch, /*tied=*/true));
     }
   }
+}
+
+TEST_CASE("a model in FP8 on the device", "[gpu]") {
+  if (!device_is_there()) return;
+  const c10::InferenceMode inference;
+  models::ModelConfig model = model_for_gpu("llama", /*tied=*/false);
+  model.hidden = 48;  // FP8 takes multiples of 16
+  model.intermediate = 64;
+  compare_place(
+      [&](const Place& place) {
+        model.fp8 = place.type == at::kBFloat16;
+        return step(place, model, {4}, Backward::at_once);
+      },
+      at::kBFloat16, 0.6);  // ten seeds gave at most 0.33, since E4M3 has four bits
+  const Place place{device_under_test(), at::kBFloat16};
+  model.fp8 = false;
+  const Results in_bf16 = step(place, model, {4}, Backward::at_once);
+  model.fp8 = true;
+  CHECK_FALSE(step(place, model, {4}, Backward::at_once).at("loss").equal(in_bf16.at("loss")));
+  check_layouts(place, model);
 }
 
 TEST_CASE("weight gradients on a second stream have the bits of those on one", "[gpu]") {

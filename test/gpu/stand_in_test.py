@@ -1,6 +1,6 @@
 """Jobs on an absent GPU (stand_in/README.md): the host's calls, and the memory that it needs.
 
-Usage: stand_in_test.py PPTRAIN STAND_IN DRIVER_FOLDER [unittest arguments]. Kernels compute nothing, so losses have no meaning.
+Usage: stand_in_test.py PPTRAIN GPU_BENCH STAND_IN DRIVER_FOLDER [unittest arguments]. Kernels compute nothing, so losses have no meaning.
 """
 
 import json
@@ -13,6 +13,7 @@ import time
 import unittest
 
 PPTRAIN = pathlib.Path(sys.argv.pop(1)).resolve()
+GPU_BENCH = pathlib.Path(sys.argv.pop(1)).resolve()
 STAND_IN = pathlib.Path(sys.argv.pop(1)).resolve()
 DRIVER_FOLDER = pathlib.Path(sys.argv.pop(1)).resolve()
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -128,6 +129,20 @@ class StandIn(unittest.TestCase):
         launches = (long.count("work") - short.count("work")) / 10 / (4 * 4)
         self.assertGreater(launches, 25)
         self.assertLess(launches, 40)
+
+    def test_libtorch_takes_operands_in_each_form_of_fp8(self):
+        """It checks their shapes, types and strides before it asks cuBLAS."""
+        out = self.folder / "bench.json"
+        command = [GPU_BENCH, "--small", "--seconds", "0.01", "--sections", "products", "--out", out]
+        result = Result(subprocess.run(command, env=environment(self.folder), capture_output=True, text=True, timeout=PATIENCE),
+                        self.folder)
+        self.assertEqual(result.code, 0, result.output)
+        self.assertEqual([line for line in result.journal if line[0] == "error"], [], "a GPU would refuse")
+        rows = json.loads(out.read_text())["sections"]["products"]["rows"]
+        self.assertEqual({row["form"] for row in rows}, {"bf16", "tensor", "row", "1x128"})
+        failed = {(row["form"], row["kernel"], row["rows"]) for row in rows if "error" in row}
+        # 64 tokens are no block of 128.
+        self.assertEqual(failed, {("1x128", "accumulate_weight_gradient", 64), ("1x128", "all", 64)})
 
     def test_memory_is_what_plan_predicts(self):
         for recipe, microbatches in (("llama3_8b_8gpu", 16), ("qwen3_8b_pp2_fsdp4", 8)):

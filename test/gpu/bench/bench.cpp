@@ -56,7 +56,7 @@ Sizes llama3_8b() {
 
 Sizes small_sizes() {
   return {.hidden = 128,
-          .ffn = 320,
+          .ffn = 384,
           .heads = 4,
           .kv_heads = 2,
           .head_dim = 32,

@@ -32,7 +32,7 @@ void declare(CLI::App& cli, Arguments& arguments) {
   std::vector<std::string> names;
   for (const Section& section : sections()) names.emplace_back(section.name);
   cli.add_option("--device", arguments.device, "cuda or cpu")->check(CLI::IsMember({"cuda", "cpu"}));
-  cli.add_option("--seconds", arguments.seconds, "of the sustained products")
+  cli.add_option("--seconds", arguments.seconds, "of the sustained GEMMs in bf16 with the most rows")
       ->check(CLI::Range(0.001, 600.0));
   cli.add_flag("--small", arguments.small, "small sizes and short measurements, for a CPU");
   cli.add_option("--sections", arguments.sections, "which ones, with commas; all without it")
@@ -77,9 +77,11 @@ Json run_section(const Section& section, Bench& bench) {
   return result;
 }
 
+// A trial's error is its result: the device has no such GEMM.
 bool has_failed(const Json& section) {
-  return section["state"] != "done" ||
-         std::ranges::any_of(section["rows"], [](const Json& row) { return row.contains("error"); });
+  return section["state"] != "done" || std::ranges::any_of(section["rows"], [](const Json& row) {
+           return row.contains("error") && !row.contains("trial");
+         });
 }
 
 void write(const Json& report, const std::string& path) {
