@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <chrono>
 #include <exception>
+#include <iterator>
 #include <limits>
 #include <ranges>
 #include <sstream>
@@ -142,6 +143,13 @@ std::function<void()> RunDir::sync_metrics() const {
       spdlog::debug("{}", error.what());
     }
   };
+}
+
+std::optional<int64_t> RunDir::saved_until(int64_t step) const {
+  if (is_from_disk()) return step;
+  const checkpoint::StepFolders saved = checkpoint::list_step_folders(folder_ / "checkpoints");
+  const auto later = saved.upper_bound(step);
+  return later == saved.begin() ? std::nullopt : std::optional(std::prev(later)->first);
 }
 
 void RunDir::remove_copies() const {

@@ -33,6 +33,10 @@ class RunDir {
   // It does not lie in memory alone.
   bool is_from_disk() const { return !memory_.contains(start_.checkpoint); }
 
+  // The step of the newest checkpoint on disk when this start goes on from `step`, which may be of a copy in
+  // memory. Nothing if there is none.
+  std::optional<int64_t> saved_until(int64_t step) const;
+
   // Does the run in the folder go on? Otherwise what it left is set aside.
   bool goes_on() const { return goes_on_; }
 

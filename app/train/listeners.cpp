@@ -89,12 +89,11 @@ RunMetrics::RunMetrics(RunContext& context, const checkpoint::RunState& state, c
 }
 
 void RunMetrics::open(const metrics::RunHeader& header, const std::vector<OpenSource>& sources,
-                      const data::DataLoader& loader, const RunSaver& saver,
-                      std::optional<int64_t> resumed_at) {
+                      const data::DataLoader& loader, const RunSaver& saver, std::optional<int64_t> saved) {
   sources_ = &sources;
   loader_ = &loader;
   saver_ = &saver;
-  resumed_at_ = resumed_at;
+  saved_before_ = saved;
   sinks_ = open_sinks(context_.job, header, so_far());
   peak_flops_ = std::max(peak_flops_, peak_flops_of_all(context_, sharing_));
   if (peak_flops_ == 0) {
@@ -114,7 +113,7 @@ metrics::StepRecord RunMetrics::so_far() const {
   return {.step = state_.step,
           .skipped_steps = state_.skipped,
           .total_tokens = state_.tokens,
-          .saved_step = saved >= 0 ? std::optional(saved) : resumed_at_};
+          .saved_step = saved >= 0 ? std::optional(saved) : saved_before_};
 }
 
 void RunMetrics::settled(const StepResult& result) {

@@ -30,10 +30,11 @@ class RunMetrics final : public StepListener {
   // this. `sharing`: of the ranks' cores, as rank 0 knows it.
   RunMetrics(RunContext& context, const checkpoint::RunState& state, const CoreSharing& sharing);
 
-  // Opens the sinks on rank 0. `header`: of this start; `resumed_at`: the step of the checkpoint that the run
-  // goes on from. Throws Error that names a file that cannot be written. The references must outlive this.
+  // Opens the sinks on rank 0. `header`: of this start; `saved`: the step of the newest checkpoint on
+  // disk, of a run that goes on. Throws Error that names a file that cannot be written. The references must
+  // outlive this.
   void open(const metrics::RunHeader& header, const std::vector<OpenSource>& sources,
-            const data::DataLoader& loader, const RunSaver& saver, std::optional<int64_t> resumed_at);
+            const data::DataLoader& loader, const RunSaver& saver, std::optional<int64_t> saved);
   // Closes the sinks in good order: nothing follows.
   void close();
 
@@ -52,7 +53,7 @@ class RunMetrics final : public StepListener {
   const std::vector<OpenSource>* sources_ = nullptr;
   const data::DataLoader* loader_ = nullptr;
   const RunSaver* saver_ = nullptr;
-  std::optional<int64_t> resumed_at_;
+  std::optional<int64_t> saved_before_;
   std::vector<std::unique_ptr<metrics::Sink>> sinks_;
   double flops_per_token_;
   double peak_flops_ = 0;  // FLOP/s of all ranks

@@ -320,11 +320,11 @@ bool QuickStop::complete(comm::Work& work) {
 
 // A step that post-validation may still take back is not saved; a GPU's stream is not waited for here.
 RunStop::RunStop(const RunContext& context, const fault::Shutdown& shutdown, const RunDir& run_dir,
-                 RunSaver& saver, const checkpoint::RunState& state)
+                 RunSaver& saver, const checkpoint::RunState& state, int64_t saved)
     : run_dir_(context.job.run.dir),
       shutdown_(shutdown),
       saver_(saver),
-      begun_at_(state.step),
+      saved_before_(saved),
       is_root_(context.root()),
       stops_quickly_(patience_.time && !context.job.optimizer.post_validation && context.device.is_cpu() &&
                      !context.shares_process),
@@ -348,7 +348,7 @@ void RunStop::begin_step(int64_t step) {
 
 // What is lost if the process ends during a step.
 std::string RunStop::lost_by_ending_at_once() const {
-  const int64_t saved = std::max(saver_.saved_step(), begun_at_), lost = under_way_ - 1 - saved;
+  const int64_t saved = std::max(saver_.saved_step(), saved_before_), lost = under_way_ - 1 - saved;
   const std::string steps = fmt::format("{} finished step{}", lost, lost == 1 ? "" : "s");
   if (saved == 0) return fmt::format("no checkpoint was saved, so {} are lost", steps);
   const std::string newest = fmt::format("the newest checkpoint is {}", checkpoint_name(saved));

@@ -23,8 +23,9 @@ class RunStop final : public StepListener {
  public:
   // Rank 0 prints what a signal will do. All references must outlive this; `state` is of the last finished
   // step. Collective.
+  // saved: the step of the newest checkpoint on disk at the start; 0: none.
   RunStop(const RunContext& context, const fault::Shutdown& shutdown, const RunDir& run_dir, RunSaver& saver,
-          const checkpoint::RunState& state);
+          const checkpoint::RunState& state, int64_t saved);
   // Does not return if a quick stop has begun: it ends the process.
   ~RunStop() override;
   RunStop(const RunStop&) = delete;
@@ -54,7 +55,7 @@ class RunStop final : public StepListener {
   const std::filesystem::path run_dir_;
   const fault::Shutdown& shutdown_;
   const RunSaver& saver_;
-  const int64_t begun_at_;  // the step of the checkpoint that this start goes on from; 0: none
+  const int64_t saved_before_;  // the step of the newest checkpoint on disk at the start; 0: none
   const bool is_root_;
   Patience patience_ = patience_of(comm::detect_launch());
   bool stops_quickly_;

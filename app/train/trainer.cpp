@@ -239,9 +239,11 @@ void Trainer::open(bool resumed) {
                                          .ended = ended},
                  state_, /*is_saved=*/resumed && run_dir_.is_from_disk());
   if (copies) open_copies(layout, std::move(shortage));
-  if (context_.root())
-    metrics_.open(run_dir_.header(state_.step, layout), sources_, loader_, *saver_,
-                  resumed ? std::optional(state_.step) : std::nullopt);
+  std::optional<int64_t> saved;
+  if (context_.root()) {
+    if (resumed) saved = run_dir_.saved_until(state_.step);
+    metrics_.open(run_dir_.header(state_.step, layout), sources_, loader_, *saver_, saved);
+  }
   disk_comm_->barrier();
   open_log(context_.job.run.dir);
   // The callback outlives this: an exception may leave the trainer before something ends the process.
@@ -249,7 +251,7 @@ void Trainer::open(bool resumed) {
     context_.heartbeat->on_verdict([folder = fs::path(context_.job.run.dir)](const std::string& text) {
       note_last_words(folder, text);
     });
-  stop_.emplace(context_, shutdown_, run_dir_, *saver_, state_);
+  stop_.emplace(context_, shutdown_, run_dir_, *saver_, state_, saved.value_or(0));
   listeners_ = {&divergence_, &metrics_, pace_.get()};
   for (const auto& listener : between_steps_) listeners_.push_back(listener.get());
   listeners_.insert(listeners_.end(), {&*saver_, &*stop_});

@@ -73,10 +73,11 @@ void add_data(std::vector<Option>& options) {
       .required_unless("data.sources")
       .needless("format", "random");
   add_files(source, /*has_conditions=*/true);
-  data("cache", &DataSection::cache,
-       "Folder of token files, made from texts before the first step. Jobs with the same files, tokenizer "
-       "and keys share them. Empty: pptrain_cache in the first file's folder, or in run.dir if that folder "
-       "cannot be written.")
+  data(
+      "cache", &DataSection::cache,
+      "Folder of token files, made from texts before the first step. Jobs with the same files, tokenizer "
+      "and keys share them. Empty: pptrain_cache in the first file's folder, or run.dir/cache if that folder "
+      "cannot be written.")
       .path(Names::written)
       .decides(Effect::none);
   data("add_special", &DataSection::add_special,

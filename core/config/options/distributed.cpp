@@ -179,11 +179,11 @@ void add_distributed(std::vector<Option>& options) {
       .between(0, max_ranks);
   hosts("host_link_gbps", &DistributedSection::host_link_gbps,
         "Gb/s from a rank to other hosts, for predictions. 0: 90 % of InfiniBand of the GPU's generation, on "
-        "CPUs 90 % of 10 Gb/s Ethernet. pptrain doctor measures it.")
+        "CPUs 90 % of 10 Gb/s Ethernet. pptrain doctor measures it with pp > 1 on CPUs.")
       .between(0, 1e6);
   hosts("host_latency_us", &DistributedSection::host_latency_us,
         "Microseconds of a short message to another host, for predictions. 0: 20 on GPUs, 60 on CPUs. "
-        "pptrain doctor measures it.")
+        "pptrain doctor measures it with pp > 1 on CPUs.")
       .between(0, 1e9);
   distributed("timeout_s", &DistributedSection::timeout_s,
               "Seconds that a rank waits for another rank before the run ends with a report. It limits slow "

@@ -165,7 +165,10 @@ int64_t sweep(const Overrides& job, int victim, int64_t deaths, int host_count =
     REQUIRE(end);
     CHECK(end->how == app::RunPhase::finished);
     CHECK(end->checkpoint == "step_5");
-    from_memory += content(run / "metrics.jsonl").find(hosts.memory(0).string()) != std::string::npos;
+    const std::string metrics = content(run / "metrics.jsonl");
+    from_memory += metrics.find(hosts.memory(0).string()) != std::string::npos;
+    // A copy in memory is no checkpoint that has been saved.
+    if (plan.job.checkpoint.interval == 0) CHECK(metrics.find("\"saved_step\"") == std::string::npos);
     fs::remove_all(run);
   }
   return from_memory;
