@@ -95,7 +95,8 @@ bool say_world(const Plan& plan) {
                          crowding.empty() ? "" : "; ", crowding));
 }
 
-bool say_device(const config::JobConfig& job) {
+bool say_device(const Plan& plan) {
+  const config::JobConfig& job = plan.job;
   if (job.run.device == config::Device::cpu)
     return say("device", "",
                fmt::format("cpu, {} per rank",
@@ -103,7 +104,8 @@ bool say_device(const config::JobConfig& job) {
   const int count = kernels::gpu_count();
   std::string fault = count > 0 ? "" : "run.device = \"cuda\", but no GPU was found here";
   if (job.train.fp8 != config::Fp8::off) {
-    for (int gpu = 0; gpu < count && fault.empty(); ++gpu)
+    const int used = std::min(count, plan.mesh.world_size());
+    for (int gpu = 0; gpu < used && fault.empty(); ++gpu)
       fault = kernels::why_no_fp8(c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(gpu)));
   }
   return say("device", fault, fmt::format("cuda, {} GPU{} here", count, count == 1 ? "" : "s"));
@@ -169,7 +171,7 @@ int check(const CheckArguments& arguments) {
       load_plan(arguments.config, arguments.set, {.world = arguments.world, .inspect = inspect_all});
   const config::JobConfig& job = plan.job;
   // Each line is printed, whatever the earlier answers are.
-  const std::array answers{say_job(plan), say_world(plan), say_device(job), say_memory(plan, program),
+  const std::array answers{say_job(plan), say_world(plan), say_device(plan), say_memory(plan, program),
                            say_data(job), say_run(job)};
   for (const std::string& note : plan.notes) fmt::print("{}\n", printable(note));
   for (const auto& warnings :

@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <chrono>
 #include <exception>
-#include <iterator>
 #include <limits>
 #include <ranges>
 #include <sstream>
@@ -148,8 +147,8 @@ std::function<void()> RunDir::sync_metrics() const {
 std::optional<int64_t> RunDir::saved_until(int64_t step) const {
   if (is_from_disk()) return step;
   const checkpoint::StepFolders saved = checkpoint::list_step_folders(folder_ / "checkpoints");
-  const auto later = saved.upper_bound(step);
-  return later == saved.begin() ? std::nullopt : std::optional(std::prev(later)->first);
+  const auto newest = saved.lower_bound(step);  // the highest step comes first
+  return newest == saved.end() ? std::nullopt : std::optional(newest->first);
 }
 
 void RunDir::remove_copies() const {

@@ -22,8 +22,8 @@ class QuickStop;  // saves the last finished step in the middle of the next one
 class RunStop final : public StepListener {
  public:
   // Rank 0 prints what a signal will do. All references must outlive this; `state` is of the last finished
-  // step. Collective.
-  // saved: the step of the newest checkpoint on disk at the start; 0: none.
+  // step. `saved`: the step of the newest checkpoint on disk at the start, 0 if none; only rank 0's counts.
+  // Collective.
   RunStop(const RunContext& context, const fault::Shutdown& shutdown, const RunDir& run_dir, RunSaver& saver,
           const checkpoint::RunState& state, int64_t saved);
   // Does not return if a quick stop has begun: it ends the process.

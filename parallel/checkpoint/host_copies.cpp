@@ -293,7 +293,7 @@ void remove_others(const fs::path& root, const Candidate& chosen) {
       try {
         const std::string text = manifest_text(folder);
         stays = io::checksum_hex(std::as_bytes(std::span(text))) == chosen.manifest;
-      } catch (const Error&) {
+      } catch (const Error&) {  // then it is no copy of the step
       }
     }
     std::error_code ignored;

@@ -36,7 +36,7 @@ struct Schedule {
   // Does what stage s and stage s + 1 exchange go from one rank to another?
   bool crosses_ranks(int boundary) const { return rank_of(boundary) != rank_of(boundary + 1); }
   bool has(ActionKind kind) const;  // among the actions
-  bool has_communication() const;   // any send or receive
+  bool has_communication() const;   // any SEND or RECV between stages, not RECV_HEAD
 
   int lists() const { return microbatches / sequence_slices; }  // microbatches, not counting their slices
   int list_of(int microbatch) const { return microbatch / sequence_slices; }

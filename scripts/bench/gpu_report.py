@@ -187,7 +187,7 @@ def whole_table(parts: dict) -> list[str]:
         cells = [row["name"], number(row["sequence"]), number(row.get("tokens_per_s")), percent(row.get("mfu"))]
         cells += [number(row.get("step_s"), 1, 3), number(row.get("memory_gb"), 1, 1)]
         lines.append([*cells, number(times_bf16(parts, row), 1, 2)])
-    head = ["mode", "sequence", "tokens/s", "MFU", "s a step", "GB", "first = 1"]
+    head = ["mode", "sequence", "tokens/s", "MFU", "s a step", "GB", "times bf16"]
     return table("A model of 1B trained whole", 1, head, lines)
 
 

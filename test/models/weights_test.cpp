@@ -2,9 +2,9 @@
 #include <ATen/Functions.h>
 #include <c10/core/InferenceMode.h>
 #include <unistd.h>
-#include <fstream>
 
 #include <filesystem>
+#include <fstream>
 #include <functional>
 #include <map>
 #include <span>

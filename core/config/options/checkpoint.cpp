@@ -46,10 +46,10 @@ void add_checkpoint(std::vector<Option>& options) {
       "resume", &CheckpointSection::resume,
       "What the first start in run.dir begins with. none or auto: a new model. A path: a checkpoint, "
       "or a folder of checkpoints. Later starts ignore these values and resume from the newest sound "
-      "checkpoint of run.dir, so the same command always resumes. restart: moves the run's checkpoints, "
-      "metrics and records aside (checkpoints.1, metrics.1.jsonl, ...) and starts over. Exception: an "
-      "unfinished run of this same job "
-      "(its layout may differ) that began with restart is resumed.")
+      "checkpoint of run.dir, so the same command always resumes. restart: moves checkpoints, metrics and "
+      "other files of the earlier run aside (checkpoints.1, metrics.1.jsonl, ...) and starts over. "
+      "Exception: an unfinished run of this same job (its layout may differ) that began with restart is "
+      "resumed.")
       .path()
       .such_as({"auto", "none", "restart"});
   checkpoint("data", &CheckpointSection::data,

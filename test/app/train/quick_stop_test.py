@@ -108,7 +108,8 @@ class QuickStop(unittest.TestCase):
         run([PPTRAIN, "verify", "evaluates"], self.folder)
 
     def test_in_the_first_step(self):
-        ranks = self.start_ranks("first", PPTRAIN_STOP_SECONDS=1)
+        long_steps = f"train.grad_accum_steps={4 * self.microbatches}"
+        ranks = self.start_ranks("first", long_steps, PPTRAIN_STOP_SECONDS=1)
         wait_for(lambda: records(self.folder / "first"), 60, "no start of the run")
         time.sleep(0.1)
         outputs = self.stop_in_a_hurry(ranks, signalled=ranks)
@@ -117,7 +118,7 @@ class QuickStop(unittest.TestCase):
         end = json.loads((self.folder / "first/end.json").read_text())
         self.assertEqual(("stopped", 0), (end["how"], end["step"]))
         self.run_threads("first", "train.steps=1")
-        self.assertEqual(self.numbers("first", 1), self.numbers("whole", 1))
+        self.assertEqual(self.numbers("first", 1), self.numbers("whole", 1))  # it begins anew
 
     def test_a_run_with_post_validation_finishes_its_steps(self):
         ranks = self.start_ranks("validated", "optimizer.post_validation=true", PPTRAIN_STOP_SECONDS=1)

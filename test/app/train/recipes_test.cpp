@@ -1,6 +1,9 @@
 // The shipped recipes for large meshes resolve to a plan, and small versions of them train on the same mesh.
 #include <cmath>
+#include <filesystem>
+#include <string>
 
+#include "core/base/error.h"
 #include "test/app/small_job.h"
 #include "test/support/catch.h"
 
@@ -28,8 +31,8 @@ TEST_CASE("on GPUs the exchanges of every recipe leave room for kernels, or its 
     if (file.path().extension() != ".toml" || name == "reference" || name == "finetune") continue;
     CAPTURE(name);
     const auto fits = [&](const std::string& head) {
-      const app::Plan plan = load(name, {"run.device=\"cuda\"", "distributed.pp_head=" + head});
-      return gpu_blocks(plan).fit() && gpu_blocks(plan).all() <= mesh::GpuBlocks::most;
+      const auto blocks = gpu_blocks(load(name, {"run.device=\"cuda\"", "distributed.pp_head=" + head}));
+      return blocks.fit() && blocks.all() <= mesh::GpuBlocks::most;
     };
     CHECK(fits("last"));
     const app::Plan plan = load(name, {});

@@ -46,7 +46,7 @@ TEST_CASE("links count at both ends, and axes of one rank take nothing") {
   CHECK(sharded.of_group == GpuBlocks::most_of_group);
 }
 
-TEST_CASE("each exchange beside the axes' takes its links or its group") {
+TEST_CASE("each exchange in addition to the axes' takes its links or its group") {
   const mesh::MeshShape shape{.pp = 4, .dp_shard = 2, .cp = 4, .tp = 2, .ep = 2};
   const GpuBlocks plain = mesh::gpu_blocks(shape, {});
   CHECK(plain.groups == 5);  // tp, cp, fsdp, loss, stage

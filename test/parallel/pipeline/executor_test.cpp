@@ -606,7 +606,7 @@ TEST_CASE("the halves of a pair last as long as their turns, one after the other
   times.begin(), times.starts(), work();
   times.goes_on(0), work(), times.ends();
   times.goes_on(1), work(), work(), times.ends();
-  work();  // nobody's
+  work();  // of no action
   times.begin(), times.starts(), times.ends();
   const auto all = Clock::now() - begin;
   const auto read = times.read();
