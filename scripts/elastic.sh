@@ -39,7 +39,11 @@ done
 
 torchrun=${TORCHRUN:-}
 [[ -n $torchrun || ! -x $root/.venv/bin/torchrun ]] || torchrun=$root/.venv/bin/torchrun
-[[ -n $torchrun ]] || torchrun=$(command -v torchrun) || die "torchrun is needed: pip install torch, or set TORCHRUN"
+torchrun=$(command -v "${torchrun:-torchrun}") || die "torchrun is needed: pip install torch, or set TORCHRUN"
+# With its Python, which its first line names, elastic_agent.py is a torchrun that waits less.
+agent_command=("$torchrun")
+LC_ALL=C read -r line <"$torchrun" 2>/dev/null || true
+[[ ${line:-} != '#!'*python* || ! -x ${line#'#!'} ]] || agent_command=("${line#'#!'}" "$root/scripts/elastic_agent.py")
 pptrain=${PPTRAIN:-$root/build/pptrain}
 "$pptrain" --version >/dev/null || die "$pptrain does not run here"
 
@@ -96,7 +100,7 @@ for ((turn = 0; ; ++turn)); do
   conf=last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=3,read_timeout=5,join_timeout=$join
   [[ $endpoint == "$own" ]] && conf+=,is_host=1 || conf+=,is_host=0
   began=$SECONDS
-  "$torchrun" --nnodes "$least:${#hosts[@]}" --nproc-per-node "$processes" --max-restarts 1000000 --monitor-interval 0.1 \
+  "${agent_command[@]}" --nnodes "$least:${#hosts[@]}" --nproc-per-node "$processes" --max-restarts 1000000 --monitor-interval 0.1 \
     --rdzv-backend c10d --rdzv-id "pptrain-$PPTRAIN_ELASTIC_RUN" --rdzv-endpoint "$endpoint:$port" --rdzv-conf "$conf" \
     --local-addr "$own" --no-python "$pptrain" --config "$job" "${settings[@]}" &
   agent=$!
