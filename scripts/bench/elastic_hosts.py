@@ -34,10 +34,12 @@ def sh(command: str, check: bool = True) -> str:
 
 
 def name_of(pid: int) -> str:
+    """Of a process that lives; "" if it has ended, also while its parent has not noticed."""
     try:
-        return Path(f"/proc/{pid}/comm").read_text().strip()
+        name, state = re.fullmatch(r"\d+ \((.*)\) (\w).*", Path(f"/proc/{pid}/stat").read_text(), re.DOTALL).groups()
     except OSError:
         return ""
+    return "" if state in "XZ" else name
 
 
 def wait(condition, what: str, seconds: float = 60) -> None:

@@ -36,8 +36,8 @@ from elastic_leaks import Leaks
 
 PARTS = ("found", "torchrun", "start", "step")
 PROCESSES = 2  # of a host
-# Seconds from the death to the next new step, for 99 of 100. No one promises how soon two of three hosts are back, and an agent may be
-# that of the meeting point.
+# Seconds from the death to the next new step, for 99 of 100 deaths. An agent may be the one with the meeting point. A pair has no limit:
+# the run waits until one of the two hosts is back.
 LIMITS = {"rank": 4, "start": 4, "stopped": 10, "cable": 10, "signal": 10, "host": 10, "store": 13, "agent": 13, "pair": math.inf}
 INTERVAL = 50  # steps between checkpoints on disk
 
@@ -144,7 +144,7 @@ def verify(run: Run, pptrain: Path, job: Path, settings: list[str]) -> str:
 def measure(deaths: Deaths, leaks: Leaks, drawn: list[str], pause: float, results: dict[str, list[dict]]) -> list[str]:
     """All deaths, into the results; prints what they say together, also if it is interrupted. Returns promises that are broken."""
     run, problems = deaths.run, []
-    wait(lambda: run.last_step() > 10, "steps and a checkpoint")
+    wait(lambda: run.last_step() > 10, "ten steps")
     began, first = time.monotonic(), run.last_step()
     wait(lambda: run.last_step() >= first + 40, "steps")
     quiet = (time.monotonic() - began) / (run.last_step() - first)
