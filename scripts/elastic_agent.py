@@ -7,43 +7,34 @@
 A torch without the names that are changed here is plain torchrun.
 """
 
+import inspect
 import sys
 
-from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 from torch.distributed.run import main
+
+try:
+    from torch.distributed.elastic.rendezvous import dynamic_rendezvous
+except ImportError:
+    dynamic_rendezvous = None
 
 SECONDS = 0.1
 
 
-def ask_more_often(handler: type) -> None:
-    """During a rendezvous. While ranks run, once a second is enough, and costs them less."""
-    delay, rendezvous = dynamic_rendezvous._delay, handler.next_rendezvous
-    dynamic_rendezvous._delay = lambda seconds: delay(SECONDS if seconds == 1 else seconds)
-
-    def next_rendezvous(self):
-        holder = self._state_holder
-        kept, holder._cache_duration = holder._cache_duration, SECONDS
-        try:
-            return rendezvous(self)
-        finally:
-            holder._cache_duration = kept
-
-    handler.next_rendezvous = next_rendezvous
-
-
-def leave_it_open(handler: type) -> None:
-    close = handler.shutdown
-    handler.shutdown = lambda self: close(self) if sys.exc_info()[0] is None else False
-
-
-def change() -> None:
-    handler = getattr(dynamic_rendezvous, "DynamicRendezvousHandler", None)
+def ask_more_often() -> None:
+    delay = getattr(dynamic_rendezvous, "_delay", None)
     holder = getattr(dynamic_rendezvous, "_BackendRendezvousStateHolder", None)
-    if handler and holder and hasattr(dynamic_rendezvous, "_delay"):
-        ask_more_often(handler)
-        leave_it_open(handler)
+    if delay and holder and inspect.getfullargspec(holder.__init__).defaults == (1,):  # cache_duration
+        dynamic_rendezvous._delay = lambda seconds: delay(SECONDS if seconds == 1 else seconds)
+        holder.__init__.__defaults__ = (SECONDS,)
+
+
+def leave_it_open() -> None:
+    handler = getattr(dynamic_rendezvous, "DynamicRendezvousHandler", None)
+    if close := getattr(handler, "shutdown", None):
+        handler.shutdown = lambda self: close(self) if sys.exc_info()[0] is None else False
 
 
 if __name__ == "__main__":
-    change()
+    ask_more_often()
+    leave_it_open()
     sys.exit(main())

@@ -19,23 +19,18 @@ except ImportError:
 class ElasticAgent(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        elastic_agent.change()
+        elastic_agent.ask_more_often()
+        elastic_agent.leave_it_open()
 
     def setUp(self):
         store = HashStore()
-        self.handler = rendezvous.DynamicRendezvousHandler.from_backend("run", store, C10dRendezvousBackend(store, "run"), 1, 1, "127.0.0.1")
+        self.handler = rendezvous.DynamicRendezvousHandler.from_backend("run", store, C10dRendezvousBackend(store, "run"), 1, 2, "here")
 
-    def test_an_agent_asks_ten_times_a_second_as_it_waits_for_others(self):
+    def test_an_agent_asks_ten_times_a_second(self):
         start = time.monotonic()
         rendezvous._delay(seconds=1)
         self.assertLess(time.monotonic() - start, 0.9)
-        executor, holder = self.handler._op_executor, self.handler._state_holder
-        run, kept = executor.run, []
-        executor.run = lambda *arguments: (kept.append(holder._cache_duration), run(*arguments))
-        self.assertEqual(self.handler.next_rendezvous().world_size, 1)
-        self.assertEqual(kept, [0.1, 0.1])  # to leave the round before, and to join the next one
-        self.assertEqual(holder._cache_duration, 1)
-        self.handler.shutdown()
+        self.assertEqual(self.handler._state_holder._cache_duration, 0.1)
 
     def test_other_delays_are_as_they_were(self):
         start = time.monotonic()
