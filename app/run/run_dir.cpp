@@ -312,7 +312,7 @@ void RunDir::write_job() const {
     schedule = schedule_name;  // the folder may be moved
   const std::string text = config::to_toml(resolved);
   if (!holds(folder_ / resolved_name, text) || !holds(folder_ / job_name, context_.plan.given))
-    make_room_for_file(folder_ / resolved_name, [](const std::string&) {});
+    set_aside_once(folder_ / resolved_name);
   if (context_.plan.keeps_schedule())
     keep_job(kept_schedule(context_.job), schedule::write_csv(context_.plan.compute));
   keep_job(folder_ / job_name, context_.plan.given);
@@ -390,6 +390,22 @@ void make_room_for_file(const fs::path& file, const Report& report) {
   std::error_code error;
   if (!fs::exists(file, error)) return;
   report(fmt::format("{} of an earlier start: moved to {}", file.string(), io::set_aside(file).string()));
+}
+
+void set_aside_once(const fs::path& file) {
+  if (!io::is_there(file)) return;
+  const std::string text = io::read_small_file(file, std::numeric_limits<size_t>::max());
+  const std::string beginning = file.stem().string() + ".";
+  std::error_code error;
+  for (const fs::directory_entry& other : fs::directory_iterator(file.parent_path(), error)) {
+    const fs::path name = other.path().filename();
+    if (name == file.filename() || !name.string().starts_with(beginning) ||
+        name.extension() != file.extension() || !holds(other.path(), text))
+      continue;
+    fs::remove(file);
+    return;
+  }
+  io::set_aside(file);
 }
 
 void keep_job(const fs::path& file, const std::string& job) {

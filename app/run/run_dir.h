@@ -132,6 +132,9 @@ void make_room(const std::filesystem::path& folder, std::optional<int64_t> kept,
 
 // Moves `file`, if it is there, to a numbered name: trace.json to trace.1.json.
 void make_room_for_file(const std::filesystem::path& file, const Report& report);
+// The same without a word; but if a numbered file holds the same text, `file` is removed. A run whose hosts
+// come and go has few different texts.
+void set_aside_once(const std::filesystem::path& file);
 
 // Writes the job, or a schedule, to `file`. A different one there is kept as job.1.toml, job.2.toml, ..., the
 // oldest first.

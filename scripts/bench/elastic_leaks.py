@@ -40,7 +40,7 @@ class Leaks:
             "MB of a rank": max(map(megabytes, ranks)),
             "descriptors of an agent": max(map(descriptors, agents)),
             "MB of an agent": max(map(megabytes, agents)),
-            # A rank's log comes with its first accusation, and each change of the pipeline's length leaves a resolved.N.toml.
+            # A rank's log comes with its first accusation, a resolved.N.toml with the first change to a length of the pipeline.
             "files in run.dir": len([path for path in self.run.folder.iterdir() if not path.name.startswith(("log.rank_", "resolved."))]),
         }
         self.first = self.first or self.newest

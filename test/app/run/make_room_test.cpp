@@ -114,3 +114,17 @@ TEST_CASE("step_007 is no checkpoint's folder, for nobody") {
   CHECK_THROWS_AS(find_named_checkpoint((root / "step_8").string(), ignore, known), pptrain::UsageError);
   CHECK(find_progress(root, ignore, known).checkpoints == 3);
 }
+
+TEST_CASE("a job that starts take in turns is set aside once") {
+  const TemporaryFolder folder;
+  const auto file = folder.path() / "resolved.toml";
+  for (const char* text : {"long", "short", "long", "short", "long", "other"}) {
+    set_aside_once(file);
+    keep_job(file, text);
+  }
+  CHECK(content(file) == "other");
+  CHECK(content(folder.path() / "resolved.1.toml") == "long");
+  CHECK(content(folder.path() / "resolved.2.toml") == "short");
+  CHECK(names_in(folder.path()) ==
+        std::set<std::string>{"resolved.toml", "resolved.1.toml", "resolved.2.toml"});
+}
