@@ -245,7 +245,7 @@ TEST_CASE("a rank of any mesh may die, with whatever its job does") {
       job = with(job, {fmt::format("{}={}", choices[i].key, choices[i].value)});
       if (i < ep) ranks *= 2;
     }
-    from_memory += sweep(job, (5 * turn + 1) % ranks, 13, 1 + turn % 2);
+    from_memory += sweep(job, (5 * turn + 1) % ranks, 9, 1 + turn % 2);
     ++turn;
   }
   CHECK(from_memory > 0);
