@@ -257,8 +257,7 @@ def navigation(out):
     ]
 
 
-def main():
-    pptrain, out = pathlib.Path(sys.argv[1]).resolve(), pathlib.Path(sys.argv[2]).resolve()
+def make(pptrain, out):
     pages = out / "pages"
     shutil.rmtree(pages, ignore_errors=True)
     pages.mkdir(parents=True)
@@ -279,4 +278,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    make(pathlib.Path(sys.argv[1]).resolve(), pathlib.Path(sys.argv[2]).resolve())

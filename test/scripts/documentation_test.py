@@ -15,9 +15,12 @@ import shutil
 import sys
 import tempfile
 import unittest
+from unittest import mock
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
-from pptrain import SOURCE, environment, free_port, is_open_mpi, job, run  # noqa: E402
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "scripts/site"))
+import make_pages  # noqa: E402
+from pptrain import SOURCE, environment, free_port, is_open_mpi, job, run, run_line  # noqa: E402
 
 PPTRAIN = pathlib.Path(sys.argv.pop(1)).resolve()
 MPIEXEC = sys.argv.pop(1)
@@ -101,7 +104,7 @@ class Commands(unittest.TestCase):
 
     @classmethod
     def shell(cls, command, code=0, **extra):
-        return run(["bash", "-c", command], cls.folder, code, errors="replace", env=environment(**extra))
+        return run_line(command, PPTRAIN, cls.folder, code=code, env=environment(**extra))
 
     def launch(self, command):
         """Runs `command` with two processes if its launcher is installed; Open MPI's form of hosts differs from MPICH's."""
@@ -150,12 +153,21 @@ class Commands(unittest.TestCase):
                 self.assertIn(known.split("/")[-1].split()[-1].removeprefix("test_"), (SOURCE / where).read_text())
 
 
+class LoadedShell(make_pages.Shell):
+    """Starts pptrain from the loaded program."""
+
+    def run(self, command, code=0):
+        done = run_line(command, PPTRAIN, self.folder, code=code, env={**self.env, **environment(PATH=self.env["PATH"])})
+        return done.stdout + done.stderr
+
+
 class Site(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
         cls.out = pathlib.Path(tempfile.mkdtemp(prefix="pptrain_site_"))
         cls.addClassCleanup(shutil.rmtree, cls.out, ignore_errors=True)
-        run([sys.executable, SOURCE / "scripts/site/make_pages.py", PPTRAIN, cls.out], SOURCE)
+        with mock.patch.object(make_pages, "Shell", LoadedShell):
+            make_pages.make(PPTRAIN, cls.out)
         cls.pages = cls.out / "pages"
 
     def test_every_link_leads_to_a_page_and_its_heading(self):

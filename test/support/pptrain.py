@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import pathlib
+import shlex
 import shutil
 import signal
 import socket
@@ -196,7 +197,7 @@ class Forked:
     def communicate(self, timeout=None):
         self.wait(timeout)
         if self._said is None:
-            self._said = tuple(file.seek(0) or file.read().decode() for file in self._output)
+            self._said = tuple(file.seek(0) or file.read().decode(errors="replace") for file in self._output)
             for file in self._output:
                 file.close()
         return self._said
@@ -233,6 +234,13 @@ def run(command, cwd, code=0, timeout=300, env=None, own_start=False, **options)
     if code not in (None, done.returncode):
         raise AssertionError(f"exit code {done.returncode} in place of {code}: {command}\n{done.stdout}\n{done.stderr}")
     return done
+
+
+def run_line(line, program, cwd, **options):
+    """As run(), of a line for a shell. If it is a command of pptrain with words alone, `program` runs it without a shell."""
+    words = shlex.split(line)
+    plain = pathlib.Path(words[0]).name == "pptrain" and not set(line) & set("|&;<>()$`*?[]{}~#\n")
+    return run([program, *words[1:]] if plain else ["bash", "-c", line], cwd, **options)
 
 
 def start_ranks(commands, cwd, own_start=False, **extra):

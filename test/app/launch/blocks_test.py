@@ -99,14 +99,16 @@ class Blocks(Case):
         self.assertEqual(codes, [3] * 5, outputs)
 
     def test_a_spare_process_that_its_agent_ends_takes_leave(self):
-        """It ends before the others have done their step."""
-        run(self.command("trial", "train.steps=2"), self.folder)
-        microbatches = 8 * max(1, int(5 / steps(self.folder / "trial")[-1]["step_time_s"]))
-        processes = self.launch(5, "run", "train.steps=100000", f"train.grad_accum_steps={microbatches}", own_start=True,
-                                TORCHELASTIC_RUN_ID="agent", PPTRAIN_STOP_SECONDS=16)
+        """It ends before the others, whose step waits for a process that stands still."""
+        processes = self.launch(5, "run", "train.steps=100000", own_start=True, TORCHELASTIC_RUN_ID="agent",
+                                PPTRAIN_STOP_SECONDS=40)
         wait_for_steps(processes, self.folder / "run", 1)
+        processes[1].send_signal(signal.SIGSTOP)
         for process in processes:
             process.send_signal(signal.SIGTERM)
+        self.assertEqual(processes[4].wait(timeout=6), 3)
+        self.assertEqual([process.poll() for process in processes[:4]], [None] * 4)
+        processes[1].send_signal(signal.SIGCONT)
         codes, outputs = self.ended(processes, seconds=60)
         self.assertEqual(codes, [3] * 5, outputs)
         self.assertEqual(json.loads((self.folder / "run/end.json").read_text())["how"], "stopped")

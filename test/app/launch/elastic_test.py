@@ -10,14 +10,17 @@ import random
 import signal
 import sys
 import time
+import traceback
 import unittest
+
+from torch.distributed.run import main as torchrun_main
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "support"))
 from bounds import seed  # noqa: E402
-from pptrain import Case, checksums, environment, free_port, job, latest, records, run, sets, start, steps, wait_for  # noqa: E402
+from pptrain import Case, checksums, environment, free_port, job, latest, records, run, sets, steps, wait_for  # noqa: E402
 
 PPTRAIN = pathlib.Path(sys.argv.pop(1)).resolve()
-STEPS = 400
+STEPS = 240
 JOB = job(train={"steps": STEPS}, checkpoint={"interval": 10, "keep_last_n": 2}, lr_schedule={"warmup_steps": 2},
           distributed={"pp": 2, "heartbeat_s": 3}, optimizer={"lr": 1e-3})
 
@@ -31,35 +34,64 @@ def children(pid):
     return [int(child) for child in pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
+class Agent:
+    """torchrun in a session of its own, forked from this process, where it is loaded."""
+
+    def __init__(self, arguments, folder, name, env):
+        self.returncode = None
+        self.output, self.log = folder / f"{name}.out.txt", folder / f"{name}.txt"
+        self.pid = os.fork()
+        if self.pid == 0:
+            self.become(arguments, folder, env)
+
+    def become(self, arguments, folder, env):
+        code = 1
+        try:
+            os.setsid()
+            os.chdir(folder)
+            for stream, file in ((1, self.output), (2, self.log)):
+                os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT, 0o644), stream)
+            os.environ.clear()
+            os.environ.update(env)
+            torchrun_main([str(argument) for argument in arguments])
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+
+    def poll(self):
+        if self.returncode is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            self.returncode = os.waitstatus_to_exitcode(status) if pid else None
+        return self.returncode
+
+    def kill(self):
+        if self.poll() is None:
+            os.killpg(self.pid, signal.SIGKILL)
+            os.waitpid(self.pid, 0)
+
+
 class Elastic(Case):
     def setUp(self):
         super().setUp()
         (self.folder / "job.toml").write_text(JOB)
         self.port = free_port()
         self.agents = []
-        self.addCleanup(self.kill)
-
-    def kill(self):
-        for agent in self.agents:
-            if agent.poll() is None:
-                os.killpg(agent.pid, signal.SIGKILL)
-            agent.communicate()
-
     def torchrun(self, *settings, agents=1, least=None, here=None, **extra):
         """The job's two ranks, by one agent or by one each, `here` of which start; agents of a run meet at the same port."""
         for number in range(here or agents):
-            command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", f"{least or agents}:{agents}", "--nproc-per-node", 2 // agents,
-                       "--max-restarts", 5, "--monitor-interval", 0.1, "--rdzv-backend", "c10d", "--rdzv-id", self.id(),
-                       "--rdzv-endpoint", f"127.0.0.1:{self.port}", "--local-addr", "127.0.0.1",
-                       "--rdzv-conf", f"last_call_timeout=1,keep_alive_interval=1,is_host={int(number == 0)}",
-                       "--no-python", PPTRAIN, "--config", "job.toml", *sets('run.dir="run"', *settings)]
-            log = open(self.folder / f"agent_{number}.txt", "w")
-            self.addCleanup(log.close)
-            self.agents.append(start(command, self.folder, stderr=log, start_new_session=True,
-                                     env=environment(TORCHELASTIC_ERROR_FILE=self.folder / "error.json", **extra)))
+            arguments = ["--nnodes", f"{least or agents}:{agents}", "--nproc-per-node", 2 // agents,
+                         "--max-restarts", 5, "--monitor-interval", 0.1, "--rdzv-backend", "c10d", "--rdzv-id", self.id(),
+                         "--rdzv-endpoint", f"127.0.0.1:{self.port}", "--local-addr", "127.0.0.1",
+                         "--rdzv-conf", f"last_call_timeout=1,keep_alive_interval=1,is_host={int(number == 0)}",
+                         "--no-python", PPTRAIN, "--config", "job.toml", *sets('run.dir="run"', *settings)]
+            self.agents.append(Agent(arguments, self.folder, f"agent_{number}",
+                                     environment(TORCHELASTIC_ERROR_FILE=self.folder / "error.json", **extra)))
+            self.addCleanup(self.agents[-1].kill)
 
     def log(self):
-        return "".join(file.read_text() for file in sorted(self.folder.glob("agent_*.txt")))
+        return "".join(agent.log.read_text() for agent in self.agents)
 
     def ended(self, seconds=90):
         """The agents' exit codes."""
@@ -117,12 +149,9 @@ class Elastic(Case):
         self.wait_for_step(35)
         os.killpg(self.agents[1].pid, signal.SIGKILL)
         self.assertEqual(self.ended(), [0, -signal.SIGKILL], self.log())
-        self.assertIn("2 ranks, but 1 process: the pipeline has 1 rank instead of 2", self.output(0))
+        self.assertIn("2 ranks, but 1 process: the pipeline has 1 rank instead of 2", self.agents[0].output.read_text())
         self.assertEqual(checksums(latest(self.folder / "run")), checksums(latest(whole)))
         self.assertEqual(numbers(self.folder / "run"), numbers(whole))
-
-    def output(self, agent):
-        return self.agents[agent].stdout.read()
 
     def check_final(self, *settings):
         self.torchrun(*settings)

@@ -13,7 +13,7 @@
 namespace pptrain::test {
 namespace {
 
-constexpr int layers = 8;
+constexpr int most_layers = 8;
 constexpr int heads = 8;
 constexpr int seq_len = 48;
 
@@ -45,7 +45,7 @@ bool schedule_exists(const Placement& placement, int ranks) {
                                                .ranks = ranks,
                                                .microbatches = microbatches_on(ranks),
                                                .stages_per_rank = placement.stages_per_rank});
-    return made.stages() <= layers;
+    return made.stages() <= most_layers;
   } catch (const UsageError&) {
     return false;
   }
@@ -291,7 +291,9 @@ std::string GridJob::name() const {
 }
 
 std::vector<std::string> GridJob::common() const {
-  Overrides result = {fmt::format("train.grad_accum_steps={}", microbatches),
+  const int stages = mesh.pp * std::max(stages_per_rank, 1);
+  Overrides result = {fmt::format("model.num_hidden_layers={}", stages > 4 ? most_layers : 4),
+                      fmt::format("train.grad_accum_steps={}", microbatches),
                       fmt::format("model.tie_word_embeddings={}", tied),
                       fmt::format("data.document_end={}", documents ? int{'\n'} : -1),
                       "optimizer.name=" + optimizer};
@@ -370,7 +372,6 @@ seed = {}
 arch = "{}"
 hidden_size = 32
 intermediate_size = 48
-num_hidden_layers = {}
 num_attention_heads = {}
 num_key_value_heads = 2
 head_dim = 4
@@ -395,7 +396,7 @@ resume = "none"
 [metrics]
 peak_tflops = 1
 )",
-      experts ? 1 : 0, experts ? "qwen3_moe" : "llama", layers, heads,
+      experts ? 1 : 0, experts ? "qwen3_moe" : "llama", heads,
       experts ? fmt::format("num_experts = {}\nnum_experts_per_tok = 2\nmoe_intermediate_size = 16\n"
                             "mlp_only_layers = [3]\nrouter_aux_loss_coef = 0.01\n"
                             "router_z_loss_coef = 0.001\nrouter_bias_update_rate = 0.001",

@@ -179,7 +179,7 @@ void check_first_gradients(const Folders& folders, const GridJob& job) {
                   part_of_spread(job), 0);
     compared += reference.size();
   }
-  CHECK(compared > 50);
+  CHECK(compared > 30);
 }
 
 Tensors difference(const Tensors& a, const Tensors& b) {
