@@ -5,7 +5,9 @@
 Runs the benchmark job with a trace of a few steps (profile.trace). Prints, for each rank and part of the step: seconds, percent of the
 step, and the GFLOP/s or GB/s of its kernels; --kernels adds a line for each kernel and GEMM shape. "between kernels" is the time of
 passes and phases outside kernels: allocation, copies, the executor, the exchanges of small values. "waiting" is the bubble: for inputs,
-and for the other ranks at the step's end. Above the tables: the peaks of one core of this machine, measured by core_peaks.cpp.
+and for the other ranks at the step's end. Above the tables: the peaks of one core of this machine, measured by core_peaks.cpp; the peak
+of products is PyTorch's at 2048 x 2048 x 2048 in the job's type. "at the peaks" is the time that a rank's kernels would take at these peaks, also as
+a share of its step without waiting.
 """
 
 import argparse
@@ -13,10 +15,12 @@ import json
 import subprocess
 import sys
 import tempfile
+import time
 import tomllib
 from collections import defaultdict
 from pathlib import Path
 
+import torch
 from contest import (
     HERE,
     ISAS,
@@ -68,6 +72,19 @@ def core_peaks(folder: Path) -> dict:
     return json.loads(subprocess.run([str(program)], check=True, capture_output=True, text=True).stdout)
 
 
+def product_peak(dtype: str) -> float:
+    """FLOP/s of one core in PyTorch's product of two large matrices, the best of eight."""
+    torch.set_num_threads(1)
+    side = 2048
+    a, b = (torch.randn(side, side).to(getattr(torch, {"bf16": "bfloat16", "fp32": "float32"}[dtype])) for _ in range(2))
+    seconds = []
+    for _ in range(8):
+        begin = time.perf_counter()
+        torch.mm(a, b)
+        seconds.append(time.perf_counter() - begin)
+    return 2 * side**3 / min(seconds)
+
+
 def traced(args, folder: Path) -> dict:
     steps = FIRST + STEPS - 1
     size = SIZES[args.size]
@@ -105,7 +122,11 @@ def rate(seconds: float, flops: float, moved: float) -> list[str]:
     return [f"{flops / seconds / 1e9:.1f}" if flops else "", f"{moved / seconds / 1e9:.1f}" if not flops else ""]
 
 
-def table(args, trace: dict, rank: int) -> list[list[str]]:
+def seconds_at_peaks(kernels: list[dict], products: float, copies: float) -> float:
+    return sum(kernel["flops"] / products if kernel["flops"] else kernel["bytes"] / copies for kernel in kernels)
+
+
+def table(args, trace: dict, rank: int, peaks: dict) -> list[list[str]]:
     other = trace["otherData"]
     kernels = other["kernels"][rank]
     vocab = tomllib.loads(other["job"])["model"]["vocab_size"]
@@ -128,6 +149,9 @@ def table(args, trace: dict, rank: int) -> list[list[str]]:
     add("between kernels", busy - sum(kernel["seconds"] for kernel in kernels))
     add("waiting", step - busy)
     add("step", step, sum(kernel["flops"] for kernel in kernels))
+    if "products" in peaks:
+        least = seconds_at_peaks(kernels, peaks["products"], peaks["copy_bytes"])
+        rows.append(["at the peaks, of what is not waiting", f"{least:.3f}", f"{least / busy:.1%}", "", ""])
     return rows
 
 
@@ -135,14 +159,18 @@ def main() -> int:
     args = arguments()
     with tempfile.TemporaryDirectory(prefix="pptrain-where-") as temporary:
         peaks = core_peaks(Path(temporary))
+        if not args.isa:  # PyTorch would use more
+            peaks["products"] = product_peak(args.dtype)
         trace = traced(args, Path(temporary))
     other = trace["otherData"]
     print(f"machine: {machine()}")
     print(f"one core: {peaks['flops'] / 1e9:.0f} GFLOP/s in fp32, copies {peaks['copy_bytes'] / 1e9:.1f} GB/s, y += a x {peaks['add_bytes'] / 1e9:.1f} GB/s")
+    if "products" in peaks:
+        print(f"products in {args.dtype}: {peaks['products'] / 1e9:.0f} GFLOP/s")
     print(f"job: {args.size}, {args.dtype}, {other['schedule']}, layers {other['layers_per_stage']}, {'threads' if args.threads else 'mpirun'}")
     for rank in range(len(other["kernels"])):
         print()
-        print(formatted(table(args, trace, rank), args.markdown))
+        print(formatted(table(args, trace, rank, peaks), args.markdown))
     return 0
 
 

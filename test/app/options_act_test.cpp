@@ -10,6 +10,7 @@
 #include "test/app/small_job.h"
 #include "test/support/captured_log.h"
 #include "test/support/catch.h"
+#include "test/support/paths.h"
 
 using namespace pptrain;
 using pptrain::test::contains_text;
@@ -616,7 +617,7 @@ class Bench {
     std::ofstream(files_ / "template/tokenizer.json") << json.dump();
   }
 
-  const fs::path tokenizer = fs::path(PPTRAIN_SOURCE_DIR) / "configs/data/tokenizer";
+  const fs::path tokenizer = test::source_dir() / "configs/data/tokenizer";
   test::TemporaryFolder folder_;
   fs::path files_ = folder_.path() / "files", work_ = folder_.path() / "work";
   std::map<Overrides, Seen> known_;
@@ -643,7 +644,7 @@ void check_run(Bench& bench, const Row& row, Repeated& repeated) {
 }
 
 void check_other_test(const Row& row) {
-  std::ifstream file(fs::path(PPTRAIN_SOURCE_DIR) / row.text);
+  std::ifstream file(test::source_dir() / row.text);
   const std::string text{std::istreambuf_iterator<char>(file), {}};
   CHECK_THAT(text, contains_text(row.key.substr(row.key.rfind('.') + 1)));
 }

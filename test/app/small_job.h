@@ -22,6 +22,7 @@
 #include "app/resolve/load_plan.h"
 #include "app/train/trainer.h"
 #include "core/fault/shutdown.h"
+#include "test/support/paths.h"
 #include "test/support/seed.h"
 
 namespace pptrain::test {
@@ -73,7 +74,7 @@ inline Overrides with(Overrides list, std::initializer_list<std::string> more) {
   return list;
 }
 
-inline const fs::path shakespeare = fs::path(PPTRAIN_SOURCE_DIR) / "configs/data/tinyshakespeare.txt";
+inline const fs::path shakespeare = source_dir() / "configs/data/tinyshakespeare.txt";
 
 inline std::string small_job_text(const fs::path& data = shakespeare) {
   return fmt::format(R"([model]

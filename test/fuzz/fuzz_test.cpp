@@ -12,6 +12,7 @@
 #include "test/fuzz/mutate.h"
 #include "test/fuzz/targets.h"
 #include "test/support/catch.h"
+#include "test/support/paths.h"
 
 using namespace pptrain;
 
@@ -37,7 +38,7 @@ constexpr Target targets[] = {
 
 std::vector<std::string> corpus_of(const char* name) {
   std::vector<std::filesystem::path> paths;
-  for (const auto& entry : std::filesystem::directory_iterator(std::filesystem::path(PPTRAIN_SOURCE_DIR) /
+  for (const auto& entry : std::filesystem::directory_iterator(test::source_dir() /
                                                                "test/fuzz/corpus" / name))
     paths.push_back(entry.path());
   std::ranges::sort(paths);

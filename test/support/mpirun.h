@@ -1,8 +1,9 @@
-// Starts a program under the MPI that this build uses. Needs the compile definition MPIEXEC.
+// Starts a program under the MPI that this build uses.
 #pragma once
 
 #include "parallel/comm/mpi/mpi_communicator.h"
 #include "test/support/not_run.h"
+#include "test/support/paths.h"
 #include "test/support/processes.h"
 
 namespace pptrain::test {
@@ -16,7 +17,7 @@ inline bool has_mpi() {
 
 // Runs `program` (with its arguments) as `size` ranks, killed after `seconds`.
 inline Ended mpirun(int size, const std::vector<std::string>& program, double seconds) {
-  std::vector<std::string> arguments{MPIEXEC};
+  std::vector<std::string> arguments{mpiexec()};
   if (comm::mpi_flavor() == comm::MpiFlavor::open_mpi) arguments.emplace_back("--oversubscribe");
   arguments.insert(arguments.end(), {"-n", std::to_string(size)});
   arguments.insert(arguments.end(), program.begin(), program.end());

@@ -24,6 +24,7 @@
 #include "parallel/schedule/render/csv.h"
 #include "test/app/small_job.h"
 #include "test/support/catch.h"
+#include "test/support/paths.h"
 
 using pptrain::UsageError;
 using pptrain::test::contains_text;
@@ -32,7 +33,7 @@ using pptrain::test::with;
 
 namespace {
 
-const std::filesystem::path root = PPTRAIN_SOURCE_DIR;
+const std::filesystem::path root = pptrain::test::source_dir();
 
 pptrain::app::Plan loaded(const Overrides& overrides) {
   return pptrain::test::small_plan(pptrain::test::small_job_text(), "run", overrides);

@@ -9,6 +9,7 @@
 #include "test/support/bounds.h"
 #include "test/support/catch.h"
 #include "test/support/covering.h"
+#include "test/support/paths.h"
 
 using pptrain::UsageError;
 using pptrain::test::all_combinations;
@@ -26,7 +27,7 @@ using pptrain::test::with;
 
 namespace {
 
-const std::filesystem::path root = PPTRAIN_SOURCE_DIR;
+const std::filesystem::path root = pptrain::test::source_dir();
 
 constexpr double layouts_grad_clip = 0.2;  // Comparison checks that it acts
 

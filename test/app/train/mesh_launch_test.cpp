@@ -2,6 +2,7 @@
 #include "test/app/train/mesh_grid.h"
 #include "test/support/catch.h"
 #include "test/support/mpirun.h"
+#include "test/support/paths.h"
 
 using namespace pptrain;
 using test::GridJob;
@@ -66,7 +67,7 @@ TEST_CASE("meshes under mpirun give the bits of threads") {
   const test::TemporaryFolder folder;
   const std::vector<Job> jobs = sample(8);
   const fs::path list = write_list(folder.path(), jobs);
-  const test::Ended ended = test::mpirun(ranks, {JOB_LIST_RANK, list.string()}, 300);
+  const test::Ended ended = test::mpirun(ranks, {(test::build_dir() / "job_list_rank").string(), list.string()}, 300);
   INFO(ended.output);
   REQUIRE(ended.code == 0);
   check_against_threads(folder.path(), jobs);
@@ -79,7 +80,7 @@ TEST_CASE("meshes over TCP give the bits of threads") {
   const std::string port = std::to_string(test::free_port());
   std::vector<test::Process> processes;
   for (int rank = 0; rank < ranks; ++rank) {
-    processes.push_back({{JOB_LIST_RANK, list.string()},
+    processes.push_back({{(test::build_dir() / "job_list_rank").string(), list.string()},
                          {{"RANK", std::to_string(rank)},
                           {"LOCAL_RANK", std::to_string(rank)},
                           {"WORLD_SIZE", std::to_string(ranks)},

@@ -8,6 +8,7 @@
 #include "test/support/catch.h"
 #include "test/support/covering.h"
 #include "test/support/mpirun.h"
+#include "test/support/paths.h"
 
 namespace fs = std::filesystem;
 using pptrain::test::Combination;
@@ -102,7 +103,7 @@ TEST_CASE("under mpirun sharded ranks equal replicas in one process bit for bit"
   }
   const std::filesystem::path list = folder.path() / "jobs.json";
   std::ofstream(list) << jobs;
-  const pptrain::test::Ended ended = pptrain::test::mpirun(4, {JOB_LIST_RANK, list.string()}, 300);
+  const pptrain::test::Ended ended = pptrain::test::mpirun(4, {(pptrain::test::build_dir() / "job_list_rank").string(), list.string()}, 300);
   INFO(ended.output);
   REQUIRE(ended.code == 0);
   for (const auto& [run_dir, reduce] : runs) {
@@ -152,7 +153,7 @@ TEST_CASE("halves of a pair that take turns give the bits of one after the other
   for (const auto& [ranks, of_ranks] : jobs) {
     const std::filesystem::path list = folder.path() / "jobs.json";
     std::ofstream(list) << of_ranks;
-    const pptrain::test::Ended ended = pptrain::test::mpirun(ranks, {JOB_LIST_RANK, list.string()}, 300);
+    const pptrain::test::Ended ended = pptrain::test::mpirun(ranks, {(pptrain::test::build_dir() / "job_list_rank").string(), list.string()}, 300);
     INFO(ended.output);
     REQUIRE(ended.code == 0);
   }
@@ -179,7 +180,7 @@ TEST_CASE("under mpirun a spread head gives the bits of threads") {
   }
   const std::filesystem::path list = folder.path() / "jobs.json";
   std::ofstream(list) << jobs;
-  const pptrain::test::Ended ended = pptrain::test::mpirun(2, {JOB_LIST_RANK, list.string()}, 300);
+  const pptrain::test::Ended ended = pptrain::test::mpirun(2, {(pptrain::test::build_dir() / "job_list_rank").string(), list.string()}, 300);
   INFO(ended.output);
   REQUIRE(ended.code == 0);
   for (size_t i = 0; i < threads.size(); ++i) {
@@ -211,7 +212,7 @@ TEST_CASE("under mpirun every layout equals one process bit for bit") {
     }
     const std::filesystem::path list = folder.path() / "jobs.json";
     std::ofstream(list) << jobs;
-    const pptrain::test::Ended ended = pptrain::test::mpirun(pp, {JOB_LIST_RANK, list.string()}, 300);
+    const pptrain::test::Ended ended = pptrain::test::mpirun(pp, {(pptrain::test::build_dir() / "job_list_rank").string(), list.string()}, 300);
     INFO(ended.output);
     REQUIRE(ended.code == 0);
   }

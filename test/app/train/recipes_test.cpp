@@ -6,6 +6,7 @@
 #include "core/base/error.h"
 #include "test/app/small_job.h"
 #include "test/support/catch.h"
+#include "test/support/paths.h"
 
 using namespace pptrain;
 
@@ -13,7 +14,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-const fs::path configs = fs::path(PPTRAIN_SOURCE_DIR) / "configs";
+const fs::path configs = test::source_dir() / "configs";
 
 app::Plan load(const std::string& name, const test::Overrides& more) {
   const test::Overrides overrides =

@@ -8,6 +8,7 @@
 #include "core/config/document.h"
 #include "test/core/config/config_test_support.h"
 #include "test/support/catch.h"
+#include "test/support/paths.h"
 
 using namespace pptrain;
 using namespace pptrain::config;
@@ -373,7 +374,7 @@ TEST_CASE("an element of a mixture is overridden by its place") {
 }
 
 TEST_CASE("cut and garbled jobs are accepted or refused, never worse") {
-  const std::string reference = read(std::string(PPTRAIN_SOURCE_DIR) + "/configs/reference.toml");
+  const std::string reference = read(pptrain::test::source_dir().string() + "/configs/reference.toml");
   REQUIRE(reference.size() > 1000);
   int refused = 0;
   const auto attempt = [&](const std::string& text, const Overrides& overrides = {}) {

@@ -18,6 +18,7 @@
 #include "core/config/nearest.h"
 #include "test/core/config/config_test_support.h"
 #include "test/support/catch.h"
+#include "test/support/paths.h"
 
 using namespace pptrain::config;
 using namespace pptrain::config::test;
@@ -220,13 +221,13 @@ shuffle = false
 }
 
 TEST_CASE("configs/reference.toml is what the table of options says") {
-  const std::string path = std::string(PPTRAIN_SOURCE_DIR) + "/configs/reference.toml";
+  const std::string path = pptrain::test::source_dir().string() + "/configs/reference.toml";
   INFO("To regenerate it: pptrain config --reference > configs/reference.toml");
   CHECK(read_shipped(path) == reference_toml());
 }
 
 TEST_CASE("configs/schema.json is what the table of options says") {
-  const std::string path = std::string(PPTRAIN_SOURCE_DIR) + "/configs/schema.json";
+  const std::string path = pptrain::test::source_dir().string() + "/configs/schema.json";
   INFO("To regenerate it: pptrain config --schema > configs/schema.json");
   CHECK(read_shipped(path) == json_schema());
 }

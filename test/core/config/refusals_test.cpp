@@ -13,6 +13,7 @@
 #include "core/config/validate.h"
 #include "test/core/config/config_test_support.h"
 #include "test/support/catch.h"
+#include "test/support/paths.h"
 
 using namespace pptrain::config;
 using namespace pptrain::config::test;
@@ -119,7 +120,7 @@ TEST_CASE("what other trainers call a key is known") {
 // docs/coming_from.md and the proposals for keys of other trainers must agree: one table serves both.
 TEST_CASE("a key of another trainer is answered as docs/coming_from.md says") {
   const Folder folder;
-  std::ifstream page(std::string(PPTRAIN_SOURCE_DIR) + "/docs/coming_from.md");
+  std::ifstream page(pptrain::test::source_dir().string() + "/docs/coming_from.md");
   const std::regex quoted("`([^`]+)`");
   const auto words = [&](const std::string& cell) {
     std::vector<std::string> found;

@@ -8,6 +8,7 @@
 #include "parallel/checkpoint/manifest.h"
 #include "test/parallel/checkpoint/example.h"
 #include "test/support/catch.h"
+#include "test/support/paths.h"
 
 using namespace pptrain;
 using namespace pptrain::checkpoint;
@@ -17,7 +18,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-const fs::path golden = fs::path(PPTRAIN_SOURCE_DIR) / "test/golden/checkpoints/format_1";
+const fs::path golden = source_dir() / "test/golden/checkpoints/format_1";
 
 const std::vector<std::pair<std::string, std::vector<int64_t>>> tensors = {
     {"embed.weight", {8, 6}},

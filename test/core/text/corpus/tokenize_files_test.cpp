@@ -11,6 +11,7 @@
 #include "test/core/io/scratch_folder.h"
 #include "test/core/text/tokenizer/definitions.h"
 #include "test/support/catch.h"
+#include "test/support/paths.h"
 
 using namespace pptrain;
 using namespace pptrain::corpus;
@@ -71,7 +72,7 @@ TEST_CASE("documents of a file, with their ends, whatever the number of threads"
   const ScratchFolder folder;
   const Tokenizer tokenizer = Tokenizer::load(definition("llama3"));
   const std::string line =
-      read_file(fs::path(PPTRAIN_SOURCE_DIR) / "configs/data/tinyshakespeare.txt").substr(0, 9000);
+      read_file(test::source_dir() / "configs/data/tinyshakespeare.txt").substr(0, 9000);
   std::vector<std::string> texts;
   for (int i = 0; i < 700; ++i)
     texts.push_back(std::to_string(i) + line.substr(0, static_cast<size_t>(i * 37 % 9000)));

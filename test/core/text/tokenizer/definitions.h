@@ -7,11 +7,12 @@
 #include <string>
 
 #include "core/text/tokenizer/tokenizer.h"
+#include "test/support/paths.h"
 
 namespace pptrain::tokenizer {
 
 inline std::filesystem::path definition(const std::string& name) {
-  return std::filesystem::path(PPTRAIN_SOURCE_DIR) / "test/core/text/tokenizer/definitions" / name /
+  return test::source_dir() / "test/core/text/tokenizer/definitions" / name /
          "tokenizer.json";
 }
 

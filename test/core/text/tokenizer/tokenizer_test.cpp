@@ -12,6 +12,7 @@
 #include "test/core/io/scratch_folder.h"
 #include "test/core/text/tokenizer/definitions.h"
 #include "test/support/catch.h"
+#include "test/support/paths.h"
 
 using namespace pptrain;
 using namespace pptrain::tokenizer;
@@ -82,7 +83,7 @@ TEST_CASE("a prompt has the tokens before a text, its own at its end, and none t
 TEST_CASE("a definition's text comes back, from many threads at once") {
   const Tokenizer tokenizer = Tokenizer::load(definition("llama3").parent_path());
   const std::string text =
-      read_file(std::filesystem::path(PPTRAIN_SOURCE_DIR) / "configs/data/tinyshakespeare.txt");
+      read_file(test::source_dir() / "configs/data/tinyshakespeare.txt");
   const std::vector<int32_t> ids = tokenizer.encode(text, false);
   CHECK(ids.size() < text.size() / 2);
   CHECK(tokenizer.decode(ids, false) == text);

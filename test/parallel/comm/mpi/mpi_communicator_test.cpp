@@ -4,6 +4,7 @@
 
 #include "test/support/catch.h"
 #include "test/support/mpirun.h"
+#include "test/support/paths.h"
 
 namespace pptrain::comm {
 namespace {
@@ -12,7 +13,7 @@ using Clock = std::chrono::steady_clock;
 using pptrain::test::contains_text;
 
 test::Ended mpirun(int size, const std::string& mode) {
-  return test::mpirun(size, {COMM_RANK, mode}, 60);
+  return test::mpirun(size, {(test::build_dir() / "comm_rank").string(), mode}, 60);
 }
 
 TEST_CASE("MPI does what a transport must") {

@@ -7,6 +7,7 @@
 
 #include "core/base/error.h"
 #include "test/support/catch.h"
+#include "test/support/paths.h"
 #include "test/support/processes.h"
 
 namespace pptrain::comm {
@@ -19,7 +20,7 @@ std::vector<test::Ended> run_ranks(const std::string& mode, int size, int starte
   const std::string port = std::to_string(test::free_port());
   std::vector<test::Process> processes;
   for (int r = 0; r < started; ++r) {
-    processes.push_back({{COMM_RANK, mode},
+    processes.push_back({{(test::build_dir() / "comm_rank").string(), mode},
                          {{"RANK", std::to_string(r)},
                           {"LOCAL_RANK", std::to_string(r)},
                           {"WORLD_SIZE", std::to_string(size)},

@@ -263,6 +263,20 @@ TEST_CASE("what the store holds is checked") {
   REQUIRE(read_address("10.0.0.5 41234", 3).port == 41234);
 }
 
+TEST_CASE("a store that no rank 0 has written is refused, whatever it holds") {
+  const Rendezvous rendezvous = somewhere();
+  c10d::TCPStoreOptions options;
+  options.port = static_cast<uint16_t>(rendezvous.port);
+  options.isServer = true;
+  options.waitWorkers = false;
+  c10d::TCPStore others(rendezvous.host, options);
+  const size_t digits = GENERATE(size_t{0}, size_t{63}, size_t{64}, size_t{130}, size_t{10'000});
+  CAPTURE(digits);
+  const std::string text(digits, 'a');
+  others.set("pptrain/run", std::vector<uint8_t>(text.begin(), text.end()));
+  CHECK_THAT(start(1, 2, rendezvous).get().error, contains_text("found no pptrain at 127.0.0.1"));
+}
+
 TEST_CASE("a rank alone ends with its time, and says who is missing", "[clock]") {
   const Rendezvous rendezvous = somewhere(400ms);
   const Came first = start(0, 3, rendezvous).get();

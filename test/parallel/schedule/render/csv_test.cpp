@@ -9,6 +9,7 @@
 #include "parallel/schedule/passes/passes.h"
 #include "parallel/schedule/proof/validate.h"
 #include "test/support/catch.h"
+#include "test/support/paths.h"
 
 using namespace pptrain;
 using namespace pptrain::schedule;
@@ -16,7 +17,7 @@ using pptrain::test::contains_text;
 
 namespace {
 
-const std::string golden = std::string(PPTRAIN_SOURCE_DIR) + "/test/golden/schedules/";
+const std::string golden = test::source_dir().string() + "/test/golden/schedules/";
 
 std::string error_of(const std::string& text) {
   try {
@@ -69,7 +70,7 @@ TEST_CASE("the generators' lists are those of PyTorch") {
 }
 
 TEST_CASE("the shipped schedule files are sound, and are what their names say") {
-  const std::string shipped = std::string(PPTRAIN_SOURCE_DIR) + "/configs/schedules/";
+  const std::string shipped = test::source_dir().string() + "/configs/schedules/";
   for (const std::string name : {"1f1b", "interleaved_1f1b", "zbv", "dualpipe_v"}) {
     const Schedule file = load_schedule(shipped + name + "_p4_m8.csv");
     const Schedule made = make_schedule({.name = name, .ranks = 4, .microbatches = 8});
