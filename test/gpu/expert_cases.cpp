@@ -16,8 +16,6 @@ namespace kernels = pptrain::kernels;
 
 namespace {
 
-const auto types = {at::kFloat, at::kBFloat16};
-
 Tensor int_output(const Backend& b, at::IntArrayRef shape) {
   return at::full(shape, -1, at::TensorOptions().dtype(at::kInt).device(b.device));
 }

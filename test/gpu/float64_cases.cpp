@@ -16,9 +16,6 @@ namespace kernels = pptrain::kernels;
 
 namespace {
 
-const auto types = {at::kFloat, at::kBFloat16};
-constexpr double eps = 1e-5;
-
 // Checks that the subject's result equals the float64 one up to a few roundings in its type. In float32 the
 // device's own exp is one of them.
 void check(const char* what, const Tensor& actual, const Tensor& expected) {

@@ -3,6 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <array>
 #include <functional>
 #include <type_traits>
 #include <vector>
@@ -13,6 +14,9 @@
 namespace pptrain::test {
 
 using at::Tensor;
+
+inline constexpr std::array types{at::kFloat, at::kBFloat16};
+inline constexpr double eps = 1e-5;  // of norms
 
 // One back end's kernels, called without the checks of kernels.h, and the device of its tensors.
 struct Backend {

@@ -12,12 +12,6 @@
 using namespace pptrain::test;
 namespace kernels = pptrain::kernels;
 
-namespace {
-
-const auto types = {at::kFloat, at::kBFloat16};
-
-}  // namespace
-
 TEST_CASE("swiglu and its gradient, in place too", "[gpu]") {
   if (!can_run()) {
     return;

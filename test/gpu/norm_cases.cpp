@@ -15,9 +15,6 @@ using kernels::RopeTable;
 
 namespace {
 
-constexpr double eps = 1e-5;
-const auto types = {at::kFloat, at::kBFloat16};
-
 struct Size {
   int64_t rows;
   int64_t dim;

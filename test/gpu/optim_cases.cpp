@@ -17,12 +17,6 @@ using namespace pptrain::test;
 namespace kernels = pptrain::kernels;
 using kernels::StepArgs;
 
-namespace {
-
-const auto types = {at::kFloat, at::kBFloat16};
-
-}  // namespace
-
 TEST_CASE("weight and bias gradients accumulate", "[gpu]") {
   if (!can_run()) {
     return;
