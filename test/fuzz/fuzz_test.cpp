@@ -38,8 +38,8 @@ constexpr Target targets[] = {
 
 std::vector<std::string> corpus_of(const char* name) {
   std::vector<std::filesystem::path> paths;
-  for (const auto& entry : std::filesystem::directory_iterator(test::source_dir() /
-                                                               "test/fuzz/corpus" / name))
+  for (const auto& entry :
+       std::filesystem::directory_iterator(test::source_dir() / "test/fuzz/corpus" / name))
     paths.push_back(entry.path());
   std::ranges::sort(paths);
   std::vector<std::string> inputs;

@@ -1,5 +1,5 @@
-// Places of this checkout and build. One small file knows them, so a compiler cache serves every checkout with
-// the other ones.
+// Places of this checkout and build. One small file knows them, so a compiler cache serves every checkout
+// with the other ones.
 #pragma once
 
 #include <filesystem>

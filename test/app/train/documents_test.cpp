@@ -150,7 +150,8 @@ TEST_CASE("documents on other meshes give nearly the numbers of one rank, over t
       if (sparse) mesh.push_back("distributed.ep=2");
       CAPTURE(mode.packing, mode.lengths, sparse, mesh);
       const auto run_dir = folder.path() / "run";
-      REQUIRE(run_small_job(text, run_dir, with(common, sparse ? experts : Overrides{}, mesh)).exit_code == 0);
+      REQUIRE(run_small_job(text, run_dir, with(common, sparse ? experts : Overrides{}, mesh)).exit_code ==
+              0);
       const std::vector<Json> steps = steps_in(run_dir), &reference = references[sparse];
       REQUIRE(steps.size() == reference.size());
       for (size_t i = 0; i < steps.size(); ++i) {

@@ -67,7 +67,8 @@ TEST_CASE("meshes under mpirun give the bits of threads") {
   const test::TemporaryFolder folder;
   const std::vector<Job> jobs = sample(8);
   const fs::path list = write_list(folder.path(), jobs);
-  const test::Ended ended = test::mpirun(ranks, {(test::build_dir() / "job_list_rank").string(), list.string()}, 300);
+  const test::Ended ended =
+      test::mpirun(ranks, {(test::build_dir() / "job_list_rank").string(), list.string()}, 300);
   INFO(ended.output);
   REQUIRE(ended.code == 0);
   check_against_threads(folder.path(), jobs);

@@ -103,7 +103,8 @@ TEST_CASE("under mpirun sharded ranks equal replicas in one process bit for bit"
   }
   const std::filesystem::path list = folder.path() / "jobs.json";
   std::ofstream(list) << jobs;
-  const pptrain::test::Ended ended = pptrain::test::mpirun(4, {(pptrain::test::build_dir() / "job_list_rank").string(), list.string()}, 300);
+  const pptrain::test::Ended ended =
+      pptrain::test::mpirun(4, {(pptrain::test::build_dir() / "job_list_rank").string(), list.string()}, 300);
   INFO(ended.output);
   REQUIRE(ended.code == 0);
   for (const auto& [run_dir, reduce] : runs) {
@@ -153,7 +154,8 @@ TEST_CASE("halves of a pair that take turns give the bits of one after the other
   for (const auto& [ranks, of_ranks] : jobs) {
     const std::filesystem::path list = folder.path() / "jobs.json";
     std::ofstream(list) << of_ranks;
-    const pptrain::test::Ended ended = pptrain::test::mpirun(ranks, {(pptrain::test::build_dir() / "job_list_rank").string(), list.string()}, 300);
+    const pptrain::test::Ended ended = pptrain::test::mpirun(
+        ranks, {(pptrain::test::build_dir() / "job_list_rank").string(), list.string()}, 300);
     INFO(ended.output);
     REQUIRE(ended.code == 0);
   }
@@ -180,7 +182,8 @@ TEST_CASE("under mpirun a spread head gives the bits of threads") {
   }
   const std::filesystem::path list = folder.path() / "jobs.json";
   std::ofstream(list) << jobs;
-  const pptrain::test::Ended ended = pptrain::test::mpirun(2, {(pptrain::test::build_dir() / "job_list_rank").string(), list.string()}, 300);
+  const pptrain::test::Ended ended =
+      pptrain::test::mpirun(2, {(pptrain::test::build_dir() / "job_list_rank").string(), list.string()}, 300);
   INFO(ended.output);
   REQUIRE(ended.code == 0);
   for (size_t i = 0; i < threads.size(); ++i) {
@@ -212,7 +215,8 @@ TEST_CASE("under mpirun every layout equals one process bit for bit") {
     }
     const std::filesystem::path list = folder.path() / "jobs.json";
     std::ofstream(list) << jobs;
-    const pptrain::test::Ended ended = pptrain::test::mpirun(pp, {(pptrain::test::build_dir() / "job_list_rank").string(), list.string()}, 300);
+    const pptrain::test::Ended ended = pptrain::test::mpirun(
+        pp, {(pptrain::test::build_dir() / "job_list_rank").string(), list.string()}, 300);
     INFO(ended.output);
     REQUIRE(ended.code == 0);
   }

@@ -150,8 +150,8 @@ TEST_CASE("tied, bfloat16, recomputed, post-validated and FP8 jobs are no except
 
 TEST_CASE("PyTorch's own UNSHARD and RESHARD gather and free shards", "[sharding]") {
   const TemporaryFolder folder;
-  const std::filesystem::path file = test::source_dir() /
-                                     "test/golden/schedules/interleaved_1f1b_p2_v2_m4_with_communication.csv";
+  const std::filesystem::path file =
+      test::source_dir() / "test/golden/schedules/interleaved_1f1b_p2_v2_m4_with_communication.csv";
   const Result reference = run(folder.path() / "reference", with(tiny_shards, shards(1, 2)));
   for (const Overrides& policy : {keep, reshard}) {
     CAPTURE(policy);

@@ -71,8 +71,7 @@ void write(const fs::path& path, const std::string& text) {
 TEST_CASE("documents of a file, with their ends, whatever the number of threads") {
   const ScratchFolder folder;
   const Tokenizer tokenizer = Tokenizer::load(definition("llama3"));
-  const std::string line =
-      read_file(test::source_dir() / "configs/data/tinyshakespeare.txt").substr(0, 9000);
+  const std::string line = read_file(test::source_dir() / "configs/data/tinyshakespeare.txt").substr(0, 9000);
   std::vector<std::string> texts;
   for (int i = 0; i < 700; ++i)
     texts.push_back(std::to_string(i) + line.substr(0, static_cast<size_t>(i * 37 % 9000)));

@@ -12,8 +12,7 @@
 namespace pptrain::tokenizer {
 
 inline std::filesystem::path definition(const std::string& name) {
-  return test::source_dir() / "test/core/text/tokenizer/definitions" / name /
-         "tokenizer.json";
+  return test::source_dir() / "test/core/text/tokenizer/definitions" / name / "tokenizer.json";
 }
 
 inline std::string read_file(const std::filesystem::path& path) {

@@ -82,8 +82,7 @@ TEST_CASE("a prompt has the tokens before a text, its own at its end, and none t
 
 TEST_CASE("a definition's text comes back, from many threads at once") {
   const Tokenizer tokenizer = Tokenizer::load(definition("llama3").parent_path());
-  const std::string text =
-      read_file(test::source_dir() / "configs/data/tinyshakespeare.txt");
+  const std::string text = read_file(test::source_dir() / "configs/data/tinyshakespeare.txt");
   const std::vector<int32_t> ids = tokenizer.encode(text, false);
   CHECK(ids.size() < text.size() / 2);
   CHECK(tokenizer.decode(ids, false) == text);
