@@ -200,10 +200,10 @@ available_mib() {  # MiB of free memory on the host, or a container's limit if t
   [[ ! $limit =~ ^[0-9]+$ ]] || ((left = left < limit / 1048576 ? left : limit / 1048576))
   echo "$left"
 }
-jobs() {  # compilers at once: one per core, with 1.8 GiB for each; the largest unit needs 1.7 GB
+jobs() {  # compilers at once: one per core, with 2 GiB for each; the largest unit needs 1.8 GB
   local cores fit
   cores=$(nproc)
-  fit=$(($(available_mib) / 1843))
+  fit=$(($(available_mib) / 2048))
   echo $((fit < 1 ? 1 : cores < fit ? cores : fit))
 }
 

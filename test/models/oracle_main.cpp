@@ -40,6 +40,7 @@
 #include "models/transformer_stage.h"
 #include "models/weight_map.h"
 #include "parallel/pipeline/split_layers.h"
+#include "test/support/end_process.h"
 #include "test/support/write_safetensors.h"
 
 using namespace pptrain;
@@ -213,7 +214,9 @@ void write_facts(const std::string& hf_dir) {
 
 }  // namespace
 
-int main(int argc, char** argv) {
+namespace {
+
+int run(int argc, char** argv) {
   const bool facts = argc > 2 && std::string(argv[1]) == "facts";
   if (!facts && argc < 5) {
     std::fprintf(stderr, "usage: %s INPUT OUTPUT STAGES HF_DIR... | facts HF_DIR...\n", argv[0]);
@@ -232,4 +235,10 @@ int main(int argc, char** argv) {
     return 1;
   }
   return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  pptrain::test::end_process(run(argc, argv));
 }

@@ -6,6 +6,7 @@
 #define CATCH_CONFIG_RUNNER
 #include <catch2/catch.hpp>
 #endif
+#include "test/support/end_process.h"
 
 int main(int argc, char** argv) {
   Catch::Session session;
@@ -16,5 +17,5 @@ int main(int argc, char** argv) {
   session.configData().warnings = Catch::WarnAbout::UnmatchedTestSpec;
 #endif
   if (const int bad_arguments = session.applyCommandLine(argc, argv)) return bad_arguments;
-  return session.run();
+  pptrain::test::end_process(session.run());
 }

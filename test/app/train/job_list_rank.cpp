@@ -5,14 +5,17 @@
 
 #include "parallel/comm/bootstrap.h"
 #include "test/app/small_job.h"
+#include "test/support/end_process.h"
 
-int main(int, char** argv) {
+namespace {
+
+int run(const char* list) {
   using namespace pptrain;
   try {
     const comm::Launch launch = comm::detect_launch();
     const auto world = comm::make_world(launch);
     const fault::Shutdown shutdown;
-    for (const auto& entry : nlohmann::json::parse(std::ifstream(argv[1]))) {
+    for (const auto& entry : nlohmann::json::parse(std::ifstream(list))) {
       const app::Plan plan =
           test::small_plan(entry.at("text"), entry.at("run_dir").get<std::string>(), entry.at("overrides"));
       app::run_in_world(*world, plan,
@@ -24,4 +27,10 @@ int main(int, char** argv) {
     std::fprintf(stderr, "%s\n", error.what());
     return 1;
   }
+}
+
+}  // namespace
+
+int main(int, char** argv) {
+  pptrain::test::end_process(run(argv[1]));
 }

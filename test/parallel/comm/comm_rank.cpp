@@ -17,6 +17,7 @@
 #include "core/base/error.h"
 #include "parallel/comm/bootstrap.h"
 #include "test/parallel/comm/exercise.h"
+#include "test/support/end_process.h"
 
 namespace pptrain::comm::test {
 namespace {
@@ -102,11 +103,12 @@ void run(const std::string& mode, std::unique_ptr<Communicator> world) {
 }  // namespace
 }  // namespace pptrain::comm::test
 
-int main(int argc, char** argv) {
+namespace {
+
+int run(const char* mode) {
   at::set_num_threads(1);
   try {
-    pptrain::comm::test::run(argc > 1 ? argv[1] : "",
-                             pptrain::comm::make_world(pptrain::comm::detect_launch()));
+    pptrain::comm::test::run(mode, pptrain::comm::make_world(pptrain::comm::detect_launch()));
     return 0;
   } catch (const pptrain::PeerFailure& e) {
     std::fprintf(stderr, "PeerFailure: %s\n", e.what());
@@ -115,4 +117,10 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "%s\n", e.what());
     return 1;
   }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  pptrain::test::end_process(run(argc > 1 ? argv[1] : ""));
 }

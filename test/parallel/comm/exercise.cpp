@@ -20,10 +20,6 @@ namespace {
 
 using Works = std::vector<std::unique_ptr<Work>>;
 
-void expect(bool condition, const std::string& what) {
-  if (!condition) throw Error("exercise: " + what);
-}
-
 void wait_all(Works& works) {
   for (const auto& work : works) work->wait({});
   works.clear();
@@ -285,6 +281,10 @@ void bad_calls(Communicator& world) {
 }
 
 }  // namespace
+
+void expect(bool condition, const std::string& what) {
+  if (!condition) throw Error("exercise: " + what);
+}
 
 void exercise(Communicator& world) {
   sends_first(world);

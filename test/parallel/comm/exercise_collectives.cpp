@@ -24,10 +24,6 @@ namespace {
 
 using CountList = std::vector<int64_t>;
 
-void expect(bool condition, const std::string& what) {
-  if (!condition) throw Error("exercise: " + what);
-}
-
 // An integer from -999 to 999, for floating-point types times 0.37. A loop of our own, since several calls of
 // ATen took most of these tests' time.
 template <typename T>
