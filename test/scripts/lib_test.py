@@ -19,7 +19,7 @@ class Lib(unittest.TestCase):
         self.assertEqual([said("jobs", cores=cores) for cores in (1, 2, 16)], [1, 2, 16])
 
     def test_fewer_compilers_where_memory_is_short(self):
-        self.assertEqual([said("jobs", mib=mib) for mib in (500, 3_500, 4_000, 15_000, 60_000)], [1, 1, 2, 8, 8])
+        self.assertEqual([said("jobs", mib=mib) for mib in (500, 4_000, 4_100, 16_400, 60_000)], [1, 1, 2, 8, 8])
 
     def test_memory_is_that_of_the_host_at_most(self):
         found = subprocess.run(["bash", "-c", f"source {SCRIPTS}/lib.sh; available_mib"], capture_output=True, text=True).stdout

@@ -17,5 +17,7 @@ int main(int argc, char** argv) {
   session.configData().warnings = Catch::WarnAbout::UnmatchedTestSpec;
 #endif
   if (const int bad_arguments = session.applyCommandLine(argc, argv)) return bad_arguments;
-  pptrain::test::end_process(session.run());
+  const int code = session.run();
+  if (std::getenv("PPTRAIN_MARGINS") != nullptr) return code;  // a destructor in bounds.cpp writes them
+  pptrain::test::end_process(code);
 }
