@@ -6,8 +6,8 @@ Runs the benchmark job with a trace of a few steps (profile.trace). Prints, for 
 step, and the GFLOP/s or GB/s of its kernels; --kernels adds a line for each kernel and GEMM shape. "between kernels" is the time of
 passes and phases outside kernels: allocation, copies, the executor, the exchanges of small values. "waiting" is the bubble: for inputs,
 and for the other ranks at the step's end. Above the tables: the peaks of one core of this machine, measured by core_peaks.cpp; the peak
-of products is PyTorch's best, of square matrices in the job's type. "at the peaks" is the time that a rank's kernels would take at these peaks, also
-as a share of its step without waiting.
+of products is PyTorch's best, of square matrices in the job's type. "at the peaks" is the time that a rank's kernels would take at these
+peaks, also as a share of its step without waiting.
 """
 
 import argparse

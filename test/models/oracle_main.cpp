@@ -212,10 +212,6 @@ void write_facts(const std::string& hf_dir) {
   }
 }
 
-}  // namespace
-
-namespace {
-
 int run(int argc, char** argv) {
   const bool facts = argc > 2 && std::string(argv[1]) == "facts";
   if (!facts && argc < 5) {

@@ -156,8 +156,12 @@ class Commands(unittest.TestCase):
 class LoadedShell(make_pages.Shell):
     """Starts pptrain from the loaded program."""
 
+    def __init__(self, pptrain):
+        super().__init__(pptrain)
+        self.env = environment(PATH=self.env["PATH"], NO_COLOR=1)
+
     def run(self, command, code=0):
-        done = run_line(command, PPTRAIN, self.folder, code=code, env={**self.env, **environment(PATH=self.env["PATH"])})
+        done = run_line(command, PPTRAIN, self.folder, code=code, env=self.env)
         return done.stdout + done.stderr
 
 

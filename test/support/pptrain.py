@@ -240,7 +240,9 @@ def run_line(line, program, cwd, **options):
     """As run(), of a line for a shell. If it is a command of pptrain with words alone, `program` runs it without a shell."""
     words = shlex.split(line)
     plain = pathlib.Path(words[0]).name == "pptrain" and not set(line) & set("|&;<>()$`*?[]{}~#\n")
-    return run([program, *words[1:]] if plain else ["bash", "-c", line], cwd, **options)
+    if plain:
+        return run([program, *words[1:]], cwd, **options)
+    return run(["bash", "-c", line], cwd, errors="replace", **options)
 
 
 def start_ranks(commands, cwd, own_start=False, **extra):

@@ -78,6 +78,7 @@ class Elastic(Case):
         (self.folder / "job.toml").write_text(JOB)
         self.port = free_port()
         self.agents = []
+
     def torchrun(self, *settings, agents=1, least=None, here=None, **extra):
         """The job's two ranks, by one agent or by one each, `here` of which start; agents of a run meet at the same port."""
         for number in range(here or agents):

@@ -68,12 +68,6 @@ std::pair<double, double> print(const Row& row) {
   return {best[1] / best[0], best[3] / best[2]};
 }
 
-void print(const Row& row, const char* pass, Ratios& ratios) {
-  const auto [bf16, f32] = print(row);
-  ratios[fmt::format("{} in bfloat16", pass)].push_back(bf16);
-  ratios[fmt::format("{} in float32", pass)].push_back(f32);
-}
-
 // Operands in float32 and in bfloat16.
 struct Pair {
   Tensor wide, narrow;
@@ -98,15 +92,17 @@ void print_layer(const char* job, const char* layer, int64_t tokens, int64_t in,
     return Contest{[&] { kernels::accumulate_weight_gradient(from, by, grad); },
                    [&] { to.addmm_(from.t(), by); }};
   };
-  print({job, layer, tokens, out, in, forward(x.narrow, weight.narrow, y.narrow),
-         forward(x.wide, weight.wide, y.wide)},
-        "forward", ratios);
-  print({job, "dx", tokens, in, out, input_gradient(dy.narrow, weight.narrow, dx.narrow),
-         input_gradient(dy.wide, weight.wide, dx.wide)},
-        "dx", ratios);
-  print({job, "dw", out, in, tokens, weight_gradient(dy.narrow, x.narrow, dw.narrow),
-         weight_gradient(dy.wide, x.wide, dw.wide)},
-        "dw", ratios);
+  const auto print_pass = [&](const char* pass, const char* product, const auto& contest, const Pair& from,
+                              const Pair& by, Pair& to) {
+    const int64_t m = to.wide.size(0), n = to.wide.size(1), k = from.wide.numel() / m;
+    const auto [bf16, f32] = print({job, product, m, n, k, contest(from.narrow, by.narrow, to.narrow),
+                                    contest(from.wide, by.wide, to.wide)});
+    ratios[fmt::format("{} in bfloat16", pass)].push_back(bf16);
+    ratios[fmt::format("{} in float32", pass)].push_back(f32);
+  };
+  print_pass("forward", layer, forward, x, weight, y);
+  print_pass("dx", "dx", input_gradient, dy, weight, dx);
+  print_pass("dw", "dw", weight_gradient, dy, x, dw);
 }
 
 // A GEMM inside attention, for one head.
