@@ -174,11 +174,15 @@ def processes(context):
     jobs = {"pp2": (2, LAYOUTS["pp2_1f1b"]), "dp2": (2, {"distributed__dp_replicate": 2}),
             "pp2_ep2": (4, FEATURES["experts in pairs of passes"]["experts_dualpipe_v"])}
     for name, (ranks, layout) in jobs.items():
+        layout = layout if ranks == 2 else layout | {"train__steps": 6}  # half a second each
         with parts.part(name):
-            layout = layout if ranks == 2 else layout | {"train__steps": 6}  # half a second each
             threads = train(context, name + "_threads", **layout)
-            results.append(train_processes(context, name + "_processes", torchrun_environments(ranks, **nccl), **layout))
-            check_equal(threads, results[-1])
+        # Messages go through memory that processes share, then through NCCL.
+        links = {"shared": {}, "nccl": {"PPTRAIN_GPU_LINKS": lambda rank: "nccl"}} if nccl and name != "dp2" else {"only": {}}
+        for way, extra in links.items():
+            with parts.part(f"{name}_{way}"):
+                results.append(train_processes(context, f"{name}_{way}", torchrun_environments(ranks, **nccl, **extra), **layout))
+                check_equal(threads, results[-1])
     parts.check()
     return ("NCCL" if nccl else "TCP") + " as thread ranks, pp 2, dp_replicate 2, pp 2 with ep 2 under dualpipe_v: " + equal_bits(results)
 

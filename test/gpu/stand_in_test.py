@@ -61,10 +61,10 @@ class Result:
         return sum(line[0] == kind for line in self.journal)
 
 
-def environment(folder, gpus=1, capability=90):
+def environment(folder, gpus=1, capability=90, taken=0):
     return pptrain.environment(LD_PRELOAD=STAND_IN, LD_LIBRARY_PATH=DRIVER_FOLDER, HOME=folder,
                               PPTRAIN_GPU_JOURNAL=folder / "journal", PPTRAIN_GPU_COUNT=gpus,
-                              PPTRAIN_GPU_CAPABILITY=capability)
+                              PPTRAIN_GPU_CAPABILITY=capability, PPTRAIN_GPU_TAKEN_GIB=taken)
 
 
 class StandIn(unittest.TestCase):
@@ -95,7 +95,7 @@ class StandIn(unittest.TestCase):
 
     def test_settings_that_change_what_the_host_asks_for(self):
         for capability, settings in (
-                (80, ["distributed.pp=2", 'distributed.pp_schedule="1f1b"']),
+                (80, ["distributed.pp=2", 'distributed.pp_schedule="1f1b"', "checkpoint.interval=1"]),
                 (90, ["distributed.pp=2", 'distributed.pp_schedule="zbv"', "train.overlap_weight_gradients=false"]),
                 (80, ["distributed.dp_replicate=2", 'optimizer.name="muon"', "train.deterministic=false"]),
                 (80, ["distributed.dp_shard=2", 'train.recompute="full"', "eval.interval=1", "eval.batches=1"]),
@@ -116,6 +116,14 @@ class StandIn(unittest.TestCase):
                 self.assertIn("(compute capability 8.0) does not multiply in FP8", result.output)
                 self.assertEqual(result.count("work"), 0)
 
+    def test_memory_that_another_program_has_is_missed_at_the_start(self):
+        result = self.start("train.micro_batch_size=512", taken=139)
+        self.assertEqual(result.code, 2, result.output)
+        self.assertRegex(result.output, "needs [0-9.]+ GB; NVIDIA H200 has 15[0-9.]+ GB, but not for this job alone: CUDA out of memory")
+        result = self.start("train.micro_batch_size=512", "run.force_memory=true", taken=139)
+        self.assertEqual(result.code, 1, result.output)
+        self.assertIn("out of memory: ", result.output)
+
     def test_each_gpu_has_its_attention(self):
         for capability, used, unused in ((80, "flash_bwd", "cudnn"), (90, "cudnn", "flash_bwd")):
             work = "\n".join(line[1] for line in self.run_job(capability=capability).journal if line[0] == "work")
@@ -129,6 +137,34 @@ class StandIn(unittest.TestCase):
         launches = (long.count("work") - short.count("work")) / 10 / (4 * 4)
         self.assertGreater(launches, 25)
         self.assertLess(launches, 40)
+        # At the start LibTorch asks the driver once for all, and for cuBLAS on the stream of weight gradients.
+        large = [int(line[1]) for line in long.journal if line[0] == "malloc" and int(line[1]) > 20_000_000]
+        self.assertEqual(large[1:], [32 << 20])
+        self.assertEqual(long.count("malloc"), short.count("malloc"))
+
+    def test_processes_of_a_host_exchange_through_memory_that_they_share(self):
+        """Without collectives of GPU tensors they need no NCCL, which has no stand-in."""
+        (self.folder / "job.toml").write_text(JOB)
+        for name, command, settings in (("zbv", [], ['distributed.pp_schedule="zbv"']),
+                                        ("interleaved", [], ['distributed.pp_schedule="interleaved_1f1b"']),
+                                        ("doctor", ["doctor"], [])):
+            with self.subTest(name):
+                journal = self.folder / f"journal_{name}"
+                words = [PPTRAIN, *command, "--config", "job.toml", *pptrain.sets("distributed.pp=2", f'run.dir="run_{name}"', *settings)]
+                here = environment(self.folder, gpus=2) | {"PPTRAIN_GPU_JOURNAL": str(journal)}
+                output = ""
+                for rank in pptrain.start_ranks([words] * 2, self.folder, own_start=True, **here):
+                    output += "".join(rank.communicate(timeout=PATIENCE))
+                    # The doctor finds that a message takes longer than a pass of so small a model.
+                    self.assertIn(rank.returncode, (0, 1) if command else (0,), output)
+                lines = [line.split(" ", 1)[1] for line in journal.read_text().splitlines()]
+                self.assertEqual([line for line in lines if line.startswith("error")], [], "a GPU would refuse")
+                # Each of two links has memory for two sizes of test messages, then for an activation.
+                self.assertEqual(sum(line.startswith("ipc open") for line in lines), 6)
+                self.assertEqual(lines.count("ipc close"), 6)
+                self.assertGreater(sum(line.endswith("copy 131072") for line in lines), 6)
+                if command:
+                    self.assertRegex(output, r"links +(OK|no) +the slowest, at rank [01]: [0-9]+ us, [0-9.]+ Gb/s; an activation of 0.13 MB")
 
     def test_libtorch_takes_operands_in_each_form_of_fp8(self):
         """It checks their shapes, types and strides before it asks cuBLAS."""

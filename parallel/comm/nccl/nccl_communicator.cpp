@@ -1,15 +1,10 @@
 #include "parallel/comm/nccl/nccl_communicator.h"
 
-#include <ATen/ops/empty.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <nccl.h>
 #include <spdlog/fmt/fmt.h>
 
-#include <algorithm>
-#include <array>
-#include <cstring>
-#include <map>
 #include <span>
 #include <utility>
 #include <vector>
@@ -19,106 +14,12 @@
 #include "parallel/comm/nccl/device_watch.h"
 #include "parallel/comm/nccl/nccl_collectives.h"
 #include "parallel/comm/nccl/nccl_group.h"
+#include "parallel/comm/nccl/nccl_links.h"
 #include "parallel/comm/nccl/nccl_member.h"
 #include "parallel/comm/operands.h"
 
 namespace pptrain::comm {
 namespace {
-
-// Point-to-point traffic: each direction between two ranks has an NCCL communicator and a stream of its own,
-// so that no other traffic can stand in its way.
-class NcclLinks {
- public:
-  // `member` and `host`, which carries the set-up's messages, must outlive it.
-  NcclLinks(const NcclMember& member, Communicator& host) : member_(member), host_(host) {}
-  // The end of a link may wait for the other rank's: so all ranks end their links in the same order.
-  ~NcclLinks() {
-    while (!links_.empty()) links_.erase(links_.begin());
-  }
-
-  NcclLinks(const NcclLinks&) = delete;
-  NcclLinks& operator=(const NcclLinks&) = delete;
-
-  // As Communicator::connect, on the current device. A message goes over each new link at once, which makes
-  // all its connections: NCCL connects a pair at its first message, whatever its size, on all the channels
-  // that a larger one would take (NCCL 2.28.9, enqueue.cc, p2pTaskAppend).
-  // The order is the same everywhere: both ranks of the first pair that is not made yet come to it.
-  void connect(std::span<const std::pair<int, int>> pairs, int blocks) {
-    for (const auto& [sender, receiver] : pairs) {
-      const int top = std::max(sender, receiver);
-      if (sender == receiver || std::min(sender, receiver) < 0 || top >= member_.size()) {
-        throw Error(
-            fmt::format("connect: {} -> {} is no pair of a group of {}", sender, receiver, member_.size()));
-      }
-      const bool mine = sender == member_.rank || receiver == member_.rank;
-      if (mine && !links_.contains({sender, receiver})) make_link(sender, receiver, blocks);
-    }
-  }
-
-  // Moves the tensor from `sender` to `receiver`; this rank is one of them. Throws Error if the pair was not
-  // connected or the tensor is on another device.
-  std::unique_ptr<Work> start(at::Tensor tensor, int sender, int receiver) const {
-    const bool sends = sender == member_.rank;
-    member_.check_device(tensor, sends ? "isend" : "irecv");
-    const Link& way = link(sender, receiver);
-    const std::string what = describe_message(sends, member_.job_ranks[sends ? receiver : sender]);
-    return member_.run_beside(way.stream.get(), what, {tensor}, [&] {
-      const size_t bytes = tensor.nbytes();
-      const cudaStream_t stream = way.stream.get();
-      way.group->enqueue(what, member_.timeout, [&](ncclComm_t comm) {
-        return sends ? ncclSend(tensor.const_data_ptr(), bytes, ncclUint8, 1, comm, stream)
-                     : ncclRecv(tensor.mutable_data_ptr(), bytes, ncclUint8, 0, comm, stream);
-      });
-    });
-  }
-
- private:
-  // The sender is rank 0 of the two.
-  struct Link {
-    CudaStream stream;  // goes last
-    std::unique_ptr<NcclGroup> group;
-  };
-
-  void make_link(int sender, int receiver, int blocks) {
-    const std::string id = share_id(sender, receiver);
-    Link link;
-    link.stream = make_stream();
-    const std::array<int, 2> pair{member_.job_ranks[sender], member_.job_ranks[receiver]};
-    link.group = member_.make_group(id, sender == member_.rank ? 0 : 1, pair, blocks);
-    links_.emplace(std::pair(sender, receiver), std::move(link));
-    const at::Tensor token = at::empty({1}, at::TensorOptions().dtype(at::kByte).device(member_.device));
-    start(token, sender, receiver)->wait([] { return "the first message of an NCCL link"; });
-    member_.synchronize();
-  }
-
-  // The sender names the link.
-  std::string share_id(int sender, int receiver) const {
-    const auto what = [] { return "the set-up of an NCCL link"; };
-    const at::Tensor bytes = at::empty({static_cast<int64_t>(sizeof(ncclUniqueId))}, at::kByte);
-    if (sender == member_.rank) {
-      const std::string id = new_nccl_id();
-      std::memcpy(bytes.mutable_data_ptr(), id.data(), id.size());
-      host_.isend(bytes, receiver)->wait(what);
-    } else {
-      host_.irecv(bytes, sender)->wait(what);
-    }
-    return {static_cast<const char*>(bytes.const_data_ptr()), static_cast<size_t>(bytes.numel())};
-  }
-
-  const Link& link(int sender, int receiver) const {
-    const auto found = links_.find({sender, receiver});
-    if (found == links_.end()) {
-      throw Error(fmt::format(
-          "ranks {} -> {} of a group of {} have no NCCL link: name the pair in connect() at set-up", sender,
-          receiver, member_.size()));
-    }
-    return found->second;
-  }
-
-  const NcclMember& member_;
-  Communicator& host_;
-  std::map<std::pair<int, int>, Link> links_;
-};
 
 class NcclCommunicator final : public Communicator {
  public:
@@ -240,7 +141,7 @@ class NcclCommunicator final : public Communicator {
   Communicator& host_;
   NcclMember member_;
   std::unique_ptr<NcclCollectives> collectives_;  // of two ranks or more
-  std::unique_ptr<NcclLinks> links_ = std::make_unique<NcclLinks>(member_, host_);
+  std::unique_ptr<DeviceLinks> links_ = std::make_unique<DeviceLinks>(member_, host_);
 };
 
 }  // namespace

@@ -1,6 +1,5 @@
 #include "parallel/comm/nccl/nccl_member.h"
 
-#include <ATen/cuda/CUDAEvent.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAGuard.h>
@@ -20,6 +19,7 @@
 #include "parallel/comm/host_values.h"
 #include "parallel/comm/nccl/gpu_ranks.h"
 #include "parallel/comm/operands.h"
+#include "parallel/comm/timed_wait.h"
 
 namespace pptrain::comm {
 namespace {
@@ -53,57 +53,84 @@ void check_ranks(Communicator& host, c10::Device device) {
   if (!warning.empty() && host.rank() == 0) spdlog::warn(warning);
 }
 
-namespace {
-
-using NcclEvent = std::shared_ptr<at::cuda::CUDAEvent>;
-
-// An event behind what `stream` holds now.
-NcclEvent record(c10::cuda::CUDAStream stream) {
+DeviceEvent record(c10::cuda::CUDAStream stream) {
   auto event = std::make_shared<at::cuda::CUDAEvent>();
   event->record(stream);
   return event;
 }
 
-// The handle of NCCL's work on a stream other than the rank's own. The work goes on until `finished`, on
-// `tensors` (scratch included), whose memory belongs to the stream `home`; `ticket` is the watch's.
-class NcclWork final : public Work {
+void SideEnd::reach(c10::cuda::CUDAStream stream) {
+  {
+    const std::lock_guard lock(mutex_);
+    event_.record(stream);
+    reached_ = true;
+  }
+  changed_.notify_all();
+}
+
+void SideEnd::fail(std::exception_ptr error) {
+  {
+    const std::lock_guard lock(mutex_);
+    error_ = std::move(error);
+  }
+  changed_.notify_all();
+}
+
+bool SideEnd::wait_for(std::chrono::milliseconds time) {
+  std::unique_lock lock(mutex_);
+  changed_.wait_for(lock, time, [&] { return reached_ || error_; });
+  if (error_) std::rethrow_exception(error_);
+  return reached_;
+}
+
+namespace {
+
+// The handle of work on a stream other than the rank's own. The work goes on until `end`, on `tensors`
+// (scratch included), whose memory belongs to the stream `home`; `ticket` is the watch's.
+class SideWork final : public Work {
  public:
-  NcclWork(WatchdogPtr watchdog, c10::cuda::CUDAStream home, NcclEvent finished, DeviceWatch::Ticket ticket,
-           std::vector<at::Tensor> tensors)
+  SideWork(WatchdogPtr watchdog, c10::cuda::CUDAStream home, std::shared_ptr<SideEnd> end,
+           DeviceWatch::Ticket ticket, std::vector<at::Tensor> tensors)
       : watchdog_(std::move(watchdog)),
         home_(home),
-        finished_(std::move(finished)),
+        end_(std::move(end)),
         ticket_(std::move(ticket)),
         tensors_(std::move(tensors)) {}
   // The side stream may still use the tensors: then the watch holds them.
-  ~NcclWork() override { leave_tensors_to_watch(); }
-  NcclWork(const NcclWork&) = delete;
-  NcclWork& operator=(const NcclWork&) = delete;
+  ~SideWork() override { leave_tensors_to_watch(); }
+  SideWork(const SideWork&) = delete;
+  SideWork& operator=(const SideWork&) = delete;
 
   bool done() override {
     watchdog_->watch().check();
-    if (!finished_->query()) return false;
+    if (!end_->passed()) return false;
     tensors_.clear();
     return true;
   }
-  // Orders the current stream behind the side stream. If that is the tensors' home, their memory may go to
-  // other uses on it from then on, and they are let go; on any other stream the watch holds them until they
-  // are free.
+  // Orders the current stream behind the side stream, once another thread has put the work there. If it is
+  // the tensors' home, their memory may go to other uses on it from then on, and they are let go; on any
+  // other stream the watch holds them until they are free.
   void wait(const std::function<std::string()>& what) override {
     watchdog_->watch().check();
-    const auto current = c10::cuda::getCurrentCUDAStream(finished_->device_index());
-    finished_->block(current);
     if (what) watchdog_->watch().explain(ticket_, what());
+    while (!wait_for(look_again)) watchdog_->watch().check();
+    const auto current = c10::cuda::getCurrentCUDAStream(home_.device_index());
+    end_->block(current);
     if (current == home_) {
       tensors_.clear();
     } else {
       leave_tensors_to_watch();
     }
   }
-  // wait() blocks the current stream, never the host.
-  bool wait_for(std::chrono::milliseconds /*time*/) override { return true; }
+  bool wait_for(std::chrono::milliseconds time) override {
+    if (end_->wait_for(std::chrono::milliseconds(0))) return true;
+    const TimedWait timed;
+    return end_->wait_for(time);
+  }
 
  private:
+  static constexpr std::chrono::milliseconds look_again{100};
+
   void leave_tensors_to_watch() {
     if (!tensors_.empty()) watchdog_->watch().keep(ticket_, std::move(tensors_));
     tensors_.clear();
@@ -111,7 +138,7 @@ class NcclWork final : public Work {
 
   const WatchdogPtr watchdog_;
   const c10::cuda::CUDAStream home_;
-  const NcclEvent finished_;
+  const std::shared_ptr<SideEnd> end_;
   const DeviceWatch::Ticket ticket_;
   std::vector<at::Tensor> tensors_;
 };
@@ -164,25 +191,33 @@ std::unique_ptr<Work> NcclMember::run_beside(cudaStream_t side, const std::strin
   const c10::cuda::CUDAGuard guard(device);
   const auto home = current_stream();
   const auto stream = c10::cuda::getStreamFromExternal(side, device.index());
-  const NcclEvent ready = record(home);
+  const DeviceEvent ready = record(home);
   ready->block(stream);
   {
     const c10::cuda::CUDAStreamGuard on(stream);
     const c10::InferenceMode inference;
     body();
   }
-  const NcclEvent finished = record(stream);
+  auto end = std::make_shared<SideEnd>();
+  end->reach(stream);
+  return follow(side, what, std::move(tensors), ready, std::move(end));
+}
+
+std::unique_ptr<Work> NcclMember::follow(cudaStream_t side, const std::string& what,
+                                         std::vector<at::Tensor> tensors, const DeviceEvent& ready,
+                                         std::shared_ptr<SideEnd> end) const {
   auto ticket = watch().post({.queue = side,
                               .ready = [ready] { return ready->query(); },
-                              .finished = [finished] { return finished->query(); },
+                              .finished = [end] { return end->passed(); },
                               .timeout = timeout,
                               .rank = job_rank(),
                               .description = what});
-  return std::make_unique<NcclWork>(watchdog, home, finished, std::move(ticket), std::move(tensors));
+  return std::make_unique<SideWork>(watchdog, current_stream(), std::move(end), std::move(ticket),
+                                    std::move(tensors));
 }
 
 void NcclMember::synchronize() const {
-  const NcclEvent event = record(current_stream());
+  const DeviceEvent event = record(current_stream());
   while (!event->query()) {
     watch().check();
     std::this_thread::sleep_for(std::chrono::microseconds(100));

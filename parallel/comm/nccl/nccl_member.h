@@ -2,13 +2,17 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <ATen/cuda/CUDAEvent.h>
 #include <c10/core/Device.h>
 #include <c10/cuda/CUDAStream.h>
 #include <cuda_runtime_api.h>
 
 #include <chrono>
+#include <condition_variable>
+#include <exception>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <span>
 #include <string>
 #include <type_traits>
@@ -27,6 +31,34 @@ using CudaStream = std::shared_ptr<std::remove_pointer_t<cudaStream_t>>;
 
 // A stream on the current device, of the highest priority, that waits for no other stream.
 CudaStream make_stream();
+
+using DeviceEvent = std::shared_ptr<at::cuda::CUDAEvent>;
+
+// An event behind what `stream` holds now.
+DeviceEvent record(c10::cuda::CUDAStream stream);
+
+// The end of work that some thread puts on a side stream.
+class SideEnd {
+ public:
+  // It is behind what the stream holds now.
+  void reach(c10::cuda::CUDAStream stream);
+  // The work was not put on the stream; all that follows throws this.
+  void fail(std::exception_ptr error);
+
+  // True once it is on the stream; waits so long.
+  bool wait_for(std::chrono::milliseconds time);
+  // Has the device passed it?
+  bool passed() { return wait_for(std::chrono::milliseconds(0)) && event_.query(); }
+  // Orders `stream` behind it. It is on its own stream.
+  void block(c10::cuda::CUDAStream stream) { event_.block(stream); }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool reached_ = false;
+  std::exception_ptr error_;
+  at::cuda::CUDAEvent event_;  // no longer changed once it is reached
+};
 
 struct NcclMember {
   c10::Device device;
@@ -56,6 +88,11 @@ struct NcclMember {
   // names the work to the watch. The work keeps `tensors`.
   std::unique_ptr<Work> run_beside(cudaStream_t side, const std::string& what,
                                    std::vector<at::Tensor> tensors, const std::function<void()>& body) const;
+
+  // The handle of work on the stream `side`, which begins behind `ready` on the current stream; it keeps
+  // `tensors` as run_beside does. Another thread puts it there.
+  std::unique_ptr<Work> follow(cudaStream_t side, const std::string& what, std::vector<at::Tensor> tensors,
+                               const DeviceEvent& ready, std::shared_ptr<SideEnd> end) const;
 
   // Waits on the host for the current stream, while the watch looks after what it waits for.
   void synchronize() const;

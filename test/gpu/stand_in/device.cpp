@@ -1,7 +1,9 @@
 // Devices and their memory. The memory is the host's: reserved, and touched only by small copies, so that a
 // model that fills a GPU fits.
 #include <cuda_runtime_api.h>
+#include <fcntl.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
@@ -28,11 +30,19 @@ size_t total_bytes() {
   return size_t{kind().memory_gib} << 30;
 }
 
+// Other programs have PPTRAIN_GPU_TAKEN_GIB of it.
+size_t left_bytes(size_t used) {
+  const char* taken = std::getenv("PPTRAIN_GPU_TAKEN_GIB");
+  return total_bytes() - std::min(total_bytes(), used + (taken == nullptr ? 0 : std::stoul(taken) << 30));
+}
+
 thread_local int current = 0;
 
+// shared: the descriptor of memory that another process may map, too.
 struct Block {
   size_t bytes, reserved;
   int device;
+  int shared = -1;
 };
 
 struct Memory {
@@ -46,21 +56,38 @@ Memory& memory() {
   return made;
 }
 
+const Block* block_of(const void* address) {
+  const Memory& m = memory();
+  const auto* at = static_cast<const char*>(address);
+  auto block = m.blocks.upper_bound(at);
+  return block != m.blocks.begin() && at < (--block)->first + block->second.reserved ? &block->second
+                                                                                     : nullptr;
+}
+
+bool is_shared(const void* address) {
+  const std::lock_guard lock(memory().mutex);
+  const Block* block = block_of(address);
+  return block != nullptr && block->shared >= 0;
+}
+
 // The device's memory holds zeros. Copies from the host are dropped, since no kernel reads them; copies to
-// the host write to its own memory.
+// the host write to its own memory. What processes share holds what they have copied there.
 cudaError_t copy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
-  if (kind == cudaMemcpyDeviceToHost) std::memcpy(to, from, bytes);
+  if (kind == cudaMemcpyDeviceToHost || is_shared(to) || is_shared(from)) std::memcpy(to, from, bytes);
   return cudaSuccess;
 }
+
+// What an IPC handle of memory holds.
+struct SharedBlock {
+  int process, descriptor;
+  size_t bytes, reserved;
+};
 
 }  // namespace
 
 bool is_on_device(const void* address) {
-  Memory& m = memory();
-  const std::lock_guard lock(m.mutex);
-  const auto* at = static_cast<const char*>(address);
-  auto block = m.blocks.upper_bound(at);
-  return block != m.blocks.begin() && at < (--block)->first + block->second.bytes;
+  const std::lock_guard lock(memory().mutex);
+  return block_of(address) != nullptr;
 }
 
 }  // namespace stand_in
@@ -98,7 +125,7 @@ cudaError_t cudaRuntimeGetVersion(int* version) {
   return cudaSuccess;
 }
 
-cudaError_t cudaGetDeviceProperties(cudaDeviceProp* p, int) {
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp* p, int device) {
   std::memset(p, 0, sizeof *p);
   std::snprintf(p->name, sizeof p->name, "%s", kind().name);
   p->major = capability() / 10;
@@ -119,7 +146,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* p, int) {
   p->sharedMemPerMultiprocessor = static_cast<size_t>(kind().shared_bytes) + 1024;
   p->l2CacheSize = 40 << 20;
   p->unifiedAddressing = 1;
-  for (int i = 0; i < 16; ++i) p->uuid.bytes[i] = static_cast<char>(i + 1);
+  for (int i = 0; i < 16; ++i) p->uuid.bytes[i] = static_cast<char>(i + 1 + device);
   return cudaSuccess;
 }
 
@@ -161,7 +188,7 @@ cudaError_t cudaDeviceEnablePeerAccess(int, unsigned) {
 cudaError_t cudaMemGetInfo(size_t* left, size_t* total) {
   const std::lock_guard lock(memory().mutex);
   *total = total_bytes();
-  *left = *total - std::min(*total, memory().used[current] + 600 * kMiB);  // a context takes some, too
+  *left = left_bytes(memory().used[current] + 600 * kMiB);  // a context takes some, too
   return cudaSuccess;
 }
 
@@ -169,7 +196,7 @@ cudaError_t cudaMalloc(void** address, size_t bytes) {
   Memory& m = memory();
   const std::lock_guard lock(m.mutex);
   size_t& used = m.used[current];
-  if (used + bytes > total_bytes()) return refuse(cudaErrorMemoryAllocation, "cudaMalloc");
+  if (bytes > left_bytes(used)) return refuse(cudaErrorMemoryAllocation, "cudaMalloc");
   const size_t reserved = (bytes + 2 * kMiB) / (2 * kMiB) * (2 * kMiB);
   void* made =
       mmap(nullptr, reserved, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -190,7 +217,53 @@ cudaError_t cudaFree(void* address) {
     return refuse(cudaErrorInvalidValue, "cudaFree of what cudaMalloc did not give");
   m.used[block->second.device] -= block->second.bytes;
   munmap(address, block->second.reserved);
+  if (block->second.shared >= 0) close(block->second.shared);
   m.blocks.erase(block);
+  return cudaSuccess;
+}
+
+cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t* handle, void* address) {
+  Memory& m = memory();
+  const std::lock_guard lock(m.mutex);
+  const auto found = m.blocks.find(static_cast<const char*>(address));
+  if (found == m.blocks.end()) return refuse(cudaErrorInvalidValue, "cudaIpcGetMemHandle");
+  Block& block = found->second;
+  block.shared = memfd_create("device_memory", 0);
+  if (ftruncate(block.shared, static_cast<off_t>(block.reserved)) != 0 ||
+      mmap(address, block.reserved, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, block.shared, 0) !=
+          address)
+    return refuse(cudaErrorMemoryAllocation, "cudaIpcGetMemHandle of the host");
+  const SharedBlock shared{getpid(), block.shared, block.bytes, block.reserved};
+  std::memcpy(handle, &shared, sizeof shared);
+  return cudaSuccess;
+}
+
+cudaError_t cudaIpcOpenMemHandle(void** address, cudaIpcMemHandle_t handle, unsigned) {
+  SharedBlock shared;
+  std::memcpy(&shared, &handle, sizeof shared);
+  const std::string path =
+      "/proc/" + std::to_string(shared.process) + "/fd/" + std::to_string(shared.descriptor);
+  const int file = open(path.c_str(), O_RDWR);
+  void* made = mmap(nullptr, shared.reserved, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+  if (made == MAP_FAILED) return refuse(cudaErrorMapBufferObjectFailed, "cudaIpcOpenMemHandle");
+  Memory& m = memory();
+  const std::lock_guard lock(m.mutex);
+  m.blocks[static_cast<const char*>(made)] = {
+      .bytes = shared.bytes, .reserved = shared.reserved, .device = current, .shared = file};
+  *address = made;
+  write("ipc open " + std::to_string(shared.bytes));
+  return cudaSuccess;
+}
+
+cudaError_t cudaIpcCloseMemHandle(void* address) {
+  Memory& m = memory();
+  const std::lock_guard lock(m.mutex);
+  const auto block = m.blocks.find(static_cast<const char*>(address));
+  if (block == m.blocks.end()) return refuse(cudaErrorInvalidValue, "cudaIpcCloseMemHandle");
+  munmap(address, block->second.reserved);
+  close(block->second.shared);
+  m.blocks.erase(block);
+  write("ipc close");
   return cudaSuccess;
 }
 

@@ -107,6 +107,17 @@ cudaError_t cudaEventCreate(cudaEvent_t* event) {
   return cudaEventCreateWithFlags(event, cudaEventDefault);
 }
 
+// What the other process's device does is done at once, too.
+cudaError_t cudaIpcGetEventHandle(cudaIpcEventHandle_t*, cudaEvent_t event) {
+  constexpr unsigned needed = cudaEventInterprocess | cudaEventDisableTiming;
+  if ((event_of(event).flags & needed) == needed) return cudaSuccess;
+  return refuse(cudaErrorInvalidValue, "cudaIpcGetEventHandle of an event of one process");
+}
+
+cudaError_t cudaIpcOpenEventHandle(cudaEvent_t* event, cudaIpcEventHandle_t) {
+  return cudaEventCreateWithFlags(event, cudaEventInterprocess | cudaEventDisableTiming);
+}
+
 cudaError_t cudaEventDestroy(cudaEvent_t event) {
   if (!event_of(event).alive) return dead("cudaEventDestroy");
   event_of(event).alive = false;
