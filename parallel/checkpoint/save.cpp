@@ -338,7 +338,8 @@ fs::path save_snapshot(comm::Communicator& world, const SaveOptions& options, co
 
 void save(comm::Communicator& world, const SaveOptions& options, const RunState& state,
           const std::vector<StageContents>& stages, const SaveTerms& terms) {
-  Snapshot snapshot(stages);
+  std::optional<c10::Stream> side;
+  Snapshot snapshot(stages, side);
   save_snapshot(world, options, terms, state, snapshot);
 }
 

@@ -36,8 +36,8 @@ class Stopwatch {
 }  // namespace
 
 struct Saver::Job {
-  Job(const RunState& s, std::vector<StageContents> stages, SaveTerms t)
-      : state(s), snapshot(std::move(stages)), terms(std::move(t)) {}
+  Job(const RunState& s, std::vector<StageContents> stages, SaveTerms t, std::optional<c10::Stream>& side)
+      : state(s), snapshot(std::move(stages), side), terms(std::move(t)) {}
   RunState state;
   Snapshot snapshot;
   SaveTerms terms;
@@ -61,8 +61,7 @@ void Saver::start(const RunState& state, std::vector<StageContents> stages, Save
   }
   collect();
   failure_.reset();
-  job_ = std::make_unique<Job>(state, std::move(stages), std::move(terms));
-  if (background_) job_->snapshot.keep_host_copies(copies_stream_);
+  job_ = std::make_unique<Job>(state, std::move(stages), std::move(terms), copies_stream_);
   {
     const SignalBlock block;
     done_ = std::async(std::launch::async, [this, rank = log_rank()] {

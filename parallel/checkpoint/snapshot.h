@@ -2,7 +2,6 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <c10/core/Event.h>
 #include <c10/core/Stream.h>
 
 #include <cstddef>
@@ -19,27 +18,24 @@
 namespace pptrain::checkpoint {
 
 // Copy on write, by request: construction copies nothing, and protect() copies what has not been read by
-// then. On a GPU, keep_host_copies() starts copies to pinned host memory instead.
+// then.
 //
 // Two threads: one reads, the other calls protect().
 class Snapshot {
  public:
-  // The tensors must not change before protect(), nor may the device's current stream change them.
-  explicit Snapshot(std::vector<StageContents> stages);
+  // The tensors must not change before protect(), nor may the device's current stream change them. Both
+  // threads copy from a GPU on `side`, which is taken if there is none: then one stream serves all snapshots
+  // of a rank. LibTorch hands out 32 in turn, and one of them is for weight gradients.
+  Snapshot(std::vector<StageContents> stages, std::optional<c10::Stream>& side);
 
   const std::vector<StageContents>& stages() const { return stages_; }
-
-  // Starts to copy all device tensors into pinned host memory, on `side`, which is taken if there is none
-  // yet. It is for all copies of a rank: LibTorch hands out 32 streams in turn, and one of them is for weight
-  // gradients.
-  void keep_host_copies(std::optional<c10::Stream>& side);
 
   // Reads bytes of a tensor of stages(), from `begin` on, as they were. Each tensor is read in ascending
   // order, each byte once; what has been read is forgotten.
   void read(const NamedTensor& tensor, uint64_t begin, std::span<std::byte> out);
 
   // From here on the tensors may change. Takes as long as copying what has not been read, never as long as
-  // writing it. On a GPU the current stream waits for the copies.
+  // writing it. A GPU meanwhile goes on with what it has been given; 64 MiB of the host's memory are pinned.
   void protect();
 
   uint64_t copied_bytes() const { return copied_bytes_; }  // by protect()
@@ -56,9 +52,7 @@ class Snapshot {
   std::mutex mutex_;  // guards what follows
   std::unordered_map<const NamedTensor*, Held> held_;
   bool protected_ = false;
-  std::optional<c10::Event> written_;  // on a GPU: what the current stream held at first
-  std::optional<c10::Event> on_host_;  // keep_host_copies() is done
-  std::optional<c10::Device> device_;
+  std::optional<c10::Stream> side_;  // behind what wrote the tensors; nothing without a GPU
   uint64_t copied_bytes_ = 0;
 };
 

@@ -65,9 +65,11 @@ std::vector<std::byte> read_all(Snapshot& snapshot, const NamedTensor& t, uint64
 TEST_CASE("a snapshot gives what tensors were, and copies what was not read alone") {
   const at::Tensor a = at::arange(1000, at::kFloat), b = at::arange(10, at::kFloat),
                    c = at::arange(5, 15, at::kFloat);
+  std::optional<c10::Stream> none;
   Snapshot snapshot(
       {{.stage = 0,
-        .files = {{"model", {whole_tensor("a", a), whole_tensor("b", b), whole_tensor("c", c)}}}}});
+        .files = {{"model", {whole_tensor("a", a), whole_tensor("b", b), whole_tensor("c", c)}}}}},
+      none);
   const auto& tensors = snapshot.stages()[0].files.at("model");
   std::vector<std::byte> head(1600);
   snapshot.read(tensors[0], 0, head);
