@@ -1,5 +1,7 @@
 #include "app/launch/memory_check.h"
 
+#include <ATen/ops/empty.h>
+#include <c10/core/CachingDeviceAllocator.h>
 #include <spdlog/fmt/fmt.h>
 
 #include <algorithm>
@@ -13,6 +15,7 @@
 #include "core/base/host_memory.h"
 #include "core/base/process.h"
 #include "core/kernels/device_name.h"
+#include "core/kernels/out_of_memory.h"
 #include "core/metrics/memory.h"
 #include "parallel/checkpoint/hosts.h"
 #include "parallel/comm/host_values.h"
@@ -43,12 +46,26 @@ int pipeline_rank(const Plan& plan, int rank) {
   return mesh::coordinate(plan.mesh, rank, mesh::Axis::pp);
 }
 
+// Lets LibTorch's allocator ask the driver once, for all that the rank needs. A step then never does, nor
+// waits until the whole GPU has finished so that memory can be given back: it might wait for other ranks.
+std::string take_from_driver(int64_t needed, c10::Device device, const MemoryFit& fit) {
+  try {
+    static_cast<void>(at::empty({needed}, at::TensorOptions(device).dtype(at::kByte)));
+  } catch (const std::exception& error) {
+    if (!kernels::is_out_of_memory(error)) throw;
+    return fmt::format("{}, but not for this job alone: {}. run.force_memory = true starts all the same",
+                       fit.describe(), kernels::plain_message(error));
+  }
+  at::getDeviceAllocator(device.type())->resetPeakStats(device.index());
+  return "";
+}
+
 std::string shortage_on_gpu(const Plan& plan, int rank, int64_t needed, c10::Device device) {
   MemoryFit fit{.needed = static_cast<double>(needed),
                 .room = static_cast<double>(kernels::device_memory(device)),
                 .rank = pipeline_rank(plan, rank),
                 .place = kernels::device_name(device)};
-  return fit.fits() ? "" : fit.shortage();
+  return fit.fits() ? take_from_driver(needed, device, fit) : fit.shortage();
 }
 
 // The part of all copies in memory that a host keeps, if all ranks that write have parts of one size.

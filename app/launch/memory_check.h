@@ -28,7 +28,8 @@ int64_t program_bytes();
 std::optional<MemoryFit> fit_here(const Plan& plan, int64_t program);
 
 // Why the memory of this rank's host or GPU does not suffice; all ranks of a host get the same text. "" if it
-// suffices, if run.force_memory is set, or if the system does not tell. Collective.
+// suffices, if run.force_memory is set, or if the system does not tell. Takes a GPU's memory from the driver,
+// for later tensors on the current stream. Collective.
 std::string find_shortage(comm::Communicator& world, const Plan& plan, c10::Device device);
 
 }  // namespace pptrain::app
