@@ -181,6 +181,37 @@ def stage_tables(parts: dict) -> list[str]:
     )
 
 
+# Names of kernels, by what they do; the first that fits counts.
+KINDS = {
+    "GEMMs": ("gemm", "nvjet", "cutlass", "xmma", "splitk", "aten::mm", "aten::addmm", "aten::bmm"),
+    "attention": ("sdpa", "flash", "fmha", "cudnn"),
+    "our kernels": ("pptrain",),
+}
+
+
+def kind_of(kernel: str) -> str:
+    name = kernel.lower()
+    return next((kind for kind, words in KINDS.items() if any(word in name for word in words)), "others")
+
+
+def profile_tables(parts: dict) -> list[str]:
+    """Where a stage's time goes: by kind of kernel, then by kernel."""
+    rows = rows_of(parts, "profile")
+    kinds, lines = [], []
+    for name in dict.fromkeys(row["name"] for row in rows):
+        whole, *kernels = [row for row in rows if row["name"] == name]
+        sums = {kind: sum(row["share"] for row in kernels if kind_of(row["kernel"]) == kind) for kind in [*KINDS, "others"]}
+        cells = [name, number(whole["sequence"]), number(whole.get("microbatch_s"), 1e3, 2), percent(whole.get("share"))]
+        kinds.append(cells + [percent(share) for share in sums.values()])
+        lines += [[name, row["kernel"][:100], number(row["calls"]), number(row["seconds"], 1e6, 1), percent(row["share"])]
+                  for row in kernels if row["share"] >= 0.01]
+    head = ["stage", "sequence", "device ms", "in kernels", *KINDS, "others"]
+    return (
+        table("Where a stage's time goes", 1, head, kinds)
+        + table("Kernels with 1 % of a stage's time", 2, ["stage", "kernel", "calls", "us a microbatch", "of time"], lines)
+    )
+
+
 def whole_table(parts: dict) -> list[str]:
     lines = []
     for row in parts.get("whole", {}).get("rows", []):
@@ -221,7 +252,7 @@ def as_markdown(parts: dict, reached: list[dict]) -> str:
     met = f"{sum(goal['met'] for goal in reached)} of {len(reached)}" if reached else "none are set for these sizes"
     lines.append(f"- goals met: {met}")
     lines += [f"- failed: {words}" for words in failures(parts)]
-    lines += stage_tables(parts) + whole_table(parts) + product_tables(parts)
+    lines += stage_tables(parts) + profile_tables(parts) + whole_table(parts) + product_tables(parts)
     lines += form_table(parts, "sustained", "FP8 GEMMs, sustained") + form_table(parts, "burst", "FP8 GEMMs in bursts")
     lines += attention_table(parts) + kernel_table(parts, reached)
     return "\n".join(lines) + "\n"

@@ -75,7 +75,7 @@ def sections(context, names):
 
 
 def stages(context):
-    return sections(context, "stages")
+    return sections(context, "stages,profile")
 
 
 def parts(context):

@@ -82,7 +82,7 @@ class GpuBench(Folder):
         text = self.run_well(GPU_BENCH, "--device", "cpu", "--small", "--seconds", 0.05, "--out", out)
         report = json.loads(out.read_text())
         sections = report["sections"]
-        self.assertEqual(list(sections), ["copy", "products", "attention", "kernels", "stages"])
+        self.assertEqual(list(sections), ["copy", "products", "attention", "kernels", "stages", "profile"])
         for name, section in sections.items():
             self.assertEqual(section["state"], "done")
             self.assertIn(name, text)
@@ -96,6 +96,7 @@ class GpuBench(Folder):
         self.check_products(sections["products"]["rows"])
         self.check_attention(sections["attention"]["rows"])
         self.check_stages(sections["stages"]["rows"], report["peak_flops"])
+        self.check_profile(sections["profile"]["rows"])
 
     def check_copy_and_kernels(self, copies, kernels):
         [copy] = copies
@@ -162,6 +163,17 @@ class GpuBench(Folder):
             pairs = ROWS * row["sequence"] / 2  # pairs of a token and a token that it sees
             self.assertEqual(row["flops"], passes[row["pass"]] * 2 * pairs * SIZES.heads * SIZES.head_dim)
             self.check_rate(row, "flops", "flops_per_s")
+
+    def check_profile(self, rows):
+        for stage in ("first", "middle", "last"):
+            first, *kernels = [row for row in rows if row["name"] == stage]
+            self.assertEqual(first["kernel"], "all")
+            self.assertIn("aten::mm", [row["kernel"] for row in kernels])
+            self.assertAlmostEqual(sum(row["seconds"] for row in kernels), first["seconds"], delta=1e-9)
+            self.assertGreater(first["microbatch_s"], 0)
+            self.assertAlmostEqual(first["share"], first["seconds"] / first["microbatch_s"], delta=1e-6)
+            times = [row["seconds"] for row in kernels if row["kernel"] != "others"]
+            self.assertEqual(times, sorted(times, reverse=True))
 
     def check_stages(self, rows, peak):
         cases = {(row["name"], row["sequence"], row["recompute"], row["backward"], row["attention"]) for row in rows}
@@ -299,6 +311,18 @@ class Report(Folder):
         self.assertIn("| qkv | linear | 4,096 | 600.0 | 720.0 (1.20) | 900.0 (1.50) |  | 1,200.0 (2.00) | 1,080.0 (1.80) |  |", sustained)
         self.assertIn("| qkv | linear | 4,096 | 600.0 | 720.0 (1.20) | 900.0 (1.50) |  |\n", bursts)
         self.assertIn("| 1.14 |", text)
+
+    def test_kernels_of_a_stage_by_kind(self):
+        shares = {"all": 0.99, "nvjet_tst_256x128": 0.8, "cudnn_generated_oss_sdpa_sm90": 0.1,
+                  "void pptrain::kernels::cuda::swiglu_rows": 0.075, "others": 0.015}
+        rows = [{"name": "middle", "sequence": 4096, "kernel": kernel, "calls": 4, "seconds": share * 0.04, "share": share}
+                for kernel, share in shares.items()]
+        rows[0]["microbatch_s"] = 0.04
+        sections = {"profile": {"state": "done", "rows": rows}}
+        bench = {"device": "NVIDIA H200", "cuda": "13.0", "peak_flops": 989e12, "small": False, "sections": sections}
+        text = self.merged(bench=bench)[1]
+        self.assertIn("| middle | 4,096 | 40.00 | 99.0% | 80.0% | 10.0% | 7.5% | 1.5% |", text)
+        self.assertIn("| middle | nvjet_tst_256x128 | 4 | 32,000.0 | 80.0% |", text)
 
     def test_small_sizes_have_no_goals(self):
         kernels = {"state": "done", "rows": [{"name": "swiglu", "share": 0.1}]}

@@ -42,7 +42,15 @@ std::span<const Section> sections() {
         {"GB", "peak_bytes", 1e-9, 1},
         {"host ms", "host_s", 1e3, 2},
         {"device ms", "microbatch_s", 1e3, 2},
-        {"syncs", "host_syncs"}}}};
+        {"syncs", "host_syncs"}}},
+      {"profile",
+       measure_profile,
+       {{"stage", "name"},
+        {"sequence", "sequence"},
+        {"kernel", "kernel"},
+        {"calls", "calls"},
+        {"us", "seconds", micro, 1},
+        {"% of time", "share", percent, 1}}}};
   return all;
 }
 

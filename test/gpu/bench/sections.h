@@ -24,5 +24,6 @@ void measure_products(Bench& bench, Rows& rows);   // products.cpp
 void measure_attention(Bench& bench, Rows& rows);  // attention.cpp
 void measure_kernels(Bench& bench, Rows& rows);    // kernels.cpp
 void measure_stages(Bench& bench, Rows& rows);     // stages.cpp
+void measure_profile(Bench& bench, Rows& rows);    // stages.cpp
 
 }  // namespace pptrain::bench

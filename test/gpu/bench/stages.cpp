@@ -4,13 +4,16 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <functional>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "models/flops.h"
 #include "models/transformer_stage.h"
 #include "test/gpu/bench/host_waits.h"
+#include "test/gpu/bench/profile.h"
 #include "test/gpu/bench/sections.h"
 
 namespace pptrain::bench {
@@ -197,18 +200,20 @@ std::vector<Mode> modes() {
           {.name = "deterministic, fp8", .parallelism = deterministic, .split = false, .fp8 = true}};
 }
 
+std::unique_ptr<TransformerStage> make_stage(const Bench& bench, const Place& place, Recompute recompute,
+                                             const Mode& mode) {
+  models::ModelConfig model = bench.sizes().model(kLayers);
+  model.fp8 = mode.fp8;
+  auto made = std::make_unique<TransformerStage>(model, place.slice, mode.parallelism);
+  made->recompute_by_microbatch({recompute});
+  made->materialise(bench.device(), at::kBFloat16);
+  made->parameters().initialise(/*seed=*/1);
+  return made;
+}
+
 void measure_place(Bench& bench, Rows& rows, const Place& place, Recompute recompute, const Mode& mode) {
   bench.reset_memory();
   std::unique_ptr<TransformerStage> stage;
-  const auto make = [&] {
-    models::ModelConfig model = bench.sizes().model(kLayers);
-    model.fp8 = mode.fp8;
-    auto made = std::make_unique<TransformerStage>(model, place.slice, mode.parallelism);
-    made->recompute_by_microbatch({recompute});
-    made->materialise(bench.device(), at::kBFloat16);
-    made->parameters().initialise(/*seed=*/1);
-    return made;
-  };
   for (const int64_t sequence : bench.sizes().rows) {
     for (const bool split : {false, true}) {
       if (split && (recompute != Recompute::none || !mode.split)) continue;
@@ -220,7 +225,7 @@ void measure_place(Bench& bench, Rows& rows, const Place& place, Recompute recom
                        {"attention", mode.name},
                        {"in_flight", place.in_flight}};
       rows.add(names, [&](Json& row) {
-        if (!stage) stage = make();
+        if (!stage) stage = make_stage(bench, place, recompute, mode);
         stage->discard();
         measure_stage(bench, row, *stage, place, sequence, split);
       });
@@ -228,7 +233,52 @@ void measure_place(Bench& bench, Rows& rows, const Place& place, Recompute recom
   }
 }
 
+// The kernels of a stage's microbatches, B whole, in the first mode.
+void profile_place(Bench& bench, Rows& rows, const Place& place) {
+  constexpr int count = 4;
+  constexpr double least = 1e-3;  // share of a kernel with a row of its own
+  bench.reset_memory();
+  const int64_t sequence = bench.sizes().rows.front();
+  std::vector<ProfiledKernel> kernels;
+  double total = 0;  // s
+  const auto add = [&](const std::string& kernel, const std::function<void(Json&)>& fill) {
+    rows.add({{"name", place.name}, {"sequence", sequence}, {"kernel", kernel}}, fill);
+  };
+  const auto put_kernel = [&](Json& row, const ProfiledKernel& kernel) {
+    row["calls"] = kernel.calls / count;
+    row["seconds"] = kernel.seconds / count;
+    row["share"] = kernel.seconds / total;
+  };
+  add("all", [&](Json& row) {
+    const auto stage = make_stage(bench, place, Recompute::none, modes().front());
+    StageRun run(bench, *stage, sequence);
+    run_1f1b(bench, run, 2, 1, /*split=*/false);
+    kernels = profile(bench.device(), [&] { total = run_1f1b(bench, run, count, 1, /*split=*/false).total; });
+    row["microbatch_s"] = total / count;
+    ProfiledKernel all;
+    for (const ProfiledKernel& kernel : kernels) {
+      all.calls += kernel.calls;
+      all.seconds += kernel.seconds;
+    }
+    put_kernel(row, all);
+  });
+  ProfiledKernel rest;
+  for (const ProfiledKernel& kernel : kernels) {
+    if (kernel.seconds >= least * total) {
+      add(kernel.name, [&](Json& row) { put_kernel(row, kernel); });
+    } else {
+      rest.calls += kernel.calls;
+      rest.seconds += kernel.seconds;
+    }
+  }
+  if (rest.calls > 0) add("others", [&](Json& row) { put_kernel(row, rest); });
+}
+
 }  // namespace
+
+void measure_profile(Bench& bench, Rows& rows) {
+  for (const Place& place : kPlaces) profile_place(bench, rows, place);
+}
 
 void measure_stages(Bench& bench, Rows& rows) {
   for (const Mode& mode : modes())
