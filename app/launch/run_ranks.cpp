@@ -16,7 +16,9 @@
 #include "core/base/error.h"
 #include "core/base/log.h"
 #include "core/base/text.h"
+#include "core/base/timing.h"
 #include "parallel/comm/bootstrap.h"
+#include "parallel/comm/liveness/stall_watch.h"
 #include "parallel/comm/thread/thread_communicator.h"
 
 namespace pptrain::app {
@@ -35,6 +37,11 @@ int run_threads(const Plan& plan, const RankBody& body) {
       all.push_back({static_cast<int>(all.size()), "", activity.state()});
     return all;
   };
+  std::optional<comm::StallWatch> watch;
+  if (plan.job.run.device == config::Device::cuda)
+    watch.emplace(activities,
+                  comm::StallWatch::Options{.timeout = milliseconds_of(plan.job.distributed.timeout_s),
+                                            .device = c10::Device(c10::kCUDA, 0)});
   comm::run_thread_ranks(ranks, [&](comm::Communicator& world) {
     const int result = run_in_world(world, plan, body,
                                     {.local_rank = world.rank(),

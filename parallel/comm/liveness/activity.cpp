@@ -53,6 +53,11 @@ std::string Activity::look_at_device() {
   return text;
 }
 
+int64_t Activity::ended_on_device() const {
+  const std::lock_guard lock(marks_mutex_);
+  return passed_;
+}
+
 // The oldest mark that is not passed, null for none.
 std::shared_ptr<const Activity::Mark> Activity::drop_passed() {
   for (;;) {
@@ -64,7 +69,9 @@ std::shared_ptr<const Activity::Mark> Activity::drop_passed() {
     }
     if (!oldest->passed()) return oldest;
     const std::lock_guard lock(marks_mutex_);
-    if (!marks_.empty() && marks_.front() == oldest) marks_.pop_front();
+    if (marks_.empty() || marks_.front() != oldest) continue;  // another thread was quicker
+    marks_.pop_front();
+    ++passed_;
   }
 }
 

@@ -45,6 +45,8 @@ class Activity {
   // The first work that the device had not done at this look, "" for none. Called by one thread. May wait for
   // the driver; no other thread waits for it then.
   std::string look_at_device();
+  // How much of that work it has done, as far as looks and enqueued() have seen.
+  int64_t ended_on_device() const;
 
  private:
   friend class ActivityScope;
@@ -62,8 +64,9 @@ class Activity {
   std::string device_text_;
 
   // Not held while a mark is asked, which may wait for the driver.
-  std::mutex marks_mutex_;
+  mutable std::mutex marks_mutex_;
   std::deque<std::shared_ptr<const Mark>> marks_;  // oldest first
+  int64_t passed_ = 0;
 };
 
 // An activity for as long as it lives; then the earlier one goes on. Nothing without an Activity.

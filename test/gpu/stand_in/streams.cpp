@@ -1,9 +1,11 @@
-// Streams and events: all work is done at once.
+// Streams and events: all work is done at once, until the device is stuck.
 #include <cuda_runtime_api.h>
 
 #include <atomic>
 #include <chrono>
+#include <cstdlib>
 #include <string>
+#include <thread>
 
 #include "test/gpu/stand_in/journal.h"
 
@@ -18,11 +20,24 @@ struct Stream {
 struct Event {
   unsigned flags;
   bool alive = true, recorded = false;
+  bool stuck = false;  // the device does not come to it
   std::chrono::steady_clock::time_point time;
 };
 
 Event& event_of(cudaEvent_t e) {
   return *reinterpret_cast<Event*>(e);
+}
+
+// From its PPTRAIN_GPU_STUCK_AT-th event on, the device is stuck.
+bool is_stuck(long events) {
+  static const char* const at = std::getenv("PPTRAIN_GPU_STUCK_AT");
+  return at != nullptr && events >= std::atol(at);
+}
+
+std::atomic<long> recorded_events = 0;
+
+void wait_for_device(bool stuck) {
+  while (stuck) std::this_thread::sleep_for(std::chrono::hours(1));
 }
 
 cudaError_t dead(const char* call) {
@@ -64,6 +79,7 @@ cudaError_t cudaStreamQuery(cudaStream_t) {
 
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   write("wait stream " + name_of(stream));
+  wait_for_device(is_stuck(recorded_events));
   return cudaSuccess;
 }
 
@@ -128,6 +144,7 @@ cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t, unsigned) 
   Event& e = event_of(event);
   if (!e.alive) return dead("cudaEventRecord");
   e.recorded = true;
+  e.stuck = is_stuck(++recorded_events);
   e.time = std::chrono::steady_clock::now();
   return cudaSuccess;
 }
@@ -137,11 +154,13 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
 }
 
 cudaError_t cudaEventQuery(cudaEvent_t event) {
-  return event_of(event).alive ? cudaSuccess : dead("cudaEventQuery");
+  if (!event_of(event).alive) return dead("cudaEventQuery");
+  return event_of(event).stuck ? cudaErrorNotReady : cudaSuccess;
 }
 
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   write("wait event");
+  wait_for_device(event_of(event).stuck);
   return event_of(event).alive ? cudaSuccess : dead("cudaEventSynchronize");
 }
 

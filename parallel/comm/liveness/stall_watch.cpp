@@ -1,0 +1,68 @@
+#include "parallel/comm/liveness/stall_watch.h"
+
+#include <c10/core/DeviceGuard.h>
+#include <spdlog/fmt/fmt.h>
+
+#include <cstdint>
+#include <optional>
+#include <utility>
+
+#include "core/base/process.h"
+#include "core/base/threads.h"
+#include "core/base/timing.h"
+#include "parallel/comm/wait_timeout.h"
+
+namespace pptrain::comm {
+
+StallWatch::StallWatch(std::deque<Activity>& ranks, Options options)
+    : ranks_(ranks), options_(std::move(options)) {
+  const SignalBlock block;
+  thread_ = std::jthread([this] { run(); });
+}
+
+StallWatch::~StallWatch() {
+  {
+    const std::lock_guard lock(mutex_);
+    stop_ = true;
+  }
+  wake_.notify_all();
+}
+
+void StallWatch::run() {
+  const c10::OptionalDeviceGuard guard(options_.device.is_cpu() ? std::nullopt
+                                                                : std::optional(options_.device));
+  int64_t before = -1;
+  std::optional<PatientDeadline> deadline;
+  std::unique_lock lock(mutex_);
+  while (!wake_.wait_for(lock, options_.look_every, [this] { return stop_; })) {
+    lock.unlock();
+    const std::string work = look();
+    int64_t ended = 0;
+    for (const Activity& rank : ranks_) ended += rank.ended_on_device();
+    if (work.empty() || std::exchange(before, ended) != ended) {
+      deadline.emplace(options_.timeout);
+    } else if (deadline && deadline->passed()) {
+      options_.say(
+          fmt::format("for {:.1f} s no GPU has ended any work: {}. It is stuck, or slower than "
+                      "distributed.timeout_s. The process ends.",
+                      in_seconds(options_.timeout), work));
+      options_.end(exit_failed);
+      return;
+    }
+    lock.lock();
+  }
+}
+
+std::string StallWatch::look() {
+  std::string all;
+  int number = 0;
+  for (Activity& rank : ranks_) {
+    const std::string text = rank.look_at_device();
+    if (!text.empty())
+      all += fmt::format("{}the GPU of rank {} is in {}", all.empty() ? "" : ", ", number, text);
+    ++number;
+  }
+  return all;
+}
+
+}  // namespace pptrain::comm

@@ -1,0 +1,51 @@
+// Ends a process whose GPUs come to no end. Where ranks are threads of one process, no other process misses
+// them and no transport has a time limit: a kernel that never ends, or a GPU that the driver has lost, would
+// hold them for ever.
+#pragma once
+
+#include <c10/core/Device.h>
+
+#include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <mutex>
+#include <string>
+#include <thread>
+
+#include "parallel/comm/liveness/activity.h"
+#include "parallel/comm/liveness/heartbeat.h"
+
+namespace pptrain::comm {
+
+class StallWatch {
+ public:
+  struct Options {
+    // GPUs may have work for so long without ending any of it.
+    std::chrono::milliseconds timeout{0};
+    c10::Device device = at::kCPU;  // is made current on the thread that watches
+    std::chrono::milliseconds look_every{1000};
+    // The thread calls them at the end.
+    std::function<void(const std::string& text)> say = print_now;
+    std::function<void(int code)> end = end_process;
+  };
+
+  // ranks: those of this process; they must outlive this.
+  StallWatch(std::deque<Activity>& ranks, Options options);
+  ~StallWatch();
+  StallWatch(const StallWatch&) = delete;
+  StallWatch& operator=(const StallWatch&) = delete;
+
+ private:
+  void run();
+  std::string look();  // what the GPUs have to do; "" if nothing
+
+  std::deque<Activity>& ranks_;
+  const Options options_;
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  bool stop_ = false;
+  std::jthread thread_;
+};
+
+}  // namespace pptrain::comm
