@@ -80,6 +80,8 @@ rows = {{
     "products": [dict(kind="burst", name="qkv", kernel="linear", rows=4096, flops_per_s=7.1e14)],
     "stages": [dict(name="middle", sequence=sequence, recompute="none", backward="B", attention=mode, mfu=mfu, tokens_per_s=1e4)
                for sequence, mode, mfu in ((4096, "fastest", 0.66), (8192, "deterministic", 0.55))],
+    "profile": [dict(name="middle", sequence=4096, kernel=kernel, calls=4, seconds=share / 25, share=share)
+                for kernel, share in (("all", 0.99), ("nvjet", 0.9), ("others", 0.09))],
 }}
 names = sys.argv[sys.argv.index("--sections") + 1].split(",")
 report = dict(device="NVIDIA H200", cuda="13.0", small=False, peak_flops=989e12,
@@ -236,6 +238,7 @@ class GpuRun(unittest.TestCase):
                         "swiglu | 91.0% of the copy's rate | 85% | yes |", "adamw | 50.0% of the copy's rate | 85% | no |"):
                 self.assertIn(row, text)
             self.assertIn("## Memory-bound kernels", text)
+            self.assertIn("| middle | nvjet | 4 | 36,000.0 | 90.0% |", text)
             self.assertIn("- failed: whole: not measured", text)
             self.assertEqual(len(self.report["figures"]["goals"]), 4)
             self.assertLessEqual(len(list((self.folder / "out").iterdir())), 8)

@@ -168,7 +168,7 @@ class FakeDevice final : public IpcDevice {
   std::jthread thread_;
 };
 
-// Both ends in one process, each with its own view of the page.
+// Both ends in one process, each with its own view of the page. Its streams end with it, after their copies.
 struct Link {
   FakeHost host;
   SharedPage receivers = SharedPage::make<IpcPage>();
@@ -221,9 +221,9 @@ TEST_CASE("messages of any size come over a link in order, whichever stream is b
 }
 
 TEST_CASE("a sender runs ahead of its receiver by as many messages as there are places") {
-  Link link;
   const std::vector<char> message = content_of(0, 100);
   std::vector<char> received(100);
+  Link link;
   std::jthread first([&] { link.sender->send(message.data(), 100); });  // waits for memory
   link.receiver->receive(received.data(), 100);
   first.join();
@@ -233,9 +233,9 @@ TEST_CASE("a sender runs ahead of its receiver by as many messages as there are 
 }
 
 TEST_CASE("a receiver that expects another size says both") {
-  Link link;
   const std::vector<char> message(100);
   std::vector<char> received(99);
+  Link link;
   bool ended = false;
   std::jthread other([&] {
     try {
@@ -252,15 +252,14 @@ TEST_CASE("a receiver that expects another size says both") {
 }
 
 TEST_CASE("a receiver's memory outlives the sender's use of it") {
+  std::vector<char> message(100), received(100);
   Link link;
-  std::vector<char> message(100);
   std::jthread other([&] {
     link.sender->send(message.data(), 100);
     link.sending.synchronize();
     std::this_thread::sleep_for(100ms);
     link.sender.reset();
   });
-  std::vector<char> received(100);
   link.receiver->receive(received.data(), 100);
   link.receiving.synchronize();
   link.receiver.reset();
