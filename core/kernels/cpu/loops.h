@@ -284,8 +284,8 @@ const TypedLoops<T>& typed(const Loops& loops) {
 // What loops_*.cpp define; all but the first on x86-64 alone.
 extern const Loops baseline_table, avx2_table, avx512_table, avx512bf16_table;
 
-// The tables that this processor can run, the best first: amx (avx512bf16 with tiles), avx512bf16, avx512,
-// avx2, baseline.
+// The tables that this processor can run, the fastest first: amx (avx512bf16 with tiles), avx512bf16, avx512,
+// avx2, baseline. On Intel's cores whose products of bfloat16 are slow avx512 comes before avx512bf16.
 std::vector<const Loops*> available_loops();
 
 // By name; "" is the best. Throws UsageError for any other name.
