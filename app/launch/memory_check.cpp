@@ -15,7 +15,6 @@
 #include "core/base/host_memory.h"
 #include "core/base/process.h"
 #include "core/kernels/device_name.h"
-#include "core/kernels/out_of_memory.h"
 #include "core/metrics/memory.h"
 #include "parallel/checkpoint/hosts.h"
 #include "parallel/comm/host_values.h"
@@ -46,17 +45,21 @@ int pipeline_rank(const Plan& plan, int rank) {
   return mesh::coordinate(plan.mesh, rank, mesh::Axis::pp);
 }
 
-// Lets LibTorch's allocator ask the driver once, for all that the rank needs. A step then never does, nor
-// waits until the whole GPU has finished so that memory can be given back: it might wait for other ranks.
+// Lets LibTorch's allocator ask the driver at once for what the rank needs. Steps then hardly ask it, nor
+// wait until the whole GPU has finished so that memory can be given back: it might wait for other ranks.
+// Something is left for what does not come from that allocator: NCCL, links, libraries.
 std::string take_from_driver(int64_t needed, c10::Device device, const MemoryFit& fit) {
-  try {
-    static_cast<void>(at::empty({needed}, at::TensorOptions(device).dtype(at::kByte)));
-  } catch (const std::exception& error) {
-    if (!kernels::is_out_of_memory(error)) throw;
-    return fmt::format("{}, but not for this job alone: {}. run.force_memory = true starts all the same",
-                       fit.describe(), kernels::plain_message(error));
-  }
-  at::getDeviceAllocator(device.type())->resetPeakStats(device.index());
+  constexpr int64_t left_to_others = int64_t{1} << 30;
+  c10::DeviceAllocator* const allocator = at::getDeviceAllocator(device.type());
+  const auto free = static_cast<int64_t>(allocator->getMemoryInfo(device.index()).first);
+  if (free < needed)
+    return fmt::format(
+        "{}, of which {:.1f} GB are free: other programs use the rest. run.force_memory = true "
+        "starts all the same",
+        fit.describe(), static_cast<double>(free) / 1e9);
+  const int64_t taken = std::min(needed, free - left_to_others);
+  if (taken > 0) static_cast<void>(at::empty({taken}, at::TensorOptions(device).dtype(at::kByte)));
+  allocator->resetPeakStats(device.index());
   return "";
 }
 

@@ -17,6 +17,7 @@
 #include "core/base/log.h"
 #include "core/base/text.h"
 #include "core/base/timing.h"
+#include "core/kernels/device_name.h"
 #include "parallel/comm/bootstrap.h"
 #include "parallel/comm/liveness/stall_watch.h"
 #include "parallel/comm/thread/thread_communicator.h"
@@ -38,7 +39,7 @@ int run_threads(const Plan& plan, const RankBody& body) {
     return all;
   };
   std::optional<comm::StallWatch> watch;
-  if (plan.job.run.device == config::Device::cuda)
+  if (plan.job.run.device == config::Device::cuda && kernels::gpu_count() > 0)
     watch.emplace(activities,
                   comm::StallWatch::Options{.timeout = milliseconds_of(plan.job.distributed.timeout_s),
                                             .device = c10::Device(c10::kCUDA, 0)});

@@ -119,7 +119,7 @@ class StandIn(unittest.TestCase):
     def test_memory_that_another_program_has_is_missed_at_the_start(self):
         result = self.start("train.micro_batch_size=512", taken=139)
         self.assertEqual(result.code, 2, result.output)
-        self.assertRegex(result.output, "needs [0-9.]+ GB; NVIDIA H200 has 15[0-9.]+ GB, but not for this job alone: CUDA out of memory")
+        self.assertRegex(result.output, "needs [0-9.]+ GB; NVIDIA H200 has 15[0-9.]+ GB, of which [01]\\.[0-9] GB are free: other programs use")
         result = self.start("train.micro_batch_size=512", "run.force_memory=true", taken=139)
         self.assertEqual(result.code, 1, result.output)
         self.assertIn("out of memory: ", result.output)
@@ -127,7 +127,7 @@ class StandIn(unittest.TestCase):
     def test_a_gpu_that_is_stuck_ends_the_process(self):
         result = self.start("distributed.timeout_s=1", "train.steps=100", PPTRAIN_GPU_STUCK_AT=1000)
         self.assertEqual(result.code, 1, result.output)
-        self.assertRegex(result.output, "for 1.0 s no GPU has ended any work: the GPU of rank 0 is in [A-Z] stage 0 microbatch [0-3]")
+        self.assertRegex(result.output, "for 1.0 s no GPU has ended any pass: the GPU of rank 0 is in [A-Z] stage 0 microbatch [0-3]")
 
     def test_each_gpu_has_its_attention(self):
         for capability, used, unused in ((80, "flash_bwd", "cudnn"), (90, "cudnn", "flash_bwd")):
@@ -169,9 +169,9 @@ class StandIn(unittest.TestCase):
                 # The doctor finds that a message takes longer than a pass of so small a model.
                 self.assertLessEqual(max(codes), 1 if command else 0, output)
                 self.assertEqual([line for line in lines if line.startswith("error")], [], "a GPU would refuse")
-                # Each of two links has memory for two sizes of test messages, then for an activation.
-                self.assertEqual(sum(line.startswith("ipc open") for line in lines), 6)
-                self.assertEqual(lines.count("ipc close"), 6)
+                # Each of two links has memory for two sizes of test messages, the larger one also for activations.
+                self.assertEqual(sum(line.startswith("ipc open") for line in lines), 4)
+                self.assertEqual(lines.count("ipc close"), 4)
                 self.assertGreater(sum(line.endswith("copy 131072") for line in lines), 6)
                 if command:
                     self.assertRegex(output, r"links +(OK|no) +the slowest, at rank [01]: [0-9]+ us, [0-9.]+ Gb/s; an activation of 0.13 MB")

@@ -2,6 +2,9 @@
 
 #include <spdlog/fmt/fmt.h>
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
 #include <cstdlib>
 #include <string>
 
@@ -17,7 +20,9 @@ namespace {
 // other cycle, and multiplies and adds at half the rate of two float32 units (81 and 165 GFLOP/s on one core
 // of an Emerald Rapids).
 bool adds_pairs_slowly() {
-  return __builtin_cpu_is("intel") && __builtin_cpu_supports("avx512fp16");
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  constexpr unsigned avx512fp16 = 1u << 23;
+  return __builtin_cpu_is("intel") && __get_cpuid_count(7, 0, &a, &b, &c, &d) != 0 && (d & avx512fp16) != 0;
 }
 #endif
 

@@ -4,9 +4,11 @@
 #include <spdlog/fmt/fmt.h>
 
 #include <cstdint>
+#include <exception>
 #include <optional>
 #include <utility>
 
+#include "core/base/log.h"
 #include "core/base/process.h"
 #include "core/base/threads.h"
 #include "core/base/timing.h"
@@ -28,7 +30,8 @@ StallWatch::~StallWatch() {
   wake_.notify_all();
 }
 
-void StallWatch::run() {
+// A GPU that fails throws when it is asked; the thread of its rank reports that.
+void StallWatch::run() try {
   const c10::OptionalDeviceGuard guard(options_.device.is_cpu() ? std::nullopt
                                                                 : std::optional(options_.device));
   int64_t before = -1;
@@ -43,7 +46,7 @@ void StallWatch::run() {
       deadline.emplace(options_.timeout);
     } else if (deadline && deadline->passed()) {
       options_.say(
-          fmt::format("for {:.1f} s no GPU has ended any work: {}. It is stuck, or slower than "
+          fmt::format("for {:.1f} s no GPU has ended any pass: {}. It is stuck, or slower than "
                       "distributed.timeout_s. The process ends.",
                       in_seconds(options_.timeout), work));
       options_.end(exit_failed);
@@ -51,6 +54,8 @@ void StallWatch::run() {
     }
     lock.lock();
   }
+} catch (const std::exception& error) {
+  log_of(Subsystem::comm).debug("the GPUs are no longer watched: {}", error.what());
 }
 
 std::string StallWatch::look() {

@@ -1,6 +1,5 @@
-// Ends a process whose GPUs come to no end. Where ranks are threads of one process, no other process misses
-// them and no transport has a time limit: a kernel that never ends, or a GPU that the driver has lost, would
-// hold them for ever.
+// Ends a process whose GPUs are in a pass that does not end. Where ranks are threads of one process, no other
+// process misses them and no transport has a time limit.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -21,7 +20,7 @@ namespace pptrain::comm {
 class StallWatch {
  public:
   struct Options {
-    // GPUs may have work for so long without ending any of it.
+    // GPUs may have passes to do for so long without ending one.
     std::chrono::milliseconds timeout{0};
     c10::Device device = at::kCPU;  // is made current on the thread that watches
     std::chrono::milliseconds look_every{1000};

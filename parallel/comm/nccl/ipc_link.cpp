@@ -24,8 +24,20 @@ auto IpcEnd::open(const Handles& handles) -> Events {
 IpcSender::IpcSender(IpcPage& page, IpcDevice& device, std::function<bool()> ended)
     : IpcEnd(page, device, std::move(ended)), filled_(make(page.filled)) {}
 
+void IpcEnd::await_end(const std::atomic<bool>& other) {
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+  try {
+    page_.bell.await([&] { return other.load(); },
+                     [&] { return ended_() || std::chrono::steady_clock::now() > deadline; });
+  } catch (const LinkEnded&) {
+    // The other process is failing too, or gone.
+  }
+}
+
 IpcSender::~IpcSender() {
-  memory_.reset();
+  if (messages_ > 0) await_end(page_.finished);
+  memory_.clear();
+  emptied_ = {};
   page_.closed = true;
   page_.bell.ring();
 }
@@ -39,7 +51,7 @@ void IpcSender::send(const void* from, size_t bytes) {
   if (bytes > place_bytes_) map_memory();
   const size_t to = place(message);
   device_.wait(emptied_[to]);
-  if (bytes > 0) device_.copy(static_cast<char*>(memory_.get()) + to * place_bytes_, from, bytes);
+  if (bytes > 0) device_.copy(static_cast<char*>(memory_.back().get()) + to * place_bytes_, from, bytes);
   device_.record(filled_[to]);
   page_.sent = message + 1;
   page_.bell.ring();
@@ -48,9 +60,7 @@ void IpcSender::send(const void* from, size_t bytes) {
 // The receiver allocates larger memory when it comes to the message.
 void IpcSender::map_memory() {
   await([&] { return page_.memories > memories_; });
-  device_.synchronize();  // copies to the old memory
-  memory_.reset();
-  memory_ = device_.open_memory(page_.memory);
+  memory_.push_back(device_.open_memory(page_.memory));
   place_bytes_ = page_.place_bytes;
   memories_ = page_.memories;
 }
@@ -59,13 +69,10 @@ IpcReceiver::IpcReceiver(IpcPage& page, IpcDevice& device, std::function<bool()>
     : IpcEnd(page, device, std::move(ended)), emptied_(make(page.emptied)) {}
 
 IpcReceiver::~IpcReceiver() {
-  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(1);
-  try {
-    page_.bell.await([&] { return page_.closed.load(); },
-                     [&] { return std::chrono::steady_clock::now() > deadline; });
-  } catch (const LinkEnded&) {
-    // The sender's process is failing too, or gone.
-  }
+  filled_ = {};
+  page_.finished = true;
+  page_.bell.ring();
+  if (messages_ > 0) await_end(page_.closed);
 }
 
 void IpcReceiver::receive(void* to, size_t bytes) {
@@ -76,12 +83,8 @@ void IpcReceiver::receive(void* to, size_t bytes) {
     throw Error(fmt::format("a message has {} bytes, but its receiver expects {}", page_.bytes[from], bytes));
   if (bytes > page_.place_bytes) allocate(bytes);
   await([&] { return page_.sent > message; });
-  if (old_) {
-    device_.synchronize();  // copies from it
-    old_.reset();           // before it sent this message the sender has closed it
-  }
   device_.wait(filled_[from]);
-  if (bytes > 0) device_.copy(to, static_cast<char*>(memory_.get()) + from * page_.place_bytes, bytes);
+  if (bytes > 0) device_.copy(to, static_cast<char*>(memory_.back().get()) + from * page_.place_bytes, bytes);
   device_.record(emptied_[from]);
   page_.taken = message + 1;
   page_.bell.ring();
@@ -90,7 +93,7 @@ void IpcReceiver::receive(void* to, size_t bytes) {
 void IpcReceiver::allocate(size_t bytes) {
   constexpr size_t line = 512;  // what GPUs like copies to be aligned to
   const size_t place_bytes = (bytes + line - 1) / line * line;
-  old_ = std::exchange(memory_, device_.allocate(place_bytes * IpcPage::places, page_.memory));
+  memory_.push_back(device_.allocate(place_bytes * IpcPage::places, page_.memory));
   page_.place_bytes = place_bytes;
   ++page_.memories;
   page_.bell.ring();

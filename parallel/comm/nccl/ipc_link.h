@@ -4,7 +4,8 @@
 // behind the copy, and then says so in a page of host memory that both share. The receiver waits for that on
 // its host, and only then lets its stream wait for the event. Places become free again in the same way. So a
 // device waits for events that are recorded already, and never for what another rank has yet to ask for:
-// loading a kernel or freeing memory, which wait for all work of a device, cannot hang.
+// loading a kernel, which waits for all work of a device, cannot hang. A link itself never waits for its
+// device: larger messages get new memory, and the old is freed at the end.
 //
 // The transfer starts when the sender is ready, not when the receiver wants it, and no multiprocessor is
 // held. The same with events and copies in llmq's --memcpy-send-recv; NCCL 2.29 has ncclPutSignal.
@@ -16,6 +17,8 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <utility>
+#include <vector>
 
 #include "parallel/comm/nccl/shared_page.h"
 
@@ -46,7 +49,8 @@ struct IpcPage {
   // Messages so far: the size is written, the copy is on the stream, the copy out of its place is.
   std::atomic<int64_t> announced, sent, taken;
   std::atomic<int64_t> memories;  // that the receiver has allocated, each larger than the one before
-  std::atomic<bool> closed;       // the sender uses them no more
+  std::atomic<bool> finished;     // the receiver uses the sender's events no more
+  std::atomic<bool> closed;       // the sender uses memory and events of the receiver no more
   std::array<size_t, places> bytes;
   size_t place_bytes;
   IpcDevice::Handle memory;
@@ -67,6 +71,8 @@ class IpcEnd {
   Events make(Handles& handles);
   Events open(const Handles& handles);
   void await(const std::function<bool()>& ready) { page_.bell.await(ready, ended_); }
+  // For destructors: waits for the other end's, ten seconds at most.
+  void await_end(const std::atomic<bool>& other);
   size_t place(int64_t message) const { return static_cast<size_t>(message % IpcPage::places); }
 
   IpcPage& page_;
@@ -80,7 +86,7 @@ class IpcEnd {
 class IpcSender : IpcEnd {
  public:
   IpcSender(IpcPage& page, IpcDevice& device, std::function<bool()> ended);
-  // The receiver may free its memory from then on.
+  // Waits until the receiver has all messages.
   ~IpcSender();
   IpcSender(const IpcSender&) = delete;
   IpcSender& operator=(const IpcSender&) = delete;
@@ -93,7 +99,7 @@ class IpcSender : IpcEnd {
   void map_memory();
 
   Events filled_, emptied_;
-  IpcDevice::Memory memory_;
+  std::vector<IpcDevice::Memory> memory_;  // the last is used
   int64_t memories_ = 0;
   size_t place_bytes_ = 0;
 };
@@ -101,7 +107,7 @@ class IpcSender : IpcEnd {
 class IpcReceiver : IpcEnd {
  public:
   IpcReceiver(IpcPage& page, IpcDevice& device, std::function<bool()> ended);
-  // Waits for the sender's end, a second at most.
+  // All messages are received. Waits until the sender uses nothing of it.
   ~IpcReceiver();
   IpcReceiver(const IpcReceiver&) = delete;
   IpcReceiver& operator=(const IpcReceiver&) = delete;
@@ -115,7 +121,7 @@ class IpcReceiver : IpcEnd {
   void allocate(size_t bytes);
 
   Events filled_, emptied_;
-  IpcDevice::Memory memory_, old_;
+  std::vector<IpcDevice::Memory> memory_;  // the last is used
 };
 
 }  // namespace pptrain::comm

@@ -140,7 +140,9 @@ class IpcLink final : public DeviceLink {
 
 // In order all messages under way are moved first. After a failure nothing is waited for.
 IpcLink::~IpcLink() {
-  const bool fails = std::uncaught_exceptions() > unwinding_ || member_.watch().failure();
+  if (std::uncaught_exceptions() > unwinding_)  // then NCCL's kernels end, too, and the device comes free
+    member_.watch().fail({DeviceFailure::Kind::fault, fmt::format("rank {} has failed", member_.job_rank())});
+  const bool fails = member_.watch().failure().has_value();
   {
     const std::lock_guard lock(mutex_);
     leaving_ = true;
@@ -176,17 +178,22 @@ void IpcLink::open_events() {
   sends_ ? sender_->open_events() : receiver_->open_events();
 }
 
-// More than there are places, the last one in new memory, from and to the host.
+// From memory of one device to memory of the other: more than there are places, the last one in new memory.
 void IpcLink::test_messages() {
+  constexpr size_t largest = size_t{4} << 20;
   try {
+    IpcDevice::Handle unused;
+    const IpcDevice::Memory own = device_.allocate(largest, unused);
     for (size_t message = 0; message <= IpcPage::places; ++message) {
-      std::vector<unsigned char> expected(message < IpcPage::places ? 1000 : 100'000);
+      std::vector<unsigned char> expected(message < IpcPage::places ? 1000 : largest);
       for (size_t i = 0; i < expected.size(); ++i) expected[i] = static_cast<unsigned char>(i * 7 + message);
-      std::vector<unsigned char> moved = expected;
-      if (!sends_) std::ranges::fill(moved, 0);
-      transfer(moved.data(), moved.size());
+      std::vector<unsigned char> received(expected.size());
+      if (sends_) device_.copy(own.get(), expected.data(), expected.size());
+      transfer(own.get(), expected.size());
+      if (!sends_) device_.copy(received.data(), own.get(), received.size());
       device_.synchronize();
-      if (moved != expected) throw Error("a test message through the GPU's memory has come with other bytes");
+      if (!sends_ && received != expected)
+        throw Error("a test message through the GPU's memory has come with other bytes");
     }
   } catch (const std::exception&) {
     page_->as<IpcPage>().bell.fail();
@@ -228,6 +235,7 @@ void IpcLink::run() {
       transfer(
           sends_ ? const_cast<void*>(message->tensor.const_data_ptr()) : message->tensor.mutable_data_ptr(),
           message->tensor.nbytes());
+      message->tensor.reset();  // the work holds it, or the watch
       message->end->reach(stream);
     } catch (const LinkEnded&) {
       return;  // the watch says why, or the host's transport

@@ -47,7 +47,7 @@ TEST_CASE("a process ends if its GPUs have work, and end none of it") {
   const std::lock_guard lock(process.mutex);
   REQUIRE(process.said.size() == 1);
   CHECK_THAT(process.said[0],
-             contains_text("for 0.1 s no GPU has ended any work: the GPU of rank 1 is in F stage 1 "
+             contains_text("for 0.1 s no GPU has ended any pass: the GPU of rank 1 is in F stage 1 "
                            "microbatch 1. It is stuck, or slower than distributed.timeout_s"));
 }
 

@@ -214,8 +214,9 @@ TEST_CASE("messages of any size come over a link in order, whichever stream is b
   other.join();
   CHECK((received == sent));
   link.sending.synchronize();
-  link.sender.reset();
+  std::jthread end([&] { link.sender.reset(); });
   link.receiver.reset();
+  end.join();
   CHECK(link.host.faults == std::vector<std::string>{});
   CHECK(link.host.blocks.size() == 4);  // one for each new largest size
 }
@@ -251,7 +252,7 @@ TEST_CASE("a receiver that expects another size says both") {
   CHECK(ended);
 }
 
-TEST_CASE("a receiver's memory outlives the sender's use of it") {
+TEST_CASE("neither end goes before the other has ended its use of it") {
   std::vector<char> message(100), received(100);
   Link link;
   std::jthread other([&] {
