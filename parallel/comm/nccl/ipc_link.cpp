@@ -3,6 +3,7 @@
 #include <spdlog/fmt/fmt.h>
 
 #include <chrono>
+#include <iterator>
 #include <utility>
 
 #include "core/base/error.h"
@@ -21,9 +22,6 @@ auto IpcEnd::open(const Handles& handles) -> Events {
   return events;
 }
 
-IpcSender::IpcSender(IpcPage& page, IpcDevice& device, std::function<bool()> ended)
-    : IpcEnd(page, device, std::move(ended)), filled_(make(page.filled)) {}
-
 void IpcEnd::await_end(const std::atomic<bool>& other) {
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(10);
   try {
@@ -32,6 +30,11 @@ void IpcEnd::await_end(const std::atomic<bool>& other) {
   } catch (const LinkEnded&) {
     // The other process is failing too, or gone.
   }
+}
+
+IpcSender::IpcSender(IpcPage& page, IpcDevice& device, std::function<bool()> ended)
+    : IpcEnd(page, device, std::move(ended)) {
+  filled_ = make(page.filled);
 }
 
 IpcSender::~IpcSender() {
@@ -51,7 +54,7 @@ void IpcSender::send(const void* from, size_t bytes) {
   if (bytes > place_bytes_) map_memory();
   const size_t to = place(message);
   device_.wait(emptied_[to]);
-  if (bytes > 0) device_.copy(static_cast<char*>(memory_.back().get()) + to * place_bytes_, from, bytes);
+  if (bytes > 0) device_.copy(memory_of(to), from, bytes);
   device_.record(filled_[to]);
   page_.sent = message + 1;
   page_.bell.ring();
@@ -59,14 +62,15 @@ void IpcSender::send(const void* from, size_t bytes) {
 
 // The receiver allocates larger memory when it comes to the message.
 void IpcSender::map_memory() {
-  await([&] { return page_.memories > memories_; });
+  await([&] { return page_.memories > std::ssize(memory_); });
   memory_.push_back(device_.open_memory(page_.memory));
   place_bytes_ = page_.place_bytes;
-  memories_ = page_.memories;
 }
 
 IpcReceiver::IpcReceiver(IpcPage& page, IpcDevice& device, std::function<bool()> ended)
-    : IpcEnd(page, device, std::move(ended)), emptied_(make(page.emptied)) {}
+    : IpcEnd(page, device, std::move(ended)) {
+  emptied_ = make(page.emptied);
+}
 
 IpcReceiver::~IpcReceiver() {
   filled_ = {};
@@ -84,7 +88,7 @@ void IpcReceiver::receive(void* to, size_t bytes) {
   if (bytes > page_.place_bytes) allocate(bytes);
   await([&] { return page_.sent > message; });
   device_.wait(filled_[from]);
-  if (bytes > 0) device_.copy(to, static_cast<char*>(memory_.back().get()) + from * page_.place_bytes, bytes);
+  if (bytes > 0) device_.copy(to, memory_of(from), bytes);
   device_.record(emptied_[from]);
   page_.taken = message + 1;
   page_.bell.ring();

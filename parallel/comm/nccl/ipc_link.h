@@ -73,11 +73,16 @@ class IpcEnd {
   void await(const std::function<bool()>& ready) { page_.bell.await(ready, ended_); }
   // For destructors: waits for the other end's, ten seconds at most.
   void await_end(const std::atomic<bool>& other);
-  size_t place(int64_t message) const { return static_cast<size_t>(message % IpcPage::places); }
+  static size_t place(int64_t message) { return static_cast<size_t>(message % IpcPage::places); }
+  char* memory_of(size_t place) const {
+    return static_cast<char*>(memory_.back().get()) + place * page_.place_bytes;
+  }
 
   IpcPage& page_;
   IpcDevice& device_;
   int64_t messages_ = 0;  // so far
+  Events filled_, emptied_;
+  std::vector<IpcDevice::Memory> memory_;  // the last is used
 
  private:
   const std::function<bool()> ended_;
@@ -98,9 +103,6 @@ class IpcSender : IpcEnd {
  private:
   void map_memory();
 
-  Events filled_, emptied_;
-  std::vector<IpcDevice::Memory> memory_;  // the last is used
-  int64_t memories_ = 0;
   size_t place_bytes_ = 0;
 };
 
@@ -119,9 +121,6 @@ class IpcReceiver : IpcEnd {
 
  private:
   void allocate(size_t bytes);
-
-  Events filled_, emptied_;
-  std::vector<IpcDevice::Memory> memory_;  // the last is used
 };
 
 }  // namespace pptrain::comm

@@ -133,9 +133,8 @@ class IpcLink final : public DeviceLink {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<Message> messages_;
-  bool leaving_ = false;               // no further messages come
-  std::atomic<bool> stopped_ = false;  // those that have come are given up
-  std::jthread thread_;                // last: it uses all of the above
+  bool leaving_ = false;  // no further messages come
+  std::jthread thread_;   // last: it uses all of the above
 };
 
 // In order all messages under way are moved first. After a failure nothing is waited for.
@@ -146,7 +145,6 @@ IpcLink::~IpcLink() {
   {
     const std::lock_guard lock(mutex_);
     leaving_ = true;
-    if (fails) stopped_ = true;
   }
   changed_.notify_all();
   if (fails && page_) page_->as<IpcPage>().bell.fail();
@@ -209,7 +207,7 @@ void IpcLink::start_thread() {
 
 // During the set-up also once it takes too long.
 bool IpcLink::ended() const {
-  if (stopped_ || member_.watch().failure()) return true;
+  if (member_.watch().failure()) return true;
   return !set_up_ && std::chrono::steady_clock::now() - made_ > member_.set_up_timeout;
 }
 
@@ -249,8 +247,8 @@ void IpcLink::run() {
 
 std::optional<IpcLink::Message> IpcLink::next() {
   std::unique_lock lock(mutex_);
-  changed_.wait(lock, [&] { return !messages_.empty() || leaving_ || stopped_; });
-  if (messages_.empty() || stopped_) return std::nullopt;
+  changed_.wait(lock, [&] { return !messages_.empty() || leaving_; });
+  if (messages_.empty() || ended()) return std::nullopt;
   Message message = std::move(messages_.front());
   messages_.pop_front();
   return message;
