@@ -140,13 +140,15 @@ class Build:
         return target, done.stderr if done.returncode else ""
 
     def program(self, name, objects):
-        """Links the build's program `name` with the `objects` of its libraries, before these libraries."""
+        """Links the build's program `name` with the `objects`: in place of its own, or before its libraries."""
         command = subprocess.run(["ninja", "-C", self.folder, "-t", "commands", name], capture_output=True, text=True,
                                  check=True).stdout.splitlines()[-1]
         command = command.removeprefix(": && ").removesuffix(" && :").split(" && ")[0]
         target = self.to / name
         before, after = command.split(f" -o {name} ", 1)
-        own = " ".join(shlex.quote(str(target)) for target, library in objects if f"/{library} " in f"{after} ")
+        own = " ".join(shlex.quote(str(target)) for target, library, _ in objects if f"/{library} " in f"{after} ")
+        for target, _, output in objects:
+            before = before.replace(f" {os.path.relpath(output, self.folder)} ", f" {shlex.quote(str(target))} ")
         done = subprocess.run(f"{before} {own} -o {shlex.quote(str(target))} {after}",
                               shell=True, cwd=self.folder, capture_output=True, text=True)
         if done.returncode:
@@ -168,7 +170,7 @@ class Build:
 
 
 def compile_mutants(build, chosen):
-    """Compiles the units with all mutants that compile. Returns ([(object, its library)], numbers of the mutants in them)."""
+    """Compiles the units with all mutants that compile. Returns ([(object, its library, the build's object)], numbers of the mutants in them)."""
     by_unit = collections.defaultdict(dict)
     for number, (file, mutant) in chosen.items():
         entry, files = build.units[file]
@@ -202,7 +204,7 @@ def compile_mutants(build, chosen):
     with concurrent.futures.ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
         done = list(pool.map(compile_one, by_unit))
     library = {output: f"lib{re.search(r'CMakeFiles/([^/]+)[.]dir/', output)[1]}.a" for output in by_unit}
-    objects = [(target, library[output]) for output, (target, _) in zip(by_unit, done) if target]
+    objects = [(target, library[output], output) for output, (target, _) in zip(by_unit, done) if target]
     return objects, sorted(number for _, numbers in done for number in numbers)
 
 
@@ -229,7 +231,9 @@ class Tests:
     def program(build, path, objects):
         if path.name != "pptrain":
             return build.program(path.name, objects)
-        build.program("pptrain_whole", objects)  # which pptrain starts from its own folder
+        for whole in ("pptrain_whole", "pptrain_cuda"):  # which pptrain starts from its own folder
+            if (build.folder / whole).exists():
+                build.program(whole, objects)
         return shutil.copy2(path, build.to)
 
     def passes(self, name, number, limit):

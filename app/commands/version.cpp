@@ -52,8 +52,9 @@ std::string library_text() {
 }
 
 std::string cuda_text() {
-  const std::string cuda = kernels::cuda_version();
-  return cuda.empty() ? "built without" : fmt::format("{}, NCCL {}", cuda, comm::nccl_version());
+  const std::string cuda = kernels::cuda_version(), nccl = comm::nccl_version();
+  if (cuda.empty()) return "built without";
+  return cuda + (nccl.empty() ? "" : ", NCCL " + nccl);
 }
 
 std::string processor_name() {

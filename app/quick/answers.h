@@ -24,6 +24,9 @@ std::span<const QuickAnswer> quick_answers();
 // cores, environment variables. "" with a GPU's driver, which has more properties.
 std::string this_machine();
 
+// Whether NVIDIA's driver can be loaded. CUDA's runtime looks for it in the same way.
+bool has_gpu_driver();
+
 // C++ that defines quick_answers(). `program`: its options and subcommands; `version`: what --version prints.
 std::string quick_answers_source(CLI::App& program, const std::string& version);
 

@@ -1,5 +1,4 @@
-// pptrain as users start it: gives the quick answers itself, and becomes the whole program for everything
-// else.
+// pptrain as users start it: gives the quick answers itself, and becomes a whole program for everything else.
 #include <unistd.h>
 
 #include <cerrno>
@@ -28,9 +27,9 @@ const pptrain::app::QuickAnswer* find_answer(int argc, char** argv) {
 }
 
 // Next to this program, wherever both were copied to.
-std::filesystem::path whole_program() {
+std::filesystem::path beside(const char* name) {
   std::error_code error;
-  return std::filesystem::read_symlink("/proc/self/exe", error).replace_filename("pptrain_whole");
+  return std::filesystem::read_symlink("/proc/self/exe", error).replace_filename(name);
 }
 
 }  // namespace
@@ -41,7 +40,9 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "pptrain: cannot write: %s\n", std::strerror(errno));
     return 1;
   }
-  const std::filesystem::path program = whole_program();
+  // A build without CUDA has no pptrain_cuda.
+  if (pptrain::app::has_gpu_driver()) execv(beside("pptrain_cuda").c_str(), argv);
+  const std::filesystem::path program = beside("pptrain_whole");
   execv(program.c_str(), argv);
   std::fprintf(stderr, "pptrain: cannot start %s, which belongs beside this program: %s\n", program.c_str(),
                std::strerror(errno));

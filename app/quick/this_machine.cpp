@@ -1,4 +1,4 @@
-#include <unistd.h>
+#include <dlfcn.h>
 
 #include <cstdlib>
 #include <fstream>
@@ -9,10 +9,12 @@
 
 namespace pptrain::app {
 
+bool has_gpu_driver() {
+  return dlopen("libcuda.so.1", RTLD_LAZY | RTLD_LOCAL) != nullptr;
+}
+
 std::string this_machine() {
-  for (const char* driver : {"/dev/nvidiactl", "/dev/dxg"}) {
-    if (access(driver, F_OK) == 0) return "";
-  }
+  if (has_gpu_driver()) return "";
   std::string text;
   std::ifstream file("/proc/cpuinfo");
   for (std::string line; std::getline(file, line) && !line.empty();) {  // of the first core

@@ -1,4 +1,4 @@
-# How the project's own targets are compiled: headers parsed once, small files together.
+# How the project's own targets are compiled: headers parsed once, small files together, CUDA's only into programs with it.
 
 # The headers that most files include, parsed once: `pptrain_plain_headers` for rooms that need no LibTorch, and
 # `pptrain_torch_headers`. Only what changes never, so that no change of ours compiles everything anew.
@@ -52,4 +52,16 @@ function(pptrain_library name)
   else()
     pptrain_compile_together(${name} FILES ${L_FILES})
   endif()
+endfunction()
+
+# Programs with CUDA take `pptrain_cuda_back_end`, all others have the files named no_*, which lie in the rooms' libraries: where a
+# program has its objects, the linker has no use for those. CUDA's libraries cost every start a fifth of a second.
+add_library(pptrain_cuda_back_end INTERFACE)
+# pptrain_cuda_back_end(NAME SOURCES ... LIBRARIES ...): a room's part of it, target pptrain_cuda_NAME.
+function(pptrain_cuda_back_end name)
+  cmake_parse_arguments(B "" "" "SOURCES;LIBRARIES" ${ARGN})
+  add_library(pptrain_cuda_${name} OBJECT ${B_SOURCES})
+  target_link_libraries(pptrain_cuda_${name} PUBLIC ${B_LIBRARIES} torch::cuda)
+  target_sources(pptrain_cuda_back_end INTERFACE $<TARGET_OBJECTS:pptrain_cuda_${name}>)
+  target_link_libraries(pptrain_cuda_back_end INTERFACE ${B_LIBRARIES} torch::cuda)
 endfunction()

@@ -99,7 +99,7 @@ def fill(pack, arguments):
 def main():
     arguments = read_arguments()
     if "pptrain" in arguments.programs:
-        arguments.programs.append("pptrain_whole")  # pptrain executes it
+        arguments.programs.append("pptrain_cuda")  # pptrain executes it where there is a driver
     pack = arguments.build / "pack"
     names = [] if arguments.replace else fill(pack, arguments)
     for program in arguments.programs:

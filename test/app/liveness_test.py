@@ -128,8 +128,8 @@ class MpiJob(Job):
         found = {}
         for folder in pathlib.Path("/proc").glob("[0-9]*"):
             try:
-                # pptrain executes pptrain_whole if a command needs LibTorch.
-                if os.readlink(folder / "exe") != f"{PPTRAIN}_whole" or str(self.folder).encode() not in (folder / "cmdline").read_bytes():
+                # pptrain executes another program if a command needs LibTorch.
+                if os.readlink(folder / "exe") not in (f"{PPTRAIN}_whole", f"{PPTRAIN}_cuda") or str(self.folder).encode() not in (folder / "cmdline").read_bytes():
                     continue
                 env = (folder / "environ").read_bytes()
             except OSError:

@@ -76,10 +76,17 @@ class Installation(unittest.TestCase):
         self.assertIn(str(packages), os.path.normpath(found["libc10.so"]))
 
     def test_no_program_names_the_build_folder(self):
-        for name in ("pptrain", "pptrain_whole"):
+        for name in ("pptrain", "pptrain_whole", "pptrain_cuda"):
+            if name == "pptrain_cuda" and not (BUILD / name).exists():
+                continue
             header = run(["readelf", "-d", self.prefix / "bin" / name], self.folder).stdout
             self.assertNotIn(f"{BUILD}/", header)
             self.assertIn("$ORIGIN/../lib/pptrain", header)
+
+    def test_the_program_for_machines_without_a_gpu_loads_nothing_of_cuda_but_what_torch_needs(self):
+        loaded = libraries_of(self.prefix / "bin/pptrain_whole")
+        self.assertIn("libtorch_cpu.so", loaded)
+        self.assertFalse({"libtorch_cuda.so", "libc10_cuda.so", "libnccl.so.2", "libcudnn.so.9"} & loaded.keys())
 
     def test_bash_completes_it(self):
         file = self.prefix / "share/bash-completion/completions/pptrain"

@@ -7,8 +7,13 @@ int gpu_count() {
   return 0;
 }
 
+// Only where a driver is does a program with CUDA start.
 std::string cuda_version() {
+#ifdef PPTRAIN_CUDA_VERSION
+  return PPTRAIN_CUDA_VERSION ", no driver";
+#else
   return "";
+#endif
 }
 
 std::string device_name(c10::Device) {
