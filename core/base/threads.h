@@ -1,4 +1,5 @@
-// Threads that share a loop, and threads that take no signals.
+// Threads that share a loop, threads that take no signals, and threads that look at something from time to
+// time.
 #pragma once
 
 #include <pthread.h>
@@ -6,10 +7,13 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
+#include <condition_variable>
 #include <cstddef>
 #include <exception>
 #include <functional>
 #include <mutex>
+#include <stop_token>
 #include <thread>
 #include <vector>
 
@@ -33,6 +37,17 @@ class SignalBlock {
  private:
   sigset_t before_{};
 };
+
+// Sleeps. Returns false, at once, when `stop` is requested.
+inline bool sleep_until_stopped(const std::stop_token& stop, std::chrono::steady_clock::time_point until) {
+  std::mutex mutex;
+  std::condition_variable_any wake;
+  std::unique_lock lock(mutex);
+  return !wake.wait_until(lock, stop, until, [&] { return stop.stop_requested(); });
+}
+inline bool sleep_until_stopped(const std::stop_token& stop, std::chrono::steady_clock::duration time) {
+  return sleep_until_stopped(stop, std::chrono::steady_clock::now() + time);
+}
 
 // Calls body(0) to body(count - 1), by so many threads, 0: as many as the process has cores. Throws the last
 // exception of any thread; the thread that it ended takes no further number.

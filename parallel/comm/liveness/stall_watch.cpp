@@ -19,26 +19,16 @@ namespace pptrain::comm {
 StallWatch::StallWatch(std::deque<Activity>& ranks, Options options)
     : ranks_(ranks), options_(std::move(options)) {
   const SignalBlock block;
-  thread_ = std::jthread([this] { run(); });
-}
-
-StallWatch::~StallWatch() {
-  {
-    const std::lock_guard lock(mutex_);
-    stop_ = true;
-  }
-  wake_.notify_all();
+  thread_ = std::jthread([this](const std::stop_token& stop) { run(stop); });
 }
 
 // A GPU that fails throws when it is asked; the thread of its rank reports that.
-void StallWatch::run() try {
+void StallWatch::run(const std::stop_token& stop) try {
   const c10::OptionalDeviceGuard guard(options_.device.is_cpu() ? std::nullopt
                                                                 : std::optional(options_.device));
   int64_t before = -1;
   std::optional<PatientDeadline> deadline;
-  std::unique_lock lock(mutex_);
-  while (!wake_.wait_for(lock, options_.look_every, [this] { return stop_; })) {
-    lock.unlock();
+  while (sleep_until_stopped(stop, options_.look_every)) {
     const std::string work = look();
     int64_t ended = 0;
     for (const Activity& rank : ranks_) ended += rank.ended_on_device();
@@ -52,7 +42,6 @@ void StallWatch::run() try {
       options_.end(exit_failed);
       return;
     }
-    lock.lock();
   }
 } catch (const std::exception& error) {
   log_of(Subsystem::comm).debug("the GPUs are no longer watched: {}", error.what());

@@ -5,10 +5,9 @@
 #include <c10/core/Device.h>
 
 #include <chrono>
-#include <condition_variable>
 #include <deque>
 #include <functional>
-#include <mutex>
+#include <stop_token>
 #include <string>
 #include <thread>
 
@@ -31,19 +30,15 @@ class StallWatch {
 
   // ranks: those of this process; they must outlive this.
   StallWatch(std::deque<Activity>& ranks, Options options);
-  ~StallWatch();
   StallWatch(const StallWatch&) = delete;
   StallWatch& operator=(const StallWatch&) = delete;
 
  private:
-  void run();
+  void run(const std::stop_token& stop);
   std::string look();  // what the GPUs have to do; "" if nothing
 
   std::deque<Activity>& ranks_;
   const Options options_;
-  std::mutex mutex_;
-  std::condition_variable wake_;
-  bool stop_ = false;
   std::jthread thread_;
 };
 

@@ -114,21 +114,15 @@ StartWatch::StartWatch(Launch launch, milliseconds stopped, std::string fault)
       fault_(std::move(fault)),
       first_here_(launch_.rank == 0) {
   const SignalBlock block;
-  thread_ = std::jthread([this] { run(); });
+  thread_ = std::jthread([this](const std::stop_token& stop) { run(stop); });
 }
 
-StartWatch::~StartWatch() {
-  {
-    const std::lock_guard lock(mutex_);
-    stop_ = true;
-  }
-  wake_.notify_all();
-}
+StartWatch::~StartWatch() = default;
 
 void StartWatch::end_if_a_rank_is_gone() {
   std::unique_lock lock(mutex_);
   const std::string text = look_at_siblings(gone_for + milliseconds(1));
-  if (!text.empty()) give_up(text, exit_failed, lock);
+  if (!text.empty()) give_up(text, exit_failed, lock, thread_.get_stop_token());
 }
 
 bool StartWatch::said_fault() {
@@ -136,24 +130,27 @@ bool StartWatch::said_fault() {
   return std::exchange(fault_said_, true) && !fault_.empty();
 }
 
-void StartWatch::run() {
+void StartWatch::run(const std::stop_token& stop) {
   auto last = Clock::now();
   auto last_siblings = last;
   Clock::duration waited{0};
   const bool mpi = starts_our_mpi(launch_);
   const auto& timeout = launch_.rendezvous.timeout;
   const auto& stop_requested = launch_.rendezvous.stopped;
-  std::unique_lock lock(mutex_);
-  look_at_siblings(Clock::duration(0));
-  while (!wake_.wait_for(lock, check_every, [this] { return stop_; })) {
+  {
+    const std::lock_guard lock(mutex_);
+    look_at_siblings(Clock::duration(0));
+  }
+  while (sleep_until_stopped(stop, check_every)) {
+    std::unique_lock lock(mutex_);
     const auto now = Clock::now();
     const auto gap = now - std::exchange(last, now);
     // A process that stood still together with this one is not at fault.
     waited += std::min<Clock::duration>(gap, standstill);
     if (gap > standstill) siblings_.clear();
     if (mpi && stop_requested && stop_requested()) {
-      return give_up("stopped by a signal before all ranks had come; nothing was changed", exit_stopped,
-                     lock);
+      return give_up("stopped by a signal before all ranks had come; nothing was changed", exit_stopped, lock,
+                     stop);
     }
     if (!fault_.empty() && !fault_said_ && waited >= say_fault_after) {
       fault_said_ = true;
@@ -163,12 +160,12 @@ void StartWatch::run() {
       return give_up(fmt::format("rank {} has waited {:.0f} s for all {} ranks to come: one of them has not "
                                  "started, is stopped, or can't be reached (distributed.start_timeout_s)",
                                  launch_.rank, in_seconds(waited), launch_.world_size),
-                     exit_failed, lock);
+                     exit_failed, lock, stop);
     }
     if (stopped_.count() == 0 || now - last_siblings < siblings_every) continue;
     const auto since = now - std::exchange(last_siblings, now);
     if (const std::string text = look_at_siblings(since); !text.empty())
-      return give_up(text, exit_failed, lock);
+      return give_up(text, exit_failed, lock, stop);
   }
 }
 
@@ -202,12 +199,15 @@ std::string StartWatch::look_at_siblings(Clock::duration since_last) {
   return "";
 }
 
-void StartWatch::give_up(const std::string& text, int code, std::unique_lock<std::mutex>& lock) {
+void StartWatch::give_up(const std::string& text, int code, std::unique_lock<std::mutex>& lock,
+                         const std::stop_token& stop) {
   // The first rank of a host speaks; the others leave it the time to do so, since a launcher may end all when
   // one ends.
   const auto time = first_here_ ? milliseconds(0) : time_for_others;
-  if (wake_.wait_for(lock, time, [this] { return stop_; })) return;
-  if (first_here_) print_now(text);
+  const bool speaks = first_here_;
+  lock.unlock();
+  if (!sleep_until_stopped(stop, time)) return;
+  if (speaks) print_now(text);
   end_process(code);
 }
 

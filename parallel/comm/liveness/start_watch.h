@@ -3,8 +3,8 @@
 #pragma once
 
 #include <chrono>
-#include <condition_variable>
 #include <mutex>
+#include <stop_token>
 #include <string>
 #include <thread>
 #include <vector>
@@ -34,16 +34,15 @@ class StartWatch {
   bool said_fault();
 
  private:
-  void run();
+  void run(const std::stop_token& stop);
   std::string look_at_siblings(Clock::duration since_last);
-  void give_up(const std::string& text, int code, std::unique_lock<std::mutex>& lock);
+  void give_up(const std::string& text, int code, std::unique_lock<std::mutex>& lock,
+               const std::stop_token& stop);
 
   const Launch launch_;
   const std::chrono::milliseconds stopped_;
   const std::string fault_;
   std::mutex mutex_;
-  std::condition_variable wake_;
-  bool stop_ = false;
   bool fault_said_ = false;
   bool first_here_;  // no other rank of this host that could speak is before this one
   struct Sibling;

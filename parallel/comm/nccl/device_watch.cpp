@@ -225,44 +225,29 @@ DeviceFailure DeviceWatch::late(const Entry& entry) {
 DeviceWatchdog::DeviceWatchdog(DeviceWatch::Hooks hooks, Options options)
     : watch_(std::move(hooks)), options_(std::move(options)) {
   const SignalBlock block;
-  thread_ = std::jthread([this] { run(); });
-}
-
-DeviceWatchdog::~DeviceWatchdog() {
-  stop();
+  thread_ = std::jthread([this](const std::stop_token& stop) { run(stop); });
 }
 
 void DeviceWatchdog::stop() {
-  if (!thread_.joinable()) return;
-  {
-    const std::lock_guard lock(mutex_);
-    stop_ = true;
-  }
-  wake_.notify_all();
-  thread_.join();
+  thread_ = {};  // asks it to stop, and waits for it
 }
 
-void DeviceWatchdog::run() {
+void DeviceWatchdog::run(const std::stop_token& stop) {
   try {
     if (options_.on_thread) options_.on_thread();
   } catch (const std::exception& error) {
     watch_.fail({DeviceFailure::Kind::fault, error.what()});
   }
-  std::unique_lock lock(mutex_);
-  while (!wake_.wait_for(lock, options_.look_every, [this] { return stop_; })) {
-    lock.unlock();
-    const bool failed = watch_.look();
-    lock.lock();
-    if (failed) return wait_for_the_end(lock);
+  while (sleep_until_stopped(stop, options_.look_every)) {
+    if (watch_.look()) return wait_for_the_end(stop);
   }
 }
 
-void DeviceWatchdog::wait_for_the_end(std::unique_lock<std::mutex>& lock) {
+void DeviceWatchdog::wait_for_the_end(const std::stop_token& stop) {
   PatientDeadline deadline(options_.grace);
   while (!deadline.passed()) {
-    if (wake_.wait_until(lock, deadline.next_look(), [this] { return stop_; })) return;
+    if (!sleep_until_stopped(stop, deadline.next_look())) return;
   }
-  lock.unlock();
   options_.say(
       fmt::format("{}. NCCL is aborted, but the rank has not come back within {:.0f} s: it is held by "
                   "its GPU, or by other work. The process ends.",

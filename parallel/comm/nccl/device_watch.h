@@ -22,6 +22,7 @@
 #include <mutex>
 #include <optional>
 #include <set>
+#include <stop_token>
 #include <string>
 #include <thread>
 #include <vector>
@@ -143,7 +144,6 @@ class DeviceWatchdog {
   };
 
   DeviceWatchdog(DeviceWatch::Hooks hooks, Options options);
-  ~DeviceWatchdog();
   DeviceWatchdog(const DeviceWatchdog&) = delete;
   DeviceWatchdog& operator=(const DeviceWatchdog&) = delete;
 
@@ -152,14 +152,11 @@ class DeviceWatchdog {
   void stop();
 
  private:
-  void run();
-  void wait_for_the_end(std::unique_lock<std::mutex>& lock);
+  void run(const std::stop_token& stop);
+  void wait_for_the_end(const std::stop_token& stop);
 
   DeviceWatch watch_;
   const Options options_;
-  std::mutex mutex_;
-  std::condition_variable wake_;
-  bool stop_ = false;
   std::jthread thread_;
 };
 
