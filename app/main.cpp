@@ -77,7 +77,7 @@ void open_standard_streams() {
 
 int main(int argc, char** argv) {
   open_standard_streams();
-  prctl(PR_SET_NAME, "pptrain");  // in top and ps; the file is pptrain_whole
+  prctl(PR_SET_NAME, "pptrain");  // in top and ps; the file is pptrain_whole or pptrain_cuda
   // A kernel that is loaded at its first run waits for the whole GPU, and for ever if a receive waits there.
   // With this, CUDA loads the programs' kernels at its start; cuBLAS still loads some at their first use, so
   // that ranks warm up too (app/rank/warm_up.h). The user's setting is kept.
