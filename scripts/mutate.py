@@ -145,11 +145,11 @@ class Build:
                                  check=True).stdout.splitlines()[-1]
         command = command.removeprefix(": && ").removesuffix(" && :").split(" && ")[0]
         target = self.to / name
-        before, after = command.split(f" -o {name} ", 1)
+        before, after = command.split(f"-o {name} ", 1)  # objects end in a space each
         own = " ".join(shlex.quote(str(target)) for target, library, _ in objects if f"/{library} " in f"{after} ")
         for target, _, output in objects:
             before = before.replace(f" {os.path.relpath(output, self.folder)} ", f" {shlex.quote(str(target))} ")
-        done = subprocess.run(f"{before} {own} -o {shlex.quote(str(target))} {after}",
+        done = subprocess.run(f"{before}{own} -o {shlex.quote(str(target))} {after}",
                               shell=True, cwd=self.folder, capture_output=True, text=True)
         if done.returncode:
             raise SystemExit(f"{name} could not be linked with the mutants:\n{done.stderr[-3000:]}")
@@ -170,7 +170,8 @@ class Build:
 
 
 def compile_mutants(build, chosen):
-    """Compiles the units with all mutants that compile. Returns ([(object, its library, the build's object)], numbers of the mutants in them)."""
+    """Compiles the units with all mutants that compile. Returns ([(object, its library, the build's object)], numbers of the mutants
+    in them)."""
     by_unit = collections.defaultdict(dict)
     for number, (file, mutant) in chosen.items():
         entry, files = build.units[file]
