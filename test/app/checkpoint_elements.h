@@ -2,7 +2,6 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
 
 #include <filesystem>
 #include <fstream>
@@ -12,6 +11,7 @@
 
 #include "core/io/checksum.h"
 #include "parallel/checkpoint/checkpoint.h"
+#include "test/support/ops.h"
 
 namespace pptrain::test {
 

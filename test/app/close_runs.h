@@ -1,6 +1,7 @@
 // Runs that agree to the bit, or up to rounding.
 #pragma once
 
+#include <nlohmann/json.hpp>
 #include <string_view>
 #include <vector>
 

@@ -2,9 +2,11 @@
 // says.
 #include <algorithm>
 #include <exception>
+#include <nlohmann/json.hpp>
 #include <set>
 
 #include "app/forecast/prediction.h"
+#include "app/resolve/load_plan.h"
 #include "core/base/error.h"
 #include "core/config/options.h"
 #include "test/app/small_job.h"

@@ -1,4 +1,3 @@
-#include <ATen/ops/empty.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -12,6 +11,7 @@
 #include "core/base/error.h"
 #include "parallel/comm/tcp/tcp_inbox.h"
 #include "test/fuzz/targets.h"
+#include "test/support/ops.h"
 
 namespace pptrain::fuzz {
 namespace {

@@ -1,10 +1,5 @@
 // Each back end of attention on a GPU against float64 on the CPU, and against itself.
 #include <ATen/Context.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/linalg_vector_norm.h>
-#include <ATen/ops/matmul.h>
-#include <ATen/ops/ones.h>
-#include <ATen/ops/zeros.h>
 #include <c10/core/InferenceMode.h>
 
 #include <cmath>
@@ -23,6 +18,7 @@
 #include "test/gpu/kernel_support.h"
 #include "test/support/catch.h"
 #include "test/support/not_run.h"
+#include "test/support/ops.h"
 
 using namespace pptrain;
 using namespace pptrain::test;

@@ -1,15 +1,10 @@
-#include <ATen/TensorOperators.h>
-#include <ATen/ops/cumsum.h>
-#include <ATen/ops/full.h>
-#include <ATen/ops/tensor.h>
-#include <ATen/ops/zeros.h>
-#include <ATen/ops/zeros_like.h>
 
 #include <vector>
 
 #include "core/kernels/expert_kernels.h"
 #include "test/gpu/kernel_support.h"
 #include "test/support/catch.h"
+#include "test/support/ops.h"
 
 using namespace pptrain::test;
 namespace kernels = pptrain::kernels;

@@ -1,7 +1,5 @@
 // The kernels of a training step against plain LibTorch expressions in float64, with gradients by autograd.
-#include <ATen/Functions.h>
 #include <ATen/TensorIndexing.h>
-#include <ATen/TensorOperators.h>
 
 #include <cmath>
 #include <optional>
@@ -10,6 +8,7 @@
 #include "core/kernels/exact_sum.h"
 #include "test/gpu/kernel_support.h"
 #include "test/support/catch.h"
+#include "test/support/ops.h"
 
 using namespace pptrain::test;
 namespace kernels = pptrain::kernels;

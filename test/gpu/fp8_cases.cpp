@@ -1,4 +1,3 @@
-#include <ATen/ops/empty.h>
 
 #include <array>
 #include <optional>
@@ -7,6 +6,7 @@
 #include "core/kernels/fp8_kernels.h"
 #include "test/gpu/kernel_support.h"
 #include "test/support/catch.h"
+#include "test/support/ops.h"
 
 using namespace pptrain::test;
 namespace kernels = pptrain::kernels;

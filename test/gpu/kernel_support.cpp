@@ -3,17 +3,12 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
-#include <ATen/TensorOperators.h>
-#include <ATen/ops/allclose.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/full.h>
-#include <ATen/ops/randint.h>
-#include <ATen/ops/randn.h>
 
 #include <limits>
 
 #include "test/gpu/subject.h"
 #include "test/support/catch.h"
+#include "test/support/ops.h"
 
 namespace pptrain::test {
 

@@ -1,10 +1,6 @@
 // Layers on the device under test against the CPU in float32; test/core/nn compares the CPU with autograd in
 // float64.
 #include <ATen/CPUGeneratorImpl.h>
-#include <ATen/TensorOperators.h>
-#include <ATen/ops/arange.h>
-#include <ATen/ops/empty_like.h>
-#include <ATen/ops/randint.h>
 #include <c10/core/InferenceMode.h>
 
 #include <array>
@@ -20,6 +16,7 @@
 #include "core/nn/weight_grad_queue.h"
 #include "test/gpu/model_support.h"
 #include "test/support/catch.h"
+#include "test/support/ops.h"
 
 using namespace pptrain;
 using namespace pptrain::test;

@@ -1,6 +1,3 @@
-#include <ATen/TensorOperators.h>
-#include <ATen/ops/arange.h>
-#include <ATen/ops/full.h>
 
 #include <cmath>
 #include <limits>
@@ -8,6 +5,7 @@
 #include "core/kernels/kernels.h"
 #include "test/gpu/kernel_support.h"
 #include "test/support/catch.h"
+#include "test/support/ops.h"
 
 using namespace pptrain::test;
 namespace kernels = pptrain::kernels;

@@ -2,14 +2,14 @@
 #include "core/kernels/cuda/math.h"
 
 #include <ATen/core/Tensor.h>
-#include <torch/nn/module.h>
-#include <torch/optim/adamw.h>
 
 #include <cmath>
 #include <type_traits>
 #include <vector>
 
 #include "test/support/catch.h"
+#include "test/support/ops.h"
+#include "test/support/torch_adamw.h"
 
 using pptrain::kernels::StepScalars;
 using namespace pptrain::kernels::cuda;
@@ -71,9 +71,8 @@ TEST_CASE("adamw_update follows torch::optim::AdamW over many steps") {
   const double decay = 0.1;
   const double beta1 = 0.9;
   const double beta2 = 0.95;
-  torch::Tensor weight = torch::tensor({0.5F, -2.0F, 1e-3F}).requires_grad_(true);
-  torch::optim::AdamW oracle(
-      {weight}, torch::optim::AdamWOptions(lr).betas({beta1, beta2}).eps(1e-8).weight_decay(decay));
+  at::Tensor weight = at::tensor({0.5F, -2.0F, 1e-3F}).requires_grad_(true);
+  pptrain::test::TorchAdamW oracle({{.leaf = weight, .decay = decay}}, {beta1, beta2});
   std::vector<StepState> states{{0.5F, 0.0F, 0.0F}, {-2.0F, 0.0F, 0.0F}, {1e-3F, 0.0F, 0.0F}};
   for (int step = 1; step <= 20; ++step) {
     const StepScalars scalars{.grad_scale = 0.5F,
@@ -90,8 +89,8 @@ TEST_CASE("adamw_update follows torch::optim::AdamW over many steps") {
       states[i] = adamw_update(states[i], grad, scalars);
       halved.push_back(grad * 0.5F);
     }
-    weight.mutable_grad() = torch::tensor(halved);
-    oracle.step();
+    weight.mutable_grad() = at::tensor(halved);
+    oracle.step(lr);
     for (std::size_t i = 0; i < states.size(); ++i) {
       CHECK(states[i].weight ==
             Approx(weight[static_cast<int64_t>(i)].item<float>()).epsilon(1e-5).margin(1e-6));

@@ -2,9 +2,6 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Parallel.h>
-#include <ATen/TensorOperators.h>
-#include <ATen/ops/empty_like.h>
-#include <ATen/ops/randn.h>
 
 #include <cstdlib>
 #include <string_view>
@@ -13,6 +10,7 @@
 #include "core/kernels/numerics.h"
 #include "test/core/kernels/compare.h"
 #include "test/support/catch.h"
+#include "test/support/ops.h"
 
 namespace pptrain::test {
 

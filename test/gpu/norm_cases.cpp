@@ -1,13 +1,9 @@
-#include <ATen/TensorOperators.h>
-#include <ATen/ops/arange.h>
-#include <ATen/ops/full.h>
-#include <ATen/ops/outer.h>
-#include <ATen/ops/pow.h>
 
 #include <vector>
 
 #include "test/gpu/kernel_support.h"
 #include "test/support/catch.h"
+#include "test/support/ops.h"
 
 using namespace pptrain::test;
 namespace kernels = pptrain::kernels;

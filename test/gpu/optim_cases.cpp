@@ -1,6 +1,3 @@
-#include <ATen/ops/full.h>
-#include <ATen/ops/scalar_tensor.h>
-#include <ATen/ops/zeros.h>
 
 #include <array>
 #include <cmath>
@@ -12,6 +9,7 @@
 #include "core/kernels/kernels.h"
 #include "test/gpu/kernel_support.h"
 #include "test/support/catch.h"
+#include "test/support/ops.h"
 
 using namespace pptrain::test;
 namespace kernels = pptrain::kernels;

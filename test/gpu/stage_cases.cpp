@@ -1,8 +1,5 @@
 // Stages of small models on the device under test against the CPU in float32, and against themselves bit for
 // bit.
-#include <ATen/TensorOperators.h>
-#include <ATen/ops/zeros.h>
-#include <ATen/ops/zeros_like.h>
 #include <c10/core/InferenceMode.h>
 
 #include <memory>
@@ -17,6 +14,7 @@
 #include "test/models/small_model.h"
 #include "test/models/stage_step.h"
 #include "test/support/catch.h"
+#include "test/support/ops.h"
 
 using namespace pptrain;
 using namespace pptrain::test;

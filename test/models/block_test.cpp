@@ -1,9 +1,7 @@
 // A block and its parallelism: other ranks' attention and feed-forward take part in both passes.
 #include "models/block.h"
 
-#include <ATen/Functions.h>
 #include <ATen/Parallel.h>
-#include <ATen/core/IListRef.h>
 #include <c10/core/InferenceMode.h>
 
 #include <cstddef>
@@ -18,6 +16,7 @@
 #include "test/core/nn/gradients.h"
 #include "test/models/small_model.h"
 #include "test/support/catch.h"
+#include "test/support/ops.h"
 
 using namespace pptrain;
 using namespace pptrain::test;
@@ -95,8 +94,8 @@ TEST_CASE("a block of ranks that share out its rows and insides gives the rows o
     ranks[r] =
         run(config, models::make_stage_parallelism({.tp = &tp}), tokens, own(x), own(dy), mode, recompute);
   });
-  CHECK(relative_error(at::cat({ranks[0].y, ranks[1].y}), plain.y) < gradient_tolerance);
-  CHECK(relative_error(at::cat({ranks[0].dx, ranks[1].dx}), plain.dx) < gradient_tolerance);
+  CHECK(relative_error(test::cat({ranks[0].y, ranks[1].y}), plain.y) < gradient_tolerance);
+  CHECK(relative_error(test::cat({ranks[0].dx, ranks[1].dx}), plain.dx) < gradient_tolerance);
   REQUIRE(plain.gradients.size() > 5);
   for (const auto& [name, gradient] : plain.gradients) {
     CAPTURE(name);

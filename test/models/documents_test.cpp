@@ -1,7 +1,5 @@
 // Microbatches of packed documents through real stages give the sums of documents run alone, and need no more
 // memory than full rows.
-#include <ATen/ops/empty.h>
-#include <ATen/ops/zeros_like.h>
 #include <c10/core/InferenceMode.h>
 
 #include <memory>
@@ -17,6 +15,7 @@
 #include "test/core/kernels/compare.h"
 #include "test/models/small_model.h"
 #include "test/support/catch.h"
+#include "test/support/ops.h"
 
 using namespace pptrain;
 using namespace pptrain::test;

@@ -1,8 +1,6 @@
 // Files written for transformers, read again.
 #include "models/hf_directory.h"
 
-#include <ATen/Functions.h>
-
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -14,6 +12,7 @@
 #include "models/registry.h"
 #include "models/weight_map.h"
 #include "test/support/catch.h"
+#include "test/support/ops.h"
 
 using namespace pptrain;
 using config::ModelSection;

@@ -14,9 +14,7 @@
 // global gradient norm before clipping at 1; `logits`, float32 [batch, seq, vocab], of the first microbatch,
 // and `gradient.NAME`, by Hugging Face name, of the mean loss, both before the first step;
 // `weight.STEP.NAME`: after each step.
-#include <ATen/Functions.h>
 #include <ATen/Parallel.h>
-#include <ATen/TensorOperators.h>
 #include <c10/core/InferenceMode.h>
 
 #include <algorithm>
@@ -41,6 +39,7 @@
 #include "models/weight_map.h"
 #include "parallel/pipeline/split_layers.h"
 #include "test/support/end_process.h"
+#include "test/support/ops.h"
 #include "test/support/write_safetensors.h"
 
 using namespace pptrain;

@@ -1,8 +1,5 @@
 // Whole models against LibTorch's autograd, written plainly, in float64 and in bfloat16.
-#include <ATen/Functions.h>
 #include <ATen/Parallel.h>
-#include <ATen/TensorOperators.h>
-#include <ATen/core/IListRef.h>
 #include <c10/core/InferenceMode.h>
 
 #include <algorithm>
@@ -15,6 +12,7 @@
 #include "test/core/kernels/compare.h"
 #include "test/models/small_model.h"
 #include "test/support/catch.h"
+#include "test/support/ops.h"
 
 using namespace pptrain;
 using namespace pptrain::test;
@@ -87,7 +85,7 @@ class PlainModel {
       };
       out.push_back(attend(own(x), name, own(data.positions)));
     }
-    return linear(at::cat(out), name + ".o");
+    return linear(test::cat(out), name + ".o");
   }
 
   Tensor attend(const Tensor& x, const std::string& name, const Tensor& positions) const {

@@ -1,9 +1,6 @@
 // Tiny models with odd sizes, and microbatches for them.
 #pragma once
 
-#include <ATen/Functions.h>
-#include <ATen/core/IListRef.h>
-
 #include <algorithm>
 #include <cstdint>
 #include <functional>
@@ -15,6 +12,7 @@
 #include "core/base/error.h"
 #include "core/data/microbatch.h"
 #include "models/transformer_stage.h"
+#include "test/support/ops.h"
 #include "test/support/seed.h"
 
 namespace pptrain::test {
@@ -172,7 +170,7 @@ inline data::Microbatch random_documents(const models::ModelConfig& model,
   const int64_t tokens = starts.back();
   data::Microbatch data{.tokens = at::randint(model.vocab, {tokens}, at::kLong),
                         .labels = at::randint(model.vocab, {tokens}, at::kLong),
-                        .positions = at::cat(positions),
+                        .positions = test::cat(positions),
                         .segments = tokens::make_segments(starts, at::kCPU),
                         .targets = tokens - static_cast<int64_t>(lengths.size()),
                         .global_tokens = tokens,

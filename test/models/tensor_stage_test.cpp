@@ -1,7 +1,5 @@
 // Stages on tensor-parallel ranks against the same stages on one rank.
-#include <ATen/Functions.h>
 #include <ATen/Parallel.h>
-#include <ATen/core/IListRef.h>
 #include <c10/core/InferenceMode.h>
 
 #include <algorithm>
@@ -17,6 +15,7 @@
 #include "test/core/kernels/compare.h"
 #include "test/models/small_model.h"
 #include "test/support/catch.h"
+#include "test/support/ops.h"
 
 using namespace pptrain;
 using namespace pptrain::test;
@@ -143,7 +142,7 @@ std::vector<Share> run_ranks(const Job& job, const std::vector<data::Microbatch>
 Tensor rows_of(const std::vector<Share>& shares, std::vector<Tensor> Share::*what, size_t i) {
   std::vector<Tensor> parts;
   for (const Share& share : shares) parts.push_back((share.*what)[i]);
-  return at::cat(parts);
+  return test::cat(parts);
 }
 
 Tensor sum_of(const std::vector<Share>& shares, std::map<std::string, Tensor> Share::*what,

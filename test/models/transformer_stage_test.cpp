@@ -20,6 +20,7 @@
 #include "test/models/small_model.h"
 #include "test/models/stage_step.h"
 #include "test/support/catch.h"
+#include "test/support/ops.h"
 
 using namespace pptrain;
 using namespace pptrain::test;

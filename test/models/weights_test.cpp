@@ -1,5 +1,4 @@
 // Names and tensors from a Hugging Face directory.
-#include <ATen/Functions.h>
 #include <c10/core/InferenceMode.h>
 #include <unistd.h>
 
@@ -20,6 +19,7 @@
 #include "test/core/kernels/compare.h"
 #include "test/models/small_model.h"
 #include "test/support/catch.h"
+#include "test/support/ops.h"
 #include "test/support/write_safetensors.h"
 
 using namespace pptrain;

@@ -11,6 +11,7 @@
 #include "core/base/error.h"
 #include "test/parallel/checkpoint/example.h"
 #include "test/support/catch.h"
+#include "test/support/ops.h"
 
 using namespace pptrain;
 using namespace pptrain::app;

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <ctime>
+#include <nlohmann/json.hpp>
 #include <set>
 
 #include "app/forecast/layout_model.h"

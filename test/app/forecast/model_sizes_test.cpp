@@ -4,6 +4,7 @@
 #include <string>
 
 #include "app/forecast/footprint.h"
+#include "app/resolve/load_plan.h"
 #include "core/base/error.h"
 #include "models/flops.h"
 #include "models/model_config.h"

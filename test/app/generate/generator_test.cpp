@@ -1,18 +1,19 @@
 // Generation through every kind of layout, against passes over whole sequences without a cache.
 #include "app/generate/generator.h"
 
-#include <ATen/Functions.h>
-#include <ATen/TensorOperators.h>
-
 #include <cmath>
 #include <map>
 #include <mutex>
 
+#include "app/launch/run_ranks.h"
+#include "app/plan/run_context.h"
+#include "app/rank/rank_model.h"
 #include "core/base/error.h"
 #include "test/app/small_job.h"
 #include "test/core/kernels/compare.h"
 #include "test/models/small_model.h"
 #include "test/support/catch.h"
+#include "test/support/ops.h"
 
 using namespace pptrain;
 using namespace pptrain::test;

@@ -2,6 +2,7 @@
 #include "app/launch/memory_folder.h"
 
 #include <filesystem>
+#include <nlohmann/json.hpp>
 
 #include "test/app/small_job.h"
 #include "test/support/catch.h"

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "app/resolve/load_plan.h"
 #include "parallel/comm/thread/thread_communicator.h"
 #include "test/app/small_job.h"
 #include "test/support/catch.h"

@@ -4,6 +4,8 @@
 #include <string>
 #include <vector>
 
+#include "app/launch/run_ranks.h"
+#include "app/plan/run_context.h"
 #include "app/rank/rank_model.h"
 #include "test/app/small_job.h"
 #include "test/support/catch.h"

@@ -6,6 +6,8 @@
 #include <set>
 #include <string>
 
+#include "app/launch/run_ranks.h"
+#include "app/plan/run_context.h"
 #include "app/rank/rank_model.h"
 #include "test/app/small_job.h"
 #include "test/support/catch.h"

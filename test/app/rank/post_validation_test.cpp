@@ -3,8 +3,14 @@
 #include <array>
 #include <cmath>
 #include <csignal>
+#include <nlohmann/json.hpp>
 #include <utility>
 
+#include "app/launch/run_ranks.h"
+#include "app/plan/run_context.h"
+#include "app/rank/rank_model.h"
+#include "app/train/trainer.h"
+#include "core/fault/shutdown.h"
 #include "parallel/checkpoint/checkpoint.h"
 #include "test/app/close_runs.h"
 #include "test/app/small_job.h"

@@ -12,8 +12,11 @@
 #include <vector>
 
 #include "app/data/datasets.h"
+#include "app/launch/run_ranks.h"
+#include "app/plan/run_context.h"
 #include "app/rank/rank_model.h"
 #include "core/data/data_loader.h"
+#include "parallel/pipeline/executor.h"
 #include "test/app/small_job.h"
 #include "test/core/kernels/compare.h"
 #include "test/core/nn/late_side_stream.h"

@@ -7,6 +7,8 @@
 #include <utility>
 
 #include "app/data/datasets.h"
+#include "app/launch/run_ranks.h"
+#include "app/plan/run_context.h"
 #include "app/rank/rank_model.h"
 #include "app/run/step_profile.h"
 #include "core/data/data_loader.h"

@@ -1,5 +1,6 @@
 // profile.trace: the times in trace.json and metrics.jsonl, and that a trace changes no number.
 #include <array>
+#include <nlohmann/json.hpp>
 #include <set>
 
 #include "core/config/differences.h"

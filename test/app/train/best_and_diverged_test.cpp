@@ -1,9 +1,14 @@
 // Runs that keep their best checkpoints, and runs that diverge.
 #include <algorithm>
 #include <csignal>
+#include <nlohmann/json.hpp>
 #include <random>
 #include <set>
 
+#include "app/launch/run_ranks.h"
+#include "app/plan/run_context.h"
+#include "app/train/trainer.h"
+#include "core/fault/shutdown.h"
 #include "parallel/checkpoint/manifest.h"
 #include "test/app/close_runs.h"
 #include "test/app/small_job.h"

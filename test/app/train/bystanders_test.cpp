@@ -1,8 +1,13 @@
 // Observers of a run (evaluation, samples, metrics, traces, checkpoints) change no bit of it, and a command
 // that evaluates its weights gives the run's own result.
+#include <nlohmann/json.hpp>
+
 #include "app/data/datasets.h"
 #include "app/data/token_files.h"
+#include "app/launch/run_ranks.h"
+#include "app/plan/run_context.h"
 #include "app/rank/evaluator.h"
+#include "app/rank/rank_model.h"
 #include "app/rank/weights_source.h"
 #include "models/registry.h"
 #include "parallel/checkpoint/checkpoint.h"

@@ -7,14 +7,19 @@
 #include <cstdint>
 #include <limits>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "app/launch/memory_folder.h"
+#include "app/launch/rank_in_world.h"
+#include "app/plan/run_context.h"
 #include "app/run/run_lock.h"
+#include "app/train/trainer.h"
 #include "core/base/error.h"
+#include "core/fault/shutdown.h"
 #include "parallel/checkpoint/step_folders.h"
 #include "parallel/comm/liveness/activity.h"
 #include "parallel/comm/thread/thread_communicator.h"

@@ -2,7 +2,9 @@
 // same numbers, or is refused.
 #include <array>
 #include <cmath>
+#include <nlohmann/json.hpp>
 
+#include "app/resolve/load_plan.h"
 #include "core/base/error.h"
 #include "core/config/options.h"
 #include "models/hf_config.h"

@@ -1,5 +1,7 @@
 // Jobs with train.fp8: equal bits wherever bf16 has them, and nearly equal figures on the other axes. Shards
 // are in sharding_test.cpp, families in families_test.cpp, pairs of axes and options in mesh_grid_test.cpp.
+#include <nlohmann/json.hpp>
+
 #include "parallel/schedule/generators/generators.h"
 #include "test/app/close_runs.h"
 #include "test/support/catch.h"

@@ -2,7 +2,13 @@
 //   mpirun -np N job_list_rank JOBS
 // JOBS is a JSON file, [{"text": job, "run_dir": folder, "overrides": ["section.key=value"]}].
 #include <cstdio>
+#include <fstream>
+#include <nlohmann/json.hpp>
 
+#include "app/launch/rank_in_world.h"
+#include "app/plan/run_context.h"
+#include "app/train/trainer.h"
+#include "core/fault/shutdown.h"
 #include "parallel/comm/bootstrap.h"
 #include "test/app/small_job.h"
 #include "test/support/end_process.h"

@@ -1,5 +1,6 @@
 // Losses, grad norms and weights must be equal bit for bit on every pipeline layout.
 #include <array>
+#include <nlohmann/json.hpp>
 
 #include "app/plan/run_files.h"
 #include "core/base/error.h"

@@ -2,12 +2,15 @@
 // weights.
 #include <algorithm>
 #include <mutex>
+#include <nlohmann/json.hpp>
 #include <string>
 
 #include "app/convert/convert.h"
 #include "app/data/datasets.h"
 #include "app/forecast/device_model.h"
 #include "app/forecast/prediction.h"
+#include "app/launch/run_ranks.h"
+#include "app/plan/run_context.h"
 #include "app/rank/rank_model.h"
 #include "app/run/base_weights.h"
 #include "core/base/error.h"

@@ -1,11 +1,10 @@
 // A mesh of up to eight ranks trains as one rank does: losses, gradients and norms agree closely. They agree
 // to the bit if the same sums are taken in the same order.
-#include <ATen/ops/empty.h>
-#include <ATen/ops/norm.h>
 
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <sstream>
 
@@ -14,6 +13,7 @@
 #include "test/core/kernels/compare.h"
 #include "test/support/captured_log.h"
 #include "test/support/catch.h"
+#include "test/support/ops.h"
 
 using namespace pptrain;
 using test::Difference;

@@ -1,4 +1,6 @@
 // Meshes under mpirun and over TCP: the bits of thread ranks.
+#include <nlohmann/json.hpp>
+
 #include "test/app/train/mesh_grid.h"
 #include "test/support/catch.h"
 #include "test/support/mpirun.h"

@@ -1,4 +1,6 @@
 // What a run reports of its steps.
+#include <nlohmann/json.hpp>
+
 #include "core/optim/lr_schedule.h"
 #include "models/flops.h"
 #include "test/app/small_job.h"

@@ -1,5 +1,6 @@
 // The same jobs under mpirun and in one process: equal bit for bit.
 #include <array>
+#include <nlohmann/json.hpp>
 
 #include "core/base/error.h"
 #include "parallel/schedule/generators/generators.h"

@@ -1,9 +1,15 @@
 // The shipped recipes for large meshes resolve to a plan, and small versions of them train on the same mesh.
 #include <cmath>
 #include <filesystem>
+#include <nlohmann/json.hpp>
 #include <string>
 
+#include "app/launch/run_ranks.h"
+#include "app/plan/run_context.h"
+#include "app/resolve/load_plan.h"
+#include "app/train/trainer.h"
 #include "core/base/error.h"
+#include "core/fault/shutdown.h"
 #include "test/app/small_job.h"
 #include "test/support/catch.h"
 #include "test/support/paths.h"

@@ -1,10 +1,15 @@
 // A resumed run equals the uninterrupted one bit for bit, also on another layout.
 #include <algorithm>
 #include <csignal>
+#include <nlohmann/json.hpp>
 
+#include "app/launch/run_ranks.h"
+#include "app/plan/run_context.h"
 #include "app/rank/rank_model.h"
 #include "app/rank/weights_source.h"
+#include "app/train/trainer.h"
 #include "core/base/error.h"
+#include "core/fault/shutdown.h"
 #include "parallel/checkpoint/checkpoint.h"
 #include "test/app/small_job.h"
 #include "test/support/catch.h"

@@ -1,4 +1,6 @@
 // If a job saves while it trains, the files have the same bytes as when it saves between steps.
+#include <nlohmann/json.hpp>
+
 #include "test/app/small_job.h"
 #include "test/support/catch.h"
 

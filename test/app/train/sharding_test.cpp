@@ -3,12 +3,17 @@
 #include <algorithm>
 #include <array>
 #include <mutex>
+#include <nlohmann/json.hpp>
 
 #include "app/data/datasets.h"
+#include "app/launch/run_ranks.h"
+#include "app/plan/run_context.h"
 #include "app/rank/rank_model.h"
+#include "app/resolve/load_plan.h"
 #include "core/base/error.h"
 #include "core/data/data_loader.h"
 #include "core/optim/optimizer.h"
+#include "parallel/pipeline/executor.h"
 #include "test/app/checkpoint_elements.h"
 #include "test/app/small_job.h"
 #include "test/core/nn/gradients.h"

@@ -3,8 +3,11 @@
 #include <algorithm>
 #include <cmath>
 #include <mutex>
+#include <nlohmann/json.hpp>
 
 #include "app/forecast/prediction.h"
+#include "app/launch/run_ranks.h"
+#include "app/plan/run_context.h"
 #include "app/rank/rank_model.h"
 #include "core/base/error.h"
 #include "core/io/files.h"

@@ -2,16 +2,13 @@
 // are compared with it.
 #pragma once
 
-#include <ATen/Functions.h>
-#include <ATen/TensorOperators.h>
-#include <ATen/core/IListRef.h>
-
 #include <cmath>
 #include <cstdint>
 #include <limits>
 #include <optional>
 
 #include "core/data/tokens/segments.h"
+#include "test/support/ops.h"
 
 namespace pptrain::test {
 
@@ -50,7 +47,7 @@ inline at::Tensor masked_attention(const at::Tensor& q, const at::Tensor& k, con
       scores.masked_fill(hidden_pairs(segments, settings.window), -std::numeric_limits<double>::infinity());
   if (settings.sinks.defined()) {
     const at::Tensor column = settings.sinks.view({-1, 1, 1}).expand({q.size(1), q.size(0), 1});
-    scores = at::cat({scores, column}, -1);
+    scores = test::cat({scores, column}, -1);
   }
   return at::softmax(scores, -1).narrow(-1, 0, k.size(0)).matmul(by_head(v)).transpose(0, 1);
 }

@@ -12,6 +12,7 @@
 #include "test/core/attention/attention_oracle.h"
 #include "test/core/kernels/compare.h"
 #include "test/support/catch.h"
+#include "test/support/ops.h"
 
 using namespace pptrain;
 using namespace pptrain::test;

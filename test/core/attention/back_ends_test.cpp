@@ -1,6 +1,4 @@
 // Back ends compute the calls that they declare and refuse all others.
-#include <ATen/ops/empty.h>
-#include <ATen/ops/ones.h>
 #include <c10/core/InferenceMode.h>
 
 #include <memory>
@@ -14,6 +12,7 @@
 #include "core/kernels/dry_run.h"
 #include "test/core/kernels/compare.h"
 #include "test/support/catch.h"
+#include "test/support/ops.h"
 
 using namespace pptrain;
 using namespace pptrain::test;

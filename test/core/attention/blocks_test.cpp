@@ -2,7 +2,6 @@
 #include "core/attention/blocks.h"
 
 #include <ATen/Parallel.h>
-#include <ATen/core/IListRef.h>
 #include <c10/core/InferenceMode.h>
 
 #include <algorithm>
@@ -13,6 +12,7 @@
 #include "test/core/attention/attention_oracle.h"
 #include "test/core/kernels/compare.h"
 #include "test/support/catch.h"
+#include "test/support/ops.h"
 
 using namespace pptrain;
 using namespace pptrain::test;
@@ -28,7 +28,7 @@ Tensor own_rows(const Tensor& x, const tokens::ContextSplit& split, int rank) {
   for (const auto& range : split.ranges[static_cast<size_t>(rank)]) {
     parts.push_back(x.narrow(0, range.begin, range.length()));
   }
-  return at::cat(parts);
+  return test::cat(parts);
 }
 
 void put_rows(const Tensor& from, const tokens::ContextSplit& split, int rank, const Tensor& to) {

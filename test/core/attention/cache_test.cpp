@@ -2,7 +2,6 @@
 #include "core/attention/cache.h"
 
 #include <ATen/Parallel.h>
-#include <ATen/core/IListRef.h>
 #include <c10/core/InferenceMode.h>
 
 #include <algorithm>
@@ -14,6 +13,7 @@
 #include "test/core/attention/attention_oracle.h"
 #include "test/core/kernels/compare.h"
 #include "test/support/catch.h"
+#include "test/support/ops.h"
 
 using namespace pptrain;
 using namespace pptrain::test;
@@ -58,7 +58,7 @@ Tensor rows_at(const Documents& documents, const Tensor& x, const std::vector<in
   const tokens::Segments segments = documents.segments();
   for (size_t i = 0; i < documents.lengths.size(); ++i)
     parts.push_back(x.narrow(0, segments.first(static_cast<int64_t>(i)) + first[i], count[i]));
-  return at::cat(parts);
+  return test::cat(parts);
 }
 
 attention::AttentionCall call_of(const Tensor& q, const Tensor& k, const Tensor& v,

@@ -1,10 +1,9 @@
 #include "core/attention/cudnn/cudnn_shape.h"
 
-#include <ATen/ops/tensor.h>
-
 #include <vector>
 
 #include "test/support/catch.h"
+#include "test/support/ops.h"
 
 using namespace pptrain::attention;
 

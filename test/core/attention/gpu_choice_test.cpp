@@ -1,7 +1,5 @@
 #include "core/attention/gpu.h"
 
-#include <ATen/ops/empty.h>
-
 #include <string>
 #include <vector>
 
@@ -9,6 +7,7 @@
 #include "core/attention/blocks.h"
 #include "core/kernels/dry_run.h"
 #include "test/support/catch.h"
+#include "test/support/ops.h"
 
 using namespace pptrain;
 using attention::BackEnd;

@@ -1,9 +1,5 @@
 #include "core/data/data_loader.h"
 
-#include <ATen/ops/equal.h>
-#include <ATen/ops/full.h>
-#include <ATen/ops/tensor.h>
-
 #include <string>
 #include <vector>
 
@@ -11,6 +7,7 @@
 #include "core/data/microbatch.h"
 #include "test/core/data/token_files.h"
 #include "test/support/catch.h"
+#include "test/support/ops.h"
 
 using namespace pptrain;
 using namespace pptrain::data;

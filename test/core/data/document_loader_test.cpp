@@ -1,7 +1,4 @@
 // Whole documents as microbatches: no token is lost or read twice, and every rank knows all lengths.
-#include <ATen/ops/equal.h>
-#include <ATen/ops/full.h>
-#include <ATen/ops/tensor.h>
 
 #include <algorithm>
 #include <cmath>
@@ -17,6 +14,7 @@
 #include "core/data/step_source.h"
 #include "test/core/data/token_files.h"
 #include "test/support/catch.h"
+#include "test/support/ops.h"
 
 using namespace pptrain;
 using namespace pptrain::data;

@@ -1,8 +1,5 @@
 #include "core/fault/memory_guard.h"
 
-#include <ATen/ops/arange.h>
-#include <ATen/ops/zeros.h>
-
 #include <cstdint>
 #include <random>
 #include <span>
@@ -10,6 +7,7 @@
 
 #include "core/base/error.h"
 #include "test/support/catch.h"
+#include "test/support/ops.h"
 
 using pptrain::fault::MemoryGuard;
 using pptrain::fault::sum_of_words;

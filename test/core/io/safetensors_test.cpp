@@ -1,12 +1,6 @@
 #include "core/io/safetensors.h"
 #include "core/io/strict_json.h"
 
-#include <ATen/ops/arange.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/equal.h>
-#include <ATen/ops/full.h>
-#include <ATen/ops/zeros.h>
-
 #include <cstring>
 #include <random>
 
@@ -15,6 +9,7 @@
 #include "core/io/hf_checkpoint.h"
 #include "test/core/io/scratch_folder.h"
 #include "test/support/catch.h"
+#include "test/support/ops.h"
 #include "test/support/write_safetensors.h"
 
 using namespace pptrain;

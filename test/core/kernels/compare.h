@@ -2,14 +2,12 @@
 // autograd.
 #pragma once
 
-#include <ATen/Functions.h>
-#include <ATen/TensorOperators.h>
-#include <ATen/core/IListRef.h>
 #include <ATen/core/Tensor.h>
 
 #include <cstring>
 
 #include "test/support/bounds.h"
+#include "test/support/ops.h"
 #include "test/support/seed.h"
 
 namespace pptrain::test {
@@ -64,9 +62,9 @@ inline at::Tensor random(at::IntArrayRef shape, at::ScalarType type) {
 // [tokens, head_dim / 2].
 inline at::Tensor rotate(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin) {
   const auto halves = x.chunk(2, -1);
-  const at::Tensor rotated = at::cat({-halves[1], halves[0]}, -1);
-  const at::Tensor c = at::cat({cos, cos}, -1).unsqueeze(1);
-  const at::Tensor s = at::cat({sin, sin}, -1).unsqueeze(1);
+  const at::Tensor rotated = test::cat({-halves[1], halves[0]}, -1);
+  const at::Tensor c = test::cat({cos, cos}, -1).unsqueeze(1);
+  const at::Tensor s = test::cat({sin, sin}, -1).unsqueeze(1);
   return x * c + rotated * s;
 }
 

@@ -2,9 +2,6 @@
 // tensors against the sum of their storages.
 #include "core/kernels/dry_run.h"
 
-#include <ATen/Functions.h>
-#include <ATen/TensorOperators.h>
-#include <ATen/core/IListRef.h>
 #include <c10/core/InferenceMode.h>
 
 #include <functional>
@@ -18,6 +15,7 @@
 #include "core/kernels/fp8_kernels.h"
 #include "core/kernels/kernels.h"
 #include "test/support/catch.h"
+#include "test/support/ops.h"
 
 using namespace pptrain;
 using namespace pptrain::test;
@@ -223,7 +221,7 @@ TEST_CASE("meta tensors count as much as their storages, from making to end", "[
   keep(all[0] + all[2], 60);
   keep(all[0].t().contiguous(), 60);
   keep(at::mm(all[0], all[2].t()), 36);
-  keep(at::cat({all[0], all[2]}), 120);
+  keep(test::cat({all[0], all[2]}), 120);
   keep(all[0].sum(at::kDouble), 8);
   keep(at::empty({0}, options), 0);
   keep(earlier.clone(), 4000);

@@ -2,9 +2,7 @@
 // them.
 #include "core/kernels/exact_sum.h"
 
-#include <ATen/Functions.h>
 #include <ATen/Parallel.h>
-#include <ATen/TensorOperators.h>
 
 #include <algorithm>
 #include <cfloat>
@@ -17,6 +15,7 @@
 #include "core/kernels/kernels.h"
 #include "test/core/kernels/compare.h"
 #include "test/support/catch.h"
+#include "test/support/ops.h"
 
 using namespace pptrain;
 using namespace pptrain::test;

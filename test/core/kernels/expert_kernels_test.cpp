@@ -1,14 +1,13 @@
 // Kernels of experts against LibTorch's autograd in float64, and against plain loops.
 #include "core/kernels/expert_kernels.h"
 
-#include <ATen/Functions.h>
-
 #include <numeric>
 #include <vector>
 
 #include "core/base/error.h"
 #include "test/core/kernels/compare.h"
 #include "test/support/catch.h"
+#include "test/support/ops.h"
 
 using namespace pptrain;
 using namespace pptrain::test;

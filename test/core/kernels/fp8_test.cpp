@@ -9,6 +9,7 @@
 #include "core/kernels/kernels.h"
 #include "test/core/kernels/compare.h"
 #include "test/support/catch.h"
+#include "test/support/ops.h"
 
 using namespace pptrain;
 using namespace pptrain::test;
@@ -80,7 +81,7 @@ TEST_CASE("every bfloat16 is rounded as PyTorch rounds it, by every scale", "[ke
     const Tensor most = at::full({1}, 448.0 * scale, at::kFloat).to(at::kBFloat16);
     const Tensor held = x.to(at::kFloat).abs() <= 448.0 * scale;
     const Tensor in_row = at::where(held, x, at::zeros_like(x));
-    const Rounded r = by_rows(at::stack({in_row, most.expand_as(in_row)}, 1));
+    const Rounded r = by_rows(test::stack({in_row, most.expand_as(in_row)}, 1));
     INFO("2^" << exponent);
     CHECK(r.scales.eq(scale).all().item<bool>());
     const Tensor expected = as_pytorch_rounds(in_row.to(at::kFloat) / scale);

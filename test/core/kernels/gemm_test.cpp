@@ -4,11 +4,6 @@
 #include "core/kernels/cpu/gemm.h"
 
 #include <ATen/Parallel.h>
-#include <ATen/ops/arange.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/full_like.h>
-#include <ATen/ops/mm.h>
-#include <ATen/ops/randn.h>
 
 #include <algorithm>
 #include <chrono>
@@ -23,6 +18,7 @@
 #include "core/kernels/cpu/typed.h"
 #include "test/core/kernels/compare.h"
 #include "test/support/catch.h"
+#include "test/support/ops.h"
 
 using namespace pptrain;
 using namespace pptrain::test;

@@ -1,12 +1,10 @@
 // The table of kernels itself: which implementation a call reaches, and the message for a missing one.
 #include "core/kernels/kernel.h"
 
-#include <ATen/ops/empty.h>
-#include <ATen/ops/zeros.h>
-
 #include "core/base/error.h"
 #include "core/kernels/kernels.h"
 #include "test/support/catch.h"
+#include "test/support/ops.h"
 
 using namespace pptrain;
 using namespace pptrain::test;

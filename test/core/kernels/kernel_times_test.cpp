@@ -1,14 +1,12 @@
 // The clock of kernels: which calls it counts, and on which thread.
 #include "core/kernels/kernel_times.h"
 
-#include <ATen/ops/ones.h>
-#include <ATen/ops/zeros.h>
-
 #include <optional>
 #include <thread>
 
 #include "core/kernels/kernels.h"
 #include "test/support/catch.h"
+#include "test/support/ops.h"
 
 using namespace pptrain;
 using kernels::KernelClock;

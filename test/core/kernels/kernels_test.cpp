@@ -4,7 +4,6 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/TensorIndexing.h>
-#include <ATen/core/IListRef.h>
 
 #include <cmath>
 #include <limits>
@@ -16,6 +15,7 @@
 #include "core/base/error.h"
 #include "test/core/kernels/compare.h"
 #include "test/support/catch.h"
+#include "test/support/ops.h"
 
 using namespace pptrain;
 using namespace pptrain::test;
@@ -312,7 +312,7 @@ TEST_CASE("swiglu at the ends of the exponential", "[kernels]") {
   const float inf = std::numeric_limits<float>::infinity();
   const Tensor gate =
       at::tensor({-200.0F, -88.5F, -87.0F, -30.0F, 0.0F, 30.0F, 88.7F, 200.0F, inf, std::nanf("")}, f32);
-  const Tensor gate_up = at::cat({gate, at::ones_like(gate)}).unsqueeze(0);
+  const Tensor gate_up = test::cat({gate, at::ones_like(gate)}).unsqueeze(0);
   Tensor y = at::empty({1, gate.size(0)}, f32);
   kernels::swiglu(gate_up, y);
   const Tensor expected = (gate.to(at::kDouble) * at::sigmoid(gate.to(at::kDouble))).unsqueeze(0);

@@ -1,8 +1,6 @@
 // Normal values by index: the generator against Random123's known answers, the arithmetic against libm in
 // higher precision, and the kernel's values against the normal distribution and against each other.
 #include <ATen/Parallel.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/sort.h>
 
 #include <algorithm>
 #include <array>
@@ -16,6 +14,7 @@
 #include "core/kernels/normal_value.h"
 #include "test/core/kernels/compare.h"
 #include "test/support/catch.h"
+#include "test/support/ops.h"
 
 using namespace pptrain;
 using namespace pptrain::test;

@@ -1,13 +1,10 @@
 #include "core/kernels/out_of_memory.h"
 
-#include <ATen/ops/empty.h>
-#include <ATen/ops/matmul.h>
-#include <ATen/ops/ones.h>
-
 #include <new>
 #include <string>
 
 #include "test/support/catch.h"
+#include "test/support/ops.h"
 
 using namespace pptrain;
 using namespace pptrain::kernels;

@@ -10,6 +10,7 @@
 #include "core/kernels/kernels.h"
 #include "test/core/kernels/compare.h"
 #include "test/support/catch.h"
+#include "test/support/ops.h"
 
 using namespace pptrain;
 using namespace pptrain::test;
@@ -67,7 +68,7 @@ TEST_CASE("cross_entropy_part: loss and gradient of the whole rows", "[kernels]"
     statistics.push_back(at::empty({rows, 3}, at::kFloat));
     kernels::softmax_statistics(own.back(), labels, {.first = first, .vocab = vocab}, statistics.back());
   }
-  const Tensor all = at::stack(statistics);
+  const Tensor all = test::stack(statistics);
   for (size_t i = 0; i < own.size(); ++i) {
     const auto [first, size] = parts_of(vocab)[i];
     const kernels::VocabularyPart part{.first = first, .vocab = vocab};

@@ -2,8 +2,6 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/ones.h>
 #include <time.h>
 
 #include <algorithm>
@@ -18,6 +16,7 @@
 #include "core/metrics/progress_text.h"
 #include "core/metrics/step_record.h"
 #include "test/support/catch.h"
+#include "test/support/ops.h"
 
 using pptrain::metrics::known_peak_flops;
 using pptrain::metrics::peak_flops;

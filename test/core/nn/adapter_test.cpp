@@ -1,6 +1,5 @@
 // Linear layers with adapters and frozen weights, against LibTorch's autograd in float64.
 #include <ATen/Parallel.h>
-#include <ATen/core/IListRef.h>
 #include <c10/core/InferenceMode.h>
 
 #include <cmath>
@@ -22,6 +21,7 @@
 #include "core/nn/weight_grad_queue.h"
 #include "test/core/kernels/compare.h"
 #include "test/support/catch.h"
+#include "test/support/ops.h"
 
 using namespace pptrain;
 using namespace pptrain::test;
@@ -91,7 +91,7 @@ TEST_CASE("Linear with adapters of all parts, of one, of a single part", "[nn]")
   const Tensor ox = leaf(x);
   std::vector<Tensor> outputs, leaves;
   for (const nn::LinearPart& p : parts) outputs.push_back(part(adapted, ox, p.name, leaves));
-  const Tensor oy = at::cat(outputs, 1);
+  const Tensor oy = test::cat(outputs, 1);
   oy.backward(dy.to(at::kDouble));
 
   const c10::InferenceMode inference;

@@ -3,7 +3,6 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/TensorIndexing.h>
-#include <ATen/core/IListRef.h>
 #include <c10/core/InferenceMode.h>
 
 #include <memory>
@@ -18,6 +17,7 @@
 #include "test/core/kernels/compare.h"
 #include "test/core/nn/gradients.h"
 #include "test/support/catch.h"
+#include "test/support/ops.h"
 
 using namespace pptrain;
 using namespace pptrain::test;
@@ -60,7 +60,7 @@ Oracle plain_layer(nn::ParameterGroup& store, const nn::AttentionConfig& c, cons
     const Tensor cos = table.cos.index({tokens.positions.to(at::kLong)}).to(at::kDouble);
     const Tensor sin = table.sin.index({tokens.positions.to(at::kLong)}).to(at::kDouble);
     const int64_t turned = 2 * cos.size(1);
-    return at::cat(
+    return test::cat(
         {test::rotate(heads.narrow(2, 0, turned), cos, sin), heads.narrow(2, turned, c.head_dim - turned)},
         2);
   };
@@ -188,10 +188,11 @@ TEST_CASE("Attention: forward, backward_input, backward_weight", "[nn]") {
   const auto index = GENERATE(range(size_t{0}, std::size(kConfigs)));
   const nn::AttentionConfig config = kConfigs[index];
   const auto starts = GENERATE(std::vector<int32_t>{0, 21, 42}, std::vector<int32_t>{0, 5, 35, 36, 42});
-  const nn::TokenInfo tokens{// The second half begins at its own position, as divided documents do.
-                             .positions = at::cat({at::arange(21, at::kInt), at::arange(21, at::kInt) + 40}),
-                             .segments = tokens::make_segments(starts, at::kCPU),
-                             .ropes = tables_for(config, at::kCPU)};
+  const nn::TokenInfo tokens{
+      // The second half begins at its own position, as divided documents do.
+      .positions = test::cat({at::arange(21, at::kInt), at::arange(21, at::kInt) + 40}),
+      .segments = tokens::make_segments(starts, at::kCPU),
+      .ropes = tables_for(config, at::kCPU)};
   nn::ParameterGroup store;
   nn::Attention layer(store, "attn", config);
   store.materialise(at::kCPU, type);
@@ -278,7 +279,7 @@ class Halves final : public attention::CoreAttention {
       of(saved.out, half).copy_(attention::attend(half_of(call, half), own));
       logsumexp.push_back(own.logsumexp);
     }
-    saved.logsumexp = at::cat(logsumexp);
+    saved.logsumexp = test::cat(logsumexp);
     return saved.out.clone();
   }
 

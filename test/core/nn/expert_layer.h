@@ -1,8 +1,6 @@
 // A small mixture of experts for tests: its groups, and the same function by LibTorch's autograd in float64.
 #pragma once
 
-#include <ATen/Functions.h>
-
 #include <map>
 #include <memory>
 #include <string>
@@ -10,6 +8,7 @@
 
 #include "core/nn/experts.h"
 #include "test/core/kernels/compare.h"
+#include "test/support/ops.h"
 
 namespace pptrain::test {
 

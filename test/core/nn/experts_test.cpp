@@ -16,6 +16,7 @@
 #include "test/core/nn/expert_layer.h"
 #include "test/core/nn/gradients.h"
 #include "test/support/catch.h"
+#include "test/support/ops.h"
 
 using namespace pptrain;
 using namespace pptrain::test;

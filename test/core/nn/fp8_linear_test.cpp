@@ -1,6 +1,5 @@
 // A linear layer in FP8 against GEMMs in float64 of operands that PyTorch's conversion has rounded.
 #include <ATen/Parallel.h>
-#include <ATen/core/IListRef.h>
 
 #include <cmath>
 
@@ -10,6 +9,7 @@
 #include "core/optim/optimizer.h"
 #include "test/core/kernels/compare.h"
 #include "test/support/catch.h"
+#include "test/support/ops.h"
 
 using namespace pptrain;
 using namespace pptrain::test;

@@ -1,14 +1,12 @@
 // Helpers of tests for a parameter group.
 #pragma once
 
-#include <ATen/core/IListRef.h>
-#include <ATen/ops/cat.h>
-
 #include <cstddef>
 #include <cstdint>
 #include <vector>
 
 #include "core/nn/parameter.h"
+#include "test/support/ops.h"
 
 namespace pptrain::test {
 
@@ -16,7 +14,7 @@ namespace pptrain::test {
 inline at::Tensor all_gradients(nn::ParameterGroup& group) {
   std::vector<at::Tensor> parts;
   for (const nn::Slice* slice : group.slices()) parts.push_back(slice->grad.reshape({-1}));
-  return at::cat(parts);
+  return test::cat(parts);
 }
 
 // Bytes that releasable whole compute weights and gradients hold now.

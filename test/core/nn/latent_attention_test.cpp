@@ -4,7 +4,6 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/TensorIndexing.h>
-#include <ATen/core/IListRef.h>
 #include <c10/core/InferenceMode.h>
 
 #include <cmath>
@@ -19,6 +18,7 @@
 #include "test/core/kernels/compare.h"
 #include "test/core/nn/gradients.h"
 #include "test/support/catch.h"
+#include "test/support/ops.h"
 
 using namespace pptrain;
 using namespace pptrain::test;
@@ -39,7 +39,7 @@ Tensor rotate_heads(const nn::LatentAttentionConfig& c, const Tensor& x, const T
   const Tensor pairs = x.unflatten(-1, {x.size(-1) / 2, 2});
   const Tensor even = pairs.select(-1, 0), odd = pairs.select(-1, 1);
   const Tensor wide_cos = cos.unsqueeze(1), wide_sin = sin.unsqueeze(1);
-  return at::stack({even * wide_cos - odd * wide_sin, odd * wide_cos + even * wide_sin}, -1).flatten(-2);
+  return test::stack({even * wide_cos - odd * wide_sin, odd * wide_cos + even * wide_sin}, -1).flatten(-2);
 }
 
 LatentOracle plain_layer(nn::ParameterGroup& store, const nn::LatentAttentionConfig& c, const Tensor& x,
@@ -69,8 +69,9 @@ LatentOracle plain_layer(nn::ParameterGroup& store, const nn::LatentAttentionCon
   const Tensor cos = tokens.ropes.front().table.cos.index({places}).to(at::kDouble);
   const Tensor sin = tokens.ropes.front().table.sin.index({places}).to(at::kDouble);
   const Tensor key = rotate_heads(c, narrow[1].unsqueeze(1), cos, sin).expand({-1, c.heads, -1});
-  const Tensor out = masked_attention(at::cat({q[0], rotate_heads(c, q[1], cos, sin)}, -1),
-                                      at::cat({kv[0], key}, -1), kv[1], tokens.segments, {.scale = c.scale});
+  const Tensor out =
+      masked_attention(test::cat({q[0], rotate_heads(c, q[1], cos, sin)}, -1), test::cat({kv[0], key}, -1),
+                       kv[1], tokens.segments, {.scale = c.scale});
   o.y = linear("o", out.reshape({rows, c.heads * c.v_dim}), c.bias);
   return o;
 }
@@ -112,9 +113,10 @@ TEST_CASE("LatentAttention: forward, backward_input, backward_weight", "[nn]") {
   nn::LatentAttentionConfig config = latent_configs[GENERATE(0, 1, 2)];
   config.init_std = config.o_init_std = 0.2;
   const auto starts = GENERATE(std::vector<int32_t>{0, 21, 42}, std::vector<int32_t>{0, 5, 35, 36, 42});
-  const nn::TokenInfo tokens{.positions = at::cat({at::arange(21, at::kInt), at::arange(21, at::kInt) + 40}),
-                             .segments = tokens::make_segments(starts, at::kCPU),
-                             .ropes = {{nn::make_rope_table({.dim = config.rope_dim}, 64, at::kCPU)}}};
+  const nn::TokenInfo tokens{
+      .positions = test::cat({at::arange(21, at::kInt), at::arange(21, at::kInt) + 40}),
+      .segments = tokens::make_segments(starts, at::kCPU),
+      .ropes = {{nn::make_rope_table({.dim = config.rope_dim}, 64, at::kCPU)}}};
   nn::ParameterGroup store;
   nn::LatentAttention layer(store, "attn", config);
   store.materialise(at::kCPU, type);

@@ -1,7 +1,6 @@
 // Linear, Norm, Mlp, Embedding and the weight gradient queue, against LibTorch's autograd in
 // float64.
 #include <ATen/Parallel.h>
-#include <ATen/core/IListRef.h>
 #include <c10/core/InferenceMode.h>
 
 #include <map>
@@ -19,6 +18,7 @@
 #include "test/core/kernels/compare.h"
 #include "test/core/nn/gradients.h"
 #include "test/support/catch.h"
+#include "test/support/ops.h"
 
 using namespace pptrain;
 using namespace pptrain::test;
@@ -64,11 +64,11 @@ TEST_CASE("Linear: forward, backward_input, backward_weight", "[nn]") {
   const Tensor x = random({11, 19}, type), dy = random({11, 13}, type);
   const Tensor ox = leaf(x), wa = oracle_weight(store, "a.weight"), wb = oracle_weight(store, "b.weight");
   Tensor ba, bb;
-  Tensor oy = ox.mm(at::cat({wa, wb}).t());
+  Tensor oy = ox.mm(test::cat({wa, wb}).t());
   if (bias) {
     ba = oracle_weight(store, "a.bias");
     bb = oracle_weight(store, "b.bias");
-    oy = oy + at::cat({ba, bb});
+    oy = oy + test::cat({ba, bb});
   }
   oy.backward(dy.to(at::kDouble));
 
@@ -151,7 +151,7 @@ TEST_CASE("LayerNorm has the same bits on every number of threads", "[nn]") {
     nn::Norm::Saved saved;
     const Tensor y = norm.forward(x, {}, saved);
     const Tensor dx = norm.backward(saved, dy.clone(), {});
-    return at::cat({y.to(at::kFloat).view({-1}), dx.to(at::kFloat).view({-1}), all_gradients(store)});
+    return test::cat({y.to(at::kFloat).view({-1}), dx.to(at::kFloat).view({-1}), all_gradients(store)});
   };
   const Tensor alone = results(1);
   CHECK(same_bits(results(3), alone));

@@ -1,7 +1,6 @@
 #include "core/nn/parameter.h"
 
 #include <ATen/Parallel.h>
-#include <ATen/core/IListRef.h>
 
 #include <cmath>
 #include <map>
@@ -12,6 +11,7 @@
 #include "test/core/kernels/compare.h"
 #include "test/core/nn/gradients.h"
 #include "test/support/catch.h"
+#include "test/support/ops.h"
 
 using namespace pptrain;
 using namespace pptrain::test;
@@ -45,7 +45,7 @@ TEST_CASE("a group lays weights out at multiples of 64 elements, parts stacked w
   CHECK(first.compute.sizes() == at::IntArrayRef({5, 5}));
   CHECK(first.compute.scalar_type() == at::kBFloat16);
   CHECK(same_bits(first.compute,
-                  at::cat({group.find("q")->master, group.find("k")->master}).to(at::kBFloat16)));
+                  test::cat({group.find("q")->master, group.find("k")->master}).to(at::kBFloat16)));
   CHECK(norm.compute.const_data_ptr() == group.find("norm")->master.const_data_ptr());
   CHECK(norm.compute.eq(1).all().item<bool>());
   CHECK(reinterpret_cast<uintptr_t>(last.compute.const_data_ptr()) % 64 == 0);

@@ -1,13 +1,12 @@
 #include "core/nn/rope.h"
 
-#include <ATen/Functions.h>
-
 #include <cmath>
 #include <vector>
 
 #include "core/base/error.h"
 #include "test/core/kernels/compare.h"
 #include "test/support/catch.h"
+#include "test/support/ops.h"
 
 using namespace pptrain;
 using namespace pptrain::test;
@@ -187,14 +186,14 @@ const nn::RopeConfig by_length[] = {
 // cos and sin of each token, as norm_rope reads them. positions: the positions of the list's tokens.
 at::Tensor angles_of(const nn::Rotation& rotation, const at::Tensor& positions) {
   const at::Tensor rows = (rotation.rows.defined() ? rotation.rows : positions).to(at::kLong);
-  return at::cat({rotation.table.cos.index_select(0, rows), rotation.table.sin.index_select(0, rows)}, 1);
+  return test::cat({rotation.table.cos.index_select(0, rows), rotation.table.sin.index_select(0, rows)}, 1);
 }
 
 at::Tensor positions_of(const std::vector<nn::TextPiece>& pieces) {
   std::vector<at::Tensor> positions;
   for (const nn::TextPiece& piece : pieces)
     positions.push_back(at::arange(piece.first, piece.end(), at::kInt));
-  return at::cat(positions);
+  return test::cat(positions);
 }
 
 }  // namespace
@@ -221,9 +220,9 @@ TEST_CASE("every text has the angles that it would have alone, whatever else is 
       const auto length = std::max(piece.length, piece.end());
       // The table also covers the padding behind the text; no text reads that part.
       const kernels::RopeTable table = nn::make_rope_table(config, piece.length, 0, length, at::kCPU);
-      alone.push_back(at::cat({table.cos, table.sin}, 1).narrow(0, piece.first, piece.tokens));
+      alone.push_back(test::cat({table.cos, table.sin}, 1).narrow(0, piece.first, piece.tokens));
     }
-    CHECK((ours - at::cat(alone)).abs().max().item<double>() < 1e-6);
+    CHECK((ours - test::cat(alone)).abs().max().item<double>() < 1e-6);
   }
 }
 

@@ -1,6 +1,5 @@
 #include "core/nn/weight_grad_queue.h"
 
-#include <ATen/Functions.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
@@ -12,6 +11,7 @@
 
 #include "test/core/nn/late_side_stream.h"
 #include "test/support/catch.h"
+#include "test/support/ops.h"
 
 using namespace pptrain;
 using nn::WeightGradQueue;

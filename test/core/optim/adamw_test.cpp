@@ -3,14 +3,15 @@
 
 #include <ATen/Parallel.h>
 #include <c10/core/InferenceMode.h>
-#include <torch/optim/adamw.h>
 
 #include <cmath>
-#include <memory>
+#include <vector>
 
 #include "core/base/error.h"
 #include "test/core/kernels/compare.h"
 #include "test/support/catch.h"
+#include "test/support/ops.h"
+#include "test/support/torch_adamw.h"
 
 using namespace pptrain;
 using namespace pptrain::test;
@@ -51,22 +52,12 @@ TEST_CASE("AdamW follows torch::optim::AdamW, without decay on norms and biases"
   store.initialise(1);
 
   std::vector<Tensor> oracle;
-  std::vector<torch::optim::OptimizerParamGroup> groups;
-  for (const nn::Slice* slice : store.slices()) {
-    const nn::Slice& p = *slice;
-    oracle.push_back(p.master.clone().requires_grad_(true));
-    auto options = std::make_unique<torch::optim::AdamWOptions>(1.0);
-    options->betas({0.9, 0.95})
-        .eps(1e-8)
-        .weight_decay(p.spec.name.ends_with("t.weight") || p.spec.name[1] == '.' ? 0.1 : 0);
-    groups.emplace_back(std::vector<Tensor>{oracle.back()}, std::move(options));
+  std::vector<TorchAdamW::Weight> weights;
+  for (const nn::Slice* p : store.slices()) {
+    oracle.push_back(p->master.clone().requires_grad_(true));
+    weights.push_back({.leaf = oracle.back(), .decay = p->spec.shape.size() > 1 ? 0.1 : 0});
   }
-  torch::optim::AdamW reference(groups, torch::optim::AdamWOptions(1.0));
-  for (size_t i = 0; i < groups.size(); ++i) {
-    const auto& options =
-        static_cast<const torch::optim::AdamWOptions&>(reference.param_groups()[i].options());
-    REQUIRE((options.weight_decay() != 0) == (store.slices()[i]->spec.shape.size() > 1));
-  }
+  TorchAdamW reference(weights, {0.9, 0.95});
 
   const auto optimizer = optim::make_optimizer(kOptions, store.buffers());
   optim::Optimizer& adamw = *optimizer;
@@ -76,9 +67,8 @@ TEST_CASE("AdamW follows torch::optim::AdamW, without decay on norms and biases"
       nn::Slice& p = *store.slices()[i];
       p.grad.copy_(gradient(p, step) * 4);
       oracle[i].mutable_grad() = gradient(p, step) * 2;
-      static_cast<torch::optim::AdamWOptions&>(reference.param_groups()[i].options()).lr(lr);
     }
-    reference.step();
+    reference.step(lr);
     const c10::InferenceMode inference;
     adamw.step(lr, 0.5);
     for (size_t i = 0; i < oracle.size(); ++i) {

@@ -12,6 +12,7 @@
 #include "core/optim/optimizer.h"
 #include "test/core/kernels/compare.h"
 #include "test/support/catch.h"
+#include "test/support/ops.h"
 
 using namespace pptrain;
 using namespace pptrain::test;

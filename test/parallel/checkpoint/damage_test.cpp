@@ -8,6 +8,7 @@
 #include "parallel/checkpoint/step_folders.h"
 #include "test/parallel/checkpoint/example.h"
 #include "test/support/catch.h"
+#include "test/support/ops.h"
 
 using namespace pptrain;
 using namespace pptrain::checkpoint;

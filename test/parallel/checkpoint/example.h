@@ -2,10 +2,6 @@
 // name and the step, so any rank knows the values it must read back.
 #pragma once
 
-#include <ATen/ops/arange.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/equal.h>
-
 #include <functional>
 #include <set>
 #include <string>
@@ -16,6 +12,7 @@
 #include "parallel/checkpoint/checkpoint.h"
 #include "parallel/comm/thread/thread_communicator.h"
 #include "test/core/io/scratch_folder.h"
+#include "test/support/ops.h"
 
 namespace pptrain::test {
 

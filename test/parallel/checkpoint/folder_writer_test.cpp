@@ -1,14 +1,11 @@
 #include "parallel/checkpoint/folder_writer.h"
 
-#include <ATen/ops/arange.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/equal.h>
-
 #include <cstring>
 
 #include "core/base/error.h"
 #include "test/core/io/scratch_folder.h"
 #include "test/support/catch.h"
+#include "test/support/ops.h"
 
 using namespace pptrain;
 using namespace pptrain::checkpoint;

@@ -1,6 +1,4 @@
 // Checkpoints of format 1 (test/golden/checkpoints) stay readable.
-#include <ATen/ops/empty.h>
-#include <ATen/ops/equal.h>
 
 #include <filesystem>
 
@@ -8,6 +6,7 @@
 #include "parallel/checkpoint/manifest.h"
 #include "test/parallel/checkpoint/example.h"
 #include "test/support/catch.h"
+#include "test/support/ops.h"
 #include "test/support/paths.h"
 
 using namespace pptrain;

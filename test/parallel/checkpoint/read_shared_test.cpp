@@ -1,6 +1,4 @@
 // Ranks load and check a checkpoint together.
-#include <ATen/ops/arange.h>
-#include <ATen/ops/full.h>
 #include <spdlog/fmt/fmt.h>
 
 #include <atomic>
@@ -9,6 +7,7 @@
 #include "core/io/safetensors.h"
 #include "test/parallel/checkpoint/example.h"
 #include "test/support/catch.h"
+#include "test/support/ops.h"
 
 using namespace pptrain;
 using namespace pptrain::checkpoint;

@@ -7,6 +7,7 @@
 #include "test/parallel/checkpoint/example.h"
 #include "test/parallel/checkpoint/file_size_limit.h"
 #include "test/support/catch.h"
+#include "test/support/ops.h"
 
 using namespace pptrain;
 using namespace pptrain::checkpoint;

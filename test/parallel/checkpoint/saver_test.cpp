@@ -1,7 +1,6 @@
 // Saves in the background have the bytes of the saved step, whatever training does meanwhile.
 #include "parallel/checkpoint/saver.h"
 
-#include <ATen/ops/randn.h>
 #include <sys/resource.h>
 
 #include <atomic>
@@ -12,6 +11,7 @@
 
 #include "test/parallel/checkpoint/example.h"
 #include "test/support/catch.h"
+#include "test/support/ops.h"
 
 using namespace pptrain;
 using namespace pptrain::checkpoint;

@@ -1,8 +1,4 @@
 // Checkpoints in slices: some ranks save tensors in one division, other ranks read them in another.
-#include <ATen/ops/arange.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/equal.h>
-#include <ATen/ops/full.h>
 #include <spdlog/fmt/fmt.h>
 
 #include <algorithm>
@@ -15,6 +11,7 @@
 #include "parallel/checkpoint/manifest.h"
 #include "test/parallel/checkpoint/example.h"
 #include "test/support/catch.h"
+#include "test/support/ops.h"
 
 using namespace pptrain;
 using namespace pptrain::checkpoint;

@@ -2,9 +2,6 @@
 // its first argument. Exit code 0: as expected; 3: PeerFailure; 1: another error. Errors go to standard
 // error.
 #include <ATen/Parallel.h>
-#include <ATen/ops/full.h>
-#include <ATen/ops/sum.h>
-#include <ATen/ops/zeros.h>
 #include <signal.h>
 #include <spdlog/fmt/fmt.h>
 
@@ -18,6 +15,7 @@
 #include "parallel/comm/bootstrap.h"
 #include "test/parallel/comm/exercise.h"
 #include "test/support/end_process.h"
+#include "test/support/ops.h"
 
 namespace pptrain::comm::test {
 namespace {

@@ -1,8 +1,6 @@
 // What a dry group records is what a rank of the transports sends.
 #include "parallel/comm/dry/dry_communicator.h"
 
-#include <ATen/ops/empty.h>
-
 #include <functional>
 #include <numeric>
 #include <vector>
@@ -10,6 +8,7 @@
 #include "core/kernels/dry_run.h"
 #include "test/parallel/comm/counting_communicator.h"
 #include "test/support/catch.h"
+#include "test/support/ops.h"
 
 namespace pptrain::comm {
 namespace {

@@ -1,11 +1,5 @@
 #include "test/parallel/comm/exercise.h"
 
-#include <ATen/TensorOperators.h>
-#include <ATen/ops/arange.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/equal.h>
-#include <ATen/ops/full.h>
-#include <ATen/ops/zeros.h>
 #include <spdlog/fmt/fmt.h>
 
 #include <chrono>
@@ -13,6 +7,7 @@
 
 #include "core/base/error.h"
 #include "parallel/comm/host_values.h"
+#include "test/support/ops.h"
 #include "test/support/sum_in_pairs.h"
 
 namespace pptrain::comm::test {

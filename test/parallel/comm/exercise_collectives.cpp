@@ -1,11 +1,4 @@
 // Collectives with handles, against plain loops over the known operands of every rank.
-#include <ATen/TensorOperators.h>
-#include <ATen/core/IListRef.h>
-#include <ATen/ops/cat.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/equal.h>
-#include <ATen/ops/full.h>
-#include <ATen/ops/zeros.h>
 #include <spdlog/fmt/fmt.h>
 
 #include <algorithm>
@@ -17,6 +10,7 @@
 
 #include "core/base/error.h"
 #include "test/parallel/comm/exercise.h"
+#include "test/support/ops.h"
 #include "test/support/sum_in_pairs.h"
 
 namespace pptrain::comm::test {
@@ -111,7 +105,8 @@ Running all_gather(Communicator& comm, const CountList& counts, bool give_counts
             for (size_t r = 0; r < counts.size(); ++r) {
               parts.push_back(operand(static_cast<int>(r), counts[r], seed, type));
             }
-            expect(at::equal(out, at::cat(parts)), fmt::format("iall_gather of {}", total(counts)));
+            expect(at::equal(out, pptrain::test::cat(parts)),
+                   fmt::format("iall_gather of {}", total(counts)));
           }};
 }
 
@@ -134,8 +129,8 @@ Running all_to_all(Communicator& comm, int64_t size, int seed, at::ScalarType ty
     expected.push_back(message(r, me));
   }
   const at::Tensor out = at::full({total(from)}, 7, outgoing.front().options());
-  const at::Tensor all = at::cat(outgoing);
-  return {comm.iall_to_all(out, from, all, to), [=, expected = at::cat(expected)] {
+  const at::Tensor all = pptrain::test::cat(outgoing);
+  return {comm.iall_to_all(out, from, all, to), [=, expected = pptrain::test::cat(expected)] {
             expect(at::equal(out, expected), fmt::format("iall_to_all of {} and {}", total(from), total(to)));
           }};
 }

@@ -1,14 +1,13 @@
 // Which ranks of a group that is on several hosts exchange what.
 #include "parallel/comm/host_blocks.h"
 
-#include <ATen/ops/empty.h>
-
 #include <algorithm>
 #include <functional>
 #include <vector>
 
 #include "test/parallel/comm/counting_communicator.h"
 #include "test/support/catch.h"
+#include "test/support/ops.h"
 
 namespace pptrain::comm {
 namespace {

@@ -1,5 +1,4 @@
 // The order in which long sums exchange their windows.
-#include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <chrono>
@@ -17,6 +16,7 @@
 #include "parallel/comm/message_communicator.h"
 #include "test/parallel/comm/counting_communicator.h"
 #include "test/support/catch.h"
+#include "test/support/ops.h"
 
 namespace pptrain::comm {
 namespace {

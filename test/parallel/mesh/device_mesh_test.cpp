@@ -1,9 +1,5 @@
 #include "parallel/mesh/device_mesh.h"
 
-#include <ATen/ops/empty.h>
-#include <ATen/ops/full.h>
-#include <ATen/ops/sum.h>
-
 #include <algorithm>
 #include <map>
 #include <mutex>
@@ -15,6 +11,7 @@
 #include "parallel/comm/thread/thread_communicator.h"
 #include "test/parallel/comm/counting_communicator.h"
 #include "test/support/catch.h"
+#include "test/support/ops.h"
 
 namespace pptrain::mesh {
 namespace {

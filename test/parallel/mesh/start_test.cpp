@@ -1,6 +1,4 @@
 // The cost of starting many ranks: messages, bytes and memory.
-#include <ATen/ops/empty.h>
-#include <ATen/ops/zeros.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -16,6 +14,7 @@
 #include "parallel/mesh/device_mesh.h"
 #include "test/parallel/comm/counting_communicator.h"
 #include "test/support/catch.h"
+#include "test/support/ops.h"
 
 namespace pptrain::mesh {
 namespace {

@@ -1,6 +1,4 @@
 // Lists for transports whose sends block: they end if each pass first waits for all messages of its rank.
-#include <ATen/ops/full.h>
-#include <ATen/ops/zeros.h>
 #include <c10/core/InferenceMode.h>
 
 #include <algorithm>
@@ -19,6 +17,7 @@
 #include "parallel/schedule/proof/validate.h"
 #include "test/parallel/pipeline/blocking_device.h"
 #include "test/support/catch.h"
+#include "test/support/ops.h"
 #include "test/support/passes_of.h"
 
 namespace pptrain {

@@ -1,16 +1,13 @@
 #include "parallel/pipeline/embedding_shards.h"
 
 #include <ATen/Context.h>
-#include <ATen/core/IListRef.h>
-#include <ATen/ops/cat.h>
-#include <ATen/ops/equal.h>
-#include <ATen/ops/randn.h>
 
 #include <mutex>
 
 #include "parallel/comm/thread/thread_communicator.h"
 #include "test/core/nn/gradients.h"
 #include "test/support/catch.h"
+#include "test/support/ops.h"
 
 using namespace pptrain;
 

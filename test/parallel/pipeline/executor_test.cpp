@@ -1,12 +1,7 @@
 // The executor against a stage with known arithmetic: every value arrives, and no more is kept than promised.
 #include "parallel/pipeline/executor.h"
 
-#include <ATen/ops/add.h>
-#include <ATen/ops/full.h>
-#include <ATen/ops/mul.h>
-#include <ATen/ops/zeros.h>
 #include <c10/core/InferenceMode.h>
-
 #include <spdlog/fmt/fmt.h>
 
 #include <algorithm>
@@ -32,6 +27,7 @@
 #include "parallel/schedule/passes/passes.h"
 #include "parallel/schedule/render/csv.h"
 #include "test/support/catch.h"
+#include "test/support/ops.h"
 
 using namespace pptrain;
 

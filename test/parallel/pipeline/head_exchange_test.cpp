@@ -1,8 +1,6 @@
 // The messages of a spread head arrive in any order of taking gradients.
 #include "parallel/pipeline/head_exchange.h"
 
-#include <ATen/ops/full.h>
-
 #include <mutex>
 #include <vector>
 
@@ -12,6 +10,7 @@
 #include "parallel/pipeline/tied_gradient.h"
 #include "test/parallel/comm/counting_communicator.h"
 #include "test/support/catch.h"
+#include "test/support/ops.h"
 
 using namespace pptrain;
 

@@ -2,7 +2,6 @@
 // time does not depend on the number of cores. Load can only make it longer, so the shortest of a few tries
 // counts. Run alone, as parallel_pipeline_clock:
 //   build/test_parallel_pipeline "[clock]"
-#include <ATen/ops/zeros.h>
 #include <c10/core/InferenceMode.h>
 
 #include <algorithm>
@@ -21,6 +20,7 @@
 #include "parallel/schedule/generators/generators.h"
 #include "parallel/schedule/passes/passes.h"
 #include "test/support/catch.h"
+#include "test/support/ops.h"
 
 using namespace pptrain;
 

@@ -1,12 +1,6 @@
 #include "parallel/pipeline/tied_gradient.h"
 
 #include <ATen/Context.h>
-#include <ATen/core/IListRef.h>
-#include <ATen/ops/add.h>
-#include <ATen/ops/cat.h>
-#include <ATen/ops/equal.h>
-#include <ATen/ops/randn.h>
-#include <ATen/ops/zeros.h>
 
 #include <mutex>
 #include <tuple>
@@ -16,6 +10,7 @@
 #include "core/nn/tensor_group.h"
 #include "parallel/comm/thread/thread_communicator.h"
 #include "test/support/catch.h"
+#include "test/support/ops.h"
 
 using namespace pptrain;
 
@@ -53,11 +48,11 @@ TEST_CASE("both uses of a tied weight end with the same sum, on every layout") {
       const auto pipeline = world.subgroup(column), group = world.subgroup(row);
       const auto [begin, local, count] = parts[static_cast<size_t>(stage)];
       at::Tensor mine_embedding, mine_head;
-      if (stage == 0) mine_embedding = shard_of(at::cat({embedding, more}), owner);
+      if (stage == 0) mine_embedding = shard_of(test::cat({embedding, more}), owner);
       if (count > 0) mine_head = shard_of(head.narrow(0, begin, count), owner);
       pipeline::sum_tied_gradients(*pipeline, *group, 0, mine_embedding, mine_head, parts);
       const std::lock_guard lock(mutex);
-      if (stage == 0) CHECK(at::equal(mine_embedding, shard_of(at::cat({sum, more}), owner)));
+      if (stage == 0) CHECK(at::equal(mine_embedding, shard_of(test::cat({sum, more}), owner)));
       if (count > 0) CHECK(at::equal(mine_head, shard_of(sum.narrow(0, begin, count), owner)));
     });
   }

@@ -1,10 +1,6 @@
 // Gathering, freeing and summing a sharded and replicated parameter group, against a whole group.
 #include "parallel/shard/group_exchange.h"
 
-#include <ATen/ops/arange.h>
-#include <ATen/ops/sin.h>
-#include <ATen/ops/zeros_like.h>
-
 #include <memory>
 #include <mutex>
 #include <vector>
@@ -16,6 +12,7 @@
 #include "test/core/kernels/compare.h"
 #include "test/parallel/shard/thread_groups.h"
 #include "test/support/catch.h"
+#include "test/support/ops.h"
 #include "test/support/sum_in_pairs.h"
 
 using namespace pptrain;

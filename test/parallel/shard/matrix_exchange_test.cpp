@@ -1,7 +1,6 @@
 // Matrices gathered from slices on thread ranks, and Muon on them: the bits of one rank on every layout.
 #include "parallel/shard/matrix_exchange.h"
 
-#include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 
 #include <algorithm>
@@ -17,6 +16,7 @@
 #include "parallel/comm/thread/thread_communicator.h"
 #include "test/core/kernels/compare.h"
 #include "test/support/catch.h"
+#include "test/support/ops.h"
 
 using namespace pptrain;
 using at::Tensor;
@@ -79,7 +79,7 @@ Tensor slice_of(const Tensor& whole, const nn::SliceShape& slice) {
   std::vector<Tensor> runs;
   for (const nn::ElementRun& run : nn::element_runs(slice))
     runs.push_back(whole.reshape({-1}).narrow(0, run.global, run.length));
-  return at::cat(runs);
+  return test::cat(runs);
 }
 
 void take_steps(nn::ParameterGroup& group, optim::Optimizer& optimizer) {

@@ -2,8 +2,6 @@
 // are summed once under every policy.
 #include "parallel/shard/stage_weights.h"
 
-#include <ATen/ops/full_like.h>
-
 #include <algorithm>
 #include <cmath>
 #include <memory>
@@ -21,6 +19,7 @@
 #include "test/core/nn/gradients.h"
 #include "test/parallel/shard/thread_groups.h"
 #include "test/support/catch.h"
+#include "test/support/ops.h"
 #include "test/support/sum_in_pairs.h"
 
 using namespace pptrain;

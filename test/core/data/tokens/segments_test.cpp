@@ -3,6 +3,7 @@
 #include "core/base/error.h"
 #include "test/core/kernels/compare.h"
 #include "test/support/catch.h"
+#include "test/support/ops.h"
 
 using namespace pptrain;
 using tokens::Segments;

@@ -1,8 +1,6 @@
 // Attention over token lists that are divided over ranks, against autograd in float64 over the whole list.
 #include <ATen/Parallel.h>
-#include <ATen/core/IListRef.h>
 #include <c10/core/InferenceMode.h>
-
 #include <time.h>
 
 #include <algorithm>
@@ -26,6 +24,7 @@
 #include "test/core/data/tokens/random_split.h"
 #include "test/core/kernels/compare.h"
 #include "test/support/catch.h"
+#include "test/support/ops.h"
 
 using namespace pptrain;
 using namespace pptrain::test;
@@ -70,7 +69,7 @@ Results oracle(const Operands& x, const Segments& segments, ScoreSettings settin
 Tensor own_rows(const Tensor& x, const ContextSplit& split) {
   std::vector<Tensor> parts{x.narrow(0, 0, 0)};
   for (const auto& range : split.own()) parts.push_back(x.narrow(0, range.begin, range.length()));
-  return at::cat(parts);
+  return test::cat(parts);
 }
 
 // Each rank writes its own rows.
@@ -99,7 +98,7 @@ Results on_ranks(Kind kind, const Operands& x, const Segments& segments, const C
     const ContextSplit& own = *shared;
     const auto core = make_attention(kind, group);
     // Views, as of a fused qkv.
-    const Tensor qkv = at::cat({own_rows(x.q, own), own_rows(x.k, own), own_rows(x.v, own)}, 1);
+    const Tensor qkv = test::cat({own_rows(x.q, own), own_rows(x.k, own), own_rows(x.v, own)}, 1);
     const int64_t heads = x.q.size(1), kv_heads = x.k.size(1);
     attention::Saved saved;
     const Tensor out =
@@ -121,7 +120,7 @@ Results on_ranks(Kind kind, const Operands& x, const Segments& segments, const C
     put_rows(grads.dv, own, all[3]);
     if (grads.dsinks.defined()) dsinks[static_cast<size_t>(group.rank())] = grads.dsinks;
   });
-  all[4] = at::stack(dsinks).sum(0);
+  all[4] = test::stack(dsinks).sum(0);
   return all;
 }
 

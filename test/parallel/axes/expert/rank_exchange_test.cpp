@@ -1,9 +1,7 @@
 // Experts divided over thread ranks, against one rank with all experts and all tokens.
 #include "parallel/axes/expert/rank_exchange.h"
 
-#include <ATen/Functions.h>
 #include <ATen/Parallel.h>
-#include <ATen/core/IListRef.h>
 #include <c10/core/InferenceMode.h>
 
 #include <map>
@@ -19,6 +17,7 @@
 #include "parallel/comm/thread/thread_communicator.h"
 #include "test/core/nn/expert_layer.h"
 #include "test/support/catch.h"
+#include "test/support/ops.h"
 
 using namespace pptrain;
 using namespace pptrain::test;
@@ -103,7 +102,7 @@ Outcome shared_out(const Case& c, const Tensor& x, const Tensor& dy, std::option
     dx[r] = own.dx;
     add_gradients(model, gradients[r]);
   });
-  Outcome outcome{.y = at::cat(y), .dx = at::cat(dx), .gradients = {}};
+  Outcome outcome{.y = test::cat(y), .dx = test::cat(dx), .gradients = {}};
   for (const Gradients& own : gradients) {
     for (const auto& [name, gradient] : own) {
       Tensor& sum = outcome.gradients[name];

@@ -1,7 +1,5 @@
 #include "parallel/axes/tensor/tensor_group.h"
 
-#include <ATen/Functions.h>
-#include <ATen/core/IListRef.h>
 #include <c10/core/InferenceMode.h>
 
 #include <mutex>
@@ -15,6 +13,7 @@
 #include "parallel/comm/thread/thread_communicator.h"
 #include "test/core/kernels/compare.h"
 #include "test/support/catch.h"
+#include "test/support/ops.h"
 #include "test/support/sum_in_pairs.h"
 
 using namespace pptrain;
@@ -69,7 +68,7 @@ TEST_CASE("entering gathers the shares, leaving sums and scatters") {
     left[r] = group->leave(partials[r]).clone();
   });
   const Tensor sum = test::sum_in_pairs([&](int r) { return partials[static_cast<size_t>(r)]; }, size);
-  CHECK(same_bits(at::cat(left), sum));
+  CHECK(same_bits(test::cat(left), sum));
   for (const Tensor& all : entered) CHECK(same_bits(all, whole));
 }
 

@@ -1,8 +1,6 @@
 // Layers with sharded weights against the same layers on one rank: GEMMs by rows and columns, embedding and
 // head by slices of the vocabulary.
-#include <ATen/Functions.h>
 #include <ATen/Parallel.h>
-#include <ATen/core/IListRef.h>
 #include <c10/core/InferenceMode.h>
 
 #include <functional>
@@ -21,6 +19,7 @@
 #include "parallel/comm/thread/thread_communicator.h"
 #include "test/core/kernels/compare.h"
 #include "test/support/catch.h"
+#include "test/support/ops.h"
 
 using namespace pptrain;
 using namespace pptrain::test;
@@ -75,8 +74,8 @@ Result on_ranks(int size, const Body& body, int64_t y_dim, int64_t dx_dim) {
       if (!is_new) found->second = found->second + grad;
     }
   }
-  result.y = at::cat(y, y_dim);
-  result.dx = at::cat(dx, dx_dim);
+  result.y = test::cat(y, y_dim);
+  result.dx = test::cat(dx, dx_dim);
   return result;
 }
 

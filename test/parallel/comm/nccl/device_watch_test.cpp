@@ -1,8 +1,6 @@
 // Decisions about a device that the test advances by hand, on a clock that the test sets.
 #include "parallel/comm/nccl/device_watch.h"
 
-#include <ATen/ops/zeros.h>
-
 #include <atomic>
 #include <barrier>
 #include <chrono>
@@ -15,6 +13,7 @@
 #include "core/base/error.h"
 #include "parallel/comm/wait_timeout.h"
 #include "test/support/catch.h"
+#include "test/support/ops.h"
 #include "test/support/wait_until.h"
 
 namespace pptrain::comm {

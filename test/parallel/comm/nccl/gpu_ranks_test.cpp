@@ -1,7 +1,5 @@
 #include "parallel/comm/nccl/gpu_ranks.h"
 
-#include <ATen/ops/empty.h>
-
 #include <algorithm>
 #include <map>
 #include <optional>
@@ -12,6 +10,7 @@
 
 #include "core/base/error.h"
 #include "test/support/catch.h"
+#include "test/support/ops.h"
 
 using namespace pptrain;
 using comm::GpuRank;

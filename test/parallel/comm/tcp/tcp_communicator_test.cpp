@@ -1,12 +1,11 @@
 #include "parallel/comm/tcp/tcp_communicator.h"
 
-#include <ATen/ops/zeros.h>
-
 #include <algorithm>
 #include <chrono>
 
 #include "core/base/error.h"
 #include "test/support/catch.h"
+#include "test/support/ops.h"
 #include "test/support/paths.h"
 #include "test/support/processes.h"
 

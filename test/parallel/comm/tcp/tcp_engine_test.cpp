@@ -1,8 +1,5 @@
 #include "parallel/comm/tcp/tcp_engine.h"
 
-#include <ATen/ops/empty.h>
-#include <ATen/ops/equal.h>
-#include <ATen/ops/full.h>
 #include <linux/filter.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -22,6 +19,7 @@
 #include "core/base/error.h"
 #include "core/net/socket.h"
 #include "test/support/catch.h"
+#include "test/support/ops.h"
 
 namespace pptrain::comm {
 namespace {

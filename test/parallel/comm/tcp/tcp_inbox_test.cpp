@@ -1,7 +1,5 @@
 #include "parallel/comm/tcp/tcp_inbox.h"
 
-#include <ATen/ops/full.h>
-
 #include <algorithm>
 #include <atomic>
 #include <cstring>
@@ -13,6 +11,7 @@
 
 #include "core/base/error.h"
 #include "test/support/catch.h"
+#include "test/support/ops.h"
 
 namespace pptrain::comm {
 namespace {

@@ -1,7 +1,4 @@
 // Ranks meet as threads of this process, among strangers.
-#include <ATen/ops/empty.h>
-#include <ATen/ops/equal.h>
-#include <ATen/ops/full.h>
 #include <poll.h>
 #include <sys/socket.h>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
@@ -19,6 +16,7 @@
 #include "parallel/comm/tcp/tcp_meeting.h"
 #include "parallel/comm/tcp/tcp_rendezvous.h"
 #include "test/support/catch.h"
+#include "test/support/ops.h"
 #include "test/support/processes.h"
 
 namespace pptrain::comm {

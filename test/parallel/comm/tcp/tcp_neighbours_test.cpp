@@ -1,7 +1,6 @@
 // Ranks of one process, as threads, and their messages.
 #include "parallel/comm/tcp/tcp_neighbours.h"
 
-#include <ATen/ops/zeros.h>
 #include <spdlog/fmt/fmt.h>
 
 #include <atomic>
@@ -16,6 +15,7 @@
 #include "parallel/comm/tcp/tcp_communicator.h"
 #include "test/parallel/comm/exercise.h"
 #include "test/support/catch.h"
+#include "test/support/ops.h"
 #include "test/support/processes.h"
 
 namespace pptrain::comm {

@@ -1,7 +1,6 @@
 #include "parallel/comm/thread/thread_communicator.h"
 
 #include <ATen/Parallel.h>
-#include <ATen/ops/zeros.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -18,6 +17,7 @@
 #include "test/parallel/comm/exercise.h"
 #include "test/support/catch.h"
 #include "test/support/not_run.h"
+#include "test/support/ops.h"
 
 namespace pptrain::comm {
 namespace {
