@@ -2,7 +2,6 @@
 // and the lists of tensors that at::cat and at::stack take 2 s: they are test::cat and test::stack here.
 #pragma once
 
-// IWYU pragma: begin_exports
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/add.h>
@@ -37,7 +36,6 @@
 #include <ATen/ops/mul.h>
 #include <ATen/ops/nll_loss.h>
 #include <ATen/ops/nll_loss_nd.h>
-#include <ATen/ops/norm.h>
 #include <ATen/ops/one_hot.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/ones_like.h>
@@ -54,15 +52,12 @@
 #include <ATen/ops/silu.h>
 #include <ATen/ops/sin.h>
 #include <ATen/ops/softmax.h>
-#include <ATen/ops/sort.h>
-#include <ATen/ops/sum.h>
 #include <ATen/ops/tanh.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/topk.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
-// IWYU pragma: end_exports
 
 #include <cstdint>
 #include <vector>

@@ -9,6 +9,10 @@
 #include <utility>
 #include <vector>
 
+namespace torch::optim {
+class AdamW;
+}
+
 namespace pptrain::test {
 
 class TorchAdamW {
@@ -27,8 +31,7 @@ class TorchAdamW {
   std::pair<at::Tensor, at::Tensor> moments(size_t weight) const;
 
  private:
-  struct Optimizer;
-  std::unique_ptr<Optimizer> optimizer_;
+  std::unique_ptr<torch::optim::AdamW> adamw_;
 };
 
 }  // namespace pptrain::test

@@ -1,6 +1,5 @@
 // A mesh of up to eight ranks trains as one rank does: losses, gradients and norms agree closely. They agree
 // to the bit if the same sums are taken in the same order.
-
 #include <algorithm>
 #include <cmath>
 #include <map>

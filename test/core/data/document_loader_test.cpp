@@ -1,5 +1,4 @@
 // Whole documents as microbatches: no token is lost or read twice, and every rank knows all lengths.
-
 #include <algorithm>
 #include <cmath>
 #include <map>

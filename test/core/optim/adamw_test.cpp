@@ -54,8 +54,10 @@ TEST_CASE("AdamW follows torch::optim::AdamW, without decay on norms and biases"
   std::vector<Tensor> oracle;
   std::vector<TorchAdamW::Weight> weights;
   for (const nn::Slice* p : store.slices()) {
+    const bool decays = p->spec.name.ends_with("t.weight") || p->spec.name[1] == '.';
+    REQUIRE(decays == (p->spec.shape.size() > 1));
     oracle.push_back(p->master.clone().requires_grad_(true));
-    weights.push_back({.leaf = oracle.back(), .decay = p->spec.shape.size() > 1 ? 0.1 : 0});
+    weights.push_back({.leaf = oracle.back(), .decay = decays ? 0.1 : 0});
   }
   TorchAdamW reference(weights, {0.9, 0.95});
 

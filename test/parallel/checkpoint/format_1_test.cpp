@@ -1,5 +1,4 @@
 // Checkpoints of format 1 (test/golden/checkpoints) stay readable.
-
 #include <filesystem>
 
 #include "core/base/error.h"

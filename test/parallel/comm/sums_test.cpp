@@ -1,5 +1,4 @@
 // The order in which long sums exchange their windows.
-
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
